@@ -7,18 +7,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import GenerationConfig, StoppingCriteria
+from transformers import GenerationConfig
 
-from finetune_trainer.tokenizer import encoded, pad_id
+from finetune_trainer.tokenizer import pad_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from finetune_trainer.evaluate.questions import Ending, Question
     from finetune_trainer.train.model.network import Network
-
-# Tokens beside those of a mark in which it is looked for: it may be split otherwise in the middle of a text.
-_MORE_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -89,29 +86,9 @@ class Decoding:
             made = model.generate(
                 input_ids=torch.tensor(ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
-                stopping_criteria=[_Marked(self.ending, width)] if self.ending.mark else None,
             )
         answers: list[list[int]] = made[:, width:].tolist()
         return answers
-
-
-class _Marked(StoppingCriteria):
-    """Stops each answer that has the mark of its ending.
-
-    Args:
-        ending: has a mark.
-        width: tokens of the prompts.
-    """
-
-    def __init__(self, ending: Ending, width: int) -> None:
-        (mark,) = encoded(ending.tokenizer, [ending.mark], special=False)
-        self._ending, self._width, self._tokens = ending, width, len(mark) + _MORE_TOKENS
-
-    def __call__(self, input_ids: torch.Tensor, _scores: Any, **_others: Any) -> torch.Tensor:
-        """Return whether each row is done, bool [rows]."""
-        last = input_ids[:, max(self._width, input_ids.shape[1] - self._tokens) :].tolist()
-        done = [self._ending.is_marked(tokens) for tokens in last]
-        return torch.tensor(done, device=input_ids.device)
 
 
 def _virtual_tokens(network: Network) -> int:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from finetune_crds.evaluation import GENERATED, Evaluation, EvaluationResult
-from finetune_trainer.evaluate import loss, metrics, model, questions, rows, table
+from finetune_trainer.evaluate import loss, metrics, model, rows, table
 from finetune_trainer.evaluate.answers import Decoding
+from finetune_trainer.evaluate.questions import Ending
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.track import Tracker
@@ -138,7 +139,7 @@ class _Evaluated:
             asked = self.asked
             if not asked:
                 return _Measured(numbers)
-            ending = questions.ending(self.tokenizer, model.stops_of(network, self.tokenizer))
+            ending = Ending(self.tokenizer, model.stops_of(network, self.tokenizer))
             decoding = Decoding(ending, self.spec.max_new_tokens, batch_size)
             answers = decoding.answers(network, asked, self.device)
         references = [ending.cut(question.reference) for question in asked]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import chat_templates, targets
+from finetune_trainer import targets
 from finetune_trainer.documents import reply_of, said, tools_of
 from finetune_trainer.outcome import DataError
 from finetune_trainer.tokenizer import encoded
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from finetune_trainer.documents import Documents
     from finetune_trainer.turns import Message
-
-_ASKED, _ANSWERED = "What is asked?", "It is answered."
 
 
 @dataclass(frozen=True)
@@ -38,87 +36,25 @@ class Question:
 class Ending:
     """How answers end, and how they are read.
 
-    stops: token ids that end an answer.
-    mark: text by which the chat template ends an answer, where that is no token of `stops`; empty for none.
+    stops: token ids that end an answer: those in the files of the model, at which every server stops too.
     """
 
     tokenizer: PreTrainedTokenizerBase
     stops: frozenset[int]
-    mark: str = ""
 
     def text(self, tokens: list[int]) -> str:
         """Return an answer as text: without what ends it, what comes after that, and special tokens."""
         end = next((at for at, token in enumerate(tokens) if token in self.stops), len(tokens))
-        return self._without_mark(self._decoded(tokens[:end])).strip()
+        # NB: a tokenizer may be set to remove spaces before punctuation, which it would not put back.
+        decoded = self.tokenizer.decode(
+            tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(decoded).strip()
 
     def cut(self, reference: str) -> str:
         """Return the answer of a row as `text` would return it, if a model gave it."""
-        (tokens,) = encoded(self.tokenizer, [self._without_mark(reference)], special=False)
+        (tokens,) = encoded(self.tokenizer, [reference], special=False)
         return self.text(tokens)
-
-    def is_marked(self, tokens: list[int]) -> bool:
-        """Whether tokens, the last ones of an answer, have the mark."""
-        return bool(self.mark) and self.mark in self._decoded(tokens)
-
-    def _without_mark(self, text: str) -> str:
-        return text.split(self.mark, 1)[0] if self.mark else text
-
-    def _decoded(self, tokens: list[int]) -> str:
-        # NB: a tokenizer may be set to remove spaces before punctuation, which it would not put back.
-        return str(
-            self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
-
-
-def ending(tokenizer: PreTrainedTokenizerBase, stops: frozenset[int]) -> Ending:
-    """How the answers of a model end.
-
-    Args:
-        tokenizer: the model's.
-        stops: token ids that end texts of the model. A chat template may end its turns otherwise.
-    """
-    mark = _mark(tokenizer)
-    special = _first_special(tokenizer, mark)
-    if special is not None:
-        # What comes behind a special token is no text: answers are decoded without such tokens.
-        stops |= {special}
-        mark = mark.partition(_written(tokenizer, special))[0].strip()
-    if not mark:
-        return Ending(tokenizer, stops)
-    (tokens,) = encoded(tokenizer, [mark], special=False)
-    if len(tokens) == 1:
-        return Ending(tokenizer, stops | frozenset(tokens))
-    return Ending(tokenizer, stops, mark)
-
-
-def _first_special(tokenizer: PreTrainedTokenizerBase, mark: str) -> int | None:
-    """The first special token of a text, such as <|end|> of <|end|>, a line end and <|endoftext|>; None where it has none."""
-    added = tokenizer.added_tokens_decoder
-    known = {*tokenizer.all_special_ids, *(token for token, how in added.items() if how.special)}
-    (tokens,) = encoded(tokenizer, [mark], special=False)
-    # NB: the token of unknown characters is a special one too, and is not in the text.
-    return next((token for token in tokens if token in known and _written(tokenizer, token) in mark), None)
-
-
-def _written(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    return str(tokenizer.convert_ids_to_tokens(token))
-
-
-def _mark(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text behind an answer in the chat template, without spaces around it; empty where there is no template."""
-    if tokenizer.chat_template is None:
-        return ""
-    messages: list[Message] = [
-        {"role": "user", "content": _ASKED},
-        {"role": "assistant", "content": _ANSWERED},
-    ]
-    try:
-        text = chat_templates.render(tokenizer, messages)
-    except chat_templates.FAILURES:
-        return ""
-    _, found, behind = text.rpartition(_ANSWERED)
-    # A template may change what an answer says, such as to upper case.
-    return behind.strip() if found else ""
 
 
 def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question | None]:

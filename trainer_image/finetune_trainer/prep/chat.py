@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import chat_templates
+from finetune_trainer import answer_end, chat_templates
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.prep import jinja_template
 
@@ -48,6 +48,8 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
         )
     if recipe.objective.loss_on != "All":
         chat_templates.check_marks(tokenizer)
+    if missing := answer_end.explain_missing_stop(tokenizer):
+        print(f"NB: {missing}", flush=True)
     drops = prepare is not None and prepare.unrenderable == "Drop"
     if columns and columns.tools and not drops and not chat_templates.renders_tools(tokenizer):
         raise RecipeRefusedError(

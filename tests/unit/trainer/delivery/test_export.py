@@ -46,6 +46,7 @@ CONVERSATIONS = signature.Examples(
     answers=["The house is red."],
 )
 INPUT = torch.arange(2, 20).unsqueeze(0)
+EOS = "<eos>"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -197,6 +198,73 @@ def test_a_model_of_conversations_serves_as_a_chat_model(pod: Pod, base_model: P
     (said,) = served.predict(CONVERSATIONS.requests[0] | {"max_tokens": 4})
     assert (said["object"], said["choices"][0]["message"]["role"]) == ("chat.completion", "assistant")
     validate_schema(said, served.metadata.get_output_schema())
+
+
+CHATML: dict[str, Any] = {
+    "model.chatTemplate": {"type": "ChatML"},
+    "model.newTokens": ["<|im_end|>", "<|im_start|>"],
+}
+# The method, and where the token that ends an answer is written: in the files of the model, and in which tokenizers.
+STOPS: dict[str, tuple[dict[str, Any], bool, set[str]]] = {
+    "a model": ({"type": "Full"}, True, {"model", "components/tokenizer"}),
+    "a merged adapter": ({**LORA, "export": "Merged"}, True, {"model", "peft", "components/tokenizer"}),
+    "an adapter": (LORA, False, {"peft", "components/tokenizer"}),
+}
+
+
+@pytest.mark.parametrize("case", STOPS)
+def test_what_is_registered_stops_where_its_chat_template_ends_an_answer(
+    case: str, pod: Pod, base_model: Path, world: World
+) -> None:
+    from transformers import AutoTokenizer
+
+    method, has_model, tokenizers = STOPS[case]
+    recipe = Recipe.model_validate(pod.but({"method": method, **CHATML}).recipe)
+    folder = pod.folder / "export"
+    written(recipe, folder, base_model, world, CONVERSATIONS, base=STORE)
+    found = {name: AutoTokenizer.from_pretrained(folder / name) for name in tokenizers}
+    assert {name: each.eos_token for name, each in found.items()} == dict.fromkeys(tokenizers, "<|im_end|>")
+    assert (folder / "model").exists() == has_model
+    if has_model:
+        end, text = (found["model"].convert_tokens_to_ids(token) for token in ("<|im_end|>", EOS))
+        config = json.loads((folder / "model/generation_config.json").read_text())
+        assert config["eos_token_id"] == [end, text]
+
+
+@pytest.mark.parametrize("examples", [PROMPTS, CONVERSATIONS], ids=["prompts", "conversations"])
+def test_the_stops_of_the_base_stay_where_they_are_right(
+    examples: signature.Examples, pod: Pod, base_model: Path, world: World, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    base = Path(shutil.copytree(base_model, tmp_path / "stops"))
+    tokenizer = load_tokenizer(Recipe.model_validate(pod.but(CHATML).recipe).model, base)
+    stops = {"eos_token_id": [tokenizer.convert_tokens_to_ids("<|im_end|>"), 7]}
+    (base / "generation_config.json").write_text(json.dumps(stops))
+    folder = pod.folder / "export"
+    written(Recipe.model_validate(pod.but(CHATML).recipe), folder, base, world, examples)
+    assert json.loads((folder / "model/generation_config.json").read_text()) == stops
+    assert AutoTokenizer.from_pretrained(folder / "model").eos_token == EOS
+
+
+# What the tokenizer of the base says, and that of the registered model: where it says nothing, the positions of the model.
+LONGEST = {48: 48, None: 128}
+
+
+@pytest.mark.parametrize("own", LONGEST)
+def test_the_tokenizer_knows_the_longest_text_of_the_model(
+    own: int | None, pod: Pod, base_model: Path, world: World
+) -> None:
+    from transformers import AutoTokenizer
+
+    base = Path(shutil.copytree(base_model, pod.folder / "base"))
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    config.pop("model_max_length", None)
+    config |= {} if own is None else {"model_max_length": own}
+    (base / "tokenizer_config.json").write_text(json.dumps(config))
+    folder = pod.folder / "export"
+    written(Recipe.model_validate(pod.recipe), folder, base, world)
+    assert AutoTokenizer.from_pretrained(folder / "model").model_max_length == LONGEST[own]
 
 
 def test_weights_go_back_into_the_type_of_the_base(

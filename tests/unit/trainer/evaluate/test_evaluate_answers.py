@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from finetune_crds.chat import ChatTemplate
 from finetune_trainer.artifacts import fetch
-from finetune_trainer.evaluate import model, questions
+from finetune_trainer.evaluate import model
 from finetune_trainer.evaluate.answers import Decoding
 from finetune_trainer.evaluate.questions import Ending, Question
 from finetune_trainer.tokenizer import load_tokenizer
@@ -53,7 +52,7 @@ def loaded(folder: Path, base: Path) -> Any:
 
 def asked(base: Path, prompts: list[str]) -> tuple[list[Question], Ending]:
     tokenizer = load_tokenizer(networks.recipe(base).model, base)
-    ending = questions.ending(tokenizer, frozenset([int(tokenizer.eos_token_id)]))
+    ending = Ending(tokenizer, frozenset([int(tokenizer.eos_token_id)]))
     return [Question(tokenizer(prompt)["input_ids"], prompt, "") for prompt in prompts], ending
 
 
@@ -119,40 +118,9 @@ def test_an_empty_prompt_is_the_beginning_of_a_text(
         assert Decoding(ending, 12, size).answers(network, [empty, other], CPU) == expected
 
 
-def test_an_answer_stops_at_the_mark_of_its_ending(
-    network: Network, talker: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A piece of the first answer stands for what a chat template writes behind a turn."""
-    some, plain = asked(talker, prompts()[:2])
-    whole = Decoding(plain, 12, 1).answers(network, some, CPU)
-    mark = whole[0][6:12]
-    ending = Ending(plain.tokenizer, plain.stops, mark)
-    widths: list[int] = []
-    generate = network.model.generate
-
-    def recorded(**arguments: Any) -> Any:
-        made = generate(**arguments)
-        widths.append(made.shape[1] - arguments["input_ids"].shape[1])
-        return made
-
-    monkeypatch.setattr(network.model, "generate", recorded)
-    assert Decoding(ending, 12, 1).answers(network, some[:1], CPU) == [whole[0].split(mark)[0].strip()]
-    assert Decoding(ending, 12, 2).answers(network, some, CPU)[1] == whole[1]
-    assert widths[0] < widths[1] == 12
-
-
-def test_the_mark_of_the_prompt_does_not_stop_an_answer(network: Network, talker: Path) -> None:
-    some, plain = asked(talker, ["What is the red house? "])
-    ending = Ending(plain.tokenizer, plain.stops, mark="red house")
-    usual = Decoding(plain, 12, 1).answers(network, some, CPU)
-    assert Decoding(ending, 12, 1).answers(network, some, CPU) == usual
-
-
 def test_texts_end_at_the_ends_of_the_generation_config_and_of_the_tokenizer(
     network: Network, talker: Path
 ) -> None:
     tokenizer = load_tokenizer(networks.recipe(talker).model, talker)
     network.base.generation_config.eos_token_id = [7, 9]
     assert model.stops_of(network, tokenizer) == {7, 9, tokenizer.eos_token_id}
-    chat = networks.recipe(talker).model.model_copy(update={"chat_template": ChatTemplate(type="ChatML")})
-    assert questions.ending(load_tokenizer(chat, talker), frozenset([7])).mark == "<|im_end|>"

@@ -134,74 +134,15 @@ def test_a_question_is_the_example_without_its_answer(tokenizer: PreTrainedToken
             assert document.tokens[:begin] == question.tokens
 
 
-def test_an_answer_ends_at_the_end_of_text(base_model: Path) -> None:
+def test_an_answer_ends_at_the_stops_of_the_model_and_nowhere_else(base_model: Path) -> None:
     tokenizer = load_tokenizer(networks.recipe(base_model).model, base_model)
     end = int(tokenizer.eos_token_id)
-    ending = questions.ending(tokenizer, frozenset([end]))
+    ending = questions.Ending(tokenizer, frozenset([end]))
     ids = tokenizer("The house is red. ", add_special_tokens=False)["input_ids"]
     assert ending.text([*ids, end, *ids]) == "The house is red."
     assert ending.text(ids) == "The house is red."
     assert ending.cut(" The house .\n") == "The house ."
-    assert not ending.is_marked(ids)
-
-
-def test_an_answer_ends_where_the_chat_template_ends_its_turn(tokenizer: PreTrainedTokenizerBase) -> None:
-    ending = questions.ending(tokenizer, frozenset([int(tokenizer.eos_token_id)]))
-    assert ending.mark == "<|im_end|>"
-    ids = tokenizer("The door.<|im_end|>\n<|im_start|>user", add_special_tokens=False)["input_ids"]
-    assert ending.text(ids) == "The door."
-    assert ending.is_marked(ids)
-    assert ending.cut("The door.<|im_end|>\n") == "The door."
-
-
-def test_an_end_of_turn_of_one_token_is_one_of_the_stops(tokenizer: PreTrainedTokenizerBase) -> None:
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
-    ending = questions.ending(tokenizer, frozenset([1]))
-    assert (ending.mark, ending.stops) == (
-        "",
-        frozenset([1, tokenizer.convert_tokens_to_ids("<|im_end|>")]),
-    )
-    assert ending.cut("The door.<|im_end|>\n") == "The door."
-
-
-# Source: the tokenizer of Phi-3-mini-4k-instruct, of which this is the part without system turns.
-PHI3 = """\
-{% for message in messages %}
-{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}
-{%- endfor %}
-{% if add_generation_prompt %}
-{{ '<|assistant|>\\n' }}
-{%- else %}
-{{ eos_token }}
-{%- endif %}
-"""
-ENDS: dict[str, tuple[str, list[str], str, list[str]]] = {
-    "a special token before others": (PHI3, ["<|end|>"], "", ["<|end|>", "</s>"]),
-    "a text before a special token": (PHI3, [], "<|end|>", ["</s>"]),
-    "a template that changes the answer": (
-        "{% for message in messages %}{{ message['content'] | upper + '<|end|>' }}{% endfor %}",
-        ["<|end|>"],
-        "",
-        ["</s>"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", ENDS)
-def test_an_answer_ends_at_the_first_special_token_behind_it(
-    tokenizer: PreTrainedTokenizerBase, case: str
-) -> None:
-    template, special, mark, stops = ENDS[case]
-    tokenizer.add_special_tokens({"additional_special_tokens": special})
-    tokenizer.chat_template = template
-    end = str(tokenizer.eos_token)
-    ending = questions.ending(tokenizer, frozenset([int(tokenizer.eos_token_id)]))
-    expected = [end if stop == "</s>" else stop for stop in stops]
-    assert (ending.mark, ending.stops) == (mark, frozenset(tokenizer.convert_tokens_to_ids(expected)))
-    if template == PHI3:
-        said = f"The door.<|end|>\n{end}"
-        assert ending.cut(said) == "The door."
-        assert ending.text(tokenizer(said, add_special_tokens=False)["input_ids"]) == "The door."
+    assert questions.Ending(tokenizer, frozenset()).text([*ids, end, *ids]).count("The house") == 2
 
 
 # Renders the beginning of a conversation otherwise once it goes on: how an answer is rendered cannot be told.

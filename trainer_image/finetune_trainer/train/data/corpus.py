@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from finetune_trainer import columns
+from finetune_trainer import answer_end, columns
 from finetune_trainer.outcome import DataError, RecipeRefusedError, TrainingError
 from finetune_trainer.train.data import dataset, pack, read
 from finetune_trainer.train.data.encode import Encoder
@@ -93,6 +93,8 @@ def load(
 
     def tokenize() -> None:
         encoder = Encoder.of(recipe, tokenizer)
+        if encoder.documents.columns.messages and (missing := answer_end.explain_missing_stop(tokenizer)):
+            world.say(f"NB: {missing}")
         prepared = read.has_token_ids(splits, encoder.documents.encoding)
         stored = None if prepared else StoredTokens.of(recipe, splits, encoder)
         for name in _SPLITS:

@@ -12,13 +12,14 @@ nowhere else.
 
 from __future__ import annotations
 
+import json
 import os
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from finetune_trainer import origin
+from finetune_trainer import answer_end, origin
 from finetune_trainer.train.checkpoint.shards import trained_state
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.lineage import model_card
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 # NB: MLflow's transformers flavor looks for these folders.
 MODEL, ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
 _TASK = "text-generation"
+# What transformers writes for a tokenizer that says nothing.
+_NO_LIMIT = int(1e30)
 _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
 
 
@@ -103,6 +106,8 @@ def write(
         examples: for the signature, and for whether the model is served as a chat model.
     """
     recipe = lineage.recipe
+    stops = _align_stops(tokenizer, source) if examples.chat else []
+    tokenizer.model_max_length = _longest_text(tokenizer, model)
     tokenizer.save_pretrained(folder / _TOKENIZER)
     flavor: dict[str, Any] = {
         "task": _TASK,
@@ -129,11 +134,54 @@ def write(
     for weights in (folder / MODEL, folder / ADAPTER):
         if weights.is_dir():
             tokenizer.save_pretrained(weights)
+            if stops and weights.name == MODEL:
+                _write_stops(weights, stops)
             (weights / "README.md").write_text(model_card(lineage), encoding="utf-8")
     flavor["pipeline_model_type"] = _architecture(model)
     signed = signature.infer(examples) if _wants_signature(recipe) else None
     task = signature.CHAT if examples.chat else None
     _write_mlmodel(folder, flavor, signed, adapter=recipe.method.type != "Full", task=task)
+
+
+def _align_stops(tokenizer: PreTrainedTokenizerBase, source: Path) -> list[int]:
+    """Make the token that ends an answer in the chat template the tokenizer's end of text, if the base does not stop there.
+
+    Engines stop at the tokenizer's end of text and at those of the generation config. transformers' `align_special_tokens` does
+    the same, but after the tokenizer has been changed by hand.
+
+    Returns:
+        All stops, for the generation config; none if the base's are right.
+    """
+    end, stops = answer_end.find_end_token(tokenizer), [*_stops_of(source), int(tokenizer.eos_token_id)]
+    if end is None or end in stops:
+        return []
+    tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(end))
+    return list(dict.fromkeys([end, *stops]))
+
+
+def _stops_of(source: Path) -> list[int]:
+    """The tokens at which a base stops: those of its generation config, or else of its configuration."""
+    for name in ("generation_config.json", "config.json"):
+        file = source / name
+        stops = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.exists() else None
+        if stops is not None:
+            return stops if isinstance(stops, list) else [stops]
+    return []
+
+
+def _write_stops(folder: Path, stops: list[int]) -> None:
+    file = folder / "generation_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) | {"eos_token_id": stops}
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _longest_text(tokenizer: PreTrainedTokenizerBase, model: Any) -> int:
+    """The tokens of the longest text that the model takes: as its tokenizer says, or else its configuration."""
+    own = tokenizer.init_kwargs.get("model_max_length")
+    if own is not None and own < _NO_LIMIT:
+        return int(own)
+    positions = getattr(base_of(model).config.get_text_config(), "max_position_embeddings", None)
+    return int(positions or _NO_LIMIT)
 
 
 def _write_unsharded(

@@ -1,0 +1,73 @@
+"""How an answer of a chat model ends: what its template writes behind an answer, and the token that this is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from finetune_trainer import chat_templates
+from finetune_trainer.tokenizer import encoded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_trainer.turns import Message
+
+_QUESTION, _ANSWER = "What is asked?", "It is answered."
+
+
+def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text behind an answer in the chat template, without white space around it.
+
+    It is empty where there is no template, or where the template changes what an answer says.
+    """
+    if tokenizer.chat_template is None:
+        return ""
+    messages: list[Message] = [
+        {"role": "user", "content": _QUESTION},
+        {"role": "assistant", "content": _ANSWER},
+    ]
+    try:
+        text = chat_templates.render(tokenizer, messages)
+    except chat_templates.FAILURES:
+        return ""
+    _, answer, end = text.rpartition(_ANSWER)
+    return end.strip() if answer else ""
+
+
+def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the token that ends an answer in the chat template: the first special token behind it, or all of that text as one.
+
+    Returns:
+        None: there is no template, or the end of an answer is several tokens, at which no server stops.
+    """
+    end = find_end_text(tokenizer)
+    if not end:
+        return None
+    (tokens,) = encoded(tokenizer, [end], special=False)
+    special = _find_special(tokenizer, end, tokens)
+    if special is not None and end.startswith(_text_of(tokenizer, special)):
+        return special
+    return tokens[0] if len(tokens) == 1 else None
+
+
+def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return why servers do not stop at the end of an answer, and what to do; None if they do, or without a template."""
+    end = find_end_text(tokenizer)
+    if not end or find_end_token(tokenizer) is not None:
+        return None
+    return (
+        f"the chat template ends an answer with {end!r}, which is several tokens of this tokenizer, so that servers do not stop "
+        "there: add it to model.newTokens, or set another model.chatTemplate"
+    )
+
+
+def _find_special(tokenizer: PreTrainedTokenizerBase, end: str, tokens: list[int]) -> int | None:
+    """The first special token of a text, such as <|end|> of <|end|>, a line end and <|endoftext|>; None where it has none."""
+    added = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(token for token, how in added.items() if how.special)}
+    # NB: the token of unknown characters is a special one too, and is not in the text.
+    return next((token for token in tokens if token in special and _text_of(tokenizer, token) in end), None)
+
+
+def _text_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    return str(tokenizer.convert_ids_to_tokens(token))
