@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
 from finetune_trainer.train.model.compact_adamw import finite
+from finetune_trainer.train.model.decay import find_matrices
 from finetune_trainer.train.model.network import Network, decoder_layers
 from finetune_trainer.train.model.rows import local_rows
 
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 def matrices(network: Network) -> list[nn.Parameter]:
     """Return the matrices that Muon trains: those of the decoder's layers, as its authors do.
 
-    The embedding and the output layer, vectors, and experts that are stored as one tensor are left to AdamW.
+    The embedding and the output layer, vectors, other parameters of a layer, and experts that are stored as one tensor are left
+    to AdamW.
     """
-    weights = {weight: None for layer in decoder_layers(network) for weight in layer.parameters()}
-    return [weight for weight in weights if weight.requires_grad and weight.ndim == 2]
+    return find_matrices(decoder_layers(network))
 
 
 class Muon(torch.optim.Muon):

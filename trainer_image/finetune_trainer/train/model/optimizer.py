@@ -9,13 +9,14 @@ import torch
 from finetune_crds.optimizer import DEFAULT_MOMENTUM
 from finetune_trainer.train.model import precision, rows
 from finetune_trainer.train.model.compact_adamw import CompactAdamW
+from finetune_trainer.train.model.decay import find_decaying
 from finetune_trainer.train.model.loss_scale import LossScale
 from finetune_trainer.train.model.muon import Muon, matrices
 from finetune_trainer.train.model.network import Network, trained
 from finetune_trainer.train.model.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Sequence
 
     from torch import nn
 
@@ -85,8 +86,8 @@ class Optimizer:
 
 
 def optimizers(network: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, ...]:
-    """The optimizers over what is trained; biases and norms do not decay."""
-    parameters, spec = trained(network), training.optimizer
+    """The optimizers over what is trained; see `decay` for what decays."""
+    parameters, spec, decaying = trained(network), training.optimizer, find_decaying(network)
     if spec.type == "Muon":
         ours = matrices(cast("Network", network))
         chosen = {id(weight) for weight in ours}
@@ -97,19 +98,22 @@ def optimizers(network: nn.Module, training: Training) -> tuple[torch.optim.Opti
             momentum=DEFAULT_MOMENTUM if spec.momentum is None else spec.momentum,
             adjust_lr_fn="match_rms_adamw",
         )
-        return muon, _adamw([weight for weight in parameters if id(weight) not in chosen], training)
-    return (_adamw(parameters, training),)
+        rest = [weight for weight in parameters if id(weight) not in chosen]
+        return muon, _adamw(rest, decaying, training)
+    return (_adamw(parameters, decaying, training),)
 
 
-def _adamw(parameters: Iterable[nn.Parameter], training: Training) -> torch.optim.Optimizer:
+def _adamw(
+    parameters: Sequence[nn.Parameter], decaying: Collection[nn.Parameter], training: Training
+) -> torch.optim.Optimizer:
     """AdamW over some parameters: torch's fused one, unless it has to save memory."""
-    parameters, spec = list(parameters), training.optimizer
+    spec = training.optimizer
     groups: list[dict[str, Any]] = [
         {
-            "params": [weight for weight in parameters if weight.ndim > 1],
+            "params": [weight for weight in parameters if weight in decaying],
             "weight_decay": training.weight_decay,
         },
-        {"params": [weight for weight in parameters if weight.ndim <= 1], "weight_decay": 0.0},
+        {"params": [weight for weight in parameters if weight not in decaying], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     options: dict[str, Any] = {
