@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, TemplateError, TemplateSyntaxError
 
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.turns import TEXT_PART
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +120,7 @@ def use(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> None:
 # What a template may leave out, as messages call it.
 _TOOLS, _CALLS, _RESULTS = "tools", "tool calls", "messages of role tool"
 # What shows whether it does: a definition and a call as clients send them, and without their wrapper.
-_TOOL, _CALL, _RESULT = "probed_tool", "probed_call", "probed_result"
+_TOOL, _CALL, _RESULT, _CONTENT = "probed_tool", "probed_call", "probed_result", "probed_content"
 _DEFINITION = {
     "name": _TOOL,
     "description": "A tool.",
@@ -156,7 +157,10 @@ def render(
         )
     return str(
         tokenizer.apply_chat_template(
-            [*messages], tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            _as_expected(tokenizer, messages),
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
         )
     )
 
@@ -178,7 +182,7 @@ def marked(
         return None
     # NB: the tokenizer's own method gives tokens alone, in which a token can be of two parts.
     _, (found,) = render_jinja_template(
-        [[*messages]],
+        [_as_expected(tokenizer, messages)],
         tools=tools,
         chat_template=template,
         return_assistant_tokens_mask=True,
@@ -224,6 +228,31 @@ def _has_marks(template: str) -> bool:
     )
 
 
+def _as_expected(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
+    """Messages with contents as the template expects them: text, or lists of parts."""
+    if not _expects_parts(tokenizer, str(tokenizer.chat_template)):
+        return [*messages]
+    return [message | {"content": _as_parts(message["content"])} for message in messages]
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": TEXT_PART, "text": text}]
+
+
+@lru_cache(maxsize=4)
+def _expects_parts(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
+    """Whether a template renders contents that are lists of parts, and leaves out those that are text.
+
+    Args:
+        _template: the tokenizer's; it is part of the key of the cache.
+    """
+    as_text, as_parts = (
+        _rendered(tokenizer, [{"role": "user", "content": content}], None)
+        for content in (_CONTENT, _as_parts(_CONTENT))
+    )
+    return _CONTENT not in (as_text or "") and _CONTENT in (as_parts or "")
+
+
 def renders_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the chat template of a tokenizer renders definitions of tools."""
     return _TOOLS not in _without_effect(tokenizer, str(tokenizer.chat_template))
@@ -254,14 +283,14 @@ def _left_out(
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": _RESULT, "name": _CALL, "tool_call_id": _ID},
     ]
-    defined = _rendered(tokenizer, [asked, answer], [tool])
-    called = _rendered(tokenizer, [asked, *used, answer], [tool])
+    defined = _rendered(tokenizer, _as_expected(tokenizer, [asked, answer]), [tool])
+    called = _rendered(tokenizer, _as_expected(tokenizer, [asked, *used, answer]), [tool])
     marks = ((_TOOLS, _TOOL, defined), (_CALLS, _CALL, called), (_RESULTS, _RESULT, called))
     return frozenset(what for what, mark, text in marks if text is not None and mark not in text)
 
 
 def _rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: list[dict[str, Any]]
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: list[dict[str, Any]] | None
 ) -> str | None:
     """What a template makes of a conversation, or None where it refuses it."""
     try:

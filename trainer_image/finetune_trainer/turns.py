@@ -19,6 +19,12 @@ WEIGHTS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.
 """Weights of messages as text, in any case."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """The fields of a message with what the assistant thinks before it answers, as transformers passes them on to chat templates."""
+TEXT_PART = "text"
+"""The type of the only parts of a content that are learned; other formats have images and audio too."""
+BETWEEN_PARTS = "\n"
+"""What joins the texts of a content's parts. Source: vLLM, chat_utils.py, `_parse_chat_message_content_parts`."""
+OTHER_PART = "\0finetune part "
+"""What a content that is text begins with where a preparation found a part that is not; its type follows."""
 CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
 """The fields of a message, besides role and content, that the preparation keeps."""
 
@@ -42,13 +48,13 @@ def wrong_shape(value: Any) -> str | None:
 
 
 def messages(value: Sequence[Message]) -> list[Message]:
-    """Return messages without the fields that have no value, and with tool calls as structures.
+    """Return messages without the fields that have no value, with contents as text, and with tool calls as structures.
 
-    As servers do it (vLLM), a message that only calls tools has the content "", and arguments that are JSON text become the
-    object that they describe.
+    As servers do it (vLLM), a message that only calls tools has the content "", the texts of a content's parts are joined, and
+    arguments that are JSON text become the object that they describe.
 
     Raises:
-        ValueError: tool calls are not a list of calls, or their arguments are no JSON object.
+        ValueError: a content has a part that is not text, tool calls are not a list of calls, or their arguments are no JSON object.
     """
     return [_message(message, number) for number, message in enumerate(value, start=1)]
 
@@ -108,8 +114,7 @@ def reply(prompt: list[Message], answer: list[Message]) -> list[Message]:
 
 def is_blank(message: Message) -> bool:
     """Whether a message says nothing and calls no tools."""
-    content = message.get("content")
-    return not message.get("tool_calls") and not (content.strip() if isinstance(content, str) else content)
+    return not message.get("tool_calls") and not message.get("content", "").strip()
 
 
 def with_texts(text: str, change: Callable[[str], str]) -> str:
@@ -124,7 +129,7 @@ def with_texts(text: str, change: Callable[[str], str]) -> str:
 def _message(message: Message, number: int) -> Message:
     made = {name: value for name, value in message.items() if value is not None}
     calls = made.pop("tool_calls", None)
-    made.setdefault("content", "")
+    made["content"] = _join_parts(made.get("content", ""), number)
     if not calls:
         return made
     where = f"tool_calls of message {number}"
@@ -132,6 +137,26 @@ def _message(message: Message, number: int) -> Message:
     if not isinstance(found, list) or not all(isinstance(call, dict) for call in found):
         raise ValueError(f"{where} are not a list of calls")
     return made | ({"tool_calls": [_call(call, where) for call in found]} if found else {})
+
+
+def _join_parts(content: str | list[Any], number: int) -> str:
+    """The text of a content, which may be a list of parts: texts, or objects as clients of OpenAI send them."""
+    if isinstance(content, str):
+        if content.startswith(OTHER_PART):
+            raise _other_part(number, content.removeprefix(OTHER_PART))
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type", TEXT_PART) if isinstance(part, dict) else TEXT_PART
+        text = part.get("text") if isinstance(part, dict) else part
+        if kind != TEXT_PART or not isinstance(text, str):
+            raise _other_part(number, kind)
+        texts.append(text)
+    return BETWEEN_PARTS.join(texts)
+
+
+def _other_part(number: int, kind: Any) -> ValueError:
+    return ValueError(f"message {number} has a part of type {kind}, and only text is learned")
 
 
 def _weight(value: Any, field: str, number: int) -> bool:

@@ -153,6 +153,22 @@ def test_what_a_template_would_leave_out_is_refused(
     assert chat_templates.render(made, CALLED[3:]) == "No."
 
 
+# As those of Idefics3 and SmolVLM: they look for parts, and leave out a content that is text.
+PARTS = """\
+{% for turn in messages %}{{ turn.role }}:
+{%- for part in turn.content if part.type == 'text' %} {% generation %}{{ part.text }}{% endgeneration %}{% endfor %};
+{% endfor %}"""
+
+
+def test_a_template_that_expects_parts_gets_them() -> None:
+    made = tokenizer(ChatTemplate(type="Jinja", jinja=PARTS))
+    turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "It."}]
+    text = chat_templates.render(made, turns)
+    assert text == "user: Who?;\nassistant: It.;\n"
+    spans = chat_templates.marked(made, turns) or []
+    assert [text[begin:end] for begin, end in spans] == ["Who?", "It."]
+
+
 def test_another_template_of_the_same_tokenizer_is_looked_at_anew() -> None:
     made = tokenizer(ChatTemplate(type="Jinja", jinja=CONTENTS))
     assert not chat_templates.renders_tools(made)

@@ -270,6 +270,12 @@ SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
         ),
         (
             MESSAGES,
+            {"chat": [[{"role": "user", "content": [{"type": "image"}]}, assistant("b")]]},
+            "MessageShape: a row of column chat is wrong, message 1 has a part of type image, and only text is learned: correct such "
+            "rows or filter them out",
+        ),
+        (
+            MESSAGES,
             {"chat": [[{"role": "assistant", "tool_calls": "count"}]]},
             "MessageShape: a row of column chat is wrong, tool_calls of message 1 are not JSON: correct such rows or "
             "filter them out",

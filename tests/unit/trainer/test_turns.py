@@ -53,6 +53,18 @@ MESSAGES: dict[str, tuple[Json, Json]] = {
         called(with_arguments({"city": "Ulm", "zip": None, "days": [{"at": None, "on": 1}]})),
         called(with_arguments({"city": "Ulm", "days": [{"on": 1}]}), content=""),
     ),
+    "parts": (
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Hi."}, {"type": "text", "text": "Who?", "image_url": None}],
+        },
+        {"role": "user", "content": "Hi.\nWho?"},
+    ),
+    "parts that are text": (
+        {"role": "user", "content": ["Hi.", {"text": "Who?"}]},
+        {"role": "user", "content": "Hi.\nWho?"},
+    ),
+    "no parts": ({"role": "user", "content": []}, {"role": "user", "content": ""}),
     "what a tool returned": (
         {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "weather"},
         {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "weather"},
@@ -84,6 +96,20 @@ WRONG_CALLS: dict[str, tuple[Any, str]] = {
 def test_calls_of_another_shape(calls: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         turns.messages([{"role": "user", "content": "hi"}, called(calls)])
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, "image_url"),
+        ({"type": "text", "text": None}, "text"),
+        ({"type": "input_audio", "text": "hm"}, "input_audio"),
+        (7, "text"),
+    ],
+)
+def test_parts_that_are_not_text(part: Any, kind: str) -> None:
+    with pytest.raises(ValueError, match=f"^message 2 has a part of type {kind}, and only text is learned$"):
+        turns.messages([{"role": "user", "content": "hi"}, {"role": "user", "content": ["What?", part]}])
 
 
 def test_weights_are_told_apart_from_messages() -> None:

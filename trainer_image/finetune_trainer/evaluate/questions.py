@@ -114,5 +114,5 @@ def _of_conversation(
         # As the model was trained to say it, with calls of tools and what else the template makes of an answer.
         return Question(tokens, prompt, whole.removeprefix(prompt))
     content = messages[last]["content"]
-    # A list of parts, or a call of tools without a word, has no text to compare with.
-    return Question(tokens, prompt, content) if isinstance(content, str) and content.strip() else None
+    # A call of tools without a word has no text to compare with.
+    return Question(tokens, prompt, content) if content.strip() else None

@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, MapType, NullType, StringType, StructField, StructType
 
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import source
+from finetune_trainer.prep import content
 from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE, TOOLS
 from finetune_trainer.prep.template import quoted
 from finetune_trainer.turns import WEIGHT, WEIGHTS
@@ -73,11 +73,11 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
         fields[WEIGHT] = form.weight
     if isinstance(kind, StringType):
         given = [StructField(field, StringType()) for field in dict.fromkeys(fields.values())]
-        column = sf.from_json(column, ArrayType(StructType(given)))
+        column = content.parse_conversations(column, ArrayType(StructType(given)))
         return sf.transform(
             column, lambda turn: _message({field: turn[of_source] for field, of_source in fields.items()})
         )
-    if not source.is_conversation(kind):
+    if not content.is_conversation(kind):
         raise DataError(
             "WrongColumnType",
             f"column {name} holds {kind.simpleString()}: conversations are lists of {{role, content}}, or the same as JSON "
@@ -90,6 +90,8 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
     def field(turn: Column, name: str) -> Column:
         if name not in kinds:
             return sf.lit(None).cast("string")
+        if name == "content":
+            return content.join_parts(turn[name], kinds[name])
         structure = isinstance(kinds[name], ArrayType | StructType | MapType) and name in carried
         return sf.to_json(turn[name]) if structure else turn[name].cast("string")
 

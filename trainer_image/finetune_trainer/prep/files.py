@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from finetune_crds.preparation import digest_of
 from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import content
 from finetune_trainer.prep.place import OWN_SCHEME
+from finetune_trainer.prep.template import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -101,4 +103,13 @@ def frame(
     found = reader.options(**options).load(paths).schema
     known = StructType([field for field in found.fields if field.name != _CORRUPT])
     strict = {**(settings or {}), **options, **_STRICT[kind], "mode": "FAILFAST"}
-    return spark.read.format(_FORMATS[kind]).options(**strict).schema(known).load(paths)
+    # NB: where some contents are text and some are lists, Spark takes all for text. Only the whole text of the conversation says
+    # which was which.
+    spoken = [field.name for field in known.fields if content.has_text_contents(field.dataType)]
+    as_text = [
+        StructField(field.name, StringType()) if field.name in spoken else field for field in known.fields
+    ]
+    rows = spark.read.format(_FORMATS[kind]).options(**strict).schema(StructType(as_text)).load(paths)
+    for name in spoken:
+        rows = rows.withColumn(name, content.parse_conversations(sf.col(quoted(name)), known[name].dataType))
+    return rows

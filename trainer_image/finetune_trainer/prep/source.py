@@ -22,6 +22,7 @@ from finetune_trainer import turns
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import by_name, delta_table, files, hub, session
+from finetune_trainer.prep.content import is_conversation
 from finetune_trainer.prep.place import Place
 
 if TYPE_CHECKING:
@@ -203,15 +204,6 @@ def _kind(kind: DataType) -> Kind:
     if isinstance(kind, BooleanType | IntegralType):
         return "label"
     return "messages" if is_conversation(kind) else "other"
-
-
-def is_conversation(kind: DataType) -> bool:
-    """Whether values are lists of {role, content}."""
-    return (
-        isinstance(kind, ArrayType)
-        and isinstance(kind.elementType, StructType)
-        and {"role", "content"} <= set(kind.elementType.fieldNames())
-    )
 
 
 def has(frame: DataFrame) -> str:

@@ -84,6 +84,11 @@ CASES: dict[str, tuple[Columns, dict[str, list[Any]], Examples]] = {
         },
         Examples(chat=True, requests=[{"messages": [*ANSWERED, *ASKED]}] * 2, answers=["Yes."] * 2),
     ),
+    "contents of parts": (
+        Columns(type="Messages"),
+        {"messages": [[*PARTS, {"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}]] * 3},
+        Examples(chat=True, requests=[{"messages": ASKED}] * 2, answers=["Yes."] * 2),
+    ),
     "conversations": (
         Columns(type="Messages"),
         # A field that some messages have stands as null in the others.

@@ -168,4 +168,4 @@ def test_an_answer_that_only_its_message_shows_is_its_text_or_none(
     rows = {"messages": [[ASKED, {"role": "assistant", **answer}] for answer in answers]}
     documents = Documents(tokenizer, Columns.model_validate({"type": "Messages"}), answers_only=False)
     found = [each and (each.prompt, each.reference) for each in questions.of(documents, rows)]
-    assert found == [("1: user What is red?", "It is."), None, None, None]
+    assert found == [("1: user What is red?", "It is.")] * 2 + [None] * 2

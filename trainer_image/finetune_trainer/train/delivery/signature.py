@@ -102,15 +102,14 @@ def _text(answer: str | _Turns) -> str:
     """The text of an answer; empty for one that calls tools."""
     if isinstance(answer, str):
         return answer
-    content = answer[-1].get("content") if answer else None
-    return content if isinstance(content, str) else ""
+    return str(turns.messages(answer)[-1]["content"]) if answer else ""
 
 
 def infer(found: Examples) -> ModelSignature:
     """Infer the signature from examples.
 
     Prompts give text to text. Conversations give MLflow's signature of a chat model, whose optional parameters clients of an
-    endpoint send. Where the messages of the data do not fit into it, such as those whose content is a list of parts, their
+    endpoint send. Where the messages of the data do not fit into it, such as those with fields of their own, their
     own type takes the place of that column.
     """
     import pandas as pd

@@ -1,0 +1,118 @@
+"""Contents that are lists of parts, in the formats in which people bring them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from finetune_trainer import outcome
+from unit.trainer.prep.recipes import Preparer, table_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Json = dict[str, Any]
+# The rows of the source that is replaced.
+NOT_READ: list[Json] = [{"question": "?"}]
+
+
+def text(value: str) -> Json:
+    return {"type": "text", "text": value}
+
+
+def chat(number: int, content: Any, answer: Any = "Yes.") -> Json:
+    return {
+        "messages": [
+            {"role": "system", "content": f"Hall {number}."},
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": answer},
+        ]
+    }
+
+
+PARTS = [chat(1, [text("Is it"), text("red?")], [text("Yes.")]), chat(2, [text("And blue?")], [text("No.")])]
+MIXED = [
+    chat(1, [text("Is it"), text("red?")]),
+    chat(2, "[And blue?]", "No."),
+    chat(3, ["Or", "green?"], "No."),
+]
+IMAGE = chat(
+    4, [text("What is it?"), {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
+)
+SOLD = [
+    ["Hall 1.", "Is it\nred?", "Yes."],
+    ["Hall 2.", "[And blue?]", "No."],
+    ["Hall 3.", "Or\ngreen?", "No."],
+]
+BOTH = [["Hall 1.", "Is it\nred?", "Yes."], ["Hall 2.", "And blue?", "No."]]
+
+
+def save_lines(rows: list[Json], folder: Path) -> Json:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"type": "JSONLines", "path": str(path)}
+
+
+def save_text(rows: list[Json], folder: Path) -> Json:
+    return save_parquet([{"messages": json.dumps(row["messages"])} for row in rows], folder)
+
+
+def save_parquet(rows: list[Json], folder: Path) -> Json:
+    path = folder / "rows.parquet"
+    # A field that some messages or parts have is null in the others; contents are of one type.
+    lists = [
+        {
+            "messages": [
+                turn if isinstance(turn["content"], list) else turn | {"content": [text(turn["content"])]}
+                for turn in row["messages"]
+            ]
+        }
+        if isinstance(row["messages"], list)
+        else row
+        for row in rows
+    ]
+    pq.write_table(pa.Table.from_pylist(lists), path)
+    return {"type": "Parquet", "path": str(path)}
+
+
+FORMATS: dict[str, tuple[Callable[[list[Json], Path], Json], list[Json], list[list[str]]]] = {
+    "JSON lines": (save_lines, PARTS, BOTH),
+    "JSON lines of texts and lists": (save_lines, MIXED, SOLD),
+    "JSON text": (save_text, MIXED, SOLD),
+    "Parquet": (save_parquet, PARTS, BOTH),
+}
+
+
+def options(source: Json, **changes: Any) -> Json:
+    return {
+        "source": source,
+        "columns": {"type": "Messages"},
+        "dedupe": {"exact": False},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("case", FORMATS)
+def test_the_texts_of_parts_are_joined(case: str, prepare: Preparer, tmp_path: Path) -> None:
+    save, rows, expected = FORMATS[case]
+    result = prepare(NOT_READ, **options(save(rows, tmp_path)))
+    contents = [[turn["content"] for turn in row["messages"]] for row in table_of(result)]
+    assert sorted(contents) == expected
+
+
+@pytest.mark.parametrize("save", [save_lines, save_text, save_parquet])
+def test_a_part_that_is_no_text_is_refused_or_dropped(
+    save: Callable[[list[Json], Path], Json], prepare: Preparer, tmp_path: Path
+) -> None:
+    rows = [*PARTS, IMAGE]
+    source = save(rows, tmp_path)
+    with pytest.raises(outcome.DataError) as refused:
+        prepare(NOT_READ, **options(source))
+    assert "message 2 has a part of type image_url, and only text is learned" in str(refused.value)
+    result = prepare(NOT_READ, **options(source, unrenderable="Drop"))
+    assert (result.dropped["unrenderable"], len(table_of(result))) == (1, 2)

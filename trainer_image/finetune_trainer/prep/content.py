@@ -1,0 +1,92 @@
+"""Contents of messages as text, as Spark expressions: a content may be a list of parts, as clients of OpenAI send it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+
+from finetune_trainer.turns import BETWEEN_PARTS, OTHER_PART, TEXT_PART
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+_TYPE, _TEXT = "type", "text"
+_PART = StructType([StructField(name, StringType()) for name in (_TYPE, _TEXT)])
+# The contents of JSON text that are lists; each part is the JSON text of an object, or a text.
+_LISTS = ArrayType(StructType([StructField("content", ArrayType(StringType()))]))
+# NB: most conversations have no such content, and need not be parsed for it.
+_HAS_LIST = r'"content"\s*:\s*\['
+
+
+def is_conversation(kind: DataType) -> bool:
+    """Whether values are lists of {role, content}."""
+    return (
+        isinstance(kind, ArrayType)
+        and isinstance(kind.elementType, StructType)
+        and {"role", "content"} <= set(kind.elementType.fieldNames())
+    )
+
+
+def has_text_contents(kind: DataType) -> bool:
+    """Whether values are conversations whose contents are text, or the JSON text of a list where a reader found both."""
+    if not is_conversation(kind):
+        return False
+    assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
+    assert isinstance(kind.elementType, StructType)  # noqa: S101
+    return isinstance(kind.elementType["content"].dataType, StringType)
+
+
+def join_parts(parts: Column, kind: DataType) -> Column:
+    """Return the text of a content of a type: of parts, their texts.
+
+    A content with a part that is not text becomes a text that `turns.messages` refuses.
+    """
+    if not isinstance(kind, ArrayType):
+        return parts.cast("string")
+    if isinstance(kind.elementType, StructType):
+        names = kind.elementType.fieldNames()
+        split = sf.transform(parts, lambda part: _as_part(part, names))
+    else:
+        split = sf.transform(parts.cast("array<string>"), _parse_part)
+    other = sf.filter(split, lambda part: (part[_TYPE] != TEXT_PART) | part[_TEXT].isNull())
+    joined = sf.array_join(sf.transform(split, lambda part: part[_TEXT]), BETWEEN_PARTS)
+    return sf.when(sf.size(other) > 0, sf.concat(sf.lit(OTHER_PART), other[0][_TYPE])).when(
+        parts.isNotNull(), joined
+    )
+
+
+def parse_conversations(text: Column, kind: DataType) -> Column:
+    """Parse the JSON text of conversations; text that is no such list becomes null.
+
+    Args:
+        kind: a list of structures with a field `content` of text.
+    """
+    lists = sf.when(text.rlike(_HAS_LIST), sf.from_json(text, _LISTS))
+    return sf.transform(
+        sf.from_json(text, kind),
+        lambda turn, number: turn.withField(
+            "content",
+            sf.coalesce(
+                join_parts(sf.get(lists, number)["content"], ArrayType(StringType())), turn["content"]
+            ),
+        ),
+    )
+
+
+def _as_part(part: Column, names: list[str]) -> Column:
+    kind = sf.coalesce(part[_TYPE].cast("string"), sf.lit(TEXT_PART)) if _TYPE in names else sf.lit(TEXT_PART)
+    text = part[_TEXT].cast("string") if _TEXT in names else sf.lit(None).cast("string")
+    return sf.struct(kind.alias(_TYPE), text.alias(_TEXT))
+
+
+def _parse_part(part: Column) -> Column:
+    """A part of JSON text: an object with a type or a text, or else a text."""
+    parsed = sf.when(part.startswith("{"), sf.from_json(part, _PART))
+    is_object = parsed[_TYPE].isNotNull() | parsed[_TEXT].isNotNull()
+    return sf.struct(
+        sf.coalesce(parsed[_TYPE], sf.lit(TEXT_PART)).alias(_TYPE),
+        sf.when(is_object, parsed[_TEXT]).otherwise(part).alias(_TEXT),
+    )
