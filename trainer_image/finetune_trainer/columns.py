@@ -24,6 +24,8 @@ _PAIRS = (
     ("instruction", "response"),
     ("question", "answer"),
 )
+# Names of conversations in common data sets: those of OpenAI and of ShareGPT.
+_CONVERSATIONS = ("messages", "conversations")
 # Texts that data sets with such a pair keep beside it, and that belong to the prompt of some of their rows.
 _BESIDE_A_PAIR = ("input", "context")
 
@@ -45,8 +47,8 @@ def find(
 ) -> Columns:
     """Return the columns that hold an example, by their well-known names.
 
-    For preferences: prompt, chosen and rejected. For KTO: prompt, completion and label. Otherwise: messages (and tools beside them),
-    text, or one of the pairs of prompt and response.
+    For preferences: prompt, chosen and rejected. For KTO: prompt, completion and label. Otherwise: messages or conversations (and tools
+    beside them), text, or one of the pairs of prompt and response.
 
     Args:
         schema: the columns of the data.
@@ -166,7 +168,11 @@ def _examples(schema: Sequence[Column]) -> list[Columns]:
     """Return the columns of each example, other than preferences, that the schema has."""
     kinds = {column.name: column.kind for column in schema}
     tools = next((column.name for column in schema if column.name == "tools" and _may_be_tools(column)), None)
-    found = [Columns(type="Messages", tools=tools)] if kinds.get("messages") == "messages" else []
+    found = [
+        Columns(type="Messages", messages=name, tools=tools)
+        for name in _CONVERSATIONS
+        if kinds.get(name) == "messages"
+    ]
     found += [Columns(type="Text")] if kinds.get("text") == "text" else []
     return found + [
         Columns(type="PromptResponse", prompt=prompt, response=response)

@@ -347,6 +347,7 @@ def said(value: Any, role: str, column: str) -> list[turns.Message]:
 
 def conversation(value: Any, column: str) -> list[turns.Message]:
     """The messages in a value of a column of conversations."""
+    value = turns.rename(value)
     wrong = turns.wrong_shape(value)
     if wrong is not None:
         raise DataError(

@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 Message = dict[str, Any]
 
@@ -28,8 +28,34 @@ OTHER_PART = "\0finetune part "
 CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
 """The fields of a message, besides role and content, that the preparation keeps."""
 
+FIELDS = {"role": "from", "content": "value"}
+"""The fields that each message has, in OpenAI's format and in ShareGPT's."""
+ROLES = {"human": "user", "gpt": "assistant"}
+"""The roles of ShareGPT's format that have another name in OpenAI's. Source: FastChat, conversation format of Vicuna."""
+
 # The keys of a definition in the order in which servers pass them on: a Parquet file or a reader of JSON may have sorted them.
 _FIRST = ("type", "function", "name", "description", "parameters", "properties", "required")
+
+
+def are_fields_of_messages(fields: Collection[str]) -> bool:
+    """Whether structures with these fields are messages."""
+    return all(ours in fields or theirs in fields for ours, theirs in FIELDS.items())
+
+
+def rename(value: Any) -> Any:
+    """Return messages with the fields and roles of OpenAI's format; what is no list of messages is returned as it is."""
+    if not isinstance(value, list):
+        return value
+    return [_rename(message) if isinstance(message, dict) else message for message in value]
+
+
+def _rename(message: Message) -> Message:
+    renamed = dict(message)
+    for ours, theirs in FIELDS.items():
+        if renamed.get(ours) is None and renamed.get(theirs) is not None:
+            renamed[ours] = renamed.pop(theirs)
+    role = renamed.get("role")
+    return renamed | ({"role": ROLES[role]} if role in ROLES else {})
 
 
 def wrong_shape(value: Any) -> str | None:

@@ -97,6 +97,12 @@ def test_loss_is_taken_on_what_the_assistant_says(
         "user\na house\nassistant\nred\nuser\na river\nassistant\nblue\n"
     )
     assert learned_text(tokenizer, example) == "red\nblue\n"
+    names = {"user": "human", "assistant": "gpt"}
+    shared = [
+        {"from": names[turn["role"]], "value": [{"type": "text", "text": turn["content"]}]}
+        for turn in messages
+    ]
+    assert single(tokenizer, Columns(type="Messages"), {"messages": [shared]}) == example
 
 
 WITH_TOOLS = (

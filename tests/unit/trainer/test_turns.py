@@ -112,6 +112,39 @@ def test_parts_that_are_not_text(part: Any, kind: str) -> None:
         turns.messages([{"role": "user", "content": "hi"}, {"role": "user", "content": ["What?", part]}])
 
 
+# Messages of other formats, and as ours.
+RENAMED: dict[str, tuple[Any, Any]] = {
+    "ShareGPT": (
+        [
+            {"from": "human", "value": "hi", "weight": 0},
+            {"from": "gpt", "value": "ho"},
+            {"from": "system", "value": "be"},
+        ],
+        [
+            {"role": "user", "content": "hi", "weight": 0},
+            {"role": "assistant", "content": "ho"},
+            {"role": "system", "content": "be"},
+        ],
+    ),
+    "its roles alone": ([{"role": "human", "content": "hi"}], [{"role": "user", "content": "hi"}]),
+    "its fields beside ours that have no value": (
+        [{"from": "gpt", "value": "ho", "role": None, "content": None}],
+        [{"role": "assistant", "content": "ho"}],
+    ),
+    "ours": (
+        [{"role": "tool", "content": "7", "from": "it"}],
+        [{"role": "tool", "content": "7", "from": "it"}],
+    ),
+    "no messages": (["hi", {"to": "you"}], ["hi", {"to": "you"}]),
+    "text": ("hi", "hi"),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), RENAMED.values(), ids=RENAMED)
+def test_names_of_other_formats(given: Any, expected: Any) -> None:
+    assert turns.rename(given) == expected
+
+
 def test_weights_are_told_apart_from_messages() -> None:
     given = [True, False, 1, 0, 1.0, 0.0, "1", "0", " True", "FALSE", "1.0", "0.0", None]
     messages = [{"role": "assistant", "content": "a", "learned": value, "weight": 0} for value in given]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
-from finetune_trainer.turns import BETWEEN_PARTS, OTHER_PART, TEXT_PART
+from finetune_trainer.turns import BETWEEN_PARTS, OTHER_PART, TEXT_PART, are_fields_of_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -22,11 +22,11 @@ _HAS_LIST = r'"content"\s*:\s*\['
 
 
 def is_conversation(kind: DataType) -> bool:
-    """Whether values are lists of {role, content}."""
+    """Whether values are lists of messages."""
     return (
         isinstance(kind, ArrayType)
         and isinstance(kind.elementType, StructType)
-        and {"role", "content"} <= set(kind.elementType.fieldNames())
+        and are_fields_of_messages(kind.elementType.fieldNames())
     )
 
 
@@ -36,7 +36,7 @@ def has_text_contents(kind: DataType) -> bool:
         return False
     assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
     assert isinstance(kind.elementType, StructType)  # noqa: S101
-    return isinstance(kind.elementType["content"].dataType, StringType)
+    return {field.name: field.dataType for field in kind.elementType}.get("content") == StringType()
 
 
 def join_parts(parts: Column, kind: DataType) -> Column:

@@ -15,7 +15,7 @@ from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import content
 from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE, TOOLS
 from finetune_trainer.prep.template import quoted
-from finetune_trainer.turns import WEIGHT, WEIGHTS
+from finetune_trainer.turns import FIELDS, ROLES, WEIGHT, WEIGHTS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -72,10 +72,19 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
     if form.weight and WEIGHT in fields:
         fields[WEIGHT] = form.weight
     if isinstance(kind, StringType):
-        given = [StructField(field, StringType()) for field in dict.fromkeys(fields.values())]
+        names = dict.fromkeys([*fields.values(), *FIELDS.values()])
+        given = [StructField(field, StringType()) for field in names]
         column = content.parse_conversations(column, ArrayType(StructType(given)))
         return sf.transform(
-            column, lambda turn: _message({field: turn[of_source] for field, of_source in fields.items()})
+            column,
+            lambda turn: _message(
+                {
+                    field: sf.coalesce(turn[of_source], turn[FIELDS[field]])
+                    if field in FIELDS
+                    else turn[of_source]
+                    for field, of_source in fields.items()
+                }
+            ),
         )
     if not content.is_conversation(kind):
         raise DataError(
@@ -88,9 +97,11 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
     kinds = {field.name: field.dataType for field in kind.elementType}
 
     def field(turn: Column, name: str) -> Column:
+        if name not in kinds and FIELDS.get(name) in kinds:
+            return field(turn, FIELDS[name])
         if name not in kinds:
             return sf.lit(None).cast("string")
-        if name == "content":
+        if name in ("content", FIELDS["content"]):
             return content.join_parts(turn[name], kinds[name])
         structure = isinstance(kinds[name], ArrayType | StructType | MapType) and name in carried
         return sf.to_json(turn[name]) if structure else turn[name].cast("string")
@@ -102,6 +113,10 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
 
 def _message(fields: dict[str, Column]) -> Column:
     """A message; an empty list of calls is none, and weights are 1 and 0, as far as they are weights."""
+    role = fields["role"]
+    for theirs, ours in ROLES.items():
+        role = sf.when(fields["role"] == theirs, sf.lit(ours)).otherwise(role)
+    fields = fields | {"role": role}
     if _CALLS in fields:
         fields = fields | {_CALLS: sf.nullif(fields[_CALLS], sf.lit("[]"))}
     if WEIGHT in fields:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter as Totals
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
@@ -69,6 +71,7 @@ class Counts:
     clusters: dict[int, int] | None = None
     crowded: int = 0
     weighed: int | None = None
+    learned: int = 0
     samples: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -192,7 +195,14 @@ def _short(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     frame = seen.rendered.watch(frame, **found)
     for fails in _limits(wanted).values():
         frame = frame.where(~fails)
-    return seen.short.watch(frame)
+    return seen.short.watch(frame, learned=sf.count_if(_is_learned(frame)))
+
+
+def _is_learned(frame: DataFrame) -> Column:
+    """Whether an example has a token that the loss is on, or a template that hides which these are."""
+    masks = [name for name in frame.columns if name.endswith("loss_mask")]
+    learned = [sf.coalesce(sf.exists(name, lambda is_target: is_target), sf.lit(True)) for name in masks]
+    return reduce(or_, learned)
 
 
 def _limits(wanted: Prepare) -> dict[str, Column]:
@@ -235,6 +245,7 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
         crowded=seen.near.crowded if seen.near else 0,
         samples=read.samples(),
         weighed=read.filtered[_WEIGHED] if plan.form.weight else None,
+        learned=int(read.short["learned"]),
     )
 
 
@@ -310,6 +321,13 @@ def check(found: Counts, plan: Plan) -> None:
         raise DataError(
             "NoRowsLeft",
             f"none of the {found.examples} rows of {plan.source_name} is left: {losses}; loosen data.prepare",
+        )
+    if not found.learned:
+        raise DataError(
+            "NothingLearned",
+            f"none of the {left} examples of {plan.source_name} has a token that the loss is on: it is on what the assistant says, "
+            "so check that the roles of messages are system, user, assistant and tool, and their weights, or set objective.lossOn: "
+            "All",
         )
     for name in ("train", "validation"):
         ratio = getattr(plan.prepare.split_ratios, name)

@@ -105,6 +105,33 @@ def test_the_texts_of_parts_are_joined(case: str, prepare: Preparer, tmp_path: P
     assert sorted(contents) == expected
 
 
+SHARED = [
+    {"conversations": [{"from": "human", "value": f"Is it {color}?"}, {"from": "gpt", "value": "Yes."}]}
+    for color in ("red", "blue")
+]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_conversations_of_sharegpt(as_text: bool, prepare: Preparer, tmp_path: Path) -> None:
+    rows = [{"conversations": json.dumps(row["conversations"])} for row in SHARED] if as_text else SHARED
+    columns = {"type": "Messages", "messages": "conversations"} if as_text else None
+    result = prepare(NOT_READ, **options(save_lines(rows, tmp_path), columns=columns))
+    assert result.columns.messages == "conversations"
+    found = [[(turn["role"], turn["content"]) for turn in row["messages"]] for row in table_of(result)]
+    assert sorted(found) == [
+        [("user", f"Is it {color}?"), ("assistant", "Yes.")] for color in ("blue", "red")
+    ]
+    assert all(any(row["loss_mask"]) for row in table_of(result))
+
+
+def test_a_corpus_of_which_nothing_is_learned_is_refused(prepare: Preparer, tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": "Is it red?"}, {"role": "bot", "content": "Yes."}]}]
+    with pytest.raises(outcome.DataError) as refused:
+        prepare(NOT_READ, **options(save_lines(rows, tmp_path)))
+    assert refused.value.reason == "NothingLearned"
+    assert "none of the 1 examples of " in str(refused.value)
+
+
 @pytest.mark.parametrize("save", [save_lines, save_text, save_parquet])
 def test_a_part_that_is_no_text_is_refused_or_dropped(
     save: Callable[[list[Json], Path], Json], prepare: Preparer, tmp_path: Path

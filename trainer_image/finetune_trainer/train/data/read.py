@@ -13,6 +13,7 @@ from finetune_trainer import storage
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.documents import ENCODING
 from finetune_trainer.outcome import DataError, TrainingError, first_line
+from finetune_trainer.turns import are_fields_of_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
@@ -107,10 +108,10 @@ def _kind(kind: pa.DataType) -> Kind:
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return "label"
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    turns = is_list and pa.types.is_struct(kind.value_type)
-    return (
-        "messages" if turns and {"role", "content"} <= {field.name for field in kind.value_type} else "other"
-    )
+    if is_list and pa.types.is_struct(kind.value_type):
+        fields = {field.name for field in kind.value_type}
+        return "messages" if are_fields_of_messages(fields) else "other"
+    return "other"
 
 
 def _json_columns(files: AbstractFileSystem, found: list[str]) -> list[Column]:
@@ -130,9 +131,9 @@ def _kind_of_value(value: Any) -> Kind:
         return "text"
     if isinstance(value, bool | int):
         return "label"
-    turns = isinstance(value, list) and value and isinstance(value[0], dict)
+    is_structures = isinstance(value, list) and value and isinstance(value[0], dict)
     # A message that calls tools may have no content.
-    return "messages" if turns and "role" in value[0] else "other"
+    return "messages" if is_structures and are_fields_of_messages({*value[0], "content"}) else "other"
 
 
 def _files(place: str) -> tuple[AbstractFileSystem, list[str]]:

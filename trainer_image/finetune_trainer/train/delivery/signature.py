@@ -66,7 +66,7 @@ def examples(splits: Splits, columns: Columns) -> Examples:
 def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _Turns]]:
     """What a model is asked and what it answers, text or messages each. A text is its own continuation."""
     if columns.messages is not None:
-        for said in rows[columns.messages]:
+        for said in map(turns.rename, rows[columns.messages]):
             answered = bool(said) and said[-1]["role"] == "assistant"
             yield (said[:-1], said[-1:]) if answered else (said, [])
     elif columns.text is not None:
@@ -82,7 +82,7 @@ def _turns(said: str | _Turns, role: str, unsent: set[str | None]) -> _Turns:
     """Messages as clients send them."""
     if isinstance(said, str):
         return [{"role": role, "content": said}]
-    return [_sent(message) for message in turns.without(turns.messages(said), *unsent)]
+    return [_sent(message) for message in turns.without(turns.messages(turns.rename(said)), *unsent)]
 
 
 def _sent(message: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _text(answer: str | _Turns) -> str:
     """The text of an answer; empty for one that calls tools."""
     if isinstance(answer, str):
         return answer
-    return str(turns.messages(answer)[-1]["content"]) if answer else ""
+    return str(turns.messages(turns.rename(answer))[-1]["content"]) if answer else ""
 
 
 def infer(found: Examples) -> ModelSignature:
