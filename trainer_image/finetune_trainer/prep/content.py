@@ -36,7 +36,10 @@ def has_text_contents(kind: DataType) -> bool:
         return False
     assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
     assert isinstance(kind.elementType, StructType)  # noqa: S101
-    return {field.name: field.dataType for field in kind.elementType}.get("content") == StringType()
+    return any(
+        field.name == "content" and isinstance(field.dataType, StringType)
+        for field in kind.elementType.fields
+    )
 
 
 def join_parts(parts: Column, kind: DataType) -> Column:

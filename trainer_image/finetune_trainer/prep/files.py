@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from finetune_crds.preparation import digest_of
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import content
+from finetune_trainer.prep import content, schemas
 from finetune_trainer.prep.place import OWN_SCHEME
 from finetune_trainer.prep.template import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -59,8 +61,12 @@ def read(
 
     try:
         # NB: listed before: a file that comes meanwhile must not count as read.
-        found = listing(spark, place)
-        return frame(spark, source.type, [place.path], place.options), found
+        files = _list_files(spark, place)
+        paths = [file.path for file in files]
+        # NB: Spark reads the subfolders of partitions alone, unless it is told.
+        recursive = {"recursiveFileLookup": "true"} if has_subfolders(place.path, paths) else {}
+        rows = frame(spark, source.type, [place.path], {**place.options, **recursive}, paths)
+        return rows, _digest(files)
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise DataError(
@@ -77,27 +83,58 @@ def _named(source: Source | NamedSource) -> str:
     return f"table {source.table}" if source.table else f"path {source.path}"
 
 
-def listing(spark: SparkSession, place: Place) -> str:
-    """Return a digest of the names, sizes and modification times of the files that a source has."""
-    times = sf.unix_micros("modificationTime")
-    reader = spark.read.format("binaryFile").options(**place.options)
+class _File(NamedTuple):
+    path: str
+    bytes: int
+    modified_microseconds: int
+
+
+def _list_files(spark: SparkSession, place: Place) -> list[_File]:
+    """List the files of a source, also those in its subfolders, but for those whose name begins with _ or a dot."""
+    reader = spark.read.format("binaryFile").options(**place.options, recursiveFileLookup="true")
+    listed = reader.load(place.path).select("path", "length", sf.unix_micros("modificationTime"))
+    return [_File(*row) for row in listed.collect()]
+
+
+def _digest(files: Sequence[_File]) -> str:
+    """A digest of the names, sizes and modification times of files."""
     # NB: each reading of a table of Unity Catalog has a scheme of its own.
-    path = sf.regexp_replace("path", f"^{OWN_SCHEME}[0-9a-f]+:", "s3a:")
-    found = reader.load(place.path).select(path, "length", times)
-    return digest_of(sorted([*row] for row in found.collect()))
+    return digest_of(
+        sorted([re.sub(f"^{OWN_SCHEME}[0-9a-f]+:", "s3a:", file.path), *file[1:]] for file in files)
+    )
+
+
+def has_subfolders(root: str, paths: Sequence[str]) -> bool:
+    """Whether some files of a source are in subfolders that are no partitions of a table (`year=2024`)."""
+    above = _without_scheme(root)
+    folders = {_without_scheme(path).parent for path in paths if _without_scheme(path) != above}
+    is_partitioned = any("=" in folder.name for folder in folders)
+    return bool(folders - {above}) and not is_partitioned
+
+
+def _without_scheme(path: str) -> PurePosixPath:
+    return PurePosixPath("/", re.sub(r"^[\w-]+:/*", "", path).lstrip("/"))
 
 
 def frame(
-    spark: SparkSession, kind: str, paths: list[str], settings: Mapping[str, str] | None = None
+    spark: SparkSession,
+    kind: str,
+    paths: list[str],
+    settings: Mapping[str, str] | None = None,
+    files: Sequence[str] = (),
 ) -> DataFrame:
     """Return the rows of files of a type.
 
     Args:
-        settings: of Hadoop's file systems, for reading these files.
+        settings: of the reader, and of Hadoop's file systems for these files.
+        files: those in the paths, where these are folders.
+
+    Raises:
+        DataError: the types of a column differ between Parquet files.
     """
-    reader = spark.read.format(_FORMATS[kind]).options(**settings or {})
     if kind not in _HEADER:
-        return reader.load(paths)
+        return schemas.read_parquet(spark, paths, files or paths, settings or {})
+    reader = spark.read.format(_FORMATS[kind]).options(**settings or {})
     options = _HEADER[kind]
     # NB: with FAILFAST in this first look, which keeps a broken line in a column of its own, nothing would name the file.
     found = reader.options(**options).load(paths).schema

@@ -16,7 +16,7 @@ import pytest
 from finetune_crds.data import Columns, Splits
 from finetune_trainer.documents import Documents
 from finetune_trainer.outcome import DataError
-from finetune_trainer.train.data import dataset, encode, read
+from finetune_trainer.train.data import dataset, encode, read, split_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -360,7 +360,7 @@ FEW, MANY = 600, 4_800
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches, buffers and parts of which even the smaller corpus has several."""
     monkeypatch.setattr(read, "_BATCH_ROWS", 128)
-    monkeypatch.setattr(read, "_BUFFER_BYTES", 1 << 13)
+    monkeypatch.setattr(split_files, "_BUFFER_BYTES", 1 << 13)
     monkeypatch.setattr(dataset, "_CHUNK_TOKENS", 1 << 13)
 
 

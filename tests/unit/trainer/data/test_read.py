@@ -51,6 +51,47 @@ def test_a_delta_table_and_a_parquet_file_have_a_schema(tmp_path: Path) -> None:
     assert kinds(Splits(type="Parquet", train=str(tmp_path / "train"))) == KINDS
 
 
+def test_a_schema_is_that_of_all_parquet_files(tmp_path: Path) -> None:
+    parts = [
+        pa.table({"text": pa.array([None], pa.null()), "a": ["x"]}),
+        pa.table({"text": pa.array(["hi"]).dictionary_encode(), "b": [1]}),
+        pa.table({"text": pa.array([None], pa.null())}),
+    ]
+    for number, part in enumerate(parts):
+        pq.write_table(part, tmp_path / f"{number}.parquet")
+    assert kinds(Splits(type="Parquet", train=str(tmp_path))) == {"text": "text", "a": "text", "b": "label"}
+
+
+def test_a_table_has_columns_that_its_files_lack(tmp_path: Path) -> None:
+    """A column that was added later has no value in earlier rows; one that partitions the table is in no file."""
+    from deltalake import write_deltalake
+
+    place = str(tmp_path / "table")
+    old = pa.table({"split": ["train"] * 2, "text": ["a", "b"], "label": ["yes", "no"]})
+    write_deltalake(place, old, partition_by=["label"])
+    new = old.append_column("tools", pa.array(["[]", None], pa.string()))
+    write_deltalake(place, new, mode="append", schema_mode="merge")
+    splits = Splits(type="Delta", path=place, version=1)
+    batches = read.read(splits, "train", ["text", "label", "tools"], may_be_null=["tools"])
+    found = [row for batch in batches for row in zip(*batch.values(), strict=True)]
+    assert sorted(found, key=str) == sorted(
+        [("a", "yes", None), ("b", "no", None), ("a", "yes", "[]"), ("b", "no", None)], key=str
+    )
+
+
+def test_texts_of_a_dictionary_and_nulls_without_a_type(tmp_path: Path) -> None:
+    table = pa.table(
+        {"text": pa.array(["a", "b"]).dictionary_encode(), "tools": pa.array([None] * 2, pa.null())}
+    )
+    pq.write_table(table, tmp_path / "train.parquet")
+    splits = Splits(type="Parquet", train=str(tmp_path))
+    assert list(read.read(splits, "train", ["text", "tools"], may_be_null=["tools"])) == [
+        {"text": ["a", "b"], "tools": [None, None]}
+    ]
+    with pytest.raises(DataError, match="column tools has rows without a value in "):
+        list(read.read(splits, "train", ["text", "tools"]))
+
+
 def test_the_first_rows_of_json_lines_are_their_schema(tmp_path: Path) -> None:
     """The first file is empty, and the first row lacks columns that others have."""
     (tmp_path / "0.jsonl").touch()

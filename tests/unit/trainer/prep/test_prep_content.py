@@ -116,6 +116,7 @@ def test_conversations_of_sharegpt(as_text: bool, prepare: Preparer, tmp_path: P
     rows = [{"conversations": json.dumps(row["conversations"])} for row in SHARED] if as_text else SHARED
     columns = {"type": "Messages", "messages": "conversations"} if as_text else None
     result = prepare(NOT_READ, **options(save_lines(rows, tmp_path), columns=columns))
+    assert result.columns
     assert result.columns.messages == "conversations"
     found = [[(turn["role"], turn["content"]) for turn in row["messages"]] for row in table_of(result)]
     assert sorted(found) == [

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from finetune_crds.source import Source
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import errors, source
+from finetune_trainer.prep.files import has_subfolders
 from finetune_trainer.prep.plan import request
 from unit.trainer.prep.recipes import recipe
 
@@ -25,7 +27,9 @@ def rows(spark: SparkSession, folder: Path, **of: Any) -> list[dict[str, Any]]:
     """The rows of a source, as a preparation reads them."""
     asked = request(recipe(source=of))
     with errors.telling(asked):
-        return [row.asDict() for row in source.read(spark, asked.source, folder).frame.collect()]
+        return [
+            row.asDict(recursive=True) for row in source.read(spark, asked.source, folder).frame.collect()
+        ]
 
 
 def failed(spark: SparkSession, folder: Path, **of: Any) -> tuple[str, str]:
@@ -86,6 +90,107 @@ def test_a_line_that_does_not_parse_is_refused_with_its_file(
     assert failed(spark, tmp_path, type=form, path=str(tmp_path)) == (
         "UnreadableSource",
         f"{sentence}; correct or remove it",
+    )
+
+
+# Paths of files, and whether some are in subfolders of corpora/chat.
+FOLDERS: dict[str, tuple[list[str], bool]] = {
+    "the file itself": (["s3a://corpora/chat"], False),
+    "files": (["s3a://corpora/chat/a.jsonl", "s3a://corpora/chat/b.jsonl"], False),
+    "a subfolder": (["s3a://corpora/chat/2024/05/a.jsonl"], True),
+    "a subfolder beside a file": (["s3a://corpora/chat/a.jsonl", "s3a://corpora/chat/2024/b.jsonl"], True),
+    "partitions": (["s3a://corpora/chat/year=2024/a.jsonl", "s3a://corpora/chat/year=2025/b.jsonl"], False),
+    "nothing": ([], False),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_subfolders_that_are_no_partitions(case: str) -> None:
+    paths, expected = FOLDERS[case]
+    assert has_subfolders("s3a://corpora/chat/", paths) == expected
+    local = [path.replace("s3a://", "file:/data/") for path in paths]
+    assert has_subfolders("/data/corpora/chat", local) == expected
+
+
+def test_subfolders_are_read(spark: SparkSession, tmp_path: Path) -> None:
+    for number, name in enumerate(("a", "2024/05/b", "2024/c", "_drafts/d", "2024/_e", "2024/.f")):
+        file = tmp_path / "corpus" / f"{name}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"n": number}))
+    found = rows(spark, tmp_path, type="JSONLines", path=str(tmp_path / "corpus"))
+    assert sorted(row["n"] for row in found) == [0, 1, 2]
+
+
+def test_partitions_of_files_are_columns(spark: SparkSession, tmp_path: Path) -> None:
+    for year in (2024, 2025):
+        file = tmp_path / "corpus" / f"year={year}" / "a.jsonl"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"n": year - 2024}))
+    found = rows(spark, tmp_path, type="JSONLines", path=str(tmp_path / "corpus"))
+    assert sorted((row["n"], row["year"]) for row in found) == [(0, 2024), (1, 2025)]
+
+
+def messages(**fields: Any) -> pa.Array:
+    return pa.array([[{"role": "assistant", "content": "a", **fields}]])
+
+
+# Tables of Parquet files, and the rows that both make.
+MERGED: dict[str, tuple[list[pa.Table], list[Any]]] = {
+    "a field of messages": (
+        [pa.table({"m": messages()}), pa.table({"m": messages(weight=0)})],
+        [
+            [{"role": "assistant", "content": "a", "weight": None}],
+            [{"role": "assistant", "content": "a", "weight": 0}],
+        ],
+    ),
+    "a column": ([pa.table({"n": [1]}), pa.table({"n": [1], "m": ["x"]})], [None, "x"]),
+    "integers of other sizes": (
+        [pa.table({"m": pa.array([1], pa.int32())}), pa.table({"m": pa.array([2**40], pa.int64())})],
+        [1, 2**40],
+    ),
+    "an integer and a double": (
+        [pa.table({"m": pa.array([1], pa.int32())}), pa.table({"m": [0.5]})],
+        [0.5, 1.0],
+    ),
+    "a column without values": (
+        [pa.table({"n": [1], "m": pa.array([None], pa.null())}), pa.table({"n": [1], "m": ["x"]})],
+        [None, "x"],
+    ),
+    "a field of another type, and one that is new": (
+        [
+            pa.table({"m": messages(weight=pa.scalar(1, pa.int32()))}),
+            pa.table({"m": messages(weight=0.5, name="it")}),
+        ],
+        [
+            [{"role": "assistant", "content": "a", "weight": 0.5, "name": "it"}],
+            [{"role": "assistant", "content": "a", "weight": 1.0, "name": None}],
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MERGED)
+def test_files_of_parquet_with_other_schemas(case: str, spark: SparkSession, tmp_path: Path) -> None:
+    tables, expected = MERGED[case]
+    for number, table in enumerate(tables):
+        (tmp_path / "corpus").mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / "corpus" / f"[{number}].parquet")
+    found = rows(spark, tmp_path, type="Parquet", path=str(tmp_path / "corpus"))
+    assert sorted((row["m"] for row in found), key=str) == sorted(expected, key=str)
+
+
+def test_types_that_no_type_holds_are_refused_with_their_files(spark: SparkSession, tmp_path: Path) -> None:
+    for name, value in {"a": 2**40, "b": "x"}.items():
+        pq.write_table(pa.table({"m": [{"of": value}]}), tmp_path / f"{name}.parquet")
+    reason, sentence = failed(spark, tmp_path, type="Parquet", path=str(tmp_path))
+    assert reason == "WrongColumnType"
+    first, second = sorted(
+        [("a.parquet", "bigint"), ("b.parquet", "string")],
+        key=lambda pair: f" in file:{pair[0]}, and " not in sentence,
+    )
+    assert sentence == (
+        f"column m.of holds {first[1]} in file:{first[0]}, and {second[1]} in file:{second[0]} and others: write the files with one "
+        "type"
     )
 
 

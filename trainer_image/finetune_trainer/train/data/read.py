@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ from finetune_trainer import storage
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.documents import ENCODING
 from finetune_trainer.outcome import DataError, TrainingError, first_line
+from finetune_trainer.train.data.split_files import find_files, name_corruption, open_parquet, show
 from finetune_trainer.turns import are_fields_of_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterator, Mapping
     from typing import BinaryIO
 
     import pyarrow as pa
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 SPLIT_COLUMN = "split"
 _BATCH_ROWS = 1024
-# A Parquet file is read through a buffer of this size for each column.
-_BUFFER_BYTES = 1 << 20
+# What Arrow calls the type of a column of nulls alone.
+_NO_TYPE = "null"
 
 Rows = dict[str, list[Any]]
 
@@ -58,14 +60,14 @@ def read(
     place = getattr(splits, name)
     if place is None:
         return
-    files, found = _files(place)
+    files, found = find_files(place)
     rows_of = _parquet if splits.type == "Parquet" else _json_lines
     for file in found:
         yield from rows_of(files, file, columns, may_be_null, label)
 
 
 def schema(splits: Splits) -> list[Column]:
-    """Return the columns of the training split: of a table, of its first Parquet file, or of its first JSON lines.
+    """Return the columns of the training split: of a table, of its Parquet files, or of its first JSON lines.
 
     Raises:
         DataError: the table or the file is missing or corrupt.
@@ -73,12 +75,15 @@ def schema(splits: Splits) -> list[Column]:
     if splits.type == "Delta":
         return _arrow_columns(_delta_dataset(splits).schema)
     assert splits.train is not None  # noqa: S101 - the schema demands it
-    files, found = _files(splits.train)
+    files, found = find_files(splits.train)
     if splits.type == "JSONLines":
         return _json_columns(files, found)
-    where = _shown(files, found[0])
-    with _opened_parquet(lambda: files.open(found[0]), where, "write it again") as parquet:
-        return _arrow_columns(parquet.schema_arrow)
+    columns: dict[str, Column] = {}
+    for file in found:
+        with open_parquet(partial(files.open, file), show(files, file), "write it again") as parquet:
+            of_file = {column.name: column for column in _arrow_columns(parquet.schema_arrow)}
+        columns = of_file | {name: column for name, column in columns.items() if column.type != _NO_TYPE}
+    return list(columns.values())
 
 
 def has_token_ids(splits: Splits, encoding: str) -> bool:
@@ -103,6 +108,7 @@ def _arrow_columns(schema: pa.Schema) -> list[Column]:
 def _kind(kind: pa.DataType) -> Kind:
     import pyarrow as pa
 
+    kind = _decoded(kind)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return "text"
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
@@ -119,11 +125,18 @@ def _json_columns(files: AbstractFileSystem, found: list[str]) -> list[Column]:
     first: dict[str, Any] = {}
     for file in found:
         with files.open(file, "rb", compression="infer") as opened:
-            for row in islice(_objects(opened, _shown(files, file)), _BATCH_ROWS):
+            for row in islice(_objects(opened, show(files, file)), _BATCH_ROWS):
                 first |= {name: value for name, value in row.items() if first.get(name) in (None, [])}
         if first:
             break
     return [Column(name, _kind_of_value(value), type(value).__name__) for name, value in first.items()]
+
+
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    """The type of the values of a dictionary, as writers make one of a column with few values."""
+    import pyarrow as pa
+
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _kind_of_value(value: Any) -> Kind:
@@ -136,28 +149,6 @@ def _kind_of_value(value: Any) -> Kind:
     return "messages" if is_structures and are_fields_of_messages({*value[0], "content"}) else "other"
 
 
-def _files(place: str) -> tuple[AbstractFileSystem, list[str]]:
-    """The files of a split, sorted; at least one."""
-    try:
-        files, path = storage.filesystem(place)
-        found = _visible_files(files, path) if files.exists(path) else None
-    except Exception as error:
-        reason = storage.failure(error)
-        if reason is None:
-            raise
-        raise TrainingError("DataUnreadable", f"{place} cannot be read: {reason}") from error
-    if found is None:
-        raise DataError("MissingFile", f"{place} does not exist: mount the volume or correct data.splits")
-    if not found:
-        raise DataError("MissingFile", f"{place} has no files: check how the splits were written")
-    return files, found
-
-
-def _shown(files: AbstractFileSystem, file: str) -> str:
-    """A file's name, for errors."""
-    return str(files.unstrip_protocol(file)).removeprefix("file://")
-
-
 def delta_version(splits: Splits) -> int | None:
     """Return the version of the Delta table to read; None for files.
 
@@ -165,19 +156,6 @@ def delta_version(splits: Splits) -> int | None:
         DataError: the table or its version does not exist, or its log is corrupt.
     """
     return _delta_table(splits).version() if splits.type == "Delta" else None
-
-
-def _visible_files(files: AbstractFileSystem, path: str) -> list[str]:
-    """Return the files at a path, sorted, without the hidden files that Spark writes."""
-    root = files._strip_protocol(path)  # noqa: SLF001 - fsspec has no public name for it
-    return sorted(
-        file
-        for file in files.find(path)
-        if file == root
-        or not any(
-            part.startswith(("_", ".")) or not part for part in file.removeprefix(root).lstrip("/").split("/")
-        )
-    )
 
 
 def _delta_table(splits: Splits) -> Any:
@@ -220,7 +198,12 @@ def _delta(
     _require(dataset.schema, [SPLIT_COLUMN, *columns], table, label)
     for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
         where = f"{fragment.path} of {table}"
-        batches = _parquet_batches(fragment.open, columns, where, "restore the table", label=label, only=name)
+        # What the table has and the file lacks: values of its partition, and none of a column that was added later.
+        partition = ds.get_partition_keys(fragment.partition_expression)
+        absent = {column: partition.get(column) for column in columns}
+        batches = _parquet_batches(
+            fragment.open, columns, where, "restore the table", label=label, only=name, absent=absent
+        )
         for batch in batches:
             yield from _columns_of(batch, f"the split {name} of {splits.path}", may_be_null)
 
@@ -245,7 +228,7 @@ def _parquet(
     may_be_null: Container[str | None],
     label: str | None,
 ) -> Iterator[Rows]:
-    where = _shown(files, file)
+    where = show(files, file)
     for batch in _parquet_batches(lambda: files.open(file), columns, where, "write it again", label=label):
         yield from _columns_of(batch, where, may_be_null)
 
@@ -258,33 +241,30 @@ def _parquet_batches(
     *,
     label: str | None,
     only: str | None = None,
+    absent: Mapping[str, Any] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a Parquet file; `only`: the rows of this split, if the file has a split column.
+    """Yield some columns of a Parquet file.
 
-    Files of a Delta table omit the columns that it is partitioned by.
+    Args:
+        only: the rows of this split, if the file has a split column.
+        absent: the value in each row of a column that the file may lack.
     """
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    with _opened_parquet(opening, where, remedy) as parquet:
-        _require(parquet.schema_arrow, columns, where, label)
-        if only is None or SPLIT_COLUMN not in parquet.schema_arrow.names:
-            yield from parquet.iter_batches(_BATCH_ROWS, columns=columns)
-            return
-        for batch in parquet.iter_batches(_BATCH_ROWS, columns=[*columns, SPLIT_COLUMN]):
-            yield batch.filter(pc.equal(batch.column(SPLIT_COLUMN), only)).select(columns)
-
-
-@contextmanager
-def _opened_parquet(opening: Callable[[], Any], where: str, remedy: str) -> Iterator[Any]:
-    import pyarrow.parquet as pq
-
-    with (
-        _corruption_named(where, remedy, lambda: _read_through(opening())),
-        opening() as opened,
-        # NB: a scan of a pyarrow.dataset holds a whole row group, of any size.
-        pq.ParquetFile(opened, buffer_size=_BUFFER_BYTES, pre_buffer=False) as parquet,
-    ):
-        yield parquet
+    with open_parquet(opening, where, remedy) as parquet:
+        there = parquet.schema_arrow.names
+        constants = {name: value for name, value in (absent or {}).items() if name not in there}
+        _require(parquet.schema_arrow, [name for name in columns if name not in constants], where, label)
+        is_filtered = only is not None and SPLIT_COLUMN in there
+        wanted = [name for name in columns if name not in constants] + [SPLIT_COLUMN] * is_filtered
+        for batch in parquet.iter_batches(_BATCH_ROWS, columns=wanted):
+            rows = batch.filter(pc.equal(batch.column(SPLIT_COLUMN), only)) if is_filtered else batch
+            arrays = [
+                pa.array([constants[name]] * rows.num_rows) if name in constants else rows.column(name)
+                for name in columns
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=columns)
 
 
 def _columns_of(batch: pa.RecordBatch, where: str, may_be_null: Container[str | None]) -> Iterator[Rows]:
@@ -292,7 +272,7 @@ def _columns_of(batch: pa.RecordBatch, where: str, may_be_null: Container[str | 
         if batch.column(column).null_count and column not in may_be_null:
             raise _null_value(column, where)
     if batch.num_rows:
-        with _corruption_named(where, "write it again"):
+        with name_corruption(where, "write it again"):
             columns = batch.to_pydict()
         yield columns
 
@@ -305,7 +285,7 @@ def _json_lines(
     label: str | None,
 ) -> Iterator[Rows]:
     """Yield the rows of a JSON lines file; its extension selects the compression."""
-    where = _shown(files, file)
+    where = show(files, file)
     with files.open(file, "rb", compression="infer") as opened:
         rows = _objects(opened, where)
         while batch := list(islice(rows, _BATCH_ROWS)):
@@ -340,31 +320,6 @@ def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
         ) from error
 
 
-@contextmanager
-def _corruption_named(
-    where: str, remedy: str, read_through: Callable[[], None] = lambda: None
-) -> Iterator[None]:
-    """Raise DataError for a corrupt or missing file; storage failures, which a retry may solve, pass through.
-
-    read_through: reads every byte of the file; raises the storage's error, if any.
-    """
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DataError("CorruptData", f"{where} is missing from the storage: {remedy}") from error
-    except (ValueError, OSError) as error:
-        # NB: Arrow raises OSError both for corrupt pages and for failed reads.
-        if isinstance(error, OSError):
-            read_through()
-        raise DataError("CorruptData", f"{where} cannot be read ({first_line(error)}): {remedy}") from error
-
-
-def _read_through(opened: Any) -> None:
-    with opened:
-        while opened.read(_BUFFER_BYTES):
-            pass
-
-
 def _require(schema: pa.Schema, columns: list[str], where: str, label: str | None) -> None:
     import pyarrow as pa
 
@@ -374,8 +329,9 @@ def _require(schema: pa.Schema, columns: list[str], where: str, label: str | Non
     texts, lists = (pa.types.is_string, pa.types.is_large_string), (pa.types.is_list, pa.types.is_large_list)
     labels = (pa.types.is_boolean, pa.types.is_integer)
     for column in columns:
-        kind = schema.field(column).type
-        readable = texts + (labels if column == label else lists)
+        kind = _decoded(schema.field(column).type)
+        # A column of nulls alone has no type; whether it may be null is another question.
+        readable = (pa.types.is_null, *texts, *(labels if column == label else lists))
         if not any(is_kind(kind) for is_kind in readable):
             raise _column_type(column, where, str(kind), label)
 

@@ -1,0 +1,96 @@
+"""The files of a split: where they are, and what is wrong with one that cannot be read."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer import storage
+from finetune_trainer.outcome import DataError, TrainingError, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fsspec import AbstractFileSystem
+
+# A Parquet file is read through a buffer of this size for each column.
+_BUFFER_BYTES = 1 << 20
+
+
+def find_files(place: str) -> tuple[AbstractFileSystem, list[str]]:
+    """Return the files of a split, sorted; at least one.
+
+    Raises:
+        DataError: there are none.
+        TrainingError: the storage does not answer.
+    """
+    try:
+        files, path = storage.filesystem(place)
+        found = _visible_files(files, path) if files.exists(path) else None
+    except Exception as error:
+        reason = storage.failure(error)
+        if reason is None:
+            raise
+        raise TrainingError("DataUnreadable", f"{place} cannot be read: {reason}") from error
+    if found is None:
+        raise DataError("MissingFile", f"{place} does not exist: mount the volume or correct data.splits")
+    if not found:
+        raise DataError("MissingFile", f"{place} has no files: check how the splits were written")
+    return files, found
+
+
+def show(files: AbstractFileSystem, file: str) -> str:
+    """A file's name, for errors."""
+    return str(files.unstrip_protocol(file)).removeprefix("file://")
+
+
+def _visible_files(files: AbstractFileSystem, path: str) -> list[str]:
+    """Return the files at a path, sorted, without the hidden files that Spark writes."""
+    root = files._strip_protocol(path)  # noqa: SLF001 - fsspec has no public name for it
+    return sorted(
+        file
+        for file in files.find(path)
+        if file == root
+        or not any(
+            part.startswith(("_", ".")) or not part for part in file.removeprefix(root).lstrip("/").split("/")
+        )
+    )
+
+
+@contextmanager
+def open_parquet(opening: Callable[[], Any], where: str, remedy: str) -> Iterator[Any]:
+    """Open a Parquet file; errors of the block are those of the file, as `name_corruption` raises them."""
+    import pyarrow.parquet as pq
+
+    with (
+        name_corruption(where, remedy, lambda: _read_through(opening())),
+        opening() as opened,
+        # NB: a scan of a pyarrow.dataset holds a whole row group, of any size.
+        pq.ParquetFile(opened, buffer_size=_BUFFER_BYTES, pre_buffer=False) as parquet,
+    ):
+        yield parquet
+
+
+@contextmanager
+def name_corruption(
+    where: str, remedy: str, read_through: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Raise DataError for a corrupt or missing file; storage failures, which a retry may solve, pass through.
+
+    read_through: reads every byte of the file; raises the storage's error, if any.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DataError("CorruptData", f"{where} is missing from the storage: {remedy}") from error
+    except (ValueError, OSError) as error:
+        # NB: Arrow raises OSError both for corrupt pages and for failed reads.
+        if isinstance(error, OSError):
+            read_through()
+        raise DataError("CorruptData", f"{where} cannot be read ({first_line(error)}): {remedy}") from error
+
+
+def _read_through(opened: Any) -> None:
+    with opened:
+        while opened.read(_BUFFER_BYTES):
+            pass
