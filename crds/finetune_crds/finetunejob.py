@@ -51,6 +51,34 @@ Alias = Annotated[
         ),
     ),
 ]
+ModelName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=253,
+        json_schema_extra=rules(
+            Rule(
+                "!self.matches('[/:]') && !self.startsWith('..') && self != '.'",
+                "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them",
+                at_creation=True,
+            )
+        ),
+    ),
+]
+"""Name of a registered model. Source: MLflow, utils/validation.py, `_validate_model_name`."""
+Tags = Annotated[
+    StringMap,
+    Field(
+        json_schema_extra=rules(
+            Rule(
+                "self.all(key, key.matches('^[\\\\pL\\\\pN_/. :-]+$'))",
+                "MLflow allows letters, digits, spaces and _ / . : - in the keys of tags: rename them",
+                at_creation=True,
+            )
+        )
+    ),
+]
+"""Tags in MLflow. Source: MLflow, utils/validation.py, `_validate_tag_name`."""
 PublicUrl = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://")]
 ExitCode = Annotated[int, Field(ge=1, le=255)]
 ExitCodes = Annotated[list[ExitCode], Field(max_length=64, json_schema_extra=A_SET)]
@@ -115,7 +143,7 @@ class Tracking(ApiModel):
     """Experiment; a path on Databricks. Default: the namespace of the job; on Databricks /Shared/namespace."""
     run_name: Name | None = None
     """Name of the run. Default: the name of the job."""
-    tags: StringMap = Field(default_factory=dict)
+    tags: Tags = Field(default_factory=dict)
     """Tags of the run."""
     secret_ref: LocalReference | None = None
     """Secret with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; for Databricks with
@@ -139,11 +167,11 @@ Upload = Literal["Proxy", "Direct"]
 class Register(ApiModel):
     """The registered model."""
 
-    model: Name = ""
+    model: ModelName = ""
     """Name of the registered model. Default: metadata.name."""
     aliases: Annotated[list[Alias], Field(max_length=10, json_schema_extra=A_SET)] = ["candidate"]
     """Aliases to point at the new version."""
-    tags: StringMap = Field(default_factory=dict)
+    tags: Tags = Field(default_factory=dict)
     """Tags of the version."""
     signature: bool = True
     """Store the model's input and output signature with the version."""

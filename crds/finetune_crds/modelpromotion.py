@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Rule, StringMap, Uri, immutable, renamed, rules
+from finetune_crds.base import ApiModel, Rule, Uri, immutable, renamed, rules
 from finetune_crds.env import LocalReference, ObjectReference
-from finetune_crds.finetunejob import Alias
+from finetune_crds.finetunejob import Alias, Tags
 from finetune_crds.gates import Gates
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.serving import Serving
@@ -193,7 +193,7 @@ class ModelPromotionSpec(ApiModel):
     """Point the alias at an earlier version, without gates, and keep it there while this field is set."""
     suspend: bool = False
     """True stops all moves of the alias and all changes of the endpoint; false resumes."""
-    tags: StringMap = Field(default_factory=dict)
+    tags: Tags = Field(default_factory=dict)
     """Tags that a version gets when the alias moves to it."""
     tracking: PromotionTracking = Field(default_factory=PromotionTracking)
     """The MLflow server and the model registry."""

@@ -281,6 +281,18 @@ REFUSED: dict[str, tuple[Json, str]] = {
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"labelSmoothing": 0.5}}),
         "spec.objective.dpo.labelSmoothing",
     ),
+    "a folder in the name of a model": (
+        job(register={"model": "team/support"}),
+        "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them",
+    ),
+    "a sign in the key of a tag of the version": (
+        job(register={"tags": {"a$": "b"}}),
+        "MLflow allows letters, digits, spaces and _ / . : - in the keys of tags: rename them",
+    ),
+    "a sign in the key of a tag of the run": (
+        job(tracking={"tags": {"who?": "me"}}),
+        "MLflow allows letters, digits, spaces and _ / . : - in the keys of tags: rename them",
+    ),
     "stopping early without evaluations": (
         job(training={"earlyStopping": {}}),
         "earlyStopping needs evaluations during training: set training.evalEverySteps",

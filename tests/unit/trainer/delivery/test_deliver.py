@@ -58,6 +58,16 @@ def test_an_attempt_whose_pod_was_lost_is_repeated(tmp_path: Path) -> None:
     assert weights(tmp_path) == "2"
 
 
+def test_a_refusal_of_the_registry_is_not_tried_again(
+    tmp_path: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow.uri)
+    with pytest.raises(RecipeRefusedError) as refused:
+        Registry(mlflow.run_id, None).register("team/support", "m-1", tmp_path, {})
+    assert (refused.value.reason, refused.value.exit_code) == ("RegistrationRefused", 64)
+    assert "Invalid model name 'team/support'" in refused.value.message
+
+
 def test_an_attempt_whose_upload_failed_is_repeated(
     tmp_path: Path, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from finetune_trainer import track
-from finetune_trainer.outcome import PodFailure, TrainingError
+from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
 from finetune_trainer.train.delivery import upload
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class Registry:
         """Upload the exported folder as the run's logged model, unless it exists, and return its id.
 
         Raises:
-            RecipeRefusedError: the server does not know the way of the upload.
-            TrainingError: MLflow rejected the model, or was unreachable for too long.
+            RecipeRefusedError: MLflow rejected the model, or does not know the way of the upload.
+            TrainingError: MLflow was unreachable for too long.
         """
         return self._with_retries(lambda mlflow: self._log(mlflow, folder))
 
@@ -76,7 +76,8 @@ class Registry:
         """Call MLflow, with retries while it is unreachable.
 
         Raises:
-            TrainingError: MLflow rejected the call, or was unreachable for too long.
+            RecipeRefusedError: MLflow rejected the call.
+            TrainingError: MLflow was unreachable for too long.
         """
         deadline = time.monotonic() + self._patience
         pause, printed = 0.5, False
@@ -88,7 +89,10 @@ class Registry:
             except Exception as error:
                 line = track.first_line(error)
                 if track.is_final(error):
-                    raise TrainingError("RegistrationRefused", f"MLflow refused the model: {line}") from error
+                    # NB: another attempt would train again, and be refused again.
+                    raise RecipeRefusedError(
+                        f"MLflow refused the model: {line}", reason="RegistrationRefused"
+                    ) from error
                 if time.monotonic() + pause > deadline:
                     raise TrainingError(
                         "MlflowUnreachable",
