@@ -42,15 +42,9 @@ def _wait(draft: Draft, wanted: Register) -> Outcome:
     if _is_known(draft):
         wait_for_lost(draft, ConditionType.REGISTERED, ConditionReason.REGISTERING)
         return Stop
-    trained = draft.condition(ConditionType.TRAINED)
-    waited = (draft.now - trained.last_transition_time).total_seconds() if trained else 0.0
+    waiting = f"waiting for a version of {wanted.model}"
+    waited = _seconds_of_answer(draft, ConditionType.REGISTERED, ConditionReason.REGISTERING, waiting)
     if waited < draft.settings.registration_patience_seconds:
-        draft.set(
-            ConditionType.REGISTERED,
-            False,
-            ConditionReason.REGISTERING,
-            f"waiting for a version of {wanted.model}",
-        )
         draft.requeue_after(draft.settings.poll_seconds)
         return Stop
     run = draft.status.run_id
@@ -71,19 +65,26 @@ def wait_for_lost(draft: Draft, kind: ConditionType, reason: ConditionReason) ->
     """
     known, run = draft.status.model or ModelStatus(), draft.status.run_id
     message = f"version {known.version} of {known.name} cannot be found from run {run}"
-    waiting, before = f"{message}: looking again", draft.condition(kind)
-    if before is None or before.message != waiting:
-        # NB: the condition may be False since long, for another reason. Its time becomes that of the first answer without a version.
-        draft.unset(kind)
-    draft.set(kind, False, reason, waiting)
-    found = draft.condition(kind)
-    waited = (draft.now - found.last_transition_time).total_seconds() if found else 0.0
-    if waited < draft.settings.registration_patience_seconds:
+    if (
+        _seconds_of_answer(draft, kind, reason, f"{message}: looking again")
+        < draft.settings.registration_patience_seconds
+    ):
         draft.requeue_after(draft.settings.poll_seconds)
         return
     _fail(
         draft, f"{message}: the version or the run was deleted; create a FineTuneJob with another name", kind
     )
+
+
+def _seconds_of_answer(draft: Draft, kind: ConditionType, reason: ConditionReason, message: str) -> float:
+    """Set a condition that says that MLflow answered without a version, and return for how long it has done so."""
+    before = draft.condition(kind)
+    if before is None or before.message != message:
+        # NB: the condition may be False since long, for another reason such as an outage. Its time becomes that of the first answer.
+        draft.unset(kind)
+    draft.set(kind, False, reason, message)
+    condition = draft.condition(kind)
+    return (draft.now - condition.last_transition_time).total_seconds() if condition else 0.0
 
 
 def _fail(draft: Draft, message: str, kind: ConditionType = ConditionType.REGISTERED) -> None:

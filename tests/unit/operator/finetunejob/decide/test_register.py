@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.status import MlflowStatus, ModelStatus
+from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import FinishRun, Mlflow, SetAlias
 from finetune_operator.registry.base import RegisteredVersion
@@ -18,6 +18,7 @@ from worlds.memory.decisions import (
     SETTINGS,
     TRAINED,
     conclude,
+    condition,
     ftj,
     later,
     observed,
@@ -37,9 +38,15 @@ BEFORE = status(
 AWAY = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://m cannot be reached: no"))
 
 
-def register(mlflow: Mlflow | None, seconds: float = 0, aliases: list[str] | None = None, **seen: Any) -> Any:
+def register(
+    mlflow: Mlflow | None,
+    seconds: float = 0,
+    aliases: list[str] | None = None,
+    before: FineTuneJobStatus = BEFORE,
+    **seen: Any,
+) -> Any:
     wanted = {"model": "tuned"} | ({} if aliases is None else {"aliases": aliases})
-    found = ftj(BEFORE, register=wanted)
+    found = ftj(before, register=wanted)
     return conclude(found, observed(mlflow=mlflow, **seen), at=later(seconds), settings=SETTINGS)
 
 
@@ -104,14 +111,24 @@ MISSING = (
     "training ended without a version of tuned from run r1: have the script register one from MLFLOW_RUN_ID, "
     "or remove spec.register"
 )
-WAITING: dict[str, tuple[Mlflow | None, float, tuple[str, str, str]]] = {
-    "the version may still come": (
+EXPECTED = "waiting for a version of tuned"
+# What the condition said when the job had trained; what MLflow says now, and how many seconds later; what the condition says then.
+WAITING: dict[str, tuple[str, Mlflow | None, float, tuple[str, str, str]]] = {
+    "the version may still come": (EXPECTED, tracked(), 59, ("False", ConditionReason.REGISTERING, EXPECTED)),
+    "the version will not come": (
+        EXPECTED,
         tracked(),
-        59,
-        ("False", ConditionReason.REGISTERING, "waiting for a version of tuned"),
+        60,
+        ("False", ConditionReason.REGISTRATION_FAILED, MISSING),
     ),
-    "the version will not come": (tracked(), 60, ("False", ConditionReason.REGISTRATION_FAILED, MISSING)),
+    "MLflow was away until now": (
+        "registration waits for MLflow: it was away",
+        tracked(),
+        6000,
+        ("False", ConditionReason.REGISTERING, EXPECTED),
+    ),
     "MLflow is away, however long": (
+        EXPECTED,
         AWAY,
         6000,
         (
@@ -121,6 +138,7 @@ WAITING: dict[str, tuple[Mlflow | None, float, tuple[str, str, str]]] = {
         ),
     ),
     "MLflow was not asked": (
+        EXPECTED,
         None,
         6000,
         (
@@ -132,9 +150,11 @@ WAITING: dict[str, tuple[Mlflow | None, float, tuple[str, str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("mlflow", "seconds", "expected"), WAITING.values(), ids=WAITING)
-def test_waiting(mlflow: Mlflow | None, seconds: float, expected: tuple[str, str, str]) -> None:
-    decision = register(mlflow, seconds)
+@pytest.mark.parametrize(("message", "mlflow", "seconds", "expected"), WAITING.values(), ids=WAITING)
+def test_waiting(message: str, mlflow: Mlflow | None, seconds: float, expected: tuple[str, str, str]) -> None:
+    waiting = condition(ConditionType.REGISTERED, "False", ConditionReason.REGISTERING, message)
+    before = BEFORE.model_copy(update={"conditions": [*BEFORE.conditions, waiting]})
+    decision = register(mlflow, seconds, before=before)
     assert said(decision, ConditionType.REGISTERED) == expected
     failed = expected[1] == ConditionReason.REGISTRATION_FAILED
     assert decision.status.phase == ("Failed" if failed else "Registering")
