@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from finetune_crds import catalog, cleaning
 from finetune_crds.base import (
@@ -125,6 +125,21 @@ class Columns(ApiModel):
         return names | {field: value for field, value in given.items() if value is not None}
 
 
+SplitsPlace = Annotated[
+    Uri,
+    Field(
+        json_schema_extra=rules(
+            Rule(
+                "!self.matches('^(/Volumes/|dbfs:/|/dbfs/)')",
+                "the training pods do not have /Volumes and dbfs:/ of a Databricks workspace: put the splits in an object store",
+                at_creation=True,
+            )
+        )
+    ),
+]
+"""Where splits are."""
+
+
 class Splits(ApiModel):
     """Prepared splits: training starts without a preparation."""
 
@@ -141,15 +156,15 @@ class Splits(ApiModel):
 
     type: Literal["Delta", "Parquet", "JSONLines"]
     """What the splits are: one Delta table with a split column, or files for each split."""
-    path: Uri | None = None
+    path: SplitsPlace | None = None
     """The Delta table. Its `split` column holds train, validation or test."""
     version: NonNegative | None = None
     """Version of the Delta table. Default: the newest when training starts."""
-    train: Uri | None = None
+    train: SplitsPlace | None = None
     """Folder or file with the training split."""
-    validation: Uri | None = None
+    validation: SplitsPlace | None = None
     """Folder or file with the split that the evaluations of training use."""
-    test: Uri | None = None
+    test: SplitsPlace | None = None
     """Folder or file with the split that spec.evaluation uses; training never reads it."""
 
 

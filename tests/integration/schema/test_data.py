@@ -113,6 +113,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
         job(data={"splits": {"type": "Delta", "path": "/x", "test": "/y"}}),
         "set path (and version) for type Delta, or train (and validation and test) for files",
     ),
+    **{
+        f"splits in a workspace: {field}": (
+            job(data={"splits": splits, "columns": {"type": "Text"}}),
+            "the training pods do not have /Volumes and dbfs:/ of a Databricks workspace: put the splits in an object store",
+        )
+        for field, splits in {
+            "path": {"type": "Delta", "path": "/Volumes/a/b/c/splits"},
+            "train": {"type": "Parquet", "train": "dbfs:/splits"},
+            "test": {"type": "Parquet", "train": "/x", "test": "/dbfs/splits"},
+        }.items()
+    },
     "source and splits": (
         job(data={**prepared(), "splits": {"type": "Delta", "path": "/x"}}),
         "set either source (with prepare) or splits",
