@@ -30,8 +30,11 @@ CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
 
 FIELDS = {"role": "from", "content": "value"}
 """The fields that each message has, in OpenAI's format and in ShareGPT's."""
-ROLES = {"human": "user", "gpt": "assistant"}
-"""The roles of ShareGPT's format that have another name in OpenAI's. Source: FastChat, conversation format of Vicuna."""
+ROLES = {"human": "user", "gpt": "assistant", "function": "tool"}
+"""Roles that have another name in OpenAI's format: those of ShareGPT (source: FastChat, conversation format of Vicuna), and the one that
+`tool` has replaced."""
+LEGACY_CALL = "function_call"
+"""The field that `tool_calls` has replaced in OpenAI's format: one call, without its wrapper."""
 
 # The keys of a definition in the order in which servers pass them on: a Parquet file or a reader of JSON may have sorted them.
 _FIRST = ("type", "function", "name", "description", "parameters", "properties", "required")
@@ -43,7 +46,10 @@ def are_fields_of_messages(fields: Collection[str]) -> bool:
 
 
 def rename(value: Any) -> Any:
-    """Return messages with the fields and roles of OpenAI's format; what is no list of messages is returned as it is."""
+    """Return messages with the fields and roles of OpenAI's format as it is today.
+
+    What is no list of messages is returned as it is.
+    """
     if not isinstance(value, list):
         return value
     return [_rename(message) if isinstance(message, dict) else message for message in value]
@@ -54,8 +60,18 @@ def _rename(message: Message) -> Message:
     for ours, theirs in FIELDS.items():
         if renamed.get(ours) is None and renamed.get(theirs) is not None:
             renamed[ours] = renamed.pop(theirs)
+    call = renamed.pop(LEGACY_CALL, None)
+    if call and not renamed.get("tool_calls"):
+        renamed["tool_calls"] = (
+            wrap_call(call) if isinstance(call, str) else [{"type": "function", "function": call}]
+        )
     role = renamed.get("role")
     return renamed | ({"role": ROLES[role]} if role in ROLES else {})
+
+
+def wrap_call(text: str) -> str:
+    """Return the JSON text of the only call of a message as that of a list of calls."""
+    return f'[{{"type": "function", "function": {text}}}]'
 
 
 def wrong_shape(value: Any) -> str | None:

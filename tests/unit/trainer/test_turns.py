@@ -126,6 +126,34 @@ RENAMED: dict[str, tuple[Any, Any]] = {
             {"role": "system", "content": "be"},
         ],
     ),
+    "a call of before tool_calls": (
+        [
+            {"role": "assistant", "content": None, "function_call": CALL["function"]},
+            {"role": "function", "content": "7"},
+        ],
+        [
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"type": "function", "function": CALL["function"]}],
+            },
+            {"role": "tool", "content": "7"},
+        ],
+    ),
+    "such a call as JSON text": (
+        [{"role": "assistant", "content": "", "function_call": '{"name": "a"}'}],
+        [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": '[{"type": "function", "function": {"name": "a"}}]',
+            }
+        ],
+    ),
+    "no call": (
+        [{"role": "assistant", "content": "a", "function_call": None}],
+        [{"role": "assistant", "content": "a"}],
+    ),
     "its roles alone": ([{"role": "human", "content": "hi"}], [{"role": "user", "content": "hi"}]),
     "its fields beside ours that have no value": (
         [{"from": "gpt", "value": "ho", "role": None, "content": None}],

@@ -15,7 +15,7 @@ from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import content
 from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE, TOOLS
 from finetune_trainer.prep.template import quoted
-from finetune_trainer.turns import FIELDS, ROLES, WEIGHT, WEIGHTS
+from finetune_trainer.turns import FIELDS, LEGACY_CALL, ROLES, WEIGHT, WEIGHTS, wrap_call
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -72,18 +72,13 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
     if form.weight and WEIGHT in fields:
         fields[WEIGHT] = form.weight
     if isinstance(kind, StringType):
-        names = dict.fromkeys([*fields.values(), *FIELDS.values()])
+        names = dict.fromkeys([*fields.values(), *FIELDS.values(), LEGACY_CALL])
         given = [StructField(field, StringType()) for field in names]
         column = content.parse_conversations(column, ArrayType(StructType(given)))
         return sf.transform(
             column,
             lambda turn: _message(
-                {
-                    field: sf.coalesce(turn[of_source], turn[FIELDS[field]])
-                    if field in FIELDS
-                    else turn[of_source]
-                    for field, of_source in fields.items()
-                }
+                {field: _text_field(turn, field, of_source) for field, of_source in fields.items()}
             ),
         )
     if not content.is_conversation(kind):
@@ -97,18 +92,41 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
     kinds = {field.name: field.dataType for field in kind.elementType}
 
     def field(turn: Column, name: str) -> Column:
+        if name == _CALLS and LEGACY_CALL in kinds:
+            calls = sf.nullif(as_is(turn, name), sf.lit(_NO_TOOLS))
+            return sf.coalesce(calls, _wrap_call(as_is(turn, LEGACY_CALL)))
+        return as_is(turn, name)
+
+    def as_is(turn: Column, name: str) -> Column:
         if name not in kinds and FIELDS.get(name) in kinds:
-            return field(turn, FIELDS[name])
+            return as_is(turn, FIELDS[name])
         if name not in kinds:
             return sf.lit(None).cast("string")
         if name in ("content", FIELDS["content"]):
             return content.join_parts(turn[name], kinds[name])
-        structure = isinstance(kinds[name], ArrayType | StructType | MapType) and name in carried
+        structure = isinstance(kinds[name], ArrayType | StructType | MapType) and name in (
+            *carried,
+            LEGACY_CALL,
+        )
         return sf.to_json(turn[name]) if structure else turn[name].cast("string")
 
     return sf.transform(
         column, lambda turn: _message({name: field(turn, of_source) for name, of_source in fields.items()})
     )
+
+
+def _text_field(turn: Column, field: str, of_source: str) -> Column:
+    """A field of a message that was parsed from JSON text."""
+    if field in FIELDS:
+        return sf.coalesce(turn[of_source], turn[FIELDS[field]])
+    if field == _CALLS:
+        return sf.coalesce(sf.nullif(turn[of_source], sf.lit(_NO_TOOLS)), _wrap_call(turn[LEGACY_CALL]))
+    return turn[of_source]
+
+
+def _wrap_call(text: Column) -> Column:
+    before, after = wrap_call("\0").split("\0")
+    return sf.when(text.isNotNull(), sf.concat(sf.lit(before), text, sf.lit(after)))
 
 
 def _message(fields: dict[str, Column]) -> Column:

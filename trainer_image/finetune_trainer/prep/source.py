@@ -172,10 +172,12 @@ def conversations(frame: DataFrame, weight: str | None = None) -> dict[str, tupl
     Args:
         weight: the field of the source that is kept as `turns.WEIGHT`. Default: the one of this name.
     """
-    named = {turns.WEIGHT: weight or turns.WEIGHT}
+    named = {turns.WEIGHT: {weight or turns.WEIGHT}, "tool_calls": {"tool_calls", turns.LEGACY_CALL}}
     found = {field.name: field.dataType for field in frame.schema.fields if is_conversation(field.dataType)}
     return {
-        name: tuple(one for one in turns.CARRIED if named.get(one, one) in kind.elementType.fieldNames())
+        name: tuple(
+            one for one in turns.CARRIED if named.get(one, {one}) & set(kind.elementType.fieldNames())
+        )
         for name, kind in found.items()
         if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType)
     }

@@ -179,6 +179,26 @@ def test_calls_and_answers_are_learned_and_neither_results_nor_answers_of_weight
     ]
 
 
+@pytest.mark.parametrize("as_text", [False, True], ids=["structures", "text"])
+def test_calls_of_before_tool_calls(preparing: Callable[[str], Preparer], as_text: bool) -> None:
+    call = {"name": "weather", "arguments": '{"city": "Ulm"}'}
+    legacy = [
+        said("user", "How is Ulm?") | {"function_call": None},
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "content": "Rain.", "function_call": None},
+        said("assistant", "It rains.") | {"function_call": None},
+    ]
+    preparer = preparing(HERMES)
+    rows = [{"messages": json.dumps(legacy) if as_text else legacy}]
+    result = preparer(rows, columns={"type": "Messages"})
+    (row,) = table_of(result)
+    assert [turn["role"] for turn in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+    calls = [json.loads(turn["tool_calls"]) for turn in row["messages"] if turn["tool_calls"]]
+    assert calls == [[{"type": "function", "function": call}]]
+    trained = Trained(result, preparer.folder / "model", {"type": "Messages"})
+    assert '"name": "weather", "arguments": {"city": "Ulm"}' in trained.learned[0]
+
+
 def test_the_table_has_structures_as_json_text(preparing: Callable[[str], Preparer]) -> None:
     preparer = preparing(HERMES)
     preparer.run = prepared
