@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, TemplateError, TemplateSyntaxError
 
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.turns import TEXT_PART
+from finetune_trainer.turns import REASONING, TEXT_PART
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,6 +121,8 @@ def use(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> None:
 _TOOLS, _CALLS, _RESULTS = "tools", "tool calls", "messages of role tool"
 # What shows whether it does: a definition and a call as clients send them, and without their wrapper.
 _TOOL, _CALL, _RESULT, _CONTENT = "probed_tool", "probed_call", "probed_result", "probed_content"
+# Roles that every template knows, or that are looked at with the calls of tools.
+_ROLES_OF_ALL = {"user", "assistant", "tool"}
 _DEFINITION = {
     "name": _TOOL,
     "description": "A tool.",
@@ -148,10 +150,17 @@ def render(
         messages, tools: as `turns` makes them.
 
     Raises:
-        FAILURES: the template does not take it, or leaves out tools, tool calls or what a tool returned.
+        FAILURES: the template does not take it, or leaves out tools, tool calls, what a tool returned, the messages of a role, or the
+            reasoning before an answer.
     """
+    template = str(tokenizer.chat_template)
     used = _used(messages, tools)
-    if left_out := used and used & _without_effect(tokenizer, str(tokenizer.chat_template)):
+    left_out = used & _without_effect(tokenizer, template) if used else set()
+    left_out |= {
+        f"messages of role {role}" for role in _roles(messages) if _drops_role(tokenizer, template, role)
+    }
+    left_out |= {field for field in _reasoning(messages) if _drops_reasoning(tokenizer, template, field)}
+    if left_out:
         raise ValueError(
             f"it does not render {' and '.join(sorted(left_out))}: set model.chatTemplate to one that does"
         )
@@ -262,6 +271,35 @@ def _used(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> se
     found = {_TOOLS} if tools else set()
     found |= {_CALLS} if any("tool_calls" in message for message in messages) else set()
     return found | ({_RESULTS} if any(message["role"] == "tool" for message in messages) else set())
+
+
+def _roles(messages: Sequence[Message]) -> set[str]:
+    """The roles that a template may not know."""
+    return {str(message["role"]) for message in messages} - _ROLES_OF_ALL
+
+
+def _reasoning(messages: Sequence[Message]) -> set[str]:
+    """The fields with reasoning of the last message: templates leave out that of earlier ones on purpose."""
+    return {field for field in REASONING if messages and messages[-1].get(field)}
+
+
+@lru_cache(maxsize=32)
+def _drops_role(tokenizer: PreTrainedTokenizerBase, _template: str, role: str) -> bool:
+    """Whether a template leaves out the messages of a role without a word."""
+    asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    return _leaves_out(tokenizer, [{"role": role, "content": _CONTENT}, *asked])
+
+
+@lru_cache(maxsize=32)
+def _drops_reasoning(tokenizer: PreTrainedTokenizerBase, _template: str, field: str) -> bool:
+    """Whether a template leaves out a field with the reasoning before the last answer without a word."""
+    answer = {"role": "assistant", "content": "!", field: _CONTENT}
+    return _leaves_out(tokenizer, [{"role": "user", "content": "?"}, answer])
+
+
+def _leaves_out(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> bool:
+    text = _rendered(tokenizer, _as_expected(tokenizer, messages), None)
+    return text is not None and _CONTENT not in text
 
 
 @lru_cache(maxsize=4)

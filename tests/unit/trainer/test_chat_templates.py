@@ -169,6 +169,52 @@ def test_a_template_that_expects_parts_gets_them() -> None:
     assert [text[begin:end] for begin, end in spans] == ["Who?", "It."]
 
 
+# As Phi-3's first template, which knows neither system turns nor reasoning.
+WITHOUT_SYSTEM = """\
+{% for turn in messages %}{% if turn.role == 'user' or turn.role == 'assistant' %}<{{ turn.role }}>{{ turn.content }}{% endif %}{% endfor %}"""
+THINKING = "{% for turn in messages %}{{ turn.role }}:{{ turn.reasoning_content or '' }}{{ turn.content }};{% endfor %}"
+DROPPED: dict[str, tuple[str, list[dict[str, Any]], str]] = {
+    "a system turn": (WITHOUT_SYSTEM, [{"role": "system", "content": "Be."}], "messages of role system"),
+    "a developer's turn": (
+        WITHOUT_SYSTEM,
+        [{"role": "developer", "content": "Be."}],
+        "messages of role developer",
+    ),
+    "reasoning": (WITHOUT_SYSTEM, [{"role": "assistant", "content": "a", "thinking": "Hm."}], "thinking"),
+    "reasoning by another name": (
+        THINKING,
+        [{"role": "assistant", "content": "a", "thinking": "Hm."}],
+        "",
+    ),
+    "none": (
+        THINKING,
+        [
+            {"role": "developer", "content": "Be."},
+            {"role": "assistant", "content": "a", "reasoning_content": "Hm."},
+        ],
+        "",
+    ),
+    "that of an earlier answer": (
+        WITHOUT_SYSTEM,
+        [{"role": "assistant", "content": "a", "thinking": "Hm."}, {"role": "user", "content": "b"}],
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DROPPED)
+def test_what_a_template_drops_without_a_word_is_refused(case: str) -> None:
+    template, turns, dropped = DROPPED[case]
+    made = tokenizer(ChatTemplate(type="Jinja", jinja=template))
+    if not dropped:
+        assert "a" in chat_templates.render(made, turns)
+        return
+    with pytest.raises(
+        ValueError, match=f"^it does not render {dropped}: set model.chatTemplate to one that does$"
+    ):
+        chat_templates.render(made, turns)
+
+
 def test_another_template_of_the_same_tokenizer_is_looked_at_anew() -> None:
     made = tokenizer(ChatTemplate(type="Jinja", jinja=CONTENTS))
     assert not chat_templates.renders_tools(made)
