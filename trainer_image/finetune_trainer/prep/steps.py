@@ -33,6 +33,9 @@ MIXED_FROM, SOURCE = "__finetune_source", "source"
 _MOST_ROWS_HELD = 10_000
 # Runs of white space, but for a single space, which replacing costs twice the time.
 _WHITE_SPACE = r"(?U) ?[^\S ]\s*|  \s*"
+# The same within a line, behind its indentation, and what ends a line before its break.
+_INSIDE_A_LINE = r"(?U)(?<=\S)(?: ?[^\S \n]|  )[^\S\n]*"
+_BEFORE_A_BREAK = r"(?U)[^\S\n]+(?=\n)"
 
 
 def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
@@ -182,17 +185,16 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
     id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, label and weights, or of the text
-    of dedupe.columns, but for case and white space. group: the text that decides on the split. stratum: the value whose share
+    of dedupe.columns, but for case and white space within lines: programs differ in their indentation. group: the text that decides on the split. stratum: the value whose share
     each split has, if it is stratified. plain: the text that is compared for near duplicates, if they are removed. said: the
     text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
     """
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
     structures = _structures(frame, form)
-    text = _fingerprint(example + structures)
     learned = [sf.col(labels.COLUMN).cast("string")] if form.label else []
     learned += [conversations.weights(name) for name in form.spoken if WEIGHT in form.carried]
-    fingerprint = _fingerprint(example + structures + learned) if learned else text
+    fingerprint = _fingerprint(example + structures + learned)
     chosen = [_text(name) for name in plan.prepare.dedupe.columns or []]
     owner = sf.col(quoted(_as_is(key))) if key else sf.lit(None).cast("string")
     identity = sf.sha2(
@@ -213,7 +215,7 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
         # NB: without its label and weights, so that no text is both trained and evaluated on.
-        sf.coalesce(owner, text).alias(GROUP),
+        sf.coalesce(owner, sf.sha2(_plain(example + structures), 256)).alias(GROUP),
         *([_text(_as_is(stratum)).alias(STRATUM)] if stratum else []),
         *compared,
         *_rendered(form),
@@ -238,8 +240,14 @@ def _turns(form: Form) -> list[Column]:
 
 
 def _fingerprint(parts: list[Column]) -> Column:
-    """Return a hash that is the same for texts that differ in case and white space only."""
-    return sf.sha2(_plain(parts), 256)
+    """Return a hash that is the same for texts that differ only in case, and in white space that is not indentation."""
+    lines = [
+        sf.lower(
+            sf.trim(sf.regexp_replace(sf.regexp_replace(text, _BEFORE_A_BREAK, ""), _INSIDE_A_LINE, " "))
+        )
+        for text in parts
+    ]
+    return sf.sha2(sf.concat_ws("\n", *lines), 256)
 
 
 def _plain(parts: list[Column]) -> Column:
