@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_crds.data import Columns
+from finetune_crds.training import Model
 from finetune_trainer.documents import Document, Documents, from_table, labels, token_columns
 from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.tokenizer import load_tokenizer
+from support.small_tokenizer import save_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +72,15 @@ def test_loss_is_taken_on_the_answer_and_the_end(tokenizer: PreTrainedTokenizerB
     example = single(tokenizer, PROMPT_RESPONSE, rows)
     assert tokenizer.decode(example.tokens) == "What is the red house? The house is red.<eos>"
     assert learned_text(tokenizer, example) == "The house is red.<eos>"
+
+
+def test_a_prompt_begins_as_every_text_of_the_tokenizer_does(tmp_path: Path) -> None:
+    """Llama's puts a token before a text: before a prompt, and not before its answer."""
+    save_tokenizer(tmp_path)
+    model = Model(base=str(tmp_path))
+    starting = load_tokenizer(model, tmp_path)
+    example = single(starting, PROMPT_RESPONSE, {"prompt": ["the question"], "response": ["the answer"]})
+    assert starting.decode(example.tokens) == "<s>the questionthe answer</s>"
 
 
 def test_loss_can_be_taken_on_everything(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from finetune_trainer import track
-from finetune_trainer.outcome import TrainingError
+from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.register import Registry
 from standins.databricks import Workspace, running
@@ -98,5 +98,5 @@ def test_a_model_without_a_signature(workspace: Workspace, run_id: str, tmp_path
 def test_a_pod_that_may_not_create_versions(workspace: Workspace, run_id: str, tmp_path: Path) -> None:
     registry, folder = Registry(run_id, None, patience_seconds=0.1), exported(tmp_path / "export")
     workspace.denied = {"POST /api/2.0/mlflow/unity-catalog/model-versions/create"}
-    with pytest.raises(TrainingError, match="does not have the permission"):
+    with pytest.raises(RecipeRefusedError, match="does not have the permission"):
         registry.register(MODEL, registry.upload(folder), folder, {})

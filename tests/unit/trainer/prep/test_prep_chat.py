@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from finetune_crds.contract import PrepResult
     from finetune_trainer.prep.report import Facts
 
-USER_FIRST = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('Roles must alternate.') }}{% endif %}"
 ROLES = [("user", "assistant"), ("assistant", "user"), ("user", "assistant", "user")]
 CHATS = [
     {"messages": [{"role": role, "content": f"{number} of {index}"} for number, role in enumerate(roles)]}
@@ -29,6 +28,7 @@ CHATS = [
 ]
 PAIRS = [{"question": "What is the table?", "context": "a", "answer": "The answer."}]
 PLAIN = "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
+USER_FIRST = f"{{% if messages[0]['role'] != 'user' %}}{{{{ raise_exception('Roles must alternate.') }}}}{{% endif %}}{PLAIN}"
 ALL_TRAIN = {"train": 1.0, "validation": 0.0, "test": 0.0}
 
 

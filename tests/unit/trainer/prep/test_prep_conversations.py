@@ -14,6 +14,7 @@ from finetune_crds.training import Model
 from finetune_trainer import chat_templates, outcome
 from finetune_trainer.columns import of_table
 from finetune_trainer.documents import Documents, from_table, token_columns
+from finetune_trainer.prep import conversations
 from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train.data import read
 from finetune_trainer.train.data.encode import Encoder
@@ -265,6 +266,14 @@ def test_what_cannot_be_rendered_is_dropped_and_counted(
     assert (result.dropped, result.rows.train) == (dropped, 1)
 
 
+def test_tools_that_are_no_definitions_are_refused(spark: SparkSession) -> None:
+    frame = spark.createDataFrame([(["look"],)], "tools array<string>")
+    with pytest.raises(
+        outcome.DataError, match="column tools holds array<string>: tools are a list of definitions"
+    ):
+        conversations.tools(frame, "tools")
+
+
 def test_a_template_without_tools_is_refused_at_the_start(preparing: Callable[[str], Preparer]) -> None:
     preparer = preparing(CONTENTS)
     with pytest.raises(outcome.RecipeRefusedError) as refused:
@@ -338,6 +347,8 @@ def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Prepa
             said("user", "Charge it."),
             calling("charge", card=4111111111111111, to="jane@example.com")
             | {"reasoning_content": "It is for jane@example.com."},
+            # A template may leave out what was thought before an earlier answer.
+            said("assistant", "Done."),
         ],
         "tools": [tool("charge", of="card") | {"owner": "jane@example.com"}],
     }
@@ -346,7 +357,7 @@ def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Prepa
     (call,) = json.loads(made["messages"][1]["tool_calls"])
     assert call["function"]["arguments"] == {"card": "<CARD_NUMBER>", "to": "<EMAIL>"}
     assert json.loads(made["tools"])[0]["owner"] == "<EMAIL>"
-    assert [turn["reasoning_content"] for turn in made["messages"]] == [None, "It is for <EMAIL>."]
+    assert [turn["reasoning_content"] for turn in made["messages"]] == [None, "It is for <EMAIL>.", None]
     assert result.redacted == {"Email": 3, "CardNumber": 1}
 
 

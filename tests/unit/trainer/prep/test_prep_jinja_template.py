@@ -49,6 +49,7 @@ RENDERED: dict[str, tuple[str, tuple[str, ...], str]] = {
         "3",
     ),
     "a repetition": ("{{ '-' * 5 }}{{ 2 ** 3 }}", (), "-----8"),
+    "the longest repetition": ("{{ ('-' * 1000000) | length }}", (), "1000000"),
 }
 
 

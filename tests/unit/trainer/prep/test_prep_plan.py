@@ -126,6 +126,7 @@ NO_WEIGHTS = funnel.Counts(
     rows={"train": 1, "validation": 1},
     tokens={"train": 9, "validation": 9},
     weighed=0,
+    learned=2,
 )
 SPOKEN: list[tuple[str, dict[str, Any], dict[str, tuple[str, ...]], tuple[Any, ...]]] = [
     ("messages", CHAT, {"chat": ("name",)}, (("chat",), ("name",), ("messages",))),

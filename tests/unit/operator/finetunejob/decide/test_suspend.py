@@ -106,6 +106,15 @@ def test_a_job_goes_on(seen: Observed, attempt: int, children: list[str]) -> Non
     )
 
 
+def test_a_job_that_goes_on_has_no_pod_that_is_blocked() -> None:
+    decision = conclude(ftj(status(SUSPENDED, PREPARED, UNHEALTHY, suspend_time=NOW)))
+    assert said(decision, ConditionType.PODS_HEALTHY) == (
+        "True",
+        ConditionReason.PODS_RUNNING,
+        "no pod is blocked",
+    )
+
+
 def test_a_job_that_had_not_trained_goes_on() -> None:
     decision = conclude(ftj(status(SUSPENDED, PREPARED, suspend_time=NOW)))
     assert said(decision, ConditionType.SUSPENDED) == ("False", ConditionReason.RESUMED, "the job goes on")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.gates import Gate
-from finetune_operator.modelpromotion.decide.gates import judge
+from finetune_operator.modelpromotion.decide.gates import _cut, judge
 from finetune_operator.registry.base import ModelVersion
 
 Json = dict[str, Any]
@@ -385,3 +385,8 @@ def test_a_gate_of_a_kind_that_has_no_verdict_lets_nothing_pass() -> None:
     unknown = Gate.model_construct(name="new", metric=None, tag=None, comparison=None)
     with pytest.raises(ValueError, match="the gate new is of a kind that cannot be judged"):
         judge([unknown], version("2", loss=1.0), HOLDER)
+
+
+@pytest.mark.parametrize(("length", "ending"), [(199, ""), (200, ""), (201, "...")])
+def test_a_long_value_is_cut(length: int, ending: str) -> None:
+    assert _cut("a" * length) == "a" * min(length, 200) + ending
