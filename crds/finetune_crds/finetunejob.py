@@ -58,7 +58,7 @@ ModelName = Annotated[
         max_length=253,
         json_schema_extra=rules(
             Rule(
-                "!self.matches('[/:]') && !self.startsWith('..') && self != '.'",
+                "!self.matches('[/:]|^[.][.]|^[.]$|^ *$')",
                 "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them",
                 at_creation=True,
             )
@@ -71,8 +71,9 @@ Tags = Annotated[
     Field(
         json_schema_extra=rules(
             Rule(
-                "self.all(key, key.matches('^[\\\\pL\\\\pN_/. :-]+$'))",
-                "MLflow allows letters, digits, spaces and _ / . : - in the keys of tags: rename them",
+                "self.all(key, key.matches('^[\\\\pL\\\\pN_/. :-]{1,250}$') && !key.matches('^[.][.]|(^|/)[.]{0,2}(/|$)'))",
+                "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the keys of tags, which must not look like relative "
+                "paths: rename them",
                 at_creation=True,
             )
         )

@@ -35,7 +35,7 @@ def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token that ends an answer in the chat template: the first special token behind it, or all of that text as one.
+    """Return the token at which servers stop behind an answer: the first special token of the chat template, or its text as one token.
 
     Returns:
         None: there is no template, or the end of an answer is several tokens, at which no server stops.
@@ -45,18 +45,20 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     (tokens,) = encoded(tokenizer, [end], special=False)
     special = _find_special(tokenizer, end, tokens)
-    if special is not None and end.startswith(_text_of(tokenizer, special)):
+    if special is not None:
         return special
     return tokens[0] if len(tokens) == 1 else None
 
 
 def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return why servers do not stop at the end of an answer, and what to do; None if they do, or without a template."""
+    """Return why servers do not stop at once behind an answer, and what to do; None if they do, or without a template."""
     end = find_end_text(tokenizer)
-    if not end or find_end_token(tokenizer) is not None:
+    token = find_end_token(tokenizer)
+    text = end if token is None else end.partition(_text_of(tokenizer, token))[0].strip()
+    if not text or (token is not None and end.startswith(_text_of(tokenizer, token))):
         return None
     return (
-        f"the chat template ends an answer with {end!r}, which is several tokens of this tokenizer, so that servers do not stop "
+        f"the chat template ends an answer with {text!r}, which is several tokens of this tokenizer, so that servers do not stop "
         "there: add it to model.newTokens, or set another model.chatTemplate"
     )
 

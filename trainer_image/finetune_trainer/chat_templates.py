@@ -143,11 +143,14 @@ def render(
     tools: list[dict[str, Any]] | None = None,
     *,
     add_generation_prompt: bool = False,
+    is_whole: bool = True,
 ) -> str:
     """Return a conversation as text.
 
     Args:
         messages, tools: as `turns` makes them.
+        is_whole: whether it ends where the conversation does. A template may leave out the reasoning of a beginning of it once it goes
+            on.
 
     Raises:
         FAILURES: the template does not take it, or leaves out tools, tool calls, what a tool returned, the messages of a role, or the
@@ -159,7 +162,7 @@ def render(
     left_out |= {
         f"messages of role {role}" for role in _roles(messages) if _drops_role(tokenizer, template, role)
     }
-    left_out |= {field for field in _reasoning(messages) if _drops_reasoning(tokenizer, template, field)}
+    left_out |= _dropped_reasoning(tokenizer, template, messages) if is_whole else set()
     if left_out:
         raise ValueError(
             f"it does not render {' and '.join(sorted(left_out))}: set model.chatTemplate to one that does"
@@ -278,9 +281,18 @@ def _roles(messages: Sequence[Message]) -> set[str]:
     return {str(message["role"]) for message in messages} - _ROLES_OF_ALL
 
 
-def _reasoning(messages: Sequence[Message]) -> set[str]:
-    """The fields with reasoning of the last message: templates leave out that of earlier ones on purpose."""
-    return {field for field in REASONING if messages and messages[-1].get(field)}
+def _dropped_reasoning(
+    tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]
+) -> set[str]:
+    """The fields with reasoning of the last message that a template leaves out: that of earlier ones it leaves out on purpose.
+
+    Some servers write the same reasoning into two fields; one of them is enough.
+    """
+    last = messages[-1] if messages else {}
+    texts = {field: last[field] for field in REASONING if last.get(field)}
+    dropped = {field for field in texts if _drops_reasoning(tokenizer, template, field)}
+    rendered = [texts[field] for field in texts if field not in dropped]
+    return {field for field in dropped if texts[field] not in rendered}
 
 
 @lru_cache(maxsize=32)

@@ -168,11 +168,8 @@ def _examples(schema: Sequence[Column]) -> list[Columns]:
     """Return the columns of each example, other than preferences, that the schema has."""
     kinds = {column.name: column.kind for column in schema}
     tools = next((column.name for column in schema if column.name == "tools" and _may_be_tools(column)), None)
-    found = [
-        Columns(type="Messages", messages=name, tools=tools)
-        for name in _CONVERSATIONS
-        if kinds.get(name) == "messages"
-    ]
+    spoken = next((name for name in _CONVERSATIONS if kinds.get(name) == "messages"), None)
+    found = [Columns(type="Messages", messages=spoken, tools=tools)] if spoken else []
     found += [Columns(type="Text")] if kinds.get("text") == "text" else []
     return found + [
         Columns(type="PromptResponse", prompt=prompt, response=response)

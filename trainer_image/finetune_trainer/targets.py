@@ -30,14 +30,17 @@ def rendered(
     tools: Tools,
     *,
     add_generation_prompt: bool = False,
+    is_whole: bool = True,
 ) -> str:
-    """Return a conversation as its chat template renders it.
+    """Return a conversation as its chat template renders it; `is_whole`: see `chat_templates.render`.
 
     Raises:
         DataError: the template does not take it.
     """
     try:
-        return chat_templates.render(tokenizer, messages, tools, add_generation_prompt=add_generation_prompt)
+        return chat_templates.render(
+            tokenizer, messages, tools, add_generation_prompt=add_generation_prompt, is_whole=is_whole
+        )
     except chat_templates.FAILURES as error:
         raise _refused(error) from error
 
@@ -101,8 +104,8 @@ def _added(
     found = []
     for turn in learned:
         try:
-            before = rendered(tokenizer, messages[:turn], tools, add_generation_prompt=True)
-            through = rendered(tokenizer, messages[: turn + 1], tools)
+            before = rendered(tokenizer, messages[:turn], tools, add_generation_prompt=True, is_whole=False)
+            through = rendered(tokenizer, messages[: turn + 1], tools, is_whole=False)
         except DataError:
             return None
         if not text.startswith(through):

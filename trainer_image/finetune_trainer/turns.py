@@ -61,12 +61,22 @@ def _rename(message: Message) -> Message:
         if renamed.get(ours) is None and renamed.get(theirs) is not None:
             renamed[ours] = renamed.pop(theirs)
     call = renamed.pop(LEGACY_CALL, None)
-    if call and not renamed.get("tool_calls"):
+    if _has_name(call) and not renamed.get("tool_calls"):
         renamed["tool_calls"] = (
             wrap_call(call) if isinstance(call, str) else [{"type": "function", "function": call}]
         )
     role = renamed.get("role")
     return renamed | ({"role": ROLES[role]} if role in ROLES else {})
+
+
+def _has_name(call: Any) -> bool:
+    """Whether a call of before `tool_calls` is one: some writers have an empty one in messages without a call."""
+    try:
+        parsed = json.loads(call) if isinstance(call, str) else call
+    except ValueError:
+        # What it is wrong with is told with the calls.
+        return bool(call.strip())
+    return isinstance(parsed, dict) and parsed.get("name") is not None
 
 
 def wrap_call(text: str) -> str:
@@ -198,6 +208,8 @@ def _join_parts(content: str | list[Any], number: int) -> str:
 
 
 def _other_part(number: int, kind: Any) -> ValueError:
+    if kind == TEXT_PART:
+        return ValueError(f"message {number} has a text part without a text")
     return ValueError(f"message {number} has a part of type {kind}, and only text is learned")
 
 

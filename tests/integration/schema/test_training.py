@@ -287,11 +287,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a sign in the key of a tag of the version": (
         job(register={"tags": {"a$": "b"}}),
-        "MLflow allows letters, digits, spaces and _ / . : - in the keys of tags: rename them",
+        "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the keys of tags, which must not look like relative paths: rename them",
     ),
     "a sign in the key of a tag of the run": (
         job(tracking={"tags": {"who?": "me"}}),
-        "MLflow allows letters, digits, spaces and _ / . : - in the keys of tags: rename them",
+        "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the keys of tags, which must not look like relative paths: rename them",
     ),
     "stopping early without evaluations": (
         job(training={"earlyStopping": {}}),

@@ -194,6 +194,11 @@ DROPPED: dict[str, tuple[str, list[dict[str, Any]], str]] = {
         ],
         "",
     ),
+    "the same in two fields": (
+        THINKING,
+        [{"role": "assistant", "content": "a", "reasoning_content": "Hm.", "reasoning": "Hm."}],
+        "",
+    ),
     "that of an earlier answer": (
         WITHOUT_SYSTEM,
         [{"role": "assistant", "content": "a", "thinking": "Hm."}, {"role": "user", "content": "b"}],

@@ -36,6 +36,7 @@ PREFERENCE: Json = {"type": "Preference", "prompt": "prompt", "chosen": "chosen"
 UNPAIRED: Json = {"type": "Unpaired", "prompt": "prompt", "completion": "completion", "label": "label"}
 FOUND: dict[str, tuple[list[Column], Json, Json]] = {
     "messages": (schema("id", "prompt", messages="messages"), {}, {"type": "Messages"}),
+    "messages before conversations": (schema(messages="conversations messages"), {}, {"type": "Messages"}),
     "conversations": (
         schema("id", messages="conversations"),
         {},

@@ -117,6 +117,17 @@ def test_loss_is_taken_on_what_the_assistant_says(
     assert single(tokenizer, Columns(type="Messages"), {"messages": [shared]}) == example
 
 
+def test_reasoning_before_an_earlier_answer_may_be_left_out(
+    tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    messages = [user("a"), assistant("red") | {"reasoning": "Hm."}, user("b"), assistant("blue")]
+    example = single(tokenizer, Columns(type="Messages"), {"messages": [messages]})
+    assert learned_text(tokenizer, example) == "red\nblue\n"
+    with pytest.raises(DataError, match="does not render reasoning"):
+        single(tokenizer, Columns(type="Messages"), {"messages": [messages[:2]]})
+
+
 WITH_TOOLS = (
     "{% for tool in tools or [] %}tool {{ tool.name }}\n{% endfor %}"
     "{% for turn in messages %}{{ turn.role }}\n{{ turn.content }}"

@@ -102,9 +102,7 @@ def test_calls_of_another_shape(calls: Any, sentence: str) -> None:
     ("part", "kind"),
     [
         ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, "image_url"),
-        ({"type": "text", "text": None}, "text"),
         ({"type": "input_audio", "text": "hm"}, "input_audio"),
-        (7, "text"),
     ],
 )
 def test_parts_that_are_not_text(part: Any, kind: str) -> None:
@@ -150,6 +148,14 @@ RENAMED: dict[str, tuple[Any, Any]] = {
             }
         ],
     ),
+    "a call without a name": (
+        [{"role": "assistant", "content": "a", "function_call": {"name": None, "arguments": None}}],
+        [{"role": "assistant", "content": "a"}],
+    ),
+    "empty text in place of a call": (
+        [{"role": "assistant", "content": "a", "function_call": text} for text in ("", " ", "null", "{}")],
+        [{"role": "assistant", "content": "a"}] * 4,
+    ),
     "no call": (
         [{"role": "assistant", "content": "a", "function_call": None}],
         [{"role": "assistant", "content": "a"}],
@@ -171,6 +177,12 @@ RENAMED: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize(("given", "expected"), RENAMED.values(), ids=RENAMED)
 def test_names_of_other_formats(given: Any, expected: Any) -> None:
     assert turns.rename(given) == expected
+
+
+@pytest.mark.parametrize("part", [{"type": "text", "text": None}, {"type": "text"}, 7])
+def test_text_parts_without_a_text(part: Any) -> None:
+    with pytest.raises(ValueError, match="message 1 has a text part without a text"):
+        turns.messages([{"role": "user", "content": ["What?", part]}])
 
 
 def test_weights_are_told_apart_from_messages() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
 
-from finetune_trainer.turns import BETWEEN_PARTS, OTHER_PART, TEXT_PART, are_fields_of_messages
+from finetune_trainer.turns import BETWEEN_PARTS, FIELDS, OTHER_PART, TEXT_PART, are_fields_of_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -42,23 +42,41 @@ def has_text_contents(kind: DataType) -> bool:
     )
 
 
-def join_parts(parts: Column, kind: DataType) -> Column:
+def text_of(turn: Column, kind: StructType, *, only_texts: bool = False) -> Column:
+    """Return the content of a message as text, whichever name its format has for it.
+
+    Args:
+        only_texts: leave out parts that are not text.
+    """
+    kinds = {field.name: field.dataType for field in kind.fields}
+    names = [name for name in ("content", FIELDS["content"]) if name in kinds]
+    return sf.coalesce(*(join_parts(turn[name], kinds[name], only_texts=only_texts) for name in names))
+
+
+def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Column:
     """Return the text of a content of a type: of parts, their texts.
 
     A content with a part that is not text becomes a text that `turns.messages` refuses.
+
+    Args:
+        only_texts: leave out parts that are not text.
     """
+    if isinstance(kind, StructType | MapType):
+        return join_parts(sf.when(parts.isNotNull(), sf.array(parts)), ArrayType(kind), only_texts=only_texts)
     if not isinstance(kind, ArrayType):
         return parts.cast("string")
-    if isinstance(kind.elementType, StructType):
-        names = kind.elementType.fieldNames()
+    if isinstance(kind.elementType, StructType | MapType):
+        names = kind.elementType.fieldNames() if isinstance(kind.elementType, StructType) else [_TYPE, _TEXT]
         split = sf.transform(parts, lambda part: _as_part(part, names))
     else:
         split = sf.transform(parts.cast("array<string>"), _parse_part)
     other = sf.filter(split, lambda part: (part[_TYPE] != TEXT_PART) | part[_TEXT].isNull())
-    joined = sf.array_join(sf.transform(split, lambda part: part[_TEXT]), BETWEEN_PARTS)
-    return sf.when(sf.size(other) > 0, sf.concat(sf.lit(OTHER_PART), other[0][_TYPE])).when(
-        parts.isNotNull(), joined
-    )
+    # NB: array_join leaves out nulls.
+    texts = sf.transform(split, lambda part: sf.when(part[_TYPE] == TEXT_PART, part[_TEXT]))
+    joined = sf.when(parts.isNotNull(), sf.array_join(texts, BETWEEN_PARTS))
+    if only_texts:
+        return joined
+    return sf.when(sf.size(other) > 0, sf.concat(sf.lit(OTHER_PART), other[0][_TYPE])).otherwise(joined)
 
 
 def parse_conversations(text: Column, kind: DataType) -> Column:

@@ -89,7 +89,8 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
         )
     assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
     assert isinstance(kind.elementType, StructType)  # noqa: S101
-    kinds = {field.name: field.dataType for field in kind.elementType}
+    message = kind.elementType
+    kinds = {field.name: field.dataType for field in message}
 
     def field(turn: Column, name: str) -> Column:
         if name == _CALLS and LEGACY_CALL in kinds:
@@ -98,12 +99,13 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
         return as_is(turn, name)
 
     def as_is(turn: Column, name: str) -> Column:
-        if name not in kinds and FIELDS.get(name) in kinds:
-            return as_is(turn, FIELDS[name])
+        if name == "content":
+            return content.text_of(turn, message)
+        if name == "role":
+            names = [one for one in (name, FIELDS[name]) if one in kinds]
+            return sf.coalesce(*(turn[one].cast("string") for one in names))
         if name not in kinds:
             return sf.lit(None).cast("string")
-        if name in ("content", FIELDS["content"]):
-            return content.join_parts(turn[name], kinds[name])
         structure = isinstance(kinds[name], ArrayType | StructType | MapType) and name in (
             *carried,
             LEGACY_CALL,
@@ -125,8 +127,11 @@ def _text_field(turn: Column, field: str, of_source: str) -> Column:
 
 
 def _wrap_call(text: Column) -> Column:
+    """A call as a list of calls; null where it has no name, as some writers have it in messages without a call."""
     before, after = wrap_call("\0").split("\0")
-    return sf.when(text.isNotNull(), sf.concat(sf.lit(before), text, sf.lit(after)))
+    return sf.when(
+        sf.get_json_object(text, "$.name").isNotNull(), sf.concat(sf.lit(before), text, sf.lit(after))
+    )
 
 
 def _message(fields: dict[str, Column]) -> Column:

@@ -17,7 +17,7 @@ from pyspark.sql.types import ArrayType, StringType
 from finetune_crds import status_parts
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import source
-from finetune_trainer.prep.content import is_conversation, join_parts
+from finetune_trainer.prep.content import is_conversation, text_of
 from finetune_trainer.prep.keep import keep
 from finetune_trainer.prep.ngrams import of_evaluation, of_examples
 from finetune_trainer.prep.patterns import PATTERNS, in_order, replaced
@@ -204,8 +204,7 @@ def _listed(name: str, kind: DataType) -> Column | None:
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
         return column
     if is_conversation(kind):
-        contents = kind.elementType["content"].dataType
-        return sf.transform(column, lambda turn: join_parts(turn["content"], contents))
+        return sf.transform(column, lambda turn: text_of(turn, kind.elementType, only_texts=True))
     return None
 
 

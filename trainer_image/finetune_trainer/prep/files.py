@@ -105,11 +105,26 @@ def _digest(files: Sequence[_File]) -> str:
 
 
 def has_subfolders(root: str, paths: Sequence[str]) -> bool:
-    """Whether some files of a source are in subfolders that are no partitions of a table (`year=2024`)."""
+    """Whether some files of a source are in subfolders that are no partitions of a table (`year=2024`).
+
+    Raises:
+        DataError: there are subfolders of both kinds.
+    """
     above = _without_scheme(root)
-    folders = {_without_scheme(path).parent for path in paths if _without_scheme(path) != above}
-    is_partitioned = any("=" in folder.name for folder in folders)
-    return bool(folders - {above}) and not is_partitioned
+    files = [_without_scheme(path) for path in paths]
+    folders = {
+        file.parent.relative_to(above) for file in files if file.is_relative_to(above) and file != above
+    }
+    below = [folder for folder in folders if folder.parts]
+    partitions = [folder for folder in below if any("=" in part for part in folder.parts)]
+    plain = [folder for folder in below if folder not in partitions]
+    if partitions and plain:
+        raise DataError(
+            "UnreadableSource",
+            f"{root} has partitions such as {partitions[0]}, and other subfolders such as {plain[0]}: move one of the two, or make "
+            "them two sources",
+        )
+    return bool(plain)
 
 
 def _without_scheme(path: str) -> PurePosixPath:

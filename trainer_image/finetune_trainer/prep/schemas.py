@@ -51,29 +51,37 @@ def read_parquet(
     """
     reader = spark.read.format("parquet").options(**settings)
     try:
-        return reader.option("mergeSchema", True).load([*paths])
+        frame = reader.option("mergeSchema", True).load([*paths])
+        # NB: Spark Connect reads the files now, and not before.
+        _ = frame.schema
+        return frame
     except (Py4JJavaError, PySparkException) as error:
         # NB: Spark widens no types.
         if "CANNOT_MERGE_SCHEMAS" not in str(error):
             raise
+    reader = reader.options(
+        **_NO_GLOB, **({} if len(paths) > 1 or [*paths] == [*files] else {"basePath": paths[0]})
+    )
     groups: dict[str, list[str]] = {}
     frames: dict[str, DataFrame] = {}
+    empty: dict[str, StructField] = {}
     for file in files:
-        frame = reader.options(**_NO_GLOB).load(file)
-        groups.setdefault(frame.schema.json(), []).append(file)
-    for schema, some in groups.items():
-        frames[schema] = _without_empty_columns(reader.options(**_NO_GLOB).load(some), len(groups))
-    first, *others = ((frame.schema, groups[schema][0]) for schema, frame in frames.items())
+        schema = reader.load(file).schema
+        groups.setdefault(schema.json(), []).append(file)
+        empty |= {field.name: field for field in schema.fields}
+    for schema_text, some in groups.items():
+        frames[schema_text] = _without_empty_columns(reader.load(some))
+    first, *others = ((frame.schema, groups[schema_text][0]) for schema_text, frame in frames.items())
     merged = first[0]
     for schema, file in others:
         merged = _merge_fields(merged, schema, file, first[1])
+    # A column that is empty in every file is one, of whatever type.
+    merged = StructType([*merged.fields, *(empty[name] for name in empty if name not in merged.fieldNames())])
     return reduce(lambda one, other: one.unionByName(other), (frame.to(merged) for frame in frames.values()))
 
 
-def _without_empty_columns(frame: DataFrame, groups: int) -> DataFrame:
+def _without_empty_columns(frame: DataFrame) -> DataFrame:
     """Leave out columns without values: a writer that sees none cannot know their type."""
-    if groups == 1 or not frame.columns:
-        return frame
     (counts,) = frame.agg(*(sf.count(sf.col(quoted(name))).alias(name) for name in frame.columns)).collect()
     return frame.select(*(quoted(name) for name, count in counts.asDict().items() if count))
 

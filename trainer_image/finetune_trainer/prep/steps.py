@@ -33,9 +33,9 @@ MIXED_FROM, SOURCE = "__finetune_source", "source"
 _MOST_ROWS_HELD = 10_000
 # Runs of white space, but for a single space, which replacing costs twice the time.
 _WHITE_SPACE = r"(?U) ?[^\S ]\s*|  \s*"
-# The same within a line, behind its indentation, and what ends a line before its break.
+# The same within a line, behind its indentation; and what is around a text and before its line breaks.
 _INSIDE_A_LINE = r"(?U)(?<=\S)(?: ?[^\S \n]|  )[^\S\n]*"
-_BEFORE_A_BREAK = r"(?U)[^\S\n]+(?=\n)"
+_AROUND_LINES = r"(?U)\A\s+|\s+\z|[^\S\n]+(?=\n)"
 
 
 def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
@@ -242,9 +242,7 @@ def _turns(form: Form) -> list[Column]:
 def _fingerprint(parts: list[Column]) -> Column:
     """Return a hash that is the same for texts that differ only in case, and in white space that is not indentation."""
     lines = [
-        sf.lower(
-            sf.trim(sf.regexp_replace(sf.regexp_replace(text, _BEFORE_A_BREAK, ""), _INSIDE_A_LINE, " "))
-        )
+        sf.lower(sf.regexp_replace(sf.regexp_replace(text, _AROUND_LINES, ""), _INSIDE_A_LINE, " "))
         for text in parts
     ]
     return sf.sha2(sf.concat_ws("\n", *lines), 256)

@@ -62,6 +62,33 @@ def test_a_schema_is_that_of_all_parquet_files(tmp_path: Path) -> None:
     assert kinds(Splits(type="Parquet", train=str(tmp_path))) == {"text": "text", "a": "text", "b": "label"}
 
 
+def test_tools_of_one_file_are_found_and_rows_of_others_have_none(tmp_path: Path) -> None:
+    rows = [{"text": "a"}, {"text": "b", "tools": "[]"}]
+    for number, row in enumerate(rows):
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{number}.parquet")
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps(row) + "\n")
+    for kind in ("Parquet", "JSONLines"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        for file in tmp_path.glob("*.parquet" if kind == "Parquet" else "*.jsonl"):
+            file.rename(folder / file.name)
+        splits = Splits.model_validate({"type": kind, "train": str(folder)})
+        assert kinds(splits) == {"text": "text", "tools": "text"}
+        assert list(read.read(splits, "train", ["text", "tools"], may_be_null=["tools"])) == [
+            {"text": ["a"], "tools": [None]},
+            {"text": ["b"], "tools": ["[]"]},
+        ]
+    with pytest.raises(DataError, match="has no column calls"):
+        list(
+            read.read(
+                Splits(type="Parquet", train=str(tmp_path / "Parquet")),
+                "train",
+                ["text", "calls"],
+                may_be_null=["calls"],
+            )
+        )
+
+
 def test_a_table_has_columns_that_its_files_lack(tmp_path: Path) -> None:
     """A column that was added later has no value in earlier rows; one that partitions the table is in no file."""
     from deltalake import write_deltalake

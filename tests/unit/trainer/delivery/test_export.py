@@ -231,6 +231,19 @@ def test_what_is_registered_stops_where_its_chat_template_ends_an_answer(
         assert config["eos_token_id"] == [end, text]
 
 
+def test_a_generation_config_that_lacks_the_end_of_the_tokenizer_gets_it(
+    pod: Pod, base_model: Path, world: World
+) -> None:
+    """Transformers stops at the generation config alone."""
+    base = Path(shutil.copytree(base_model, pod.folder / "base"))
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    folder = pod.folder / "export"
+    recipe = Recipe.model_validate(pod.recipe)
+    written(recipe, folder, base, world)
+    end = load_tokenizer(recipe.model, base).eos_token_id
+    assert json.loads((folder / "model/generation_config.json").read_text()) == {"eos_token_id": [end, 7]}
+
+
 @pytest.mark.parametrize("examples", [PROMPTS, CONVERSATIONS], ids=["prompts", "conversations"])
 def test_the_stops_of_the_base_stay_where_they_are_right(
     examples: signature.Examples, pod: Pod, base_model: Path, world: World, tmp_path: Path
@@ -239,7 +252,8 @@ def test_the_stops_of_the_base_stay_where_they_are_right(
 
     base = Path(shutil.copytree(base_model, tmp_path / "stops"))
     tokenizer = load_tokenizer(Recipe.model_validate(pod.but(CHATML).recipe).model, base)
-    stops = {"eos_token_id": [tokenizer.convert_tokens_to_ids("<|im_end|>"), 7]}
+    ends = [tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", EOS)]
+    stops = {"eos_token_id": [*ends, 7]}
     (base / "generation_config.json").write_text(json.dumps(stops))
     folder = pod.folder / "export"
     written(Recipe.model_validate(pod.but(CHATML).recipe), folder, base, world, examples)

@@ -111,6 +111,56 @@ SHARED = [
 ]
 
 
+def test_files_of_several_formats_in_one_folder(prepare: Preparer, tmp_path: Path) -> None:
+    """The column of both has the fields of both; a content may be one part too."""
+    tables = [
+        [{"messages": SHARED[0]["conversations"]}],
+        [chat(1, text("Is it green?"))],
+    ]
+    for number, rows in enumerate(tables):
+        (tmp_path / "corpus").mkdir(exist_ok=True)
+        table = pa.Table.from_pylist(
+            [
+                {
+                    "messages": [
+                        turn if "from" in turn else turn | {"content": part(turn["content"])}
+                        for turn in row["messages"]
+                    ]
+                }
+                for row in rows
+            ]
+        )
+        pq.write_table(table, tmp_path / "corpus" / f"{number}.parquet")
+    result = prepare(NOT_READ, **options({"type": "Parquet", "path": str(tmp_path / "corpus")}))
+    contents = [[turn["content"] for turn in row["messages"]] for row in table_of(result)]
+    assert sorted(contents) == [["Hall 1.", "Is it green?", "Yes."], ["Is it red?", "Yes."]]
+
+
+def part(content: Any) -> Json:
+    """A content as one part."""
+    return text(content) if isinstance(content, str) else dict(content)
+
+
+def test_an_evaluation_set_may_have_parts_and_names_of_other_formats(
+    prepare: Preparer, tmp_path: Path
+) -> None:
+    words = "what is the color of the large house beside the old river in this town"
+    shared = [{"conversations": [{"from": "human", "value": words}, {"from": "gpt", "value": "Red."}]}]
+    image = {"type": "image_url", "text": None}
+    seen = [{"messages": [{"role": "user", "content": [image, text(f"{words} now")]}]}]
+    sources = []
+    for name, rows in {"shared": shared, "parts": seen}.items():
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
+        sources.append({"name": name, "type": "Parquet", "path": str(tmp_path / f"{name}.parquet")})
+    rows = [chat(1, f"Tell me: {words}?"), chat(2, "And another question?")]
+    result = prepare(NOT_READ, **options(save_lines(rows, tmp_path), decontaminate={"sources": sources}))
+    assert result.dropped["decontaminate"] == 1
+    assert [(each.name, each.examples) for each in result.evaluation_sets or []] == [
+        ("shared", 1),
+        ("parts", 1),
+    ]
+
+
 @pytest.mark.parametrize("as_text", [False, True])
 def test_conversations_of_sharegpt(as_text: bool, prepare: Preparer, tmp_path: Path) -> None:
     rows = [{"conversations": json.dumps(row["conversations"])} for row in SHARED] if as_text else SHARED

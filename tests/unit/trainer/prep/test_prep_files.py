@@ -100,6 +100,7 @@ FOLDERS: dict[str, tuple[list[str], bool]] = {
     "a subfolder": (["s3a://corpora/chat/2024/05/a.jsonl"], True),
     "a subfolder beside a file": (["s3a://corpora/chat/a.jsonl", "s3a://corpora/chat/2024/b.jsonl"], True),
     "partitions": (["s3a://corpora/chat/year=2024/a.jsonl", "s3a://corpora/chat/year=2025/b.jsonl"], False),
+    "files below partitions": (["s3a://corpora/chat/year=2024/part/a.jsonl"], False),
     "nothing": ([], False),
 }
 
@@ -110,6 +111,17 @@ def test_subfolders_that_are_no_partitions(case: str) -> None:
     assert has_subfolders("s3a://corpora/chat/", paths) == expected
     local = [path.replace("s3a://", "file:/data/") for path in paths]
     assert has_subfolders("/data/corpora/chat", local) == expected
+
+
+def test_the_name_of_the_folder_itself_is_no_partition() -> None:
+    assert has_subfolders("/data/run=5", ["file:/data/run=5/a.jsonl", "file:/data/run=5/more/b.jsonl"])
+
+
+def test_partitions_beside_other_subfolders_are_refused() -> None:
+    with pytest.raises(
+        DataError, match="/c has partitions such as year=2024, and other subfolders such as more: "
+    ):
+        has_subfolders("/c", ["file:/c/year=2024/a.jsonl", "file:/c/more/b.jsonl"])
 
 
 def test_subfolders_are_read(spark: SparkSession, tmp_path: Path) -> None:
@@ -177,6 +189,20 @@ def test_files_of_parquet_with_other_schemas(case: str, spark: SparkSession, tmp
         pq.write_table(table, tmp_path / "corpus" / f"[{number}].parquet")
     found = rows(spark, tmp_path, type="Parquet", path=str(tmp_path / "corpus"))
     assert sorted((row["m"] for row in found), key=str) == sorted(expected, key=str)
+
+
+def test_files_of_partitions_with_other_types(spark: SparkSession, tmp_path: Path) -> None:
+    """The column `input` is empty in each file, and a column all the same."""
+    for year, kind in {2024: pa.int32(), 2025: pa.int64()}.items():
+        folder = tmp_path / "corpus" / f"year={year}"
+        folder.mkdir(parents=True)
+        table = pa.table({"m": pa.array([1], kind), "input": pa.array([None], pa.string())})
+        pq.write_table(table, folder / "a.parquet")
+    found = rows(spark, tmp_path, type="Parquet", path=str(tmp_path / "corpus"))
+    assert sorted(found, key=str) == [
+        {"m": 1, "year": 2024, "input": None},
+        {"m": 1, "year": 2025, "input": None},
+    ]
 
 
 def test_types_that_no_type_holds_are_refused_with_their_files(spark: SparkSession, tmp_path: Path) -> None:

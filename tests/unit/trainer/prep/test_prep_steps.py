@@ -243,19 +243,19 @@ def test_of_rows_with_one_id_the_same_one_stays_however_they_lie(spark: SparkSes
 
 
 def fold(text: str) -> str:
-    """A text with one space in place of white space inside lines, and none at their ends; indentation stays."""
-    lines = [(line[: len(line) - len(line.lstrip())], line.split()) for line in text.split("\n")]
+    """A text with one space in place of white space inside lines, and none at their ends and around it; indentation stays."""
+    lines = [(line[: len(line) - len(line.lstrip())], line.split()) for line in text.strip().split("\n")]
     return "\n".join(indent + " ".join(words) if words else "" for indent, words in lines)
 
 
 def test_white_space_inside_lines_counts_as_one_space(spark: SparkSession) -> None:
     texts = ["".join(parts) for length in range(5) for parts in product(" \n\u00a0a", repeat=length)]
-    rows = [pair(f"b{text}c", "that") for text in texts]
-    made = identified(frame(spark, rows), recipe())
+    around = [f"b{text}c" for text in texts] + [f"{text}b{text}" for text in texts]
+    made = identified(frame(spark, [pair(text, "that") for text in around]), recipe())
     folded: dict[str, set[str]] = {}
     for row in made.collect():
         folded.setdefault(row["fingerprint"], set()).add(fold(row["prompt"]))
-    assert len(folded) == len({fold(f"b{text}c") for text in texts})
+    assert len(folded) == len({fold(text) for text in around})
     assert {len(same) for same in folded.values()} == {1}
 
 
@@ -264,7 +264,7 @@ PROGRAM = "for a in b:\n    print(a)\n    print(b)"
 
 def test_programs_that_differ_in_their_indentation_are_no_duplicates(spark: SparkSession) -> None:
     others = [PROGRAM.replace("    print(b)", "print(b)"), PROGRAM.replace("\n", "\n\n", 1)]
-    same = [PROGRAM.replace("\n", "\r\n"), PROGRAM.replace("a in", "a  in"), PROGRAM + " "]
+    same = [PROGRAM.replace("\n", "\r\n"), PROGRAM.replace("a in", "a  in"), PROGRAM + " ", PROGRAM + "\n"]
     rows = [pair("b?", answer) for answer in (PROGRAM, *others, *same)]
     made = identified(frame(spark, rows), recipe())
     assert steps.without_duplicates(made).count() == 3

@@ -18,7 +18,7 @@ from finetune_trainer.train.data.split_files import find_files, name_corruption,
 from finetune_trainer.turns import are_fields_of_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping
+    from collections.abc import Callable, Collection, Container, Iterator, Mapping
     from typing import BinaryIO
 
     import pyarrow as pa
@@ -61,13 +61,28 @@ def read(
     if place is None:
         return
     files, found = find_files(place)
-    rows_of = _parquet if splits.type == "Parquet" else _json_lines
+    if splits.type == "JSONLines":
+        for file in found:
+            yield from _json_lines(files, file, columns, may_be_null, label)
+        return
+    optional = _find_columns(files, found, {column for column in columns if column in may_be_null})
     for file in found:
-        yield from rows_of(files, file, columns, may_be_null, label)
+        yield from _parquet(files, file, columns, may_be_null, label, optional=optional)
+
+
+def _find_columns(files: AbstractFileSystem, paths: list[str], columns: set[str]) -> set[str]:
+    """The columns that rows need not have and some Parquet file has, so that others may lack them."""
+    if len(paths) == 1 or not columns:
+        return set()
+    there: set[str] = set()
+    for path in paths:
+        with open_parquet(partial(files.open, path), show(files, path), "write it again") as parquet:
+            there |= {*parquet.schema_arrow.names}
+    return columns & there
 
 
 def schema(splits: Splits) -> list[Column]:
-    """Return the columns of the training split: of a table, of its Parquet files, or of its first JSON lines.
+    """Return the columns of the training split: of a table, of its Parquet files, or of the first JSON lines of each file.
 
     Raises:
         DataError: the table or the file is missing or corrupt.
@@ -121,14 +136,12 @@ def _kind(kind: pa.DataType) -> Kind:
 
 
 def _json_columns(files: AbstractFileSystem, found: list[str]) -> list[Column]:
-    """The columns of the first rows of JSON lines: each with the kind of its first value."""
+    """The columns of the first rows of each file of JSON lines: each with the kind of its first value."""
     first: dict[str, Any] = {}
     for file in found:
         with files.open(file, "rb", compression="infer") as opened:
             for row in islice(_objects(opened, show(files, file)), _BATCH_ROWS):
                 first |= {name: value for name, value in row.items() if first.get(name) in (None, [])}
-        if first:
-            break
     return [Column(name, _kind_of_value(value), type(value).__name__) for name, value in first.items()]
 
 
@@ -227,9 +240,19 @@ def _parquet(
     columns: list[str],
     may_be_null: Container[str | None],
     label: str | None,
+    *,
+    optional: Collection[str],
 ) -> Iterator[Rows]:
     where = show(files, file)
-    for batch in _parquet_batches(lambda: files.open(file), columns, where, "write it again", label=label):
+    batches = _parquet_batches(
+        lambda: files.open(file),
+        columns,
+        where,
+        "write it again",
+        label=label,
+        absent=dict.fromkeys(optional),
+    )
+    for batch in batches:
         yield from _columns_of(batch, where, may_be_null)
 
 

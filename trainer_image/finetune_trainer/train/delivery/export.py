@@ -106,7 +106,7 @@ def write(
         examples: for the signature, and for whether the model is served as a chat model.
     """
     recipe = lineage.recipe
-    stops = _align_stops(tokenizer, source) if examples.chat else []
+    stops = _align_stops(tokenizer, source, chat=examples.chat)
     tokenizer.model_max_length = _longest_text(tokenizer, model)
     tokenizer.save_pretrained(folder / _TOKENIZER)
     flavor: dict[str, Any] = {
@@ -143,20 +143,27 @@ def write(
     _write_mlmodel(folder, flavor, signed, adapter=recipe.method.type != "Full", task=task)
 
 
-def _align_stops(tokenizer: PreTrainedTokenizerBase, source: Path) -> list[int]:
-    """Make the token that ends an answer in the chat template the tokenizer's end of text, if the base does not stop there.
+def _align_stops(tokenizer: PreTrainedTokenizerBase, source: Path, *, chat: bool) -> list[int]:
+    """Have the registered files stop where the model was trained to.
 
-    Engines stop at the tokenizer's end of text and at those of the generation config. transformers' `align_special_tokens` does
-    the same, but after the tokenizer has been changed by hand.
+    Engines stop at the tokenizer's end of text and at the stops of the generation config; transformers stops at these alone. The
+    token that ends an answer in the chat template becomes the end of text where the base stops at neither. transformers'
+    `align_special_tokens` does the same, but after the tokenizer has been changed by hand.
+
+    Args:
+        chat: whether answers end as in the chat template; otherwise they end with the tokenizer's end of text.
 
     Returns:
         All stops, for the generation config; none if the base's are right.
     """
-    end, stops = answer_end.find_end_token(tokenizer), [*_stops_of(source), int(tokenizer.eos_token_id)]
-    if end is None or end in stops:
+    text = int(tokenizer.eos_token_id)
+    end = answer_end.find_end_token(tokenizer) if chat else None
+    end, stops = text if end is None else end, _stops_of(source)
+    if end in stops:
         return []
-    tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(end))
-    return list(dict.fromkeys([end, *stops]))
+    if end != text:
+        tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(end))
+    return list(dict.fromkeys([end, *stops, text]))
 
 
 def _stops_of(source: Path) -> list[int]:
