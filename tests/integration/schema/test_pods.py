@@ -240,7 +240,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
             ("a ConfigMap of code", job(trainer=code(configMapRef={"name": "a_b"})), OBJECT),
             ("a volume", job(trainer=code(volume="a.b")), "the name of a volume must have lowercase letters"),
             ("a queue", job(runPolicy={"queueName": "a b"}), "the name of a queue becomes a label"),
-            ("a long queue", job(runPolicy={"queueName": "q" * 64}), "may not be more than 63"),
+            ("a long queue", job(runPolicy={"queueName": "q" * 64}), "Too long: may not be "),
             ("a variable", job(trainer={"env": [{"name": "1ST", "value": "a"}]}), VARIABLE),
             ("two variables", job(trainer={"env": [{"name": "A=B", "value": "a"}]}), VARIABLE),
             ("a prefix", job(trainer={"envFrom": [{"prefix": "a b", "secretRef": {"name": "s"}}]}), VARIABLE),

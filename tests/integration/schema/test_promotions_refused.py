@@ -44,7 +44,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "an empty model": (promotion(model=""), "spec.model: Invalid value"),
     "a model that is a folder": (promotion(model="team/llama"), NO_SLASH),
     "a model that is an address": (promotion(model="models:llama"), NO_SLASH),
-    "a model too long": (promotion(model="m" * 769), "spec.model: Too long: may not be more than 768"),
+    "a model too long": (promotion(model="m" * 769), "spec.model: Too long: may not be "),
     "one name in Unity Catalog": (promotion(tracking={"registryUri": "databricks-uc"}), THREE_NAMES),
     "two names in Unity Catalog": (
         promotion(model="ml.llama", tracking={"registryUri": "databricks-uc"}),
@@ -80,7 +80,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "the alias v3": (promotion(alias="v3"), f"spec.alias: Invalid value: {RESERVED}"),
     "the alias V12": (promotion(alias="V12"), f"spec.alias: Invalid value: {RESERVED}"),
     "an alias with a space": (promotion(alias="my champion"), "spec.alias in body should match"),
-    "an alias too long": (promotion(alias="a" * 256), "spec.alias: Too long: may not be more than 255"),
+    "an alias too long": (promotion(alias="a" * 256), "spec.alias: Too long: may not be "),
     "no source": (promotion(source=None), "spec.source: Required value"),
     "an empty source": (promotion(source={}), "spec.source.type: Required value"),
     "a source of another type": (promotion(source={"type": "Alias", "version": 1}), ONE_SOURCE),
@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 {"name": "a", "type": "Comparison", "comparison": BETTER},
             ]
         ),
-        'spec.gates[1]: Duplicate value: {"name":"a"}',
+        "spec.gates[1]: Duplicate value: ",
     ),
     "too many gates": (
         promotion(
