@@ -17,6 +17,7 @@ from finetune_crds.base import (
     renamed,
     rules,
 )
+from finetune_crds.databricks import IN_WORKSPACE
 from finetune_crds.prepare import Prepare, unchanged
 from finetune_crds.source import Source
 
@@ -130,7 +131,7 @@ SplitsPlace = Annotated[
     Field(
         json_schema_extra=rules(
             Rule(
-                "!self.matches('^(/Volumes/|dbfs:/|/dbfs/)')",
+                f"!self.{IN_WORKSPACE}",
                 "the training pods do not have /Volumes and dbfs:/ of a Databricks workspace: put the splits in an object store",
                 at_creation=True,
             )

@@ -26,8 +26,8 @@ Volume = Annotated[
     ),
 ]
 """A volume of Unity Catalog, or a folder in one."""
-
-
+IN_WORKSPACE = "matches('^(/Volumes/|dbfs:/|/dbfs/)')"
+"""Whether a path is one of a workspace, as a call on it in an expression."""
 ON_DATABRICKS = (
     "(has(self.tracking.uri) && self.tracking.uri == 'databricks' || "
     "has(self.tracking.registryUri) && self.tracking.registryUri == 'databricks-uc')"

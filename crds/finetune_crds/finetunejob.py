@@ -18,7 +18,6 @@ from finetune_crds.base import (
     Positive,
     QueueName,
     Rule,
-    StringMap,
     Uri,
     immutable,
     rules,
@@ -26,10 +25,11 @@ from finetune_crds.base import (
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.code import Code, Dependencies
 from finetune_crds.data import Data
-from finetune_crds.databricks import ON_DATABRICKS, stored_in_workspace
+from finetune_crds.databricks import IN_WORKSPACE, ON_DATABRICKS, stored_in_workspace
 from finetune_crds.distributed import Distributed
 from finetune_crds.env import Env, EnvFromSource, LocalReference
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
+from finetune_crds.mlflow_names import Alias, ModelName, Tags
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
 from finetune_crds.output import OUTPUT_RULES, Output
 from finetune_crds.own_script import OWN_SCRIPT_RULES, Parameters
@@ -37,49 +37,6 @@ from finetune_crds.prepare import Prepare, unchanged
 from finetune_crds.status import FineTuneJobStatus
 from finetune_crds.training import LOW_RANK, NEW_TOKENS_NEED, Method, Model, ModelCache, Training
 
-Alias = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=255,
-        pattern=r"^[A-Za-z0-9_-]+$",
-        json_schema_extra=rules(
-            (
-                "!self.matches('(?i)^(latest|v[0-9]+)$')",
-                "MLflow reserves the aliases latest and v<number>: choose another",
-            ),
-        ),
-    ),
-]
-ModelName = Annotated[
-    str,
-    Field(
-        min_length=1,
-        max_length=253,
-        json_schema_extra=rules(
-            Rule(
-                "!self.matches('[/:]|^[.][.]|^[.]$|^ *$')",
-                "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them",
-                at_creation=True,
-            )
-        ),
-    ),
-]
-"""Name of a registered model. Source: MLflow, utils/validation.py, `_validate_model_name`."""
-Tags = Annotated[
-    StringMap,
-    Field(
-        json_schema_extra=rules(
-            Rule(
-                "self.all(key, key.matches('^[\\\\pL\\\\pN_/. :-]{1,250}$') && !key.matches('^[.][.]|(^|/)[.]{0,2}(/|$)'))",
-                "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the keys of tags, which must not look like relative "
-                "paths: rename them",
-                at_creation=True,
-            )
-        )
-    ),
-]
-"""Tags in MLflow. Source: MLflow, utils/validation.py, `_validate_tag_name`."""
 PublicUrl = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://")]
 ExitCode = Annotated[int, Field(ge=1, le=255)]
 ExitCodes = Annotated[list[ExitCode], Field(max_length=64, json_schema_extra=A_SET)]
@@ -104,9 +61,6 @@ class Trainer(ApiModel):
     """Packages of your command, as requirements of pip such as datasets>=3. Each pod installs what its image lacks."""
     parameters: Parameters = Field(default_factory=dict)
     """Parameters of that command, of any JSON type. It reads them from HYPERPARAMETERS_PATH, a YAML file with nothing else."""
-
-
-_IN_WORKSPACE = "matches('^(/Volumes/|dbfs:/|/dbfs/)')"
 
 
 def _on_databricks(then: str, message: str, field: str) -> tuple[str, str, str]:
@@ -352,7 +306,7 @@ class FineTuneJobSpec(ApiModel):
             ),
             (
                 "!has(self.data) || !has(self.data.prepare) || !has(self.data.prepare.output) || "
-                f"!self.data.prepare.output.{_IN_WORKSPACE}",
+                f"!self.data.prepare.output.{IN_WORKSPACE}",
                 "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it",
                 ".data.prepare.output",
             ),

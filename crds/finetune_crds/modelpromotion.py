@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from finetune_crds.base import ApiModel, Rule, Uri, immutable, renamed, rules
 from finetune_crds.env import LocalReference, ObjectReference
-from finetune_crds.finetunejob import Alias, Tags
 from finetune_crds.gates import Gates
+from finetune_crds.mlflow_names import Alias, Tags
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.serving import Serving
 

@@ -1,0 +1,53 @@
+"""Names that MLflow accepts: of models, of their aliases, and of tags."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from finetune_crds.base import Rule, StringMap, rules
+
+Alias = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=255,
+        pattern=r"^[A-Za-z0-9_-]+$",
+        json_schema_extra=rules(
+            (
+                "!self.matches('(?i)^(latest|v[0-9]+)$')",
+                "MLflow reserves the aliases latest and v<number>: choose another",
+            ),
+        ),
+    ),
+]
+ModelName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=253,
+        json_schema_extra=rules(
+            Rule(
+                "!self.matches('[/:]|^[.][.]|^[.]$|^ *$')",
+                "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them",
+                at_creation=True,
+            )
+        ),
+    ),
+]
+"""Name of a registered model. Source: MLflow, utils/validation.py, `_validate_model_name`."""
+Tags = Annotated[
+    StringMap,
+    Field(
+        json_schema_extra=rules(
+            Rule(
+                "self.all(key, key.matches('^[\\\\pL\\\\pN_/. :-]{1,250}$') && !key.matches('^[.][.]|(^|/)[.]{0,2}(/|$)'))",
+                "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the keys of tags, which must not look like relative "
+                "paths: rename them",
+                at_creation=True,
+            )
+        )
+    ),
+]
+"""Tags in MLflow. Source: MLflow, utils/validation.py, `_validate_tag_name`."""
