@@ -40,27 +40,28 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     Returns:
         None: there is no template, or the end of an answer is several tokens, at which no server stops.
     """
-    end = find_end_text(tokenizer)
-    if not end:
-        return None
-    (tokens,) = encoded(tokenizer, [end], special=False)
-    special = _find_special(tokenizer, end, tokens)
-    if special is not None:
-        return special
-    return tokens[0] if len(tokens) == 1 else None
+    return _split_end(tokenizer)[1]
 
 
 def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return why servers do not stop at once behind an answer, and what to do; None if they do, or without a template."""
-    end = find_end_text(tokenizer)
-    token = find_end_token(tokenizer)
-    text = end if token is None else end.partition(_text_of(tokenizer, token))[0].strip()
-    if not text or (token is not None and end.startswith(_text_of(tokenizer, token))):
+    text, _ = _split_end(tokenizer)
+    if not text:
         return None
     return (
         f"the chat template ends an answer with {text!r}, which is several tokens of this tokenizer, so that servers do not stop "
         "there: add it to model.newTokens, or set another model.chatTemplate"
     )
+
+
+def _split_end(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int | None]:
+    """The text between an answer and the token at which servers stop, and that token."""
+    end = find_end_text(tokenizer)
+    (tokens,) = encoded(tokenizer, [end], special=False)
+    special = _find_special(tokenizer, end, tokens)
+    if special is not None:
+        return end.partition(_text_of(tokenizer, special))[0].strip(), special
+    return ("", tokens[0]) if len(tokens) == 1 else (end, None)
 
 
 def _find_special(tokenizer: PreTrainedTokenizerBase, end: str, tokens: list[int]) -> int | None:

@@ -156,14 +156,7 @@ def render(
         FAILURES: the template does not take it, or leaves out tools, tool calls, what a tool returned, the messages of a role, or the
             reasoning before an answer.
     """
-    template = str(tokenizer.chat_template)
-    used = _used(messages, tools)
-    left_out = used & _without_effect(tokenizer, template) if used else set()
-    left_out |= {
-        f"messages of role {role}" for role in _roles(messages) if _drops_role(tokenizer, template, role)
-    }
-    left_out |= _dropped_reasoning(tokenizer, template, messages) if is_whole else set()
-    if left_out:
+    if left_out := _find_left_out(tokenizer, messages, tools, is_whole=is_whole):
         raise ValueError(
             f"it does not render {' and '.join(sorted(left_out))}: set model.chatTemplate to one that does"
         )
@@ -268,6 +261,23 @@ def _expects_parts(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
 def renders_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the chat template of a tokenizer renders definitions of tools."""
     return _TOOLS not in _without_effect(tokenizer, str(tokenizer.chat_template))
+
+
+def _find_left_out(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: list[dict[str, Any]] | None,
+    *,
+    is_whole: bool,
+) -> set[str]:
+    """What a conversation has and its template leaves out without a word."""
+    template = str(tokenizer.chat_template)
+    used = _used(messages, tools)
+    left_out = used & _without_effect(tokenizer, template) if used else set()
+    left_out |= {
+        f"messages of role {role}" for role in _roles(messages) if _drops_role(tokenizer, template, role)
+    }
+    return left_out | (_dropped_reasoning(tokenizer, template, messages) if is_whole else set())
 
 
 def _used(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> set[str]:

@@ -74,13 +74,8 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
     if isinstance(kind, StringType):
         names = dict.fromkeys([*fields.values(), *FIELDS.values(), LEGACY_CALL])
         given = [StructField(field, StringType()) for field in names]
-        column = content.parse_conversations(column, ArrayType(StructType(given)))
-        return sf.transform(
-            column,
-            lambda turn: _message(
-                {field: _text_field(turn, field, of_source) for field, of_source in fields.items()}
-            ),
-        )
+        kind = ArrayType(StructType(given))
+        column = content.parse_conversations(column, kind)
     if not content.is_conversation(kind):
         raise DataError(
             "WrongColumnType",
@@ -115,15 +110,6 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
     return sf.transform(
         column, lambda turn: _message({name: field(turn, of_source) for name, of_source in fields.items()})
     )
-
-
-def _text_field(turn: Column, field: str, of_source: str) -> Column:
-    """A field of a message that was parsed from JSON text."""
-    if field in FIELDS:
-        return sf.coalesce(turn[of_source], turn[FIELDS[field]])
-    if field == _CALLS:
-        return sf.coalesce(sf.nullif(turn[of_source], sf.lit(_NO_TOOLS)), _wrap_call(turn[LEGACY_CALL]))
-    return turn[of_source]
 
 
 def _wrap_call(text: Column) -> Column:

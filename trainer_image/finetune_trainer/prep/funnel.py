@@ -35,11 +35,14 @@ from finetune_trainer.prep.counter import Counter
 from finetune_trainer.prep.plan import LABEL
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import Column, DataFrame
 
     from finetune_crds.cleaning import RedactKind
     from finetune_crds.prepare import Prepare
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.documents import TokenColumns
     from finetune_trainer.prep.decontaminate import EvaluationSet
     from finetune_trainer.prep.plan import Plan
     from finetune_trainer.prep.progress import Progress
@@ -129,12 +132,13 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Loaded, se
         recipe.objective,
         unrenderable=wanted.unrenderable,
     )
-    frame = _short(frame, plan, seen)
+    documents = token_columns(columns)
+    frame = _short(frame, plan, seen, documents)
     frame = steps.limited(frame, wanted.limit, wanted.split_ratios.seed)
     frame = split.with_split(frame, wanted.split_ratios)
     origin = [steps.SOURCE] if plan.source.sources else []
     label = [LABEL] if plan.form.label else []
-    ids = [name for each in token_columns(columns) for name in each]
+    ids = [name for each in documents for name in each]
     return frame.select(steps.ID, *plan.form.columns, *label, *origin, *ids, steps.TOKENS, steps.SPLIT)
 
 
@@ -186,7 +190,7 @@ def _unique(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     return frame
 
 
-def _short(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
+def _short(frame: DataFrame, plan: Plan, seen: Observed, documents: Sequence[TokenColumns]) -> DataFrame:
     """Drop what a template refuses, and long examples."""
     wanted, length = plan.prepare, sf.col(steps.TOKENS)
     found = {"refused": sf.count_if(length.isNull()), **lengths.bins(length)}
@@ -195,14 +199,18 @@ def _short(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     frame = seen.rendered.watch(frame, **found)
     for fails in _limits(wanted).values():
         frame = frame.where(~fails)
-    return seen.short.watch(frame, learned=sf.count_if(_is_learned(frame)))
+    return seen.short.watch(frame, learned=sf.count_if(_is_learned(documents)))
 
 
-def _is_learned(frame: DataFrame) -> Column:
+def _is_learned(documents: Sequence[TokenColumns]) -> Column:
     """Whether an example has a token that the loss is on, or a template that hides which these are."""
-    masks = [name for name in frame.columns if name.endswith("loss_mask")]
-    learned = [sf.coalesce(sf.exists(name, lambda is_target: is_target), sf.lit(True)) for name in masks]
-    return reduce(or_, learned)
+    return reduce(
+        or_,
+        (
+            sf.coalesce(sf.exists(each.loss_mask, lambda is_target: is_target), sf.lit(True))
+            for each in documents
+        ),
+    )
 
 
 def _limits(wanted: Prepare) -> dict[str, Column]:

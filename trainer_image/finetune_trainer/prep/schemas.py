@@ -63,21 +63,22 @@ def read_parquet(
         **_NO_GLOB, **({} if len(paths) > 1 or [*paths] == [*files] else {"basePath": paths[0]})
     )
     groups: dict[str, list[str]] = {}
-    frames: dict[str, DataFrame] = {}
-    empty: dict[str, StructField] = {}
+    columns: dict[str, StructField] = {}
     for file in files:
         schema = reader.load(file).schema
         groups.setdefault(schema.json(), []).append(file)
-        empty |= {field.name: field for field in schema.fields}
-    for schema_text, some in groups.items():
-        frames[schema_text] = _without_empty_columns(reader.load(some))
-    first, *others = ((frame.schema, groups[schema_text][0]) for schema_text, frame in frames.items())
-    merged = first[0]
+        columns |= {field.name: field for field in schema.fields}
+    frames = [_without_empty_columns(reader.load(some)) for some in groups.values()]
+    # The schemas of the frames, and a file of each, for messages.
+    (merged, first), *others = zip(
+        (frame.schema for frame in frames), (some[0] for some in groups.values()), strict=True
+    )
     for schema, file in others:
-        merged = _merge_fields(merged, schema, file, first[1])
+        merged = _merge_fields(merged, schema, file, first)
     # A column that is empty in every file is one, of whatever type.
-    merged = StructType([*merged.fields, *(empty[name] for name in empty if name not in merged.fieldNames())])
-    return reduce(lambda one, other: one.unionByName(other), (frame.to(merged) for frame in frames.values()))
+    empty = columns.keys() - {*merged.fieldNames()}
+    merged = StructType([*merged.fields, *(field for name, field in columns.items() if name in empty)])
+    return reduce(lambda one, other: one.unionByName(other), (frame.to(merged) for frame in frames))
 
 
 def _without_empty_columns(frame: DataFrame) -> DataFrame:

@@ -185,9 +185,9 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
     id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, label and weights, or of the text
-    of dedupe.columns, but for case and white space within lines: programs differ in their indentation. group: the text that decides on the split. stratum: the value whose share
-    each split has, if it is stratified. plain: the text that is compared for near duplicates, if they are removed. said: the
-    text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
+    of dedupe.columns, but for case and white space within lines: programs differ in their indentation. group: the text that decides on
+    the split. stratum: the value whose share each split has, if it is stratified. plain: the text that is compared for near duplicates,
+    if they are removed. said: the text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
     """
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)

@@ -74,11 +74,13 @@ def _find_columns(files: AbstractFileSystem, paths: list[str], columns: set[str]
     """The columns that rows need not have and some Parquet file has, so that others may lack them."""
     if len(paths) == 1 or not columns:
         return set()
-    there: set[str] = set()
+    return columns & {name for schema in _parquet_schemas(files, paths) for name in schema.names}
+
+
+def _parquet_schemas(files: AbstractFileSystem, paths: list[str]) -> Iterator[pa.Schema]:
     for path in paths:
         with open_parquet(partial(files.open, path), show(files, path), "write it again") as parquet:
-            there |= {*parquet.schema_arrow.names}
-    return columns & there
+            yield parquet.schema_arrow
 
 
 def schema(splits: Splits) -> list[Column]:
@@ -94,10 +96,9 @@ def schema(splits: Splits) -> list[Column]:
     if splits.type == "JSONLines":
         return _json_columns(files, found)
     columns: dict[str, Column] = {}
-    for file in found:
-        with open_parquet(partial(files.open, file), show(files, file), "write it again") as parquet:
-            of_file = {column.name: column for column in _arrow_columns(parquet.schema_arrow)}
-        columns = of_file | {name: column for name, column in columns.items() if column.type != _NO_TYPE}
+    for of_file in _parquet_schemas(files, found):
+        new = {column.name: column for column in _arrow_columns(of_file)}
+        columns = new | {name: column for name, column in columns.items() if column.type != _NO_TYPE}
     return list(columns.values())
 
 
