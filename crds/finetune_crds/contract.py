@@ -35,10 +35,9 @@ PARAMETERS_PATH = f"{RECIPE_DIRECTORY}/{PARAMETERS_FILE}"
 ENV_PARAMETERS = "HYPERPARAMETERS_PATH"
 ENV_CODE = CODE_ENV
 TERMINATION_PATH = "/dev/termination-log"
-# A preparation whose executors are pods: their template beside the recipe, their container, the command of the image that
-# is an executor, and the ports of driver and executors.
+# A preparation whose executors are pods: the file that the driver writes their template to, their container, the command of the
+# image that is an executor, and the ports of driver and executors.
 EXECUTOR_TEMPLATE_FILE = "executor.yaml"
-EXECUTOR_TEMPLATE_PATH = f"{RECIPE_DIRECTORY}/{EXECUTOR_TEMPLATE_FILE}"
 EXECUTOR_CONTAINER = "executor"
 EXECUTOR_COMMAND = "finetune-executor"
 # The driver of a SparkApplication: the command of the image that becomes it, the file that it runs, the version of Spark in the
@@ -50,11 +49,13 @@ APPLICATION_DRIVER_CONTAINER = "spark-kubernetes-driver"
 APPLICATION_EXECUTOR_CONTAINER = "spark-kubernetes-executor"
 SPARK_DRIVER_PORT = 7078
 SPARK_BLOCKS_PORT = 7079
-# Variables of its driver: the pod, the namespace, the host name at which executors find it, and what their labels are.
+# Variables of its driver: the pod, the namespace, the host name at which executors find it, their labels, and their pod template as
+# JSON. NB: the template is a variable since it may hold secrets, which stay in the spec of a pod.
 ENV_POD_NAME = "FINETUNE_POD_NAME"
 ENV_POD_NAMESPACE = "FINETUNE_POD_NAMESPACE"
 ENV_DRIVER_HOST = "FINETUNE_DRIVER_HOST"
 ENV_EXECUTOR_SELECTOR = "FINETUNE_EXECUTOR_SELECTOR"
+ENV_EXECUTOR_TEMPLATE = "FINETUNE_EXECUTOR_TEMPLATE"
 # A preparation on Databricks: the distribution and the entry point of its wheel, its parameters, and the files that it reads
 # and writes in the folder of the run.
 PREP_WHEEL = "finetune-prep"

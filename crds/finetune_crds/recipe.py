@@ -19,6 +19,7 @@ from finetune_crds.finetunejob import FineTuneJobSpec, Register, Tracking
 from finetune_crds.objective import Objective
 from finetune_crds.output import Output
 from finetune_crds.own_script import Parameters
+from finetune_crds.prepare import Prepare
 from finetune_crds.status import DataStatus
 from finetune_crds.training import Method, Model, Training
 
@@ -60,13 +61,17 @@ class JobRecipe(ApiModel):
 
     @classmethod
     def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Self:
-        """The recipe of a job, without what only the pod of its evaluation has."""
+        """The recipe of a job, without the variables, the pod templates and the images of its pods.
+
+        NB: variables and templates may hold secrets, and a recipe has other readers than pods: it is in a ConfigMap, in the card
+        of the model, and in the volume of a Databricks run.
+        """
         names = [name for name in cls.model_fields if name in type(spec).model_fields]
         shared = {name: part for name in names if (part := getattr(spec, name)) is not None}
         if spec.evaluation:
-            # NB: variables may hold secrets, and the card of the model has other readers.
-            of_pods: Json = {"env": [], "env_from": [], "pod_template": None, "image": None}
-            shared["evaluation"] = spec.evaluation.model_copy(update=of_pods)
+            shared["evaluation"] = spec.evaluation.model_copy(update=_NOT_IN_RECIPES)
+        if spec.data and spec.prepare:
+            shared["data"] = spec.data.model_copy(update={"prepare": _without_pods(spec.prepare)})
         return cls(job=job, parameters=spec.trainer.parameters, **shared)
 
     @property
@@ -118,6 +123,23 @@ class JobRecipe(ApiModel):
         except ValidationError as error:
             where, what = first_mistake(error)
             raise RecipeError(f"the recipe {path} is wrong at {where}: {what}") from error
+
+
+_NOT_IN_RECIPES: Json = {"env": [], "env_from": [], "pod_template": None, "image": None}
+"""The fields of pods in a preparation and in an evaluation, with their defaults."""
+
+
+def _without_pods(prepare: Prepare) -> Prepare:
+    """A preparation without the variables, the template and the image of its pod, and without the variables of its cluster."""
+    databricks = prepare.spark.databricks
+    if databricks is None or databricks.compute.new_cluster is None:
+        return prepare.model_copy(update=_NOT_IN_RECIPES)
+    cluster = databricks.compute.new_cluster.model_copy(update={"env": {}})
+    compute = databricks.compute.model_copy(update={"new_cluster": cluster})
+    spark = prepare.spark.model_copy(
+        update={"databricks": databricks.model_copy(update={"compute": compute})}
+    )
+    return prepare.model_copy(update={**_NOT_IN_RECIPES, "spark": spark})
 
 
 class Recipe(JobRecipe):

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import mlflow.artifacts
+import pytest
 from deltalake import DeltaTable
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
@@ -23,6 +25,8 @@ from demo.place import TESTS
 from support.waiting import wait_for
 
 JUDGE = Path(__file__).parent / "judge.py"
+# NB: MLflow's client would fetch files from the object store itself, at an address inside the cluster.
+_THROUGH_THE_SERVER = ("MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD", "false")
 _OF_ANOTHER_JOB = ("finetune.dev/uid", "finetune.dev/job", "finetune.dev/attempt")
 
 
@@ -93,13 +97,23 @@ class Hand:
         loss, _, answer = said.rpartition("LOSS ")[2].partition("ANSWER ")
         return float(loss), answer.strip()
 
+    def download(self, model_uri: str, folder: Path) -> None:
+        """Download the files of a registered model."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(*_THROUGH_THE_SERVER)
+            mlflow.artifacts.download_artifacts(
+                model_uri,
+                dst_path=str(folder),
+                tracking_uri=self.tracking_uri,
+                registry_uri=self.tracking_uri,
+            )
+
     def _run(self, script: Path, *arguments: str) -> str:
         """What a script prints that loads a model from MLflow."""
-        # NB: MLflow's client would fetch the files from the object store itself, at an address inside the cluster.
         settings = {
             "PYTHONPATH": str(TESTS),
             "MLFLOW_TRACKING_URI": self.tracking_uri,
-            "MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD": "false",
+            **dict([_THROUGH_THE_SERVER]),
         }
         done = subprocess.run(
             [sys.executable, str(script), *arguments],

@@ -16,6 +16,7 @@ from typing import Any
 from demo.install import Installation
 from demo.kubectl import Json
 from e2e.jobs import STEPS, Jobs, Run, quickstart
+from support.canary import VARIABLES
 
 # NB: each job starts up to four ranks, and the machine has two cores.
 _MAX_STORIES = 2
@@ -47,7 +48,9 @@ class Stage:
 
     def _run_quickstart(self) -> Run:
         statuses: list[Json] = []
-        name = self.jobs.apply(quickstart(maxSteps=STEPS, evalEverySteps=30, logEverySteps=2))
+        manifest = quickstart(maxSteps=STEPS, evalEverySteps=30, logEverySteps=2)
+        manifest["spec"]["env"] = VARIABLES
+        name = self.jobs.apply(manifest)
         job = self.jobs.follow(name, seen=lambda job: statuses.append(job.get("status", {})))
         return Run(job, statuses)
 

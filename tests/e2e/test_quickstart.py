@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from demo import results
-from demo.install import Installation
+from demo.install import NAMESPACE, RELEASE, SYSTEM, Installation
 from e2e.hand import Hand, reaching
-from e2e.jobs import SPLITS, STEPS, Run
+from e2e.jobs import SPLITS, STEPS, Jobs, Run
 from e2e.stories import Stage
+from support.canary import CANARY, read_files, read_objects, select_leaks
 
 PHASES = ["Pending", "Preparing", "Starting", "Training", "Registering", "Succeeded"]
 
@@ -88,6 +90,32 @@ def test_registered_model_answers_in_a_pod(run: Run, story: Loaded) -> None:
     assert story.answer_in_pod == story.answer
     model = run.status["model"]
     assert model["uri"] == f"models:/{model['name']}/{model['version']}"
+
+
+def test_values_of_variables_stay_in_the_pods(
+    run: Run, jobs: Jobs, installation: Installation, hand: Hand, tmp_path: Path
+) -> None:
+    """The job has a variable with a value that is nowhere else: no object, no log and no file may show it."""
+    kubectl, selector = installation.place.kubectl, "finetune.dev/job=quickstart"
+    pods = kubectl.items("pods", "--namespace", NAMESPACE, "--selector", selector)
+    assert pods
+    assert all(CANARY in str(pod["spec"]) for pod in pods)
+    named = {"jobs": (NAMESPACE, selector), "operator": (SYSTEM, f"app.kubernetes.io/instance={RELEASE}")}
+    logs = {
+        f"logs of {name}": kubectl(
+            "logs", "--namespace", namespace, "--selector", labels, "--all-containers", "--tail=-1"
+        )
+        for name, (namespace, labels) in named.items()
+    }
+    model, run_id = run.status["model"], run.status["mlflow"]["runId"]
+    hand.download(model["uri"], tmp_path)
+    tracked = {
+        "run": str(hand.mlflow.get_run(run_id).to_dictionary()),
+        "version": str(dict(hand.mlflow.get_model_version(model["name"], model["version"]))),
+    }
+    files = read_files(tmp_path)
+    assert any(name.endswith("README.md") for name in files)
+    assert select_leaks(read_objects(jobs.api, NAMESPACE) | logs | tracked | files) == []
 
 
 def test_nothing_but_the_job_says_how_it_went(run: Run, installation: Installation) -> None:

@@ -6,18 +6,11 @@ from typing import Any
 
 import yaml
 
-from finetune_crds.contract import TerminationMessage
-from finetune_crds.evaluation import EvaluationResult
 from support.refusals import refused
-from worlds.processes.jobs import TRAINED, splits_given
+from worlds.processes.jobs import EVALUATED, TRAINED, splits_given
 from worlds.processes.world import OwnWorld, World
 
 Json = dict[str, Any]
-EVALUATED = TerminationMessage(
-    evaluation=EvaluationResult(
-        rows=50, digest="d1", metrics={"eval_accuracy": 0.75}, base={"eval_accuracy": 0.5}
-    )
-)
 TAGS = {"eval_accuracy": "0.75", "base_eval_accuracy": "0.5", "finetune_evaluation_data": "d1"}
 
 

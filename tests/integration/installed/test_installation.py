@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from finetune_crds.__main__ import DIGEST
 from integration.installed.installation import RELEASE, SYSTEM, Installation
@@ -203,9 +202,8 @@ def test_sparks_driver_waits_for_its_account_and_its_executors_are_told_of(
 
 def executor_of(driver: Json, tenant: World) -> Json:
     """An executor as Spark makes it of its template, which the driver's pod owns."""
-    found = tenant.api.get("ConfigMap", tenant.namespace, "tune-prep")
-    assert found is not None
-    template = yaml.safe_load(found["data"]["executor.yaml"])
+    env = {item["name"]: item.get("value") for item in driver["spec"]["containers"][0]["env"]}
+    template = json.loads(env["FINETUNE_EXECUTOR_TEMPLATE"])
     meta = driver["metadata"]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"], "controller": True}
     named = {"name": f"{meta['name']}-exec-1", "namespace": tenant.namespace, "ownerReferences": [owner]}

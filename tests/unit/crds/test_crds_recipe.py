@@ -61,6 +61,39 @@ def test_the_digest_does_not_depend_on_who_reads_it() -> None:
     assert JobRecipe.of(JOB, FineTuneJobSpec.model_validate(BODY)).digest() == recipe().digest()
 
 
+CANARY = "canary-3f9c"
+PODS: Json = {
+    "image": CANARY,
+    "env": [{"name": "TOKEN", "value": CANARY}],
+    "envFrom": [{"secretRef": {"name": CANARY}}],
+    "podTemplate": {"metadata": {"annotations": {"a": CANARY}}},
+}
+CLUSTER: Json = {"sparkVersion": "17.3.x-scala2.13", "nodeType": "i3.xlarge", "env": {"TOKEN": CANARY}}
+ON_DATABRICKS: Json = {
+    "mode": "Databricks",
+    "databricks": {
+        "volume": "/Volumes/main/default/finetune",
+        "compute": {"type": "NewCluster", "newCluster": CLUSTER},
+    },
+}
+WITH_PODS: dict[str, Json] = {
+    "preparation": {"data": {**BODY["data"], "prepare": {"output": "/data/splits", **PODS}}},
+    "a preparation on Databricks": {
+        "data": {**BODY["data"], "prepare": {"output": "s3://b/splits", "spark": ON_DATABRICKS}}
+    },
+    "training": {"trainer": PODS | {"podTemplate": None}, "podTemplate": PODS["podTemplate"]},
+    "evaluation": {"evaluation": PODS},
+    "all pods": {"env": PODS["env"], "envFrom": PODS["envFrom"]},
+}
+
+
+@pytest.mark.parametrize("parts", WITH_PODS.values(), ids=WITH_PODS)
+def test_nothing_of_the_variables_and_templates_of_pods_is_in_it(parts: Json) -> None:
+    spec = FineTuneJobSpec.model_validate(BODY | parts)
+    assert CANARY in str(spec.to_json())
+    assert CANARY not in Recipe.of(JOB, spec).to_yaml()
+
+
 def test_nothing_of_the_cluster_is_in_it() -> None:
     content = recipe(
         podTemplate={"spec": {"nodeSelector": {"a": "b"}}},
@@ -101,6 +134,7 @@ SAME: dict[str, Recipe] = {
     "what was prepared": recipe().model_copy(update={"prepared": DataStatus(digest="c0ffee")}),
     "an evaluation of its version": recipe(evaluation={"split": "Validation"}),
     "another cluster": recipe(runPolicy={"maxRestarts": 0}, podTemplate={"spec": {}}),
+    "another prep pod": recipe(**WITH_PODS["preparation"]),
 }
 OTHER: dict[str, Recipe] = {
     "another seed": recipe(training={"seed": 43}),

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from finetune_crds.contract import PodError, PrepResult, TerminationMessage, TrainResult
+from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import SplitCounts
 
 Json = dict[str, Any]
@@ -38,6 +39,12 @@ PREPARED = TerminationMessage(
 )
 TRAINED = TerminationMessage(
     train=TrainResult(step=100, base_eval_loss=5.0, eval_loss=2.0, perplexity=7.389, goodput=0.9)
+)
+
+EVALUATED = TerminationMessage(
+    evaluation=EvaluationResult(
+        rows=50, digest="d1", metrics={"eval_accuracy": 0.75}, base={"eval_accuracy": 0.5}
+    )
 )
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from finetune_crds import contract
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 
@@ -57,38 +55,48 @@ _DYNAMIC = "spark.dynamicAllocation."
 class Driver:
     """The prep pod as Spark's driver.
 
-    host: name at which executors find it. image, pull_policy: those of the executors. selector: labels of the executors.
+    host: name at which executors find it. selector: labels of the executors. template: their pod template, as JSON. image, pull_policy:
+    those of the template.
     """
 
     pod: str
     namespace: str
     host: str
     selector: str
+    template: str
     image: str
     pull_policy: str
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], template: Path) -> Driver:
-        """The driver that the operator describes in variables and in the pod template of the executors.
+    def of(cls, environment: Mapping[str, str]) -> Driver:
+        """The driver that the operator describes in variables.
 
         Raises:
             RecipeRefusedError: this is no pod that the operator made.
         """
         try:
-            found = yaml.safe_load(template.read_text(encoding="utf-8"))["spec"]["containers"]
-            executor = next(item for item in found if item["name"] == contract.EXECUTOR_CONTAINER)
+            template = environment[contract.ENV_EXECUTOR_TEMPLATE]
+            containers = json.loads(template)["spec"]["containers"]
+            executor = next(item for item in containers if item["name"] == contract.EXECUTOR_CONTAINER)
             return cls(
                 pod=environment[contract.ENV_POD_NAME],
                 namespace=environment[contract.ENV_POD_NAMESPACE],
                 host=environment[contract.ENV_DRIVER_HOST],
                 selector=environment[contract.ENV_EXECUTOR_SELECTOR],
+                template=template,
                 image=executor["image"],
                 pull_policy=executor["imagePullPolicy"],
             )
-        except (OSError, KeyError, StopIteration) as error:
+        except (KeyError, StopIteration) as error:
             raise RecipeRefusedError(
                 f"data.prepare.spark.mode Kubernetes needs a pod that the operator made, and {error} is missing: use Local"
             ) from error
+
+    def write_template(self, scratch: Path) -> None:
+        """Write the pod template of the executors to the file that Spark reads. Only this user can read it."""
+        file = scratch / contract.EXECUTOR_TEMPLATE_FILE
+        file.touch(mode=0o600)
+        file.write_text(self.template, encoding="utf-8")
 
 
 def settings(
@@ -118,7 +126,7 @@ def settings(
         "spark.kubernetes.executor.podNamePrefix": driver.pod,
         "spark.kubernetes.container.image": driver.image,
         "spark.kubernetes.container.image.pullPolicy": driver.pull_policy,
-        "spark.kubernetes.executor.podTemplateFile": contract.EXECUTOR_TEMPLATE_PATH,
+        "spark.kubernetes.executor.podTemplateFile": str(scratch / contract.EXECUTOR_TEMPLATE_FILE),
         "spark.kubernetes.executor.podTemplateContainerName": contract.EXECUTOR_CONTAINER,
     }
 

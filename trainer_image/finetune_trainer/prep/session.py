@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune_crds import spark_conf
-from finetune_crds.contract import EXECUTOR_TEMPLATE_PATH
 from finetune_crds.quantity import jvm_memory
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.prep import by_name, kubernetes, stores
@@ -119,7 +118,8 @@ def _driver(spark: Spark) -> kubernetes.Driver | None:
     """The driver of executors in pods, without executors of an earlier one; None where Spark runs in this pod alone."""
     if not spark.executor_pods:
         return None
-    driver = kubernetes.Driver.of(os.environ, Path(EXECUTOR_TEMPLATE_PATH))
+    driver = kubernetes.Driver.of(os.environ)
+    driver.write_template(Path(tempfile.gettempdir()))
     kubernetes.delete_executors(driver.namespace, driver.selector)
     return driver
 

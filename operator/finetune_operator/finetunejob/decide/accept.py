@@ -92,6 +92,7 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         *mistakes.of_learning_rate(spec),
         *own_code.mistakes(spec.trainer),
         *executors.unshared(spec),
+        *executors.oversized(spec),
         *workspace_mistakes(spec, settings),
         *databricks_run.mistakes(spec, settings),
         *catalog.mistakes(spec),

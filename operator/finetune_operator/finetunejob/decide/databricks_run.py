@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from finetune_crds import JobRecipe, JobReference
-from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.databricks import Databricks
 from finetune_crds.env import LocalReference
@@ -177,21 +176,11 @@ def _name(draft: Draft) -> str:
 
 
 def _recipe(draft: Draft) -> JobRecipe:
-    """The recipe, without what only pods have. NB: variables may hold secrets, and a volume has other readers."""
+    """The recipe, without the claim of a cache, which only pods mount."""
     spec, ftj = draft.spec, draft.ftj
     reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
-    of_pods: Json = {"env": [], "env_from": [], "pod_template": None, "image": None}
-    prepare = spec.prepare.model_copy(update=of_pods) if spec.prepare else None
-    if prepare and prepare.spark.databricks and prepare.spark.databricks.compute.new_cluster:
-        own = prepare.spark.databricks
-        cluster = own.compute.new_cluster.model_copy(update={"env": {}}) if own.compute.new_cluster else None
-        own = own.model_copy(update={"compute": own.compute.model_copy(update={"new_cluster": cluster})})
-        prepare = prepare.model_copy(update={"spark": prepare.spark.model_copy(update={"databricks": own})})
-    parts = {
-        "data": spec.data.model_copy(update={"prepare": prepare}) if spec.data else None,
-        "model": spec.model.model_copy(update={"cache": None}) if spec.model else None,
-    }
-    return JobRecipe.of(reference, spec.model_copy(update=parts))
+    model = spec.model.model_copy(update={"cache": None}) if spec.model else None
+    return JobRecipe.of(reference, spec.model_copy(update={"model": model}))
 
 
 def _follow(draft: Draft, run: DatabricksRunStatus, seen: Run | None) -> None:

@@ -7,11 +7,10 @@ which executors find it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
-
-import yaml
 
 from finetune_crds import contract
 from finetune_crds.base import Json
@@ -37,6 +36,8 @@ _DRIVERS = (names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
 _PATIENCE = timedelta(seconds=20)
 # Executors are numbered from 1. So many more than are wanted at once: they end one after the other.
 _MOST_REPLACED = 5
+# Linux takes 128 KiB for a variable (MAX_ARG_STRLEN). The rest is for what the operator adds to a template.
+_MAX_TEMPLATE_BYTES = 100_000
 
 
 def wanted(spec: FineTuneJobSpec) -> int:
@@ -70,21 +71,28 @@ def service(ftj: FineTuneJob) -> Json:
     }
 
 
-def driver_env(ftj: FineTuneJob, *, submitted: bool = False) -> list[Json]:
-    """How the driver knows itself and its executors.
+def submitted_driver_env(ftj: FineTuneJob) -> list[Json]:
+    """The variables of a driver whose pod spark-submit makes, and tells the rest."""
+    values = {contract.ENV_POD_NAMESPACE: ftj.namespace, contract.ENV_EXECUTOR_SELECTOR: selector(ftj)}
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def driver_env(ftj: FineTuneJob, executor: Json) -> list[Json]:
+    """The variables from which a driver in the prep pod knows itself and its executors.
 
     Args:
-        submitted: spark-submit makes the driver's pod, and tells it the rest.
+        executor: the pod of an executor.
     """
-    host = f"{names.prep_name(ftj.name)}.{ftj.namespace}.svc"
+    # NB: the kubelet expands $(NAME) in a value, and takes $$ for a dollar.
+    text = json.dumps(executor, separators=(",", ":")).replace("$", "$$")
     values = {
-        contract.ENV_POD_NAMESPACE: ftj.namespace,
-        **({} if submitted else {contract.ENV_DRIVER_HOST: host}),
-        contract.ENV_EXECUTOR_SELECTOR: selector(ftj),
+        contract.ENV_DRIVER_HOST: f"{names.prep_name(ftj.name)}.{ftj.namespace}.svc",
+        contract.ENV_EXECUTOR_TEMPLATE: text,
     }
     pod = {"name": contract.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return [
-        *([] if submitted else [pod]),
+        pod,
+        *submitted_driver_env(ftj),
         *({"name": name, "value": value} for name, value in values.items()),
     ]
 
@@ -142,11 +150,6 @@ def _name(item: object) -> object:
     return item.get("name") if isinstance(item, dict) else None
 
 
-def template_file(executor: Json) -> dict[str, str]:
-    """The pod template as a file beside the recipe."""
-    return {contract.EXECUTOR_TEMPLATE_FILE: yaml.safe_dump(executor, sort_keys=False)}
-
-
 def trial(executor: Json, ftj: FineTuneJob) -> Json:
     """An executor's pod for a dry run, about as large as Spark's: a quota counts its memory and cores."""
     spark = ftj.spec.prepare.spark if ftj.spec and ftj.spec.prepare else Spark()
@@ -197,6 +200,20 @@ def unshared(spec: FineTuneJobSpec) -> Iterator[str]:
                 f"{field} {path} is on no volume that the driver and its executors share: use s3://bucket/folder, or "
                 "mount a PersistentVolumeClaim there in the container prep of data.prepare.podTemplate"
             )
+
+
+def oversized(spec: FineTuneJobSpec) -> Iterator[str]:
+    """A pod template that is too long for the variable of the driver that holds it."""
+    prepare = spec.prepare
+    if prepare is None or prepare.spark.mode != "Kubernetes":
+        return
+    parts = prepare.model_dump(mode="json", include={"env", "env_from", "pod_template"})
+    size = len(json.dumps(parts).encode())
+    if size > _MAX_TEMPLATE_BYTES:
+        yield (
+            f"env, envFrom and podTemplate of the preparation have {size:,} bytes, and executors get at most "
+            f"{_MAX_TEMPLATE_BYTES:,}: move long values into a ConfigMap or a Secret that envFrom names"
+        )
 
 
 def _folders(source: Source | None) -> dict[str, str | None]:

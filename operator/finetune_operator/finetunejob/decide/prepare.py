@@ -158,17 +158,8 @@ def _recipe(draft: Draft) -> Json:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": template.metadata(ftj, names.prep_name(ftj.name), names.PREP),
-        "data": {
-            contract.RECIPE_FILE: JobRecipe.of(reference, draft.spec).to_yaml(),
-            **_executor_template(ftj, draft.spec, draft.settings),
-        },
+        "data": {contract.RECIPE_FILE: JobRecipe.of(reference, draft.spec).to_yaml()},
     }
-
-
-def _executor_template(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> dict[str, str]:
-    if not executors.wanted(spec) or spark_application.wanted(spec):
-        return {}
-    return executors.template_file(_executor(ftj, spec, settings))
 
 
 def _executor(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> Json:
@@ -192,13 +183,19 @@ def _driver(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings, run_id:
     number = executors.wanted(spec)
     contract_env = [
         *rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=run_id),
-        *(executors.driver_env(ftj, submitted=spark_application.wanted(spec)) if number else ()),
+        *(_driver_env(ftj, spec, settings) if number else ()),
     ]
     login = workspace.pod_login(spec, settings, _CONTAINER)
     secret = None if login else spec.tracking.secret_of_pods
     pod = merge(_pod(ftj, spec, settings, secret=secret, contract_env=contract_env), login)
     pod = dict(merge(pod, catalog.login(spec, settings, _CONTAINER)))
     return executors.as_driver(pod, spec) if number else pod
+
+
+def _driver_env(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> list[Json]:
+    if spark_application.wanted(spec):
+        return executors.submitted_driver_env(ftj)
+    return executors.driver_env(ftj, _executor(ftj, spec, settings))
 
 
 def _pod(

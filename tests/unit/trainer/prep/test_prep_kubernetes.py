@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import stat
 from pathlib import Path
 from typing import Any
 
 import certifi
 import pytest
-import yaml
 
 from finetune_crds.spark import Spark
 from finetune_trainer.outcome import RecipeRefusedError, TrainingError
 from finetune_trainer.prep import kubernetes, session
 from support.http_server import Answer, Request, serving
 
+TEMPLATE = json.dumps(
+    {
+        "spec": {
+            "containers": [
+                {"name": "sidecar"},
+                {"name": "executor", "image": "prep:1", "imagePullPolicy": "Never"},
+            ]
+        }
+    }
+)
 DRIVER = kubernetes.Driver(
     pod="tune-prep-abcde",
     namespace="team",
     host="tune-prep.team.svc",
     selector="finetune.dev/component=prep-executor",
+    template=TEMPLATE,
     image="prep:1",
     pull_policy="Never",
 )
@@ -27,6 +39,7 @@ ENVIRONMENT = {
     "FINETUNE_POD_NAMESPACE": "team",
     "FINETUNE_DRIVER_HOST": "tune-prep.team.svc",
     "FINETUNE_EXECUTOR_SELECTOR": "finetune.dev/component=prep-executor",
+    "FINETUNE_EXECUTOR_TEMPLATE": TEMPLATE,
 }
 
 
@@ -106,7 +119,7 @@ def test_settings_follow_from_the_drivers_pod() -> None:
         "spark.kubernetes.executor.podNamePrefix": "tune-prep-abcde",
         "spark.kubernetes.container.image": "prep:1",
         "spark.kubernetes.container.image.pullPolicy": "Never",
-        "spark.kubernetes.executor.podTemplateFile": "/etc/finetune/executor.yaml",
+        "spark.kubernetes.executor.podTemplateFile": "/tmp/executor.yaml",
         "spark.kubernetes.executor.podTemplateContainerName": "executor",
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
@@ -156,23 +169,29 @@ def test_conf_may_not_set_what_follows_from_the_pod(name: str) -> None:
     )
 
 
-def template(folder: Path, **container: str) -> Path:
-    known = {"name": "executor", "image": "prep:1", "imagePullPolicy": "Never", **container}
-    file = folder / "executor.yaml"
-    file.write_text(yaml.safe_dump({"spec": {"containers": [{"name": "sidecar"}, known]}}))
-    return file
+def test_the_driver_is_what_the_operator_says() -> None:
+    assert kubernetes.Driver.of(ENVIRONMENT) == DRIVER
 
 
-def test_the_driver_is_what_the_operator_says(tmp_path: Path) -> None:
-    assert kubernetes.Driver.of(ENVIRONMENT, template(tmp_path)) == DRIVER
+def test_the_template_of_executors_is_a_file_of_the_driver_alone(tmp_path: Path) -> None:
+    DRIVER.write_template(tmp_path)
+    # A second session of the same pod writes it again.
+    DRIVER.write_template(tmp_path)
+    [file] = tmp_path.iterdir()
+    assert (file.name, file.read_text(encoding="utf-8")) == ("executor.yaml", TEMPLATE)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_outside_of_such_a_pod_there_is_no_driver(tmp_path: Path) -> None:
-    for environment, file, missing in (
-        ({}, template(tmp_path), "'FINETUNE_POD_NAME'"),
-        (ENVIRONMENT, tmp_path / "none.yaml", "none.yaml"),
-    ):
-        with pytest.raises(RecipeRefusedError) as refused:
-            kubernetes.Driver.of(environment, file)
-        assert missing in refused.value.message
-        assert refused.value.message.endswith("is missing: use Local")
+WITHOUT: dict[str, tuple[dict[str, str], str]] = {
+    "no variables": ({}, "'FINETUNE_EXECUTOR_TEMPLATE'"),
+    "no pod": ({"FINETUNE_EXECUTOR_TEMPLATE": TEMPLATE}, "'FINETUNE_POD_NAME'"),
+}
+
+
+@pytest.mark.parametrize(("environment", "missing"), WITHOUT.values(), ids=WITHOUT)
+def test_outside_of_such_a_pod_there_is_no_driver(environment: dict[str, str], missing: str) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        kubernetes.Driver.of(environment)
+    assert refused.value.message == (
+        f"data.prepare.spark.mode Kubernetes needs a pod that the operator made, and {missing} is missing: use Local"
+    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-import yaml
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
@@ -53,8 +53,10 @@ def children(prepare: Json | None = None, settings: Settings = SETTINGS, **parts
 
 
 def template(made: dict[str, Json]) -> Json:
-    """The pod template of the executors."""
-    return dict(yaml.safe_load(made["ConfigMap"]["data"]["executor.yaml"]))
+    """The pod template of the executors, as the driver reads it."""
+    [driver] = made["Job"]["spec"]["template"]["spec"]["containers"][:1]
+    [text] = [item["value"] for item in driver["env"] if item["name"] == "FINETUNE_EXECUTOR_TEMPLATE"]
+    return dict(json.loads(text.replace("$$", "$")))
 
 
 def test_a_driver_has_a_service_by_which_executors_find_it() -> None:
@@ -173,6 +175,38 @@ def test_executors_are_like_the_driver_without_what_is_about_it() -> None:
             {"name": "corpus", "mountPath": "/corpus"},
         ],
     }
+
+
+@pytest.mark.parametrize("mode", ["Local", "Kubernetes"])
+def test_variables_and_templates_are_in_the_pods_alone(mode: str) -> None:
+    canary = "canary-3f9c"
+    prepare: Json = {
+        "env": [{"name": "TOKEN", "value": canary}],
+        "podTemplate": {"metadata": {"annotations": {"a": canary}}},
+        "spark": {"mode": mode},
+    }
+    made = conclude(ftj(NEW, data=data(**prepare)), settings=SETTINGS).apply
+    assert [body["kind"] for body in made if canary in str(body)] == ["Job"]
+
+
+def test_the_kubelet_expands_nothing_in_the_template_of_executors() -> None:
+    variables = [{"name": "A", "value": "$(B)"}, {"name": "B", "value": "$$"}]
+    [driver] = children({"env": variables})["Job"]["spec"]["template"]["spec"]["containers"]
+    [text] = [item["value"] for item in driver["env"] if item["name"] == "FINETUNE_EXECUTOR_TEMPLATE"]
+    assert '"value":"$$(B)"' in text
+    assert '"value":"$$$$"' in text
+    assert template(children({"env": variables}))["spec"]["containers"][0]["env"][1:] == variables
+
+
+def test_a_template_that_is_too_long_for_a_variable_is_refused() -> None:
+    variables = [{"name": f"V{number}", "value": "x" * 16_000} for number in range(7)]
+    [sentence] = executors.oversized(spec(data=data(env=variables)))
+    assert sentence.startswith("env, envFrom and podTemplate of the preparation have 112,")
+    assert sentence.endswith(
+        "and executors get at most 100,000: move long values into a ConfigMap or a Secret that envFrom names"
+    )
+    assert [*executors.oversized(spec(data=data(env=variables, spark={"mode": "Local"})))] == []
+    assert [*executors.oversized(spec(data=data(env=variables[:6])))] == []
 
 
 ODD: dict[str, Json] = {
