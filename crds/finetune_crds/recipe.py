@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -28,12 +29,22 @@ class RecipeError(ValueError):
     """The recipe cannot be read or does not fit the schema."""
 
 
+def today() -> date:
+    """The day in UTC."""
+    return datetime.now(UTC).date()
+
+
 class JobReference(ApiModel):
-    """The FineTuneJob that a recipe describes."""
+    """The FineTuneJob that a recipe describes.
+
+    created: the day on which it was created, in UTC. A chat template that writes the date writes this one in all pods of the job,
+        whenever they run.
+    """
 
     name: str
     namespace: str
     uid: str
+    created: date = Field(default_factory=today)
 
 
 class JobRecipe(ApiModel):
@@ -73,6 +84,10 @@ class JobRecipe(ApiModel):
         if spec.data and spec.prepare:
             shared["data"] = spec.data.model_copy(update={"prepare": _without_pods(spec.prepare)})
         return cls(job=job, parameters=spec.trainer.parameters, **shared)
+
+    def on_day(self, day: date) -> Self:
+        """The recipe of a job that was created on another day."""
+        return self.model_copy(update={"job": self.job.model_copy(update={"created": day})})
 
     @property
     def global_batch(self) -> int:

@@ -22,6 +22,7 @@ from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.objectives.kto import Kto
 from finetune_trainer.train.objectives.sft import Sft
 from support.ends import Attempt
+from support.evaluations import save_splits
 from support.ports import free_port
 from support.training import error_of, eval_loss_of, history, split_of, validation_loss
 
@@ -271,6 +272,41 @@ def test_another_job_carries_the_run_on_with_other_ranks_and_more_steps(
     run = mlflow.client().get_run(mlflow.run_id).data
     assert (run.params["resumed_from"], run.tags[contract.TAG_RESUMED_FROM]) == (str(begin), str(begin))
     assert [path.name for path in pod.folder.glob("checkpoints/*/step-*")] == ["step-00000062"]
+
+
+def test_another_job_carries_on_with_the_day_that_the_chat_template_wrote(
+    pod: Pod, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"role": "user", "content": "the house"}, {"role": "assistant", "content": "is red."}]
+    rows = [{"messages": turns, "split": split} for split in ("train", "train", "validation")]
+    dated = (
+        "{{ strftime_now('%Y-%m-%d') }}\n{% for turn in messages %}{{ turn.role }}: {{ turn.content }}{{ eos_token }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    begins = pod.but(
+        {
+            "job.created": "2026-11-24",
+            "model.chatTemplate": {"type": "Jinja", "jinja": dated},
+            "data.splits.path": str(save_splits(tmp_path / "splits", rows)),
+            "data.splits.version": 0,
+            "data.columns": {"type": "Messages"},
+            "training.maxSteps": 1,
+            "checkpoint": {"uri": str(tmp_path / "checkpoints"), "everySteps": 1},
+        }
+    )
+    outcome = begins.run_here(capsys)
+    assert outcome.code == 0, outcome.output
+    (checkpoint,) = tmp_path.glob("checkpoints/*/step-00000001")
+    goes_on = begins.but(
+        {
+            "job": {"name": "next", "namespace": "tests", "uid": "fedcba9876543210", "created": "2026-11-25"},
+            "training.maxSteps": 2,
+            "checkpoint.resumeFrom": {"type": "Uri", "uri": str(checkpoint)},
+        }
+    )
+    outcome = goes_on.run_here(capsys)
+    assert outcome.code == 0, outcome.output
+    assert [*outcome.losses] == [2]
 
 
 @pytest.mark.parametrize("optimizer", [{}, {"type": "AdamW8bit", "weights": "BF16"}])

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from finetune_trainer import chat_templates
 from finetune_trainer.tokenizer import encoded
+from finetune_trainer.turns import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from finetune_trainer.turns import Message
 
-_QUESTION, _ANSWER = "What is asked?", "It is answered."
+QUESTION: Message = {"role": "user", "content": "What is asked?"}
+ANSWER: Message = {"role": "assistant", "content": "It is answered."}
+"""Messages that show what a chat template does."""
 
 
 def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -22,15 +24,11 @@ def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
     """
     if tokenizer.chat_template is None:
         return ""
-    messages: list[Message] = [
-        {"role": "user", "content": _QUESTION},
-        {"role": "assistant", "content": _ANSWER},
-    ]
     try:
-        text = chat_templates.render(tokenizer, messages)
+        text = chat_templates.render(tokenizer, [QUESTION, ANSWER])
     except chat_templates.FAILURES:
         return ""
-    _, answer, end = text.rpartition(_ANSWER)
+    _, answer, end = text.rpartition(ANSWER["content"])
     return end.strip() if answer else ""
 
 
@@ -41,6 +39,17 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
         None: there is no template, or the end of an answer is several tokens, at which no server stops.
     """
     return _split_end(tokenizer)[1]
+
+
+def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
+    """Whether a text behind an answer has a special token, or what the chat template ends an answer with.
+
+    A template may write the end of a text behind the last answer alone.
+    """
+    (tokens,) = encoded(tokenizer, [text], special=False)
+    end = find_end_text(tokenizer)
+    end = end.removesuffix(str(tokenizer.eos_token)).strip() or end
+    return _find_special(tokenizer, text, tokens) is not None or (bool(end) and end in text)
 
 
 def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -5,6 +5,7 @@ Each renders the beginning of a conversation in the same way once it goes on, so
 
 from __future__ import annotations
 
+from datetime import datetime
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from finetune_trainer.turns import REASONING, TEXT_PART
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import date
 
     from transformers import PreTrainedTokenizerBase
 
@@ -117,8 +119,14 @@ def use(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> None:
         pass
 
 
+# What a template calls for the date of today. Source: transformers, chat_template_utils.py, `_compile_jinja_template`.
+_CLOCK = "strftime_now"
+# The codes of its formats. Source: Python's documentation of strftime, and glibc's for those without a leading 0.
+_DATE_CODES = [f"%{code}" for code in (*"aAwdbBmyYHIMSfzZjpUWcxXGuVDFRTe", "-d", "-m", "-j", "-H", "-I")]
 # What a template may leave out, as messages call it.
 _TOOLS, _CALLS, _RESULTS = "tools", "tool calls", "messages of role tool"
+# What ends the reasoning in the content of an answer.
+_THOUGHT = "</think>"
 # What shows whether it does: a definition and a call as clients send them, and without their wrapper.
 _TOOL, _CALL, _RESULT, _CONTENT = "probed_tool", "probed_call", "probed_result", "probed_content"
 # Roles that every template knows, or that are looked at with the calls of tools.
@@ -142,6 +150,7 @@ def render(
     messages: Sequence[Message],
     tools: list[dict[str, Any]] | None = None,
     *,
+    day: date | None = None,
     add_generation_prompt: bool = False,
     is_whole: bool = True,
 ) -> str:
@@ -149,6 +158,7 @@ def render(
 
     Args:
         messages, tools: as `turns` makes them.
+        day: the one that a template writes which writes the date; None: today.
         is_whole: whether it ends where the conversation does. A template may leave out the reasoning of a beginning of it once it goes
             on.
 
@@ -164,18 +174,49 @@ def render(
         tokenizer.apply_chat_template(
             _as_expected(tokenizer, messages),
             tools=tools,
+            chat_template=_of_day(tokenizer, tools, day),
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
         )
     )
 
 
+def writes_date(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template of a tokenizer, if it has one, may write the date of the day on which it is rendered."""
+    return _CLOCK in str(tokenizer.chat_template)
+
+
+def _of_day(
+    tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None, day: date | None
+) -> str | None:
+    """The chat template with a day in place of today; None: as the tokenizer has it.
+
+    NB: transformers passes no functions on to a template, so a macro stands in for its own.
+    """
+    if day is None or not writes_date(tokenizer):
+        return None
+    # NB: the line end after the macro is part of it for Jinja, and what follows begins a line, as without it.
+    return f"{_clock_at(day)}\n{tokenizer.get_chat_template(tools=tools)}"
+
+
+@lru_cache(maxsize=4)
+def _clock_at(day: date) -> str:
+    """A macro that formats the beginning of a day, as `strftime` does it."""
+    moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001 - it has no time, and so no zone
+    replaced = "".join(f".replace({code!r}, {moment.strftime(code)!r})" for code in _DATE_CODES)
+    return f"{{% macro {_CLOCK}(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}"
+
+
 def marked(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: list[dict[str, Any]] | None = None,
+    *,
+    day: date | None = None,
 ) -> list[tuple[int, int]] | None:
     """Return the parts of a conversation as text that are between {% generation %} and {% endgeneration %} in its template.
 
-    They are (begin, end) in characters, in order. None: the template has no such blocks.
+    They are (begin, end) in characters, in order. None: the template has no such blocks. `day`: as in `render`.
 
     Raises:
         FAILURES: the template does not take the conversation.
@@ -189,7 +230,7 @@ def marked(
     _, (found,) = render_jinja_template(
         [_as_expected(tokenizer, messages)],
         tools=tools,
-        chat_template=template,
+        chat_template=_of_day(tokenizer, tools, day) or template,
         return_assistant_tokens_mask=True,
         **tokenizer.special_tokens_map,
     )
@@ -222,6 +263,11 @@ def _marked(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list
         return marked(tokenizer, messages)
     except FAILURES:
         return None
+
+
+def has_marks(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template of a tokenizer has {% generation %} blocks, other than in comments."""
+    return _has_marks(tokenizer.get_chat_template())
 
 
 @lru_cache(maxsize=4)
@@ -294,7 +340,7 @@ def _roles(messages: Sequence[Message]) -> set[str]:
 def _dropped_reasoning(
     tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]
 ) -> set[str]:
-    """The fields with reasoning of the last message that a template leaves out: that of earlier ones it leaves out on purpose.
+    """The reasoning of the last message that a template leaves out: that of earlier ones it leaves out on purpose.
 
     Some servers write the same reasoning into two fields; one of them is enough.
     """
@@ -302,7 +348,10 @@ def _dropped_reasoning(
     texts = {field: last[field] for field in REASONING if last.get(field)}
     dropped = {field for field in texts if _drops_reasoning(tokenizer, template, field)}
     rendered = [texts[field] for field in texts if field not in dropped]
-    return {field for field in dropped if texts[field] not in rendered}
+    left_out = {field for field in dropped if texts[field] not in rendered}
+    if _THOUGHT in str(last.get("content")) and _drops_thought(tokenizer, template):
+        left_out.add(f"what an answer has before {_THOUGHT}")
+    return left_out
 
 
 @lru_cache(maxsize=32)
@@ -316,6 +365,13 @@ def _drops_role(tokenizer: PreTrainedTokenizerBase, _template: str, role: str) -
 def _drops_reasoning(tokenizer: PreTrainedTokenizerBase, _template: str, field: str) -> bool:
     """Whether a template leaves out a field with the reasoning before the last answer without a word."""
     answer = {"role": "assistant", "content": "!", field: _CONTENT}
+    return _leaves_out(tokenizer, [{"role": "user", "content": "?"}, answer])
+
+
+@lru_cache(maxsize=4)
+def _drops_thought(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
+    """Whether a template leaves out reasoning in the content of the last answer without a word."""
+    answer = {"role": "assistant", "content": f"<think>\n{_CONTENT}\n{_THOUGHT}\n\n!"}
     return _leaves_out(tokenizer, [{"role": "user", "content": "?"}, answer])
 
 

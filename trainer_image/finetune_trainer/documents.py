@@ -18,6 +18,7 @@ from finetune_trainer.tokenizer import TextTokenizer, encoded, identity, with_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from datetime import date
     from typing import Self
 
     from transformers import PreTrainedTokenizerBase
@@ -104,19 +105,26 @@ class Documents:
     columns: those of an example in the table.
     answers_only: whether only answers are targets of the loss.
     last_only: whether only the last answer of a conversation is.
+    day: the one that a chat template writes which writes the date; None: today.
     """
 
     tokenizer: PreTrainedTokenizerBase | TextTokenizer
     columns: Columns
     answers_only: bool
     last_only: bool = False
+    day: date | None = None
 
     @classmethod
     def of_recipe(
-        cls, tokenizer: PreTrainedTokenizerBase | TextTokenizer, columns: Columns, objective: Objective
+        cls,
+        tokenizer: PreTrainedTokenizerBase | TextTokenizer,
+        columns: Columns,
+        objective: Objective,
+        day: date | None,
     ) -> Self:
-        """Make those of an objective."""
-        return cls(tokenizer, columns, objective.loss_on != "All", objective.loss_on == "LastAnswer")
+        """Make those of an objective, with the chat template of a day."""
+        last_only = objective.loss_on == "LastAnswer"
+        return cls(tokenizer, columns, objective.loss_on != "All", last_only, day)
 
     @property
     def encoding(self) -> str:
@@ -127,8 +135,14 @@ class Documents:
             self.columns.model_dump(mode="json", exclude_none=True),
             [self.answers_only, self.last_only],
             identity(self.tokenizer),
+            *([str(self.day)] if self.depend_on_day else []),
         ]
         return hashlib.blake2b(json.dumps(decided_by, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    @property
+    def depend_on_day(self) -> bool:
+        """Whether another day may give the same rows other documents."""
+        return not isinstance(self.tokenizer, TextTokenizer) and chat_templates.writes_date(self.tokenizer)
 
     @property
     def unknown_answers(self) -> str:
@@ -146,17 +160,17 @@ class Documents:
         )
 
     def check_template(self, what: str, base: str) -> None:
-        """Check that the tokenizer has a chat template, and that its {% generation %} blocks, if any, hold something of answers.
+        """Check that the tokenizer has a chat template, with which answers and their ends are learned.
 
         Raises:
-            RecipeRefusedError: it has none, or they hold nothing.
+            RecipeRefusedError: it has none, or they are not.
         """
         if self._chat.chat_template is None:
             raise RecipeRefusedError(
                 f"{what} needs a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
             )
         if self.answers_only:
-            chat_templates.check_marks(self._chat)
+            targets.check_template(self._chat, base)
 
     def of(self, rows: Mapping[str, list[Any]]) -> Iterator[tuple[Document, ...]]:
         """Yield the documents of each row of a batch of columns.
@@ -310,7 +324,7 @@ class Documents:
         if encoding is None:
             (ids,) = encoded(self.tokenizer, [text], special=False)
             return Document(ids, None if answers_only else [True] * len(ids))
-        found = targets.spans(self._chat, messages, tools, learned, text)
+        found = targets.spans(self._chat, messages, tools, learned, text, day=self.day)
         return Document(encoding.ids, None if found is None else targets.touched(encoding.offsets, found))
 
     def rendered(
@@ -326,7 +340,9 @@ class Documents:
             DataError: the template does not take it.
         """
         plain = turns.without(messages, self._weight)
-        return targets.rendered(self._chat, plain, tools, add_generation_prompt=add_generation_prompt)
+        return targets.rendered(
+            self._chat, plain, tools, day=self.day, add_generation_prompt=add_generation_prompt
+        )
 
 
 def texts_of(rows: Mapping[str, list[Any]], column: str) -> list[str]:

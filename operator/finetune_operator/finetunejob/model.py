@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
+from finetune_crds import JobReference
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
@@ -51,6 +52,12 @@ class FineTuneJob:
     def key(self) -> str:
         """namespace/name."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def reference(self) -> JobReference:
+        """What its recipes say of it."""
+        known = {} if self.created is None else {"created": self.created.astimezone(UTC).date()}
+        return JobReference(name=self.name, namespace=self.namespace, uid=self.uid, **known)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -62,7 +63,8 @@ def pairs_of(
 
 
 CHAT = (
-    "{% for message in messages %}{{ message['role'] }}\n{{ message['content'] }}\n{% endfor %}"
+    "{% for message in messages %}{{ message['role'] }}\n{{ message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '' }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant\n{% endif %}"
 )
 
@@ -106,9 +108,9 @@ def test_loss_is_taken_on_what_the_assistant_says(
     ]
     example = single(tokenizer, Columns(type="Messages"), {"messages": [messages]})
     assert tokenizer.decode(example.tokens) == (
-        "user\na house\nassistant\nred\nuser\na river\nassistant\nblue\n"
+        "user\na house\nassistant\nred<eos>\nuser\na river\nassistant\nblue<eos>\n"
     )
-    assert learned_text(tokenizer, example) == "red\nblue\n"
+    assert learned_text(tokenizer, example) == "red<eos>\nblue<eos>\n"
     names = {"user": "human", "assistant": "gpt"}
     shared = [
         {"from": names[turn["role"]], "value": [{"type": "text", "text": turn["content"]}]}
@@ -123,7 +125,7 @@ def test_reasoning_before_an_earlier_answer_may_be_left_out(
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     messages = [user("a"), assistant("red") | {"reasoning": "Hm."}, user("b"), assistant("blue")]
     example = single(tokenizer, Columns(type="Messages"), {"messages": [messages]})
-    assert learned_text(tokenizer, example) == "red\nblue\n"
+    assert learned_text(tokenizer, example) == "red<eos>\nblue<eos>\n"
     with pytest.raises(DataError, match="does not render reasoning"):
         single(tokenizer, Columns(type="Messages"), {"messages": [messages[:2]]})
 
@@ -204,7 +206,10 @@ def test_a_preference_can_be_messages(
     # In one batch with texts, which no template renders.
     assert pairs_of(tokenizer, [("Which? ", "This.", "That."), row]) == [
         [("Which? This.<eos>", "This.<eos>"), ("Which? That.<eos>", "That.<eos>")],
-        [("user\na house\nassistant\nred\n", "red\n"), ("user\na house\nassistant\nblue\n", "blue\n")],
+        [
+            ("user\na house\nassistant\nred<eos>\n", "red<eos>\n"),
+            ("user\na house\nassistant\nblue<eos>\n", "blue<eos>\n"),
+        ],
     ]
 
 
@@ -213,7 +218,7 @@ def test_the_turns_of_a_prompt_are_not_learned(tokenizer: PreTrainedTokenizerBas
     prompt = [user("a"), assistant("b"), user("c")]
     row = (prompt, [assistant("d"), user("e"), assistant("f")], [assistant("g")])
     ((chosen, rejected),) = pairs_of(tokenizer, [row])
-    assert (chosen[1], rejected[1]) == ("d\nf\n", "g\n")
+    assert (chosen[1], rejected[1]) == ("d<eos>\nf<eos>\n", "g<eos>\n")
 
 
 def test_weights_that_are_not_of_a_judged_answer_say_nothing(
@@ -233,6 +238,26 @@ def test_weights_that_are_not_of_a_judged_answer_say_nothing(
     )
 
 
+DATED = "{{ strftime_now('%d %b %Y') }}." + CHAT
+
+
+@pytest.mark.parametrize(("template", "depends"), [(CHAT, False), (DATED, True)], ids=["undated", "dated"])
+def test_a_template_that_writes_the_date_writes_that_of_the_job(
+    template: str, depends: bool, tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    days = [date(2026, 11, 24), date(2026, 11, 25), date(2026, 11, 24)]
+    made = [Documents(tokenizer, Columns(type="Messages"), answers_only=True, day=day) for day in days]
+    texts = [each.rendered([user("a"), assistant("red")], None) for each in made]
+    written = ["24 Nov 2026.", "25 Nov 2026.", "24 Nov 2026."] if depends else [""] * 3
+    assert texts == [f"{prefix}user\na\nassistant\nred<eos>\n" for prefix in written]
+    row: dict[str, list[Any]] = {"messages": [[user("a"), assistant("red")]]}
+    learned = [learned_text(tokenizer, next(each.of(row))[0]) for each in made]
+    assert learned == ["red<eos>\n"] * 3
+    assert len({each.encoding for each in made}) == (2 if depends else 1)
+    assert made[0].encoding == made[2].encoding
+
+
 def test_an_unpaired_preference_is_one_document_with_the_loss_on_the_answer(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
 ) -> None:
@@ -247,7 +272,7 @@ def test_an_unpaired_preference_is_one_document_with_the_loss_on_the_answer(
     # The last answer adds nothing to its prompt.
     assert texts == [
         ("Which? This.<eos>", "This.<eos>"),
-        ("user\na house\nassistant\nred\n", "red\n"),
+        ("user\na house\nassistant\nred<eos>\n", "red<eos>\n"),
         ("", ""),
     ]
 

@@ -5,6 +5,8 @@ The templates are those that TRL brings: those of models, and the same with {% g
 
 from __future__ import annotations
 
+import copy
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from finetune_crds.data import Columns
+from finetune_crds.recipe import today
 from finetune_trainer import chat_templates, targets, turns
 from finetune_trainer.documents import Documents
 from finetune_trainer.outcome import DataError, RecipeRefusedError
@@ -68,6 +71,7 @@ THINKING = [
     user("c?"),
     assistant("<think>\nu\n</think>\n\nd"),
 ]
+DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 CALLING = [
     user("a?"),
     assistant("", tool_calls=[CALL]),
@@ -117,7 +121,7 @@ def test_generation_blocks_mark_what_transformers_marks(
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", of_trl(f"{name}_training"))
     compared = 0
-    for messages, tools in ((TWO, None), (THINKING, None), (CALLING, [WEATHER])):
+    for messages, tools in ((TWO, None), (TWO[:2], None), (THINKING, None), (CALLING, [WEATHER])):
         try:
             made = document(tokenizer, messages, tools)
         except DataError as error:
@@ -151,8 +155,8 @@ FOUND: dict[str, tuple[str, list[Json], str | None, str | None]] = {
     "Phi 3 ends a conversation with the end of a text": (
         "phi3",
         TWO,
-        "b<|end|>\nd<|end|>\n</s>",
-        "d<|end|>\n</s>",
+        "b<|end|>\nd<|end|>\n<|endoftext|>",
+        "d<|end|>\n<|endoftext|>",
     ),
     "gpt-oss ends the last answer otherwise": (
         "gptoss",
@@ -160,9 +164,38 @@ FOUND: dict[str, tuple[str, list[Json], str | None, str | None]] = {
         None,
         "<|channel|>final<|message|>d<|return|>",
     ),
-    "DeepSeek R1 asks for what it leaves out": ("deepseek_r1_distill", THINKING, None, None),
-    "DeepSeek V3 asks for what it leaves out": ("deepseekv3", TWO, None, None),
+    "DeepSeek R1 asks for thoughts that an answer may lack": (
+        "deepseek_r1_distill",
+        TWO,
+        f"b{DEEPSEEK_END}d{DEEPSEEK_END}",
+        f"d{DEEPSEEK_END}",
+    ),
+    "DeepSeek V3 asks for thoughts that an answer may lack": (
+        "deepseekv3",
+        TWO,
+        f"b{DEEPSEEK_END}d{DEEPSEEK_END}",
+        f"d{DEEPSEEK_END}",
+    ),
 }  # fmt: skip
+
+
+# The special tokens of models whose templates are found by them, and their ends of texts.
+SPECIAL = {
+    "deepseek_r1_distill": (DEEPSEEK_END, ["<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<think>"]),
+    "deepseekv3": (DEEPSEEK_END, ["<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<think>"]),
+    "glm4moe": ("<|endoftext|>", ["<|user|>", "<|assistant|>", "<|observation|>"]),
+    "phi3": ("<|endoftext|>", ["<|user|>", "<|assistant|>", "<|end|>"]),
+    "gptoss": ("<|return|>", ["<|start|>", "<|end|>", "<|message|>", "<|channel|>"]),
+}
+
+
+def of_model(tokenizer: PreTrainedTokenizerFast, name: str, template: str = "") -> PreTrainedTokenizerFast:
+    """A copy of a tokenizer with the special tokens and a template of a model."""
+    end, special = SPECIAL.get(name, ("</s>", []))
+    made = copy.deepcopy(tokenizer)
+    made.add_special_tokens({"eos_token": end, "additional_special_tokens": special})
+    made.chat_template = of_trl(template or name)
+    return made
 
 
 @pytest.mark.parametrize(("name", "messages", "answers", "last"), FOUND.values(), ids=FOUND)
@@ -173,11 +206,93 @@ def test_answers_of_templates_without_blocks(
     last: str | None,
     *,
     tokenizer: PreTrainedTokenizerFast,
-    monkeypatch: Any,
 ) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", of_trl(name))
-    found = [learned(tokenizer, document(tokenizer, messages, last=last)) for last in (False, True)]
+    made = of_model(tokenizer, name)
+    found = [learned(made, document(made, messages, last=last)) for last in (False, True)]
     assert found == [answers, last]
+
+
+def test_thoughts_in_an_answer_that_a_template_drops_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    made = of_model(tokenizer, "deepseek_r1_distill")
+    for messages in (THINKING, THINKING[:2]):
+        with pytest.raises(DataError, match="it does not render what an answer has before </think>"):
+            document(made, messages)
+    # Earlier thoughts are dropped on purpose.
+    assert learned(made, document(made, [*THINKING[:3], assistant("d")], last=True)) == f"d{DEEPSEEK_END}"
+
+
+BLOCKS = (
+    "{% for turn in messages %}{% if turn.role == 'assistant' %}A:{% generation %}{{ turn.content }};{% endgeneration %}"
+    "{% else %}{{ turn.role }}:{{ turn.content }};{% endif %}{% endfor %}"
+)
+WITHOUT_END = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+NO_STOP = "a model trained with the chat template of org/base would not learn to stop, since it writes "
+# Templates by name, or their texts, and the end of the sentence with which they are refused; "" where they are not.
+ENDS: dict[str, tuple[str, str]] = {
+    **{name: (name, "") for name in ("qwen2_5", "qwen3", "llama3", "gemma3", "phi3", "gptoss", "deepseekv3")},
+    **{f"{name} with blocks": (f"{name}_training", "") for name in WITH_BLOCKS},
+    "GLM 4 writes the end as the beginning of the next message": (
+        "glm4moe",
+        "nothing that ends the last answer: set model.chatTemplate to one that writes, for example, <|endoftext|> at the end of each "
+        "answer",
+    ),
+    "none": (
+        WITHOUT_END,
+        "nothing that ends the last answer: set model.chatTemplate to one that writes, for example, </s> at the end of each answer",
+    ),
+    "the last one alone has none": (
+        BLOCKS.replace(";{% endg", "{{ '' if loop.last else ';' }}{% endg"),
+        "nothing that ends the last answer: set model.chatTemplate to one that writes, for example, </s> at the end of each answer, "
+        "before {% endgeneration %}",
+    ),
+    "the last one alone has one": (
+        BLOCKS.replace(";{% endg", "{{ ';' if loop.last else '' }}{% endg"),
+        "nothing that ends an answer: set model.chatTemplate to one that writes, for example, </s> at the end of each answer, before "
+        "{% endgeneration %}",
+    ),
+    "outside of blocks": (
+        BLOCKS.replace(";{% endgeneration %}", "{% endgeneration %};"),
+        "';' outside of {% generation %} and {% endgeneration %}: move it between them in model.chatTemplate.jinja",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "why"), ENDS.values(), ids=ENDS)
+def test_the_end_of_an_answer_is_learned(template: str, why: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    made = copy.deepcopy(tokenizer)
+    made.chat_template = template
+    if (templates_of_trl() / f"{template[:40]}.jinja").exists():
+        made = of_model(tokenizer, template.removesuffix("_training"), template)
+    try:
+        targets.check_template(made, "org/base")
+    except RecipeRefusedError as error:
+        sentence = error.message
+    else:
+        sentence = ""
+    assert sentence == (NO_STOP + why if why else "")
+
+
+@pytest.mark.parametrize(("name", "written"), [("llama3_2", "25 Nov 2026"), ("gptoss", "2026-11-25")])
+def test_templates_of_models_write_the_day_that_they_are_given(
+    name: str, written: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    made = of_model(tokenizer, name)
+    texts = [chat_templates.render(made, TWO, day=day) for day in (date(2026, 11, 25), today(), None)]
+    assert texts[0].count(written) == 1
+    assert texts[1] == texts[2]
+    assert texts[0] != texts[1] or today() == date(2026, 11, 25)
+
+
+def test_blocks_of_a_template_that_writes_the_day(tokenizer: PreTrainedTokenizerFast) -> None:
+    made = of_model(tokenizer, "gptoss", "gptoss_training")
+    day = date(1999, 1, 2)
+    text = chat_templates.render(made, TWO, day=day)
+    blocks = chat_templates.marked(made, TWO, day=day) or []
+    assert "Current date: 1999-01-02" in text
+    assert [
+        text[begin:end].endswith(said + stop)
+        for (begin, end), said, stop in zip(blocks, "bd", ("<|end|>", "<|return|>"), strict=True)
+    ] == [True, True]
 
 
 def weighed(messages: list[Json], *weights: Any) -> list[Json]:
@@ -189,10 +304,6 @@ def weighed(messages: list[Json], *weights: Any) -> list[Json]:
     ]
 
 
-BLOCKS = (
-    "{% for turn in messages %}{% if turn.role == 'assistant' %}A:{% generation %}{{ turn.content }};{% endgeneration %}"
-    "{% else %}{{ turn.role }}:{{ turn.content }};{% endif %}{% endfor %}"
-)
 WITHOUT_BLOCKS = BLOCKS.replace("{% generation %}", "").replace("{% endgeneration %}", "") + (
     "{% if add_generation_prompt %}A:{% endif %}"
 )

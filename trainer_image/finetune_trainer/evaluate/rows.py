@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
 
     from finetune_crds.evaluation import Metric
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.documents import Documents
+    from finetune_trainer.documents import Document, Documents
     from finetune_trainer.evaluate.questions import Question
 
+# Any day will do.
+_ONE_DAY = date(2000, 1, 1)
 # How answers are generated: another way would have another number.
 _DECODING = 1
 _DIGITS = 12
@@ -35,17 +39,22 @@ _DIGITS = 12
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its tokens with the targets of the loss, and what a model is asked; None where nothing is, see `questions.of`."""
+    """A row: its tokens with the targets of the loss, and what a model is asked; None where nothing is, see `questions.of`.
+
+    fingerprint: of its tokens and targets on one day, where the chat template writes the date: jobs of different days choose the
+        same rows, and their numbers can be compared.
+    """
 
     example: Encoded
     question: Question | None
+    fingerprint: bytes
 
 
 @dataclass(frozen=True)
 class Rows:
     """The rows of an evaluation, in the order of their hashes; all of them are in memory.
 
-    digest: 12 hexadecimal digits of a SHA-256 of their tokens and targets, and of how answers are generated.
+    digest: 12 hexadecimal digits of a SHA-256 of their fingerprints, and of how answers are generated.
     summary: how many rows were read, kept and dropped, and how many of the kept ones have no question, as text.
     """
 
@@ -88,7 +97,7 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
     encoder = Encoder.of(recipe, tokenizer)
     _check_answers(encoder, spec)
     found = _rows(recipe, spec, encoder)
-    key = _fingerprint
+    key = attrgetter("fingerprint")
     kept = sorted(found, key=key) if spec.limit is None else heapq.nsmallest(spec.limit, found, key=key)
     if not kept:
         raise _empty(recipe, spec, encoder)
@@ -101,10 +110,6 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
             "the assistant answers with text",
         )
     return Rows(kept, _digest(kept, spec), encoder.summary())
-
-
-def _fingerprint(row: Row) -> bytes:
-    return row.example.fingerprint
 
 
 def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
@@ -132,12 +137,25 @@ def _rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[Row]:
     columns = documents.columns
     asks = columns.text is None and bool(spec.generations or _generated(spec))
     for batch in read(splits, spec.split.lower(), columns.named, may_be_null=[columns.tools]):
-        made = zip(documents.of(batch), _questions(documents, batch, asks=asks), strict=True)
-        for (document, *_), question in made:
+        made = zip(
+            documents.of(batch),
+            _on_one_day(documents, batch),
+            _questions(documents, batch, asks=asks),
+            strict=True,
+        )
+        for (document, *_), that_day, question in made:
             for example in encoder.kept([(document,)], [None]):
                 if asks and question is None:
                     encoder.counts["without a question"] += 1
-                yield Row(example, question)
+                identity = example if that_day is None else Encoded.of(that_day)
+                yield Row(example, question, identity.fingerprint)
+
+
+def _on_one_day(documents: Documents, batch: Mapping[str, list[Any]]) -> Iterator[Document | None]:
+    """The document of each row of a batch as the chat template makes it on one day for all jobs; None where days change nothing."""
+    if not documents.depend_on_day:
+        return repeat(None, len(next(iter(batch.values()))))
+    return (first for first, *_ in replace(documents, day=_ONE_DAY).of(batch))
 
 
 def _questions(
@@ -185,5 +203,5 @@ def _remedy(encoder: Encoder) -> str:
 def _digest(rows: list[Row], spec: Evaluation) -> str:
     hashed = hashlib.sha256(json.dumps([_DECODING, spec.max_new_tokens]).encode())
     for row in rows:
-        hashed.update(_fingerprint(row))
+        hashed.update(row.fingerprint)
     return hashed.hexdigest()[:_DIGITS]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import answer_end, chat_templates
+from finetune_trainer import answer_end, chat_templates, targets
 from finetune_trainer.outcome import DataError, RecipeRefusedError
 from finetune_trainer.prep import jinja_template
 
@@ -47,7 +47,7 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
             f"conversations need a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
         )
     if recipe.objective.loss_on != "All":
-        chat_templates.check_marks(tokenizer)
+        targets.check_template(tokenizer, base)
     if missing := answer_end.explain_missing_stop(tokenizer):
         print(f"NB: {missing}", flush=True)
     drops = prepare is not None and prepare.unrenderable == "Drop"

@@ -130,6 +130,7 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Loaded, se
         tokenizer,
         columns,
         recipe.objective,
+        day=recipe.job.created,
         unrenderable=wanted.unrenderable,
     )
     documents = token_columns(columns)

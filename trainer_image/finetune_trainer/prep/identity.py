@@ -11,6 +11,7 @@ from finetune_trainer.release import release
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import date
     from pathlib import Path
 
     from finetune_crds.recipe import Recipe
@@ -23,7 +24,7 @@ def settings(recipe: Recipe) -> str:
     return settings_digest(recipe.data, recipe.model, recipe.objective)
 
 
-def digest(recipe: Recipe, read: Sequence[str], tokenizer: Path) -> str:
+def digest(recipe: Recipe, read: Sequence[str], tokenizer: Path, day: date | None = None) -> str:
     """Return the digest of the rows that a recipe makes.
 
     Another release counts as another preparation, since it may drop or replace what this one leaves.
@@ -31,8 +32,10 @@ def digest(recipe: Recipe, read: Sequence[str], tokenizer: Path) -> str:
     Args:
         read: identities of the sources and of the evaluation sets, in the order of the recipe.
         tokenizer: folder with the model's tokenizer.
+        day: the one that its chat template writes; None where it writes none.
     """
-    return digest_of(settings(recipe), [*read], _content(tokenizer), release())
+    written = [] if day is None else [str(day)]
+    return digest_of(settings(recipe), [*read], _content(tokenizer), release(), *written)
 
 
 def _content(folder: Path) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from finetune_crds.contract import PrepResult
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import SourceRows
-from finetune_trainer import artifacts, columns
+from finetune_trainer import artifacts, chat_templates, columns
 from finetune_trainer.cache import Cache
 from finetune_trainer.prep import (
     chat,
@@ -112,7 +112,9 @@ def prepare(
             )
         else:
             corpus = _read(spark, recipe, asked, Path(scratch))
-            digest = identity.digest(recipe, corpus.identities, tokenizer.folder)
+            writes_date = corpus.plan.form.has_turns and chat_templates.writes_date(tokenizer.tokenizer)
+            day = recipe.job.created if writes_date else None
+            digest = identity.digest(recipe, corpus.identities, tokenizer.folder, day)
             result = _reused(spark, recipe, asked, known, digest)
             result = result or _make(corpus, recipe, asked, tokenizer, told, digest=digest, publish=publish)
     tell(result)

@@ -26,6 +26,7 @@ from finetune_trainer.prep.steps import TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from datetime import date
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +50,7 @@ def with_tokens(
     columns: Columns,
     objective: Objective,
     *,
+    day: date | None = None,
     unrenderable: Unrenderable = "Fail",
 ) -> DataFrame:
     """Add the columns `tokens`, the length of an example, and those of `token_columns`: its token ids and its loss mask.
@@ -57,10 +59,11 @@ def with_tokens(
         loaded: the tokenizer of the model.
         columns: of an example in the frame.
         objective: which says what the targets of the loss are.
+        day: the one that a chat template writes which writes the date; None: today.
         unrenderable: Drop gives null for an example that a template refuses. Fail fails the task.
     """
     drop = unrenderable == "Drop"
-    encoding = Documents.of_recipe(loaded.tokenizer, columns, objective).encoding
+    encoding = Documents.of_recipe(loaded.tokenizer, columns, objective, day).encoding
     added = [StructField(TOKENS, IntegerType(), nullable=drop)]
     for names in token_columns(columns):
         ids, mask = ArrayType(IntegerType(), containsNull=False), ArrayType(BooleanType(), containsNull=False)
@@ -70,7 +73,7 @@ def with_tokens(
     load = tokenizer.of_texts(loaded.tokenizer) if of_texts else None
     if load is None:
         load = partial(_whole, model, shipped(frame.sparkSession, loaded.folder))
-    made = partial(_with_documents, load=load, columns=columns, objective=objective, drop=drop)
+    made = partial(_with_documents, load=load, columns=columns, objective=objective, day=day, drop=drop)
     return frame.mapInArrow(made, StructType([*frame.schema.fields, *added]))
 
 
@@ -116,9 +119,10 @@ def _with_documents(
     load: Callable[[], PreTrainedTokenizerBase | TextTokenizer],
     columns: Columns,
     objective: Objective,
+    day: date | None,
     drop: bool,
 ) -> Iterator[pa.RecordBatch]:
-    documents = Documents.of_recipe(load(), columns, objective)
+    documents = Documents.of_recipe(load(), columns, objective, day)
     for batch in batches:
         rows = {name: batch.column(name).to_pylist() for name in columns.named}
         made, begin = _Made(columns), 0

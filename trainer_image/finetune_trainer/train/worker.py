@@ -10,6 +10,7 @@ import traceback
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -152,6 +153,9 @@ class Run:
         tokenizer = world.agree(lambda: load_tokenizer(recipe.model, fetched.tokenizer))
         checkpointer = self._checkpointer()
         resumed = checkpointer.newest() if checkpointer else None
+        if resumed is not None and resumed.day:
+            # Another job's checkpoint: its examples have the day of that job.
+            recipe = self.recipe = recipe.on_day(date.fromisoformat(resumed.day))
         self.preemption.checkpoint_step = checkpointer.published if checkpointer else None
         data = self._load_corpus(tokenizer, resumed)
         # Before minutes of loading: how many steps there are is known from here on.
@@ -244,7 +248,9 @@ class Run:
         self, data: corpus.Corpus, checkpointer: Checkpointer | None, resumed: Progress | None
     ) -> Progress:
         """The progress that the attempt begins with, on the data that it has read."""
-        progress = replace(resumed or Progress(), data_version=data.splits.version)
+        progress = replace(
+            resumed or Progress(), data_version=data.splits.version, day=str(self.recipe.job.created)
+        )
         if checkpointer is None:
             return progress
         return checkpointer.begin_on(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from finetune_crds import JobRecipe, JobReference
+from finetune_crds import JobRecipe
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.databricks import Databricks
 from finetune_crds.env import LocalReference
@@ -178,9 +178,8 @@ def _name(draft: Draft) -> str:
 def _recipe(draft: Draft) -> JobRecipe:
     """The recipe, without the claim of a cache, which only pods mount."""
     spec, ftj = draft.spec, draft.ftj
-    reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
     model = spec.model.model_copy(update={"cache": None}) if spec.model else None
-    return JobRecipe.of(reference, spec.model_copy(update={"model": model}))
+    return JobRecipe.of(ftj.reference, spec.model_copy(update={"model": model}))
 
 
 def _follow(draft: Draft, run: DatabricksRunStatus, seen: Run | None) -> None:

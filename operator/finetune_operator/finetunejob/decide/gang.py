@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from finetune_crds import JobRecipe, JobReference, contract
+from finetune_crds import JobRecipe, contract
 from finetune_crds.base import Json
 from finetune_crds.data import Splits
 from finetune_crds.finetunejob import Trainer
@@ -47,7 +47,7 @@ def service(draft: Draft) -> Json:
 def prepared_recipe(draft: Draft) -> JobRecipe:
     """The recipe of a job that is prepared: `data` names the output of preparation, and the columns that it found."""
     ftj, data = draft.ftj, draft.status.data
-    content = JobRecipe.of(JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid), draft.spec)
+    content = JobRecipe.of(ftj.reference, draft.spec)
     if data is None or data.path is None or content.data is None:
         return content
     splits = Splits(type="Delta", path=data.path, version=data.version)

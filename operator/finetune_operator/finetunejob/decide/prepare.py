@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from finetune_crds import JobRecipe, JobReference, contract
+from finetune_crds import JobRecipe, contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import LocalReference
@@ -153,12 +153,11 @@ def _note_retry(draft: Draft, mine: list[Json]) -> None:
 
 def _recipe(draft: Draft) -> Json:
     ftj = draft.ftj
-    reference = JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": template.metadata(ftj, names.prep_name(ftj.name), names.PREP),
-        "data": {contract.RECIPE_FILE: JobRecipe.of(reference, draft.spec).to_yaml()},
+        "data": {contract.RECIPE_FILE: JobRecipe.of(ftj.reference, draft.spec).to_yaml()},
     }
 
 

@@ -6,7 +6,7 @@ pods see the storage, so a job that has finished counts as having checkpoints on
 
 from __future__ import annotations
 
-from finetune_crds import JobRecipe, JobReference, contract
+from finetune_crds import JobRecipe, contract
 from finetune_crds.checkpoint import ResumeFrom
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.continuation import differences, settings
@@ -112,4 +112,4 @@ def _mistake(ftj: FineTuneJob, spec: FineTuneJobSpec, other: FineTuneJob, who: s
 def _recipe(ftj: FineTuneJob) -> JobRecipe:
     if ftj.spec is None:
         raise ValueError(f"the spec of {ftj.key} was not accepted")
-    return JobRecipe.of(JobReference(name=ftj.name, namespace=ftj.namespace, uid=ftj.uid), ftj.spec)
+    return JobRecipe.of(ftj.reference, ftj.spec)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from finetune_crds.chat import ChatTemplate
 from finetune_trainer.evaluate import rows
 from finetune_trainer.outcome import DataError, PodFailure, RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
@@ -160,6 +162,24 @@ def test_rows_without_a_question_have_a_loss_and_are_counted(base_model: Path, t
     loss = load(conversations(base_model, tmp_path / "loss", {"metrics": ["Loss"], "generations": 0}, *of))
     assert (len(loss), loss.questions, loss.summary) == (3, [], "3 read, 3 kept")
     assert loss.digest == found.digest
+
+
+DATED = (
+    "{{ strftime_now('%Y-%m-%d') }}\n{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def test_jobs_of_other_days_evaluate_the_same_rows(base_model: Path, tmp_path: Path) -> None:
+    of = [[said("user", f"{number}?"), said("assistant", f"{number}!")] for number in range(12)]
+    one = conversations(base_model, tmp_path, {"limit": 4}, *of)
+    dated = one.model.model_copy(update={"chat_template": ChatTemplate(type="Jinja", jinja=DATED)})
+    one = one.model_copy(update={"model": dated})
+    before, after = (load(one.on_day(day)) for day in (date(2026, 11, 24), date(2026, 11, 25)))
+    asked = [[question.reference for question in found.questions] for found in (before, after)]
+    assert (len(before), asked[0], before.digest) == (4, asked[1], after.digest)
+    assert before.questions[0].prompt.startswith("2026-11-24\nuser: ")
+    assert after.questions[0].prompt.startswith("2026-11-25\nuser: ")
 
 
 def test_metrics_of_answers_need_a_row_with_an_answer(base_model: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ CHATS = [
     for index, roles in enumerate(ROLES)
 ]
 PAIRS = [{"question": "What is the table?", "context": "a", "answer": "The answer."}]
-PLAIN = "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
+PLAIN = "{% for turn in messages %}{{ turn['content'] }}{{ eos_token }}{% endfor %}"
 USER_FIRST = f"{{% if messages[0]['role'] != 'user' %}}{{{{ raise_exception('Roles must alternate.') }}}}{{% endif %}}{PLAIN}"
 ALL_TRAIN = {"train": 1.0, "validation": 0.0, "test": 0.0}
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from finetune_crds.contract import PrepResult
 
 Json = dict[str, Any]
-CONTENTS = "{% for turn in messages %}{{ turn.content }}{% endfor %}"
+CONTENTS = "{% for turn in messages %}{{ turn.content }}{{ eos_token }}{% endfor %}"
 WITH_TOOLS: Json = {"type": "Messages", "tools": "tools"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import TYPE_CHECKING
 
 import pytest
@@ -46,6 +47,12 @@ def test_the_tokenizer(tokenizer: Path, change: Callable[[Path], object], differ
     before = digest(tokenizer)
     change(tokenizer)
     assert (digest(tokenizer) != before) == differs
+
+
+def test_the_day_that_a_chat_template_writes(tokenizer: Path) -> None:
+    days = [None, date(2026, 11, 24), date(2026, 11, 25)]
+    assert len({identity.digest(recipe(), ["the-table@3"], tokenizer, day) for day in days}) == len(days)
+    assert identity.digest(recipe(), ["the-table@3"], tokenizer, None) == digest(tokenizer)
 
 
 def test_another_release(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:

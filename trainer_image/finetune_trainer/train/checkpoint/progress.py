@@ -43,6 +43,8 @@ class Progress:
     """Steps since it changed."""
     examples: str = ""
     """Digest of the tokenized training split; empty in checkpoints of earlier releases."""
+    day: str = ""
+    """The day that the chat template writes, in ISO 8601; empty in checkpoints of earlier releases."""
     eval_data: str | None = None
     """What losses of evaluation are comparable on."""
     resumed_from: str = ""

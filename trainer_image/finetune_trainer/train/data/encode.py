@@ -84,7 +84,8 @@ class Encoder:
         Raises:
             RecipeRefusedError: examples are conversations, and the tokenizer has no chat template.
         """
-        documents = Documents.of_recipe(tokenizer, of_table(recipe.data), recipe.objective)
+        day = recipe.job.created
+        documents = Documents.of_recipe(tokenizer, of_table(recipe.data), recipe.objective, day)
         if documents.columns.messages is not None:
             documents.check_template("data.columns.messages", recipe.model.base)
         return cls(documents, recipe.training.max_length, recipe.training.overlong)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -67,12 +69,14 @@ def prepare(*jobs: Json, pods: list[Json] | None = None, **parts: Any) -> Any:
 
 
 def test_it_starts_without_mlflow_having_a_run() -> None:
-    decision = conclude(ftj(NEW, data=SOURCE), observed(), settings=SETTINGS)
+    created = datetime(2026, 8, 1, 23, 30, tzinfo=timezone(timedelta(hours=-1)))
+    job = dataclasses.replace(ftj(NEW, data=SOURCE), created=created)
+    decision = conclude(job, observed(), settings=SETTINGS)
     assert applied(decision) == ["ConfigMap/tune-prep", "Job/tune-prep"]
     assert (decision.status.phase, decision.status.start_time) == ("Preparing", NOW)
     recipe = yaml.safe_load(decision.apply[0]["data"]["recipe.yaml"])
     assert (recipe["job"], recipe["data"]["source"]) == (
-        {"name": "tune", "namespace": "team", "uid": UID},
+        {"name": "tune", "namespace": "team", "uid": UID, "created": "2026-08-02"},
         {"type": "Parquet", "path": "/data/corpus"},
     )
 
