@@ -235,3 +235,15 @@ def test_a_script_of_ones_own_gets_code_and_rendezvous(world: World) -> None:
         "WORLD_SIZE",
         "MLFLOW_RUN_ID",
     }
+
+
+def test_a_container_of_a_webhook_keeps_no_job_from_its_end(world: World) -> None:
+    world.submit(splits_given())
+    world.run_pods("tune-train-1", 2)
+    run_id = world.wait_phase("tune", "Training")["mlflow"]["runId"]
+    version = world.mlflow.register(world.model, run_id)
+    world.end_pods("tune-train-1", [0, 0], [TRAINED, None], beside="istio-proxy")
+    status = world.wait_phase("tune", "Succeeded")
+    assert (status["model"]["version"], status["model"]["aliases"]) == (version, ["candidate"])
+    wait_for("the pods are gone", lambda: not world.remaining_pods())
+    assert world.api.get("Job", world.namespace, "tune-train-1") is None

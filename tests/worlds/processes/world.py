@@ -135,8 +135,19 @@ class World:
             self._pod_status(pod, "Running", [{"name": container, "state": {"running": {}}}], ready=True)
         return pods
 
-    def end_pods(self, job: str, codes: list[int], messages: list[TerminationMessage | str | None]) -> None:
-        """Play the kubelet: the pods end with these exit codes and termination messages."""
+    def end_pods(
+        self,
+        job: str,
+        codes: list[int],
+        messages: list[TerminationMessage | str | None],
+        *,
+        beside: str | None = None,
+    ) -> None:
+        """Play the kubelet: the main containers end with these exit codes and termination messages, and their pods with them.
+
+        Args:
+            beside: name of a container that still runs in each pod, which then does not end.
+        """
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         pods = self.wait_pods(job, len(codes))
         for pod, code, message in zip(pods, codes, messages, strict=True):
@@ -148,8 +159,11 @@ class World:
                 "reason": "Error" if code else "Completed",
             }
             container = pod["spec"]["containers"][0]["name"]
-            phase = "Failed" if code else "Succeeded"
-            self._pod_status(pod, phase, [{"name": container, "state": {"terminated": ended}}], ready=False)
+            statuses = [{"name": container, "state": {"terminated": ended}}]
+            if beside:
+                statuses.append({"name": beside, "state": {"running": {}}})
+            phase = "Running" if beside else "Failed" if code else "Succeeded"
+            self._pod_status(pod, phase, statuses, ready=False)
 
     def set_waiting(self, pod: Json, reason: str, message: str) -> None:
         """Play the kubelet: a container cannot start."""

@@ -17,6 +17,7 @@ from finetune_operator.finetunejob.decide import (
     mistakes,
     pods,
     queueing,
+    sidecars,
 )
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.evaluation_result import WrongNumbersError
@@ -31,6 +32,9 @@ _USE_LESS = "lower evaluation.batchSize"
 
 def evaluate(draft: Draft) -> Outcome:
     """Evaluate the version and write its numbers to MLflow; the pass ends until they are there."""
+    name = names.evaluate_name(draft.ftj.name)
+    if draft.ftj.status.evaluation:
+        sidecars.release(draft, names.EVALUATE, name, _CONTAINER)
     if draft.spec.evaluation is None or draft.holds(ConditionType.EVALUATED):
         return Continue
     # The version exists; its aliases come later.
@@ -54,11 +58,11 @@ def _in_a_pod(draft: Draft) -> EvaluationStatus | None:
             f"version {_version(draft)} was registered after version {_evaluates(child)}: starting again",
         )
         return None
-    if job_condition(child, "Complete"):
+    if job_condition(child, "Complete") or sidecars.has_succeeded(mine, _CONTAINER):
         return _finish(draft, child, mine)
     failed = job_condition(child, "Failed")
-    if failed:
-        _fail(draft, mine, failed)
+    if failed or sidecars.has_failed(mine, _CONTAINER, draft.now):
+        _fail(draft, mine, failed or {})
         return None
     _follow(draft, child, mine)
     return None
@@ -181,7 +185,8 @@ def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
     draft.update(last_failure=failure)
     reason = pods.REASON_OF_EXIT.get(failure.exit_code or 0, ConditionReason.EVALUATION_FAILED)
     where = pods.place(failure.pod or "", failure.node)
-    _end(draft, reason, f"evaluation failed in {where}: {failure.message}")
+    rest = sidecars.no_retry(mine, _CONTAINER)
+    _end(draft, reason, f"evaluation failed in {where}: {failure.message}{rest}")
 
 
 def _end(draft: Draft, reason: ConditionReason, what: str) -> None:

@@ -57,10 +57,17 @@ def _of_template(
     yield from _reserved_env(field, template, container, reserved)
     for item in items(template, "containers"):
         name = item.get("name")
-        if isinstance(name, str) and name != container and not item.get("image"):
+        if not isinstance(name, str) or name == container:
+            continue
+        if item.get("image"):
+            yield (
+                f"{field} has the container {name!r} beside {container!r}, and the pod would not end before it does: move it to "
+                f"initContainers with restartPolicy: Always, where it runs until {container!r} has ended"
+            )
+        else:
             yield (
                 f"{field} has the container {name!r} without an image: rename it to {container!r}, the container that the "
-                "operator fills in, or give it an image if it is to run beside that"
+                "operator fills in"
             )
 
 

@@ -22,6 +22,7 @@ REASON_OF_EXIT = {
 UNEXPLAINED = "Error"
 """The kubelet's reason for a container that ended with a code other than 0, where it knows no other."""
 
+_MAIN = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)
 # The init containers of the operator, which have the limits of a main container.
 _SHARING = {
     names.TRAINER_CONTAINER: (names.CHECKOUT_CONTAINER, names.DEPENDENCIES_CONTAINER),
@@ -42,6 +43,8 @@ class Exit:
     finished_at: str
     text: str
     evicted: bool
+    outlived: bool = False
+    """Whether the pod does not say how the container ended: another container still runs, or failed."""
 
     @property
     def message(self) -> TerminationMessage | None:
@@ -89,8 +92,13 @@ def is_ready(pod: Json) -> bool:
 
 
 def _containers_succeeded(status: Json) -> bool:
-    """Whether every container exited with 0, which the kubelet reports shortly before the phase Succeeded."""
-    ended = [item.get("state", {}).get("terminated") or {} for item in status.get("containerStatuses") or []]
+    """Whether the main container exited with 0; the pod of another one, whether all its containers did.
+
+    The kubelet reports that shortly before the phase Succeeded, or long before it where another container runs on.
+    """
+    statuses = status.get("containerStatuses") or []
+    main = [item for item in statuses if item["name"] in _MAIN]
+    ended = [item.get("state", {}).get("terminated") or {} for item in main or statuses]
     return bool(ended) and all(item.get("exitCode") == 0 for item in ended)
 
 
@@ -119,6 +127,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
             finished_at=terminated.get("finishedAt") or "",
             text=terminated.get("message") or "",
             evicted=evicted,
+            outlived=name == container and _is_outlived(status, failed=bool(terminated.get("exitCode"))),
         )
     if status.get("phase") == "Failed":
         # No container terminated: the node rejected or evicted the pod.
@@ -134,6 +143,16 @@ def _exit(pod: Json, container: str) -> Exit | None:
             evicted=evicted,
         )
     return None
+
+
+def _is_outlived(status: Json, *, failed: bool) -> bool:
+    """Whether a pod, whose main container has ended, runs on or fails because of another container.
+
+    NB: init containers that restart (sidecars) end with the main container, and their ends count for nothing.
+    """
+    states = [item.get("state", {}) for item in status.get("containerStatuses") or []]
+    runs = status.get("phase") == "Running" and any("terminated" not in state for state in states)
+    return runs or (status.get("phase") == "Failed" and not failed)
 
 
 def _terminated(status: Json, container: str) -> tuple[str, Json] | None:

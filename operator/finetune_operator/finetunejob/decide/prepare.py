@@ -18,6 +18,7 @@ from finetune_operator.finetunejob.decide import (
     rendezvous,
     result,
     share,
+    sidecars,
     spark_application,
     spark_manifest,
     template,
@@ -37,6 +38,7 @@ _USE_LESS = "lower data.prepare.spark.driverMemory"
 def prepare(draft: Draft) -> Outcome:
     """Create the splits; the pass ends until they exist."""
     if draft.holds(ConditionType.PREPARED):
+        sidecars.release(draft, names.PREP, names.prep_name(draft.ftj.name), _CONTAINER)
         return Continue
     if draft.spec.data is None:
         message = "spec.data is not set: your command reads its own data"
@@ -69,11 +71,11 @@ def _in_a_pod(draft: Draft) -> Outcome:
             _start(draft, found)
         return Stop
     draft.note_start()
-    if job_condition(child, "Complete"):
+    if job_condition(child, "Complete") or sidecars.has_succeeded(mine, _CONTAINER):
         return _finish(draft, child, mine)
     failed = job_condition(child, "Failed")
-    if failed:
-        _fail(draft, mine, failed)
+    if failed or sidecars.has_failed(mine, _CONTAINER, draft.now):
+        _fail(draft, mine, failed or {})
         return Stop
     alive = pods.alive(mine)
     at_work = executors.report(draft, alive)
@@ -140,7 +142,7 @@ def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
     draft.update(last_failure=failure)
     reason = pods.REASON_OF_EXIT.get(failure.exit_code or 0, ConditionReason.PREPARATION_FAILED)
     where = pods.place(failure.pod or "", failure.node)
-    message = f"preparation failed in {where}: {failure.message}"
+    message = f"preparation failed in {where}: {failure.message}{sidecars.no_retry(mine, _CONTAINER)}"
     draft.set(ConditionType.PREPARED, False, reason, message)
     draft.fail(reason, message)
 

@@ -19,6 +19,7 @@ from finetune_operator.finetunejob.decide import (
     placement,
     pods,
     queueing,
+    sidecars,
     track,
 )
 from finetune_operator.finetunejob.decide.draft import Draft
@@ -31,6 +32,8 @@ _KEPT_ATTEMPTS = 3
 def train(draft: Draft) -> Outcome:
     """Run an attempt to its end; the pass ends until it is complete."""
     if draft.holds(ConditionType.TRAINED):
+        name = names.train_name(draft.ftj.name, draft.status.attempt or 1)
+        sidecars.release(draft, names.TRAIN, name, gang.CONTAINER)
         return Continue
     if not track.may_train(draft):
         tracked = draft.condition(ConditionType.TRACKED)
@@ -48,15 +51,16 @@ def train(draft: Draft) -> Outcome:
         return Stop
     # NB: the pass that created the Job may have ended before it wrote the status.
     _note_start(draft, number)
-    draft.update(nodes=placement.nodes(mine, desired=draft.spec.distributed.nodes))
+    nodes = draft.spec.distributed.nodes
+    draft.update(nodes=placement.nodes(mine, desired=nodes))
     device.note(draft, pods.alive(mine))
     checkpoint.note(draft, mine)
-    if job_condition(child, "Complete"):
+    if job_condition(child, "Complete") or sidecars.has_succeeded(mine, gang.CONTAINER, nodes=nodes):
         _finish(draft, mine)
         return Continue
     failed = job_condition(child, "Failed")
-    if failed:
-        attempts.after_failure(draft, number, mine, child, failed)
+    if failed or sidecars.has_failed(mine, gang.CONTAINER, draft.now):
+        attempts.after_failure(draft, number, mine, child, failed or {})
         return Stop
     _follow(draft, number, child, mine)
     return Stop

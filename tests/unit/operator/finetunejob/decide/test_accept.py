@@ -173,7 +173,7 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
             "False",
             ConditionReason.INVALID_SPEC,
             "spec.data.prepare.podTemplate has the container 'spark' without an image: rename it to 'prep', the container that "
-            "the operator fills in, or give it an image if it is to run beside that",
+            "the operator fills in",
         ),
         "is stalled",
     ),

@@ -138,8 +138,8 @@ USERS: Json = {
                     "livenessProbe": {"exec": {"command": ["true"]}},
                     "volumeMounts": [{"name": "corpus", "mountPath": "/corpus"}],
                 },
-                {"name": "sidecar", "image": "sidecar:1"},
             ],
+            "initContainers": [{"name": "sidecar", "image": "sidecar:1", "restartPolicy": "Always"}],
         },
     },
 }
@@ -158,8 +158,8 @@ def test_executors_are_like_the_driver_without_what_is_about_it() -> None:
     same = ("nodeSelector", "tolerations", "securityContext", "serviceAccountName")
     assert {name: executor["spec"][name] for name in same} == {name: driver["spec"][name] for name in same}
     assert [item["name"] for item in executor["spec"]["volumes"]] == ["tmp", "shm", "corpus"]
-    main, sidecar = executor["spec"]["containers"]
-    assert sidecar == driver["spec"]["containers"][1]
+    [main] = executor["spec"]["containers"]
+    assert executor["spec"]["initContainers"] == driver["spec"]["initContainers"]
     assert main == {
         "name": "executor",
         "image": "prep:1",

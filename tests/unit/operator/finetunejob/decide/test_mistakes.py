@@ -40,8 +40,13 @@ LOST = (
 
 UNNAMED = (
     "spec.podTemplate has the container 'main' without an image: rename it to 'trainer', the container that the operator "
-    "fills in, or give it an image if it is to run beside that"
+    "fills in"
 )
+BESIDE = (
+    "spec.podTemplate has the container 'side' beside 'trainer', and the pod would not end before it does: move it to "
+    "initContainers with restartPolicy: Always, where it runs until 'trainer' has ended"
+)
+SIDECAR: Json = {"name": "side", "image": "side:1", "restartPolicy": "Always"}
 FEW = "each pod has 8 processes and spec.podTemplate limits it to 1 nvidia.com/gpu: "
 
 WITH_CODE: Json = {"command": ["t"], "code": {"configMapRef": {"name": "code"}}}
@@ -63,11 +68,15 @@ MISTAKES: dict[str, tuple[Json, list[str]]] = {
         [],
     ),
     "a reserved variable of a sidecar": (
-        containers({"name": "side", "image": "side:1", "env": [{"name": "WORLD_SIZE", "value": "1"}]}),
+        {"podTemplate": {"spec": {"initContainers": [SIDECAR | {"env": [{"name": "WORLD_SIZE"}]}]}}},
         [],
     ),
     "nonsense": (containers("trainer", {"name": "trainer", "env": ["WORLD_SIZE"]}, {"image": "a"}), []),
-    "a sidecar": (containers({"name": "side", "image": "side:1"}), []),
+    "a sidecar": ({"podTemplate": {"spec": {"initContainers": [SIDECAR]}}}, []),
+    "a container that does not end with the trainer": (
+        containers({"name": "side", "image": "side:1"}),
+        [BESIDE],
+    ),
     "a container under another name": (containers({"name": "main"}), [UNNAMED]),
     "one beside the trainer's": (containers({"name": "trainer"}, {"name": "main"}), [UNNAMED]),
     "a limit below the GPUs": (
@@ -138,7 +147,7 @@ OF_EVALUATION: dict[str, tuple[Json | None, list[str]]] = {
         containers({"name": "trainer"}),
         [
             "spec.evaluation.podTemplate has the container 'trainer' without an image: rename it to 'evaluate', the container "
-            "that the operator fills in, or give it an image if it is to run beside that"
+            "that the operator fills in"
         ],
     ),
 }

@@ -93,8 +93,8 @@ def test_what_people_write_is_kept() -> None:
                     "volumeMounts": [{"name": "models", "mountPath": "/models"}],
                     "env": [{"name": "HF_HOME", "value": "/models/hub"}],
                 },
-                {"name": "sidecar", "image": "side:1"},
             ],
+            "initContainers": [{"name": "sidecar", "image": "side:1", "restartPolicy": "Always"}],
         },
     }
     pod = pod_of(written)
@@ -103,7 +103,7 @@ def test_what_people_write_is_kept() -> None:
     kept = ("tolerations", "nodeSelector", "terminationGracePeriodSeconds", "serviceAccountName")
     assert {name: pod["spec"][name] for name in kept} == {name: written["spec"][name] for name in kept}
     assert [item["name"] for item in pod["spec"]["volumes"]] == ["tmp", "shm", "models", "recipe"]
-    main, side = pod["spec"]["containers"]
+    [main] = pod["spec"]["containers"]
     assert main["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     assert [item["mountPath"] for item in main["volumeMounts"]] == [
         "/tmp",
@@ -112,7 +112,7 @@ def test_what_people_write_is_kept() -> None:
         "/etc/finetune",
     ]
     assert {"name": "HF_HOME", "value": "/models/hub"} in main["env"]
-    assert side == {"name": "sidecar", "image": "side:1"}
+    assert pod["spec"]["initContainers"] == written["spec"]["initContainers"]
 
 
 def test_what_the_operator_owns_cannot_be_taken() -> None:
