@@ -18,9 +18,10 @@ import prometheus_client
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import metrics
+from finetune_operator.controller.health import Health, serve_probes
 from finetune_operator.controller.resync import Resync
 from finetune_operator.controller.store import Store
-from finetune_operator.controller.watches import Handlers, Health, registry
+from finetune_operator.controller.watches import Handlers, registry
 from finetune_operator.controller.workqueue import Queues, WorkQueue, work
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob import children
@@ -110,6 +111,10 @@ class Operator:
 
     async def run(self) -> None:
         """Watch, resync and work; the first part that ends stops the others."""
+        async with serve_probes(self.health, self.settings.liveness):
+            await self._run_parts()
+
+    async def _run_parts(self) -> None:
         stop = asyncio.Event()
         watching = asyncio.create_task(self._watch(stop))
         parts = {watching, asyncio.create_task(self.resync.run()), asyncio.create_task(self._work())}
@@ -124,13 +129,12 @@ class Operator:
 
     async def _watch(self, stop: asyncio.Event) -> None:
         await kopf.operator(
-            registry=registry(self.health, Handlers(self._finetunejob, self._modelpromotion, self._child)),
+            registry=registry(Handlers(self._finetunejob, self._modelpromotion, self._child)),
             standalone=True,
             # NB: kopf's default is the user's name, which the uid of a pod need not have.
             identity=socket.gethostname(),  # type: ignore[arg-type]
             clusterwide=not self.settings.namespaces,
             namespaces=list(self.settings.namespaces),
-            liveness_endpoint=self.settings.liveness,
             stop_flag=stop,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Hashable, Mapping
 
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.env import LocalReference
@@ -62,6 +63,11 @@ async def read(
         reason = ConditionReason.CREDENTIALS_MISSING
         problem = f"{what} does not exist in namespace {namespace}: create it"
     raise ExternalError(Problem(reason, problem))
+
+
+def key(secret: Mapping[str, str] | None) -> Hashable:
+    """A key for credentials: equal for equal ones, and another one after they were corrected."""
+    return None if secret is None else frozenset(secret.items())
 
 
 def _text(value: str) -> str:

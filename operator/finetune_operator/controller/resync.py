@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from finetune_operator import metrics, names
+from finetune_operator.controller.health import Health
 from finetune_operator.controller.store import CHILDREN, KINDS, RESOURCES, Store
-from finetune_operator.controller.watches import Health
 from finetune_operator.controller.workqueue import Queues
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.settings import Settings

@@ -1,4 +1,4 @@
-"""The part that kopf runs: watch streams, login and the liveness probe.
+"""The part that kopf runs: watch streams and login.
 
 The handlers hold no logic and store nothing in annotations: an event only triggers a pass over a resource.
 """
@@ -6,9 +6,7 @@ The handlers hold no logic and store nothing in annotations: an event only trigg
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -18,31 +16,8 @@ from finetune_crds.base import GROUP, VERSION, Json
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
 from finetune_operator import names
-from finetune_operator.controller.workqueue import Queues
 
 _TOKEN_LIFETIME = timedelta(minutes=5)
-# A key that waits longer than this, or a resync that is this much late, means that the loop is stuck.
-_STUCK_SECONDS = 300.0
-
-
-@dataclass
-class Health:
-    """When the operator last made progress; the liveness probe fails when that is too long ago."""
-
-    queues: Queues
-    resync_seconds: float
-    last_resync: float = field(default_factory=time.monotonic)
-
-    def complaint(self) -> str | None:
-        """What is wrong, or None."""
-        if self.queues.oldest_age() > _STUCK_SECONDS:
-            return f"a resource has waited {self.queues.oldest_age():.0f} s for a worker"
-        silent = time.monotonic() - self.last_resync
-        return (
-            f"the last resync was {silent:.0f} s ago"
-            if silent > self.resync_seconds + _STUCK_SECONDS
-            else None
-        )
 
 
 class Handlers(NamedTuple):
@@ -54,7 +29,7 @@ class Handlers(NamedTuple):
     """Its first argument is the kind of the child: Job or Pod."""
 
 
-def registry(health: Health, handlers: Handlers) -> kopf.OperatorRegistry:
+def registry(handlers: Handlers) -> kopf.OperatorRegistry:
     """Kopf's handlers, bound to this operator's own."""
     found = kopf.OperatorRegistry()
 
@@ -94,14 +69,6 @@ def registry(health: Health, handlers: Handlers) -> kopf.OperatorRegistry:
     @kopf.on.event("", "v1", "pods", labels={names.LABEL_UID: kopf.PRESENT}, registry=found)
     async def pod_event(event: kopf.RawEvent, **_: Any) -> None:
         await handlers.child("Pod", event["type"], _plain(event))
-
-    @kopf.on.probe(id="loop", registry=found)
-    async def loop_probe(**_: Any) -> str:
-        complaint = health.complaint()
-        if complaint:
-            # NB: any other exception would leave the probe's request hanging.
-            raise kopf.PermanentError(complaint)
-        return "ok"
 
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,7 +58,7 @@ class RunPoller:
 
     Attributes:
         clock: monotonic seconds.
-        outages: by `Place`. NB: not for threads; the event loop alone looks at them.
+        outages: of servers, by `Place`, and of logins.
     """
 
     kube: Kube
@@ -98,7 +97,8 @@ class RunPoller:
         if not self.settings.servers(tracking)[0]:
             return None
         secret = await secrets.read(self.kube, ftj.namespace, tracking.secret_ref, secrets.TRACKING)
-        return await asyncio.to_thread(open_tracked, self.settings, tracking, secret)
+        login = (self.settings.servers(tracking), secrets.key(secret))
+        return await self.outages.log_in(login, partial(open_tracked, self.settings, tracking, secret))
 
     async def ask(
         self, ftj: FineTuneJob, tracked: Tracked, uri: str, question: Callable[[], Answer]
@@ -112,15 +112,7 @@ class RunPoller:
         Raises:
             ExternalError: the server cannot be reached, or refuses.
         """
-        there = place(ftj, tracked, uri)
-        away = self.outages.of(there)
-        if away:
-            raise ExternalError(away)
-        try:
-            return await asyncio.to_thread(_answer, tracked, question)
-        except ExternalError as error:
-            self.outages.note(there, error.problem)
-            raise
+        return await self.outages.ask(place(ftj, tracked, uri), partial(_answer, tracked, question))
 
     async def _read(self, ftj: FineTuneJob, query: _Query) -> Mlflow | None:
         try:

@@ -71,15 +71,9 @@ class PreparationReader:
     async def _read(self, ftj: FineTuneJob, run_id: str) -> Preparation:
         try:
             client = await self._workspace(ftj)
+            read = partial(_read, client, run_id, databricks_run.folder(ftj))
+            return await self._outages.ask(client.config.host, read)
         except ExternalError as error:
-            return Preparation(problem=error.problem)
-        away = self._outages.of(client.config.host)
-        if away:
-            return Preparation(problem=away)
-        try:
-            return await asyncio.to_thread(_read, client, run_id, databricks_run.folder(ftj))
-        except ExternalError as error:
-            self._outages.note(client.config.host, error.problem)
             return Preparation(problem=error.problem)
 
     async def _workspace(self, ftj: FineTuneJob) -> WorkspaceClient:
@@ -88,7 +82,7 @@ class PreparationReader:
         # NB: the SDK takes a second to import, and most installations have no Databricks.
         from finetune_operator.databricks.workspace import workspace
 
-        return await asyncio.to_thread(workspace, secret, self.settings)
+        return await self._outages.log_in(secrets.key(secret), partial(workspace, secret, self.settings))
 
 
 def _read(client: WorkspaceClient, run_id: str, folder: str) -> Preparation:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
 from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_crds.serving import DatabricksServing
 from finetune_operator import names, secrets
 from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
@@ -139,7 +141,8 @@ class ModelPromotionObserver:
         """
         tracking = promotion.spec.tracking if promotion.spec else PromotionTracking()
         secret = await secrets.read(self.kube, promotion.namespace, tracking.secret_ref, secrets.TRACKING)
-        return await asyncio.to_thread(self.open, self.settings, tracking, secret)
+        login = (self.settings.servers(tracking), secrets.key(secret))
+        return await self._outages.log_in(login, partial(self.open, self.settings, tracking, secret))
 
     async def serving(self, promotion: Promotion) -> Serving:
         """The serving workspace of a promotion, with its credentials.
@@ -151,7 +154,8 @@ class ModelPromotionObserver:
         wanted = serving.databricks if serving else None
         reference = wanted.secret_ref if wanted else None
         secret = await secrets.read(self.kube, promotion.namespace, reference, secrets.SERVING)
-        return await asyncio.to_thread(self.open_serving, self.settings, secret)
+        login = ("serving", secrets.key(secret))
+        return await self._outages.log_in(login, partial(self.open_serving, self.settings, secret))
 
     def forget(self, registry_uri: str, model: str) -> None:
         """Drop a model that was written to from the cache, and ignore reads that are in flight."""
@@ -216,7 +220,7 @@ class ModelPromotionObserver:
                 )
                 return Endpoint(problem=Problem(ConditionReason.CONFLICT, message))
             serving = await self.serving(promotion)
-            return await asyncio.to_thread(serving.endpoint, wanted)
+            return await self._outages.ask(_workspace(promotion, wanted), partial(serving.endpoint, wanted))
         except ExternalError as error:
             return Endpoint(problem=error.problem)
 
@@ -237,6 +241,12 @@ def _reader(promotion: Promotion, spec: ModelPromotionSpec) -> str:
     """Whose credentials a promotion uses: a Secret's, as namespace/name, or the installation's."""
     reference = spec.tracking.secret_ref
     return f"{promotion.namespace}/{reference.name}" if reference else ""
+
+
+def _workspace(promotion: Promotion, serving: DatabricksServing) -> Hashable:
+    """Whose workspace serves: that of a Secret, as namespace/name, or that of the installation."""
+    reference = serving.secret_ref
+    return "serving", f"{promotion.namespace}/{reference.name}" if reference else ""
 
 
 def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: RegisteredModel | None) -> bool:

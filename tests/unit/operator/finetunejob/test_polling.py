@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.finetunejob import Tracking
 from finetune_crds.status import MlflowStatus, Pinned
 from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.finetunejob import polling
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.finetunejob.observe import read_finetunejob
 from finetune_operator.finetunejob.polling import RunPoller, place
@@ -267,6 +270,28 @@ async def test_a_registry_that_is_away_is_asked_once_and_says_nothing_of_the_ser
     usual = ftj(trained, register={"model": "m"})
     assert await world.poller.poll(dataclasses.replace(usual, uid="u3")) == tracked()
     assert asked.registries == [registry, URI]
+
+
+async def test_a_login_that_fails_is_not_repeated_by_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, refused = two_teams(), Problem(ConditionReason.DATABRICKS_FORBIDDEN, "no")
+    attempts: list[str] = []
+
+    def fail(_settings: Settings, _tracking: Tracking, login: Mapping[str, str] | None) -> Tracked | None:
+        attempts.append((login or {})["MLFLOW_TRACKING_TOKEN"])
+        raise ExternalError(refused)
+
+    monkeypatch.setattr(polling, "open_tracked", fail)
+    jobs = [dataclasses.replace(of_team(1), uid=f"job-{number}") for number in range(64)]
+    for job in [*jobs, of_team(2)]:
+        assert await world.poller.poll(job) == Mlflow(problem=refused)
+    assert attempts == ["token-1", "token-2"]
+    # A Secret that is corrected is used at once.
+    corrected = secret(MLFLOW_TRACKING_TOKEN="token-3")
+    corrected["metadata"]["namespace"] = "team-1"
+    world.kube.keep(corrected)
+    world.poller.forget(jobs[0])
+    assert await world.poller.poll(jobs[0]) == Mlflow(problem=refused)
+    assert attempts == ["token-1", "token-2", "token-3"]
 
 
 async def test_logins_of_one_workspace_are_told_apart(databricks: Workspace) -> None:
