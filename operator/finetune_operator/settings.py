@@ -44,6 +44,7 @@ class Settings:
         databricks_host: Databricks workspace of resources that name no Secret; empty for none.
         databricks_client_id: service principal that the operator logs in as there; empty for account-wide federation.
         databricks_token_audience: audience of the service-account tokens with which pods of jobs log in there.
+        databricks_namespaces: namespaces whose preparations may run on Databricks with that login.
         databricks_token_file: file with the service-account token to exchange for a token of that workspace.
         namespaces: namespaces to watch; empty for all.
         resync_seconds: how often every resource is reconciled without an event.
@@ -72,6 +73,7 @@ class Settings:
     databricks_client_id: str = ""
     databricks_token_audience: str = ""
     databricks_token_file: str = ""
+    databricks_namespaces: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
     resync_seconds: float = 30.0
     poll_seconds: float = 5.0

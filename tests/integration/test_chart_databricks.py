@@ -13,6 +13,7 @@ WORKSPACE = (
     "databricks.host=https://example.cloud.databricks.com",
     "databricks.clientId=principal",
     "databricks.tokenAudience=account",
+    "databricks.namespaces={research,support}",
 )
 
 
@@ -32,6 +33,7 @@ def test_a_workspace() -> None:
         "FINETUNE_DATABRICKS_CLIENT_ID": "principal",
         "FINETUNE_DATABRICKS_TOKEN_AUDIENCE": "account",
         "FINETUNE_DATABRICKS_TOKEN_FILE": "/var/run/secrets/databricks/token",
+        "FINETUNE_DATABRICKS_NAMESPACES": "research,support",
     }
     token = {"audience": "account", "expirationSeconds": 3600, "path": "token"}
     assert pod(*WORKSPACE)["volumes"][2:] == [

@@ -29,7 +29,7 @@ def spec() -> FineTuneJobSpec:
 def test_the_job_is_accepted() -> None:
     settings = Settings(tracking_uri="http://mlflow:5000", defaults=DEFAULTS)
     assert INSTALLED["mlflow"]["enabled"]
-    assert [*obstacles(spec(), settings)] == []
+    assert [*obstacles(spec(), settings, "research")] == []
 
 
 def test_the_installation_fills_in_what_the_guide_shows() -> None:

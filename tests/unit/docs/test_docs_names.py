@@ -40,7 +40,7 @@ OF_OTHERS = {
     "checkpoint.checkpoint_dir", "dropDuplicates", "mlflow.register_model", "mlflow.source.git", "mlflow.source.git.branch", "mlflow.source.git.commit",
     "mlflow.source.git.repoURL", "randomSplit", "step_scheduler.max_steps",
     "spark.dynamicAllocation.enabled", "spark.executor.memoryOverheadFactor", "spark.kubernetes.executor.limit.cores",
-    "driver.template", "environment.dependencies", "executor.template", "spark.jobNamespaces", "sparkConf",
+    "driver.template", "initContainers", "restartPolicy", "environment.dependencies", "executor.template", "spark.jobNamespaces", "sparkConf",
     "extraJavaOptions", "fs.azure", "fs.gs", "spark.databricks.delta", "spark.hadoop.fs.s3a", "spark.jars", "spark.memory", "spark.network", "spark.plugins", "spark.shuffle", "spark.sql.adaptive", "spark.sql.extensions", "spark.sql.files", "spark.sql.shuffle",
 }  # fmt: skip
 

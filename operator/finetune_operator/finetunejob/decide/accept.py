@@ -43,7 +43,7 @@ def accept(draft: Draft) -> Outcome:
     wrong = [*passwords(draft.spec.tracking)]
     if wrong:
         return _fail(draft, "; ".join(wrong))
-    waits = next(obstacles(draft.spec, draft.settings), None)
+    waits = next(obstacles(draft.spec, draft.settings, draft.ftj.namespace), None)
     if waits:
         draft.set(ConditionType.ACCEPTED, False, *waits)
         return Stop
@@ -83,8 +83,10 @@ def _fail(draft: Draft, message: str) -> Outcome:
     return Stop
 
 
-def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[ConditionReason, str]]:
-    """What the job waits for: a change of its spec, of the operator, or of the installation."""
+def obstacles(
+    spec: FineTuneJobSpec, settings: Settings, namespace: str
+) -> Iterator[tuple[ConditionReason, str]]:
+    """What a job of a namespace waits for: a change of its spec, of the operator, or of the installation."""
     wrong = [
         *mistakes.of_training(spec),
         *mistakes.of_preparation(spec),
@@ -108,8 +110,7 @@ def obstacles(spec: FineTuneJobSpec, settings: Settings) -> Iterator[tuple[Condi
         yield ConditionReason.NOT_IMPLEMENTED, message
     if spec.register_ and not settings.servers(spec.tracking)[0]:
         yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_SERVER
-    if databricks_run.wanted(spec) and not settings.prep_wheels:
-        yield ConditionReason.DATABRICKS_NOT_CONFIGURED, databricks_run.NO_WHEEL
+    yield from databricks_run.obstacles(spec, settings, namespace)
     if lacking := catalog.missing(spec):
         yield ConditionReason.CATALOG_NOT_CONFIGURED, lacking
     if lacking := catalog.no_workspace(spec, settings):

@@ -22,6 +22,7 @@ from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.decide import pods, result, share, track
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, SubmitRun
+from finetune_operator.policy import secret_scopes
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
 
@@ -39,6 +40,9 @@ _NO_LOGIN = (
     ConditionReason.DATABRICKS_NOT_CONFIGURED,
     ConditionReason.DATABRICKS_FORBIDDEN,
 )
+
+
+_LOGIN = "spec.data.prepare.spark.databricks.secretRef"
 
 
 def wanted(spec: FineTuneJobSpec) -> bool:
@@ -68,16 +72,49 @@ def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
             f"a Databricks run cannot read the tokenizer of {spec.model.base} from this cluster's MLflow: set "
             "spec.tracking.uri to databricks, or use a model of the Hub"
         )
+    yield from _unreadable_secrets(spec, settings)
+
+
+def _unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
+    """Secrets of the workspace that a run with the login of the installation would read."""
+    own, prepare = _settings_of(spec), spec.prepare
+    if own is None or prepare is None or _named_login(spec, settings):
+        return
+    cluster = own.compute.new_cluster
+    if cluster:
+        field = "spec.data.prepare.spark.databricks.compute.newCluster.env"
+        yield from secret_scopes.unreadable(cluster.env, field, _LOGIN)
+    yield from secret_scopes.unreadable(prepare.spark.conf, "spec.data.prepare.spark.conf", _LOGIN)
+
+
+def obstacles(
+    spec: FineTuneJobSpec, settings: Settings, namespace: str
+) -> Iterator[tuple[ConditionReason, str]]:
+    """What such a job of a namespace waits for: a login of its own or the permission to use that of the installation, and a wheel."""
+    if not wanted(spec):
+        return
+    if _named_login(spec, settings) is None and namespace not in settings.databricks_namespaces:
+        message = (
+            f"jobs of namespace {namespace} may not run on Databricks as the installation's service principal: apply the job again with "
+            f"{_LOGIN} under another name, or have the chart list the namespace in databricks.namespaces"
+        )
+        yield ConditionReason.DATABRICKS_FORBIDDEN, message
+    if not settings.prep_wheels:
+        yield ConditionReason.DATABRICKS_NOT_CONFIGURED, NO_WHEEL
 
 
 def login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
     """The Secret of the workspace; None for the workspace of the installation."""
-    if ftj.spec is None:
-        return None
-    own, tracking = _settings_of(ftj.spec), ftj.spec.tracking
-    if own and own.secret_ref:
-        return own.secret_ref
-    return tracking.secret_ref if settings.on_databricks(tracking) else None
+    return _named_login(ftj.spec, settings) if ftj.spec else None
+
+
+def _named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
+    """The Secret that a spec names, also where it is optional: without it, a run would have the login of the installation."""
+    own, tracking = _settings_of(spec), spec.tracking
+    named = own.secret_ref if own else None
+    if named is None and settings.on_databricks(tracking):
+        named = tracking.secret_ref
+    return named.model_copy(update={"optional": False}) if named else None
 
 
 def followed(ftj: FineTuneJob) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.policy import secret_scopes
 from finetune_operator.policy.address import passwords, without_user
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.policy.unity_catalog import wrong_tags
@@ -60,6 +61,10 @@ def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
             f"an endpoint of Databricks serves models in Unity Catalog, and the registry is {without_user(registry)}: set "
             f"spec.tracking.registryUri to {UNITY_CATALOG}, or remove spec.serving"
         )
+    serving = spec.serving.databricks if spec.serving else None
+    if serving and not secret_scopes.is_own_login(serving.secret_ref):
+        field = "spec.serving.databricks"
+        yield from secret_scopes.unreadable(serving.environment, f"{field}.environment", f"{field}.secretRef")
     if registry == UNITY_CATALOG:
         if spec.tracking.uri not in (None, DATABRICKS):
             yield (

@@ -10,6 +10,7 @@ import yaml
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, PrepResult, RunReport, TerminationMessage
+from finetune_crds.env import LocalReference
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus, SplitCounts
 from finetune_crds.status_parts import DatabricksRunStatus
 from finetune_operator import names
@@ -506,8 +507,68 @@ LOGINS: dict[str, tuple[Json, Json, str | None]] = {
 }  # fmt: skip
 
 
+def with_login(own: Json, **spark: Any) -> Json:
+    """The data of a preparation on Databricks with these settings."""
+    return {
+        **DATA,
+        "prepare": {**DATA["prepare"], "spark": {"mode": "Databricks", "databricks": own, **spark}},
+    }
+
+
 @pytest.mark.parametrize(("own", "tracking", "expected"), LOGINS.values(), ids=LOGINS)
 def test_logins(own: Json, tracking: Json, expected: str | None) -> None:
-    data = {**DATA, "prepare": {**DATA["prepare"], "spark": {"mode": "Databricks", "databricks": own}}}
-    found = databricks_run.login(ftj(data=data, tracking=tracking), SETTINGS)
+    found = databricks_run.login(ftj(data=with_login(own), tracking=tracking), SETTINGS)
     assert (found.name if found else None) == expected
+
+
+def test_a_secret_that_may_be_missing_gives_no_login_of_the_installation() -> None:
+    own = {"volume": "/Volumes/a/b/c", "secretRef": {"name": "mine", "optional": True}}
+    assert databricks_run.login(ftj(data=with_login(own)), SETTINGS) == LocalReference(name="mine")
+
+
+NO_OWN_LOGIN: Json = {"volume": "/Volumes/main/llm/work"}
+LISTED = dataclasses.replace(SETTINGS, databricks_namespaces=("other", "team"))
+NOT_LISTED = dataclasses.replace(SETTINGS, databricks_namespaces=("other",))
+FORBIDDEN = (
+    "jobs of namespace team may not run on Databricks as the installation's service principal: apply the job again with "
+    "spec.data.prepare.spark.databricks.secretRef under another name, or have the chart list the namespace in databricks.namespaces"
+)
+# The login that the job names, the installation, and the reason of Accepted with its message.
+PERMISSIONS: dict[str, tuple[Json, Settings, tuple[str, str]]] = {
+    "its own login": (DATABRICKS, NOT_LISTED, ("Accepted", "the spec can be run")),
+    "none": (NO_OWN_LOGIN, SETTINGS, ("DatabricksForbidden", FORBIDDEN)),
+    "none, and others are listed": (NO_OWN_LOGIN, NOT_LISTED, ("DatabricksForbidden", FORBIDDEN)),
+    "none, and its namespace is listed": (NO_OWN_LOGIN, LISTED, ("Accepted", "the spec can be run")),
+}
+
+
+@pytest.mark.parametrize(("own", "settings", "expected"), PERMISSIONS.values(), ids=PERMISSIONS)
+def test_who_may_run_as_the_installation(own: Json, settings: Settings, expected: tuple[str, str]) -> None:
+    decision = conclude(ftj(data=with_login(own), model={"base": "org/model"}), settings=settings)
+    accepted = said(decision, ConditionType.ACCEPTED)
+    assert accepted is not None
+    assert accepted[1:] == expected
+
+
+CLUSTER: Json = {
+    "sparkVersion": "17.3.x-scala2.13",
+    "nodeType": "i3.xlarge",
+    "env": {"HF_TOKEN": "{{secrets/hub/token}}", "MODE": "fast"},
+}
+CONF = {"spark.hadoop.fs.s3a.secret.key": "{{ secrets/lake/key }}"}
+WOULD_READ = (
+    "to a secret of the workspace, which the installation's service principal would read: name a Secret with a login of your own in "
+    "spec.data.prepare.spark.databricks.secretRef"
+)
+BOTH = [
+    f"spec.data.prepare.spark.databricks.compute.newCluster.env sets HF_TOKEN {WOULD_READ}",
+    f"spec.data.prepare.spark.conf sets spark.hadoop.fs.s3a.secret.key {WOULD_READ}",
+]
+
+
+@pytest.mark.parametrize(("own", "expected"), [(DATABRICKS, []), (NO_OWN_LOGIN, BOTH)], ids=["own", "none"])
+def test_secrets_of_the_workspace_need_a_login_of_the_namespace(own: Json, expected: list[str]) -> None:
+    compute = {"type": "NewCluster", "newCluster": CLUSTER}
+    found = ftj(data=with_login({**own, "compute": compute}, conf=CONF)).spec
+    assert found
+    assert [*databricks_run.mistakes(found, LISTED)] == expected

@@ -44,7 +44,7 @@ OBSTACLES: dict[str, tuple[FineTuneJobSpec, Settings, list[tuple[ConditionReason
                 "spark": {"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}},
             }
         ),
-        Settings(prep_wheels="/wheels"),
+        Settings(prep_wheels="/wheels", databricks_namespaces=("team",)),
         [],
     ),
     "a server of Unity Catalog": (spec(found=UNITY), Settings(), []),
@@ -94,7 +94,7 @@ OBSTACLES: dict[str, tuple[FineTuneJobSpec, Settings, list[tuple[ConditionReason
 def test_what_a_job_waits_for(
     given: FineTuneJobSpec, settings: Settings, expected: list[tuple[ConditionReason, str]]
 ) -> None:
-    assert [*obstacles(given, settings)] == expected
+    assert [*obstacles(given, settings, "team")] == expected
 
 
 def from_secret(name: str, *keys: str, prefix: str = "", optional: bool = True) -> Json:

@@ -15,6 +15,18 @@ MLFLOW = Settings(tracking_uri="http://mlflow:5000")
 SPEC: Json = {"model": "m", "alias": "champion", "source": {"type": "Version", "version": 1}}
 IN_CATALOG = {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}
 SERVING = {"type": "Databricks", "databricks": {"endpoint": "support"}}
+UNREADABLE = (
+    "spec.serving.databricks.environment sets HF_TOKEN to a secret of the workspace, which the installation's service principal "
+    "would read: name a Secret with a login of your own in spec.serving.databricks.secretRef"
+)
+
+
+def serving(secret: Json | None = None) -> Json:
+    """An endpoint whose model gets a secret of the workspace."""
+    variables = {"HF_TOKEN": "{{secrets/hub/token}}", "MODE": "fast"}
+    found = {"endpoint": "support", "environment": variables, **({"secretRef": secret} if secret else {})}
+    return {"type": "Databricks", "databricks": found}
+
 
 CASES: dict[str, tuple[Json, Settings, list[str]]] = {
     "nothing": ({}, MLFLOW, []),
@@ -54,6 +66,21 @@ CASES: dict[str, tuple[Json, Settings, list[str]]] = {
         IN_CATALOG,
         MLFLOW,
         ["spec.model m must be catalog.schema.name in Unity Catalog"],
+    ),
+    "a secret of the workspace with the installation's login": (
+        {"model": "main.llm.m", **IN_CATALOG, "serving": serving()},
+        MLFLOW,
+        [UNREADABLE],
+    ),
+    "a login that may be missing": (
+        {"model": "main.llm.m", **IN_CATALOG, "serving": serving({"name": "mine", "optional": True})},
+        MLFLOW,
+        [UNREADABLE],
+    ),
+    "a secret of the workspace with a login of the namespace": (
+        {"model": "main.llm.m", **IN_CATALOG, "serving": serving({"name": "mine"})},
+        MLFLOW,
+        [],
     ),
     "runs elsewhere": (
         {"model": "main.llm.m", "tracking": {"uri": "http://mlflow", "registryUri": "databricks-uc"}},
