@@ -128,6 +128,8 @@ class ConditionReason(StrEnum):
     GIT_FORBIDDEN = "GitForbidden"
     GIT_ERROR = "GitError"
     RUN_READY = "RunReady"
+    RUN_NOT_FOUND = "RunNotFound"
+    RUN_REPLACED = "RunReplaced"
     RUN_FINISHED = "RunFinished"
     MLFLOW_UNREACHABLE = "MlflowUnreachable"
     MLFLOW_HOST_NOT_ALLOWED = "MlflowHostNotAllowed"

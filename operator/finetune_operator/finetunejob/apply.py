@@ -16,7 +16,7 @@ from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.children import is_being_deleted, is_child
-from finetune_operator.finetunejob.decide import databricks_run, spark_application
+from finetune_operator.finetunejob.decide import created_run, databricks_run, spark_application
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import (
     Action,
@@ -81,7 +81,7 @@ class FineTuneJobApplier:
                     run_id = await self.observer.preparations.act(ftj, action)
                     decision = databricks_run.noted(decision, run_id)
                 else:
-                    await self._act(ftj, action)
+                    decision = await self._act(ftj, decision, action, now)
             except (ExternalError, LeaseBusy) as error:
                 failure = error
                 decision = self._failed(ftj, decision, action, error, now)
@@ -184,25 +184,41 @@ class FineTuneJobApplier:
             self.store.put("FineTuneJob", written)
 
     async def _act(
-        self, ftj: FineTuneJob, action: EnsureRun | FinishRun | LogMetrics | SetAlias | TagVersion
-    ) -> None:
-        """Write to MLflow."""
+        self,
+        ftj: FineTuneJob,
+        decision: Decision,
+        action: EnsureRun | FinishRun | LogMetrics | SetAlias | TagVersion,
+        now: datetime,
+    ) -> Decision:
+        """Write to MLflow; the decision, with the run if one was created."""
         try:
             tracked = await self.observer.poller.tracked(ftj)
             if tracked is None:
-                return
+                return decision
             try:
+                if isinstance(action, EnsureRun):
+                    return await self._ensure_run(ftj, decision, action, tracked.server, now)
                 if isinstance(action, SetAlias):
                     await self._set_alias(tracked, action)
                 elif isinstance(action, TagVersion):
                     await asyncio.to_thread(_tag, tracked, action)
                 else:
                     await asyncio.to_thread(_act, tracked.server, ftj, action)
+                return decision
             except ExternalError as error:
                 tracked.refused(error)
                 raise
         finally:
             self.observer.poller.forget(ftj)
+
+    async def _ensure_run(
+        self, ftj: FineTuneJob, decision: Decision, action: EnsureRun, server: Server, now: datetime
+    ) -> Decision:
+        run = await asyncio.to_thread(
+            server.ensure_run, ftj.uid, action.experiment, action.run_name, action.tags
+        )
+        log.info("%s is tracked in MLflow run %s", ftj.key, run.run_id)
+        return created_run.record_run(ftj, decision, run, server.uri, self.observer.settings, now=now)
 
     async def _set_alias(self, tracked: Tracked, action: SetAlias) -> None:
         wanted = MoveAlias(expected=ANYWHERE, to=action.version)
@@ -224,11 +240,8 @@ def _tag(tracked: Tracked, action: TagVersion) -> None:
     log.info("set %d tags of version %s of %s", len(action.tags), action.version, action.model)
 
 
-def _act(server: Server, ftj: FineTuneJob, action: EnsureRun | FinishRun | LogMetrics) -> None:
-    if isinstance(action, EnsureRun):
-        run = server.ensure_run(ftj.uid, action.experiment, action.run_name, action.tags)
-        log.info("%s is tracked in MLflow run %s", ftj.key, run.run_id)
-    elif isinstance(action, LogMetrics):
+def _act(server: Server, ftj: FineTuneJob, action: FinishRun | LogMetrics) -> None:
+    if isinstance(action, LogMetrics):
         server.log_metrics(action.run_id, action.metrics, action.step)
         log.info("logged %d metrics to MLflow run %s of %s", len(action.metrics), action.run_id, ftj.key)
     else:

@@ -127,7 +127,7 @@ class RunPoller:
             run = await self.ask(ftj, tracked, server.uri, find_run)
             version = None
             if run and query.want_version and wanted:
-                find_version = partial(_version, tracked, wanted, run.run_id)
+                find_version = partial(_version, tracked, wanted, query.run_id or run.run_id)
                 version = await self.ask(ftj, tracked, server.registry_uri, find_version)
         except ExternalError as error:
             return Mlflow(problem=error.problem)

@@ -13,6 +13,7 @@ class Run:
     Attributes:
         metrics: the newest value of each metric.
         steps: the step of each of those values, as MLflow counts it.
+        is_deleted: whether it was deleted, which people can undo.
         planned_steps: the parameter max_steps; None where it is not set or not above 0.
     """
 
@@ -23,3 +24,4 @@ class Run:
     tags: Mapping[str, str] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
     planned_steps: int | None = None
+    is_deleted: bool = False

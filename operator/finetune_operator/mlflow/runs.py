@@ -26,18 +26,21 @@ class Server:
     credentials: Credentials = ANONYMOUS
 
     def find_run(self, uid: str, experiment: str, run_id: str | None = None) -> Run | None:
-        """The run of a job: by its id if known, otherwise by the job's uid in its experiment."""
+        """The run of a job: by its id if known, otherwise by the job's uid in its experiment.
+
+        A run that was deleted is returned only where there is no other.
+        """
         with self._host.problems():
             store = self._host.tracking()
             known = get_run(store, run_id) if run_id else None
-            held = None if known else store.get_experiment_by_name(experiment)
-            if known or held is None:
+            held = None if known and not known.is_deleted else store.get_experiment_by_name(experiment)
+            if held is None:
                 return known
             wanted = f"tags.`{contract.TAG_JOB_UID}` = '{uid}'"
             found = store.search_runs(
                 [held.experiment_id], wanted, _ACTIVE_ONLY, 1, ["attribute.start_time ASC"]
             )
-            return _run(found[0]) if found else None
+            return _run(found[0]) if found else known
 
     def ensure_run(self, uid: str, experiment: str, run_name: str, tags: Mapping[str, str]) -> Run:
         """The run of a job; created if there is none."""
@@ -94,6 +97,7 @@ def _run(found: Any) -> Run:
         # NB: only the list that MLflow made its mapping from has the steps.
         steps={metric.key: int(metric.step or 0) for metric in data._metric_objs},  # noqa: SLF001
         planned_steps=int(planned) if planned.isdecimal() and int(planned) else None,
+        is_deleted=info.lifecycle_stage == "deleted",
     )
 
 

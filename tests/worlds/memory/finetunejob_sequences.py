@@ -364,7 +364,7 @@ def check_it_comes_to_its_end(world: World) -> None:
     if is_over(world.status):
         return
     for _ in range(8):
-        world.time_passes(seconds=wait_for_restart(world))
+        world.time_passes(seconds=seconds_to_wait(world))
         world.pass_over()
         world.pods_run(ready=True)
         world.pass_over()
@@ -386,7 +386,10 @@ def check_it_comes_to_its_end(world: World) -> None:
     ), f"it never succeeds: {world.status}"
 
 
-def wait_for_restart(world: World) -> int:
+def seconds_to_wait(world: World) -> int:
+    """Seconds until the next attempt may start, or a run that MLflow does not find is replaced."""
+    if any(item.reason == ConditionReason.RUN_NOT_FOUND for item in world.status.conditions):
+        return int(SETTINGS.registration_patience_seconds)
     at = world.status.restart_time
     return max(int((at - world.now).total_seconds()) + 1, 1) if at else 1
 

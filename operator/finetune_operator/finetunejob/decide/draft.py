@@ -62,6 +62,18 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
         """Remove a condition that no longer applies."""
         self.update(conditions=[item for item in self.status.conditions if item.type != kind])
 
+    def set_since(self, kind: ConditionType, reason: ConditionReason, message: str) -> float:
+        """Set a condition to False, and return the seconds for which it has had this message.
+
+        NB: it may be False since long for another reason, such as an outage. Its time becomes that of the first such message.
+        """
+        before = self.condition(kind)
+        if before is None or before.message != message:
+            self.unset(kind)
+        self.set(kind, False, reason, message)
+        after = self.condition(kind)
+        return (self.now - after.last_transition_time).total_seconds() if after else 0.0
+
     def stop_children(self) -> None:
         """Delete every child Job that still runs, and its pods."""
         for item in self.observed.jobs.values():

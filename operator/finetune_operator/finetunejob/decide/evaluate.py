@@ -211,10 +211,12 @@ def _write(draft: Draft, found: EvaluationStatus) -> Outcome:
     lacking = {key: value for key, value in tags.items() if version.tags.get(key) != value}
     if lacking:
         numbers = evaluation_result.numbers(found)
-        logged = seen.run.metrics if seen.run else numbers
+        # A run that was deleted takes no metrics.
+        run = seen.run if seen.run and not seen.run.is_deleted else None
+        logged = run.metrics if run else numbers
         unlogged = {name: value for name, value in numbers.items() if logged.get(name) != value}
-        if seen.run and unlogged:
-            draft.actions.append(LogMetrics(seen.run.run_id, unlogged, _after_training(draft)))
+        if run and unlogged:
+            draft.actions.append(LogMetrics(run.run_id, unlogged, _after_training(draft)))
         draft.actions.append(TagVersion(version.name, version.version, lacking))
         _wait(draft, f"writing the numbers of {what} to its tags and its run")
         return Stop

@@ -45,7 +45,8 @@ def _close_run(draft: Draft) -> None:
         return
     wanted = "FINISHED" if draft.holds(ConditionType.SUCCEEDED) else "FAILED"
     seen = draft.observed.mlflow
-    if seen and seen.run and seen.run.status == wanted:
+    run = seen.run if seen and seen.run and not seen.run.is_deleted else None
+    if run and run.status == wanted:
         draft.set(
             ConditionType.TRACKED,
             True,
@@ -53,7 +54,7 @@ def _close_run(draft: Draft) -> None:
             f"MLflow run {known.run_id} is {wanted}",
         )
         return
-    if seen and seen.run:
+    if run:
         draft.actions.append(FinishRun(known.run_id, wanted))
     elif seen and not seen.problem:
         draft.set(

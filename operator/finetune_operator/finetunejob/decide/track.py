@@ -10,6 +10,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus, ModelStatus, Progress
 from finetune_crds.status_parts import PlanStatus
 from finetune_operator import names, text
+from finetune_operator.finetunejob.children import sort
 from finetune_operator.finetunejob.decide import checkout, links, pin
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.phase import phase
@@ -46,21 +47,61 @@ def track(draft: Draft) -> Outcome:
     if seen.problem:
         draft.set(ConditionType.TRACKED, False, seen.problem.reason, seen.problem.message)
         return Continue
-    if seen.run is None:
+    known, run = draft.status.run_id, seen.run
+    if run and not run.is_deleted and (run.run_id == known or not (known and _is_in_use(draft))):
+        _set_ready(draft, run, known)
+        _copy(draft, run, seen.server)
+    elif known and not _may_replace(draft, known, run):
+        if run and run.run_id == known:
+            _copy(draft, run, seen.server)
+    elif not (checkout.is_unresolved(draft) or pin.is_unpinned(draft.ftj)):
         draft.update(mlflow=None)
-        if not (checkout.is_unresolved(draft) or pin.is_unpinned(draft.ftj)):
-            draft.actions.append(_ensure_run(draft))
-        return Continue
-    draft.set(ConditionType.TRACKED, True, ConditionReason.RUN_READY, f"MLflow run {seen.run.run_id}")
-    _copy(draft, seen.run, seen.server)
+        draft.actions.append(_ensure_run(draft))
     return Continue
 
 
+def _set_ready(draft: Draft, run: Run, known: str | None) -> None:
+    before = draft.condition(ConditionType.TRACKED)
+    if run.run_id == known and before and before.reason == ConditionReason.RUN_REPLACED:
+        return
+    kind, reason, message = ConditionType.TRACKED, ConditionReason.RUN_READY, f"MLflow run {run.run_id}"
+    if known not in (None, run.run_id):
+        reason, message = ConditionReason.RUN_REPLACED, f"MLflow run {run.run_id} replaces run {known}"
+    draft.set(kind, True, reason, message)
+
+
+def _is_in_use(draft: Draft) -> bool:
+    """Whether pods of the training log to the run, or have registered a version from it."""
+    name = names.train_name(draft.ftj.name, draft.status.attempt or 1)
+    attempt = sort(draft.observed.jobs, draft.observed.pods, names.TRAIN, name)
+    return draft.holds(ConditionType.TRAINED) or attempt.current is not None or bool(attempt.ghost_pods)
+
+
+def _may_replace(draft: Draft, known: str, run: Run | None) -> bool:
+    """Whether another run is created in place of one that was deleted, or that MLflow has not found for some time.
+
+    NB: MLflow on replicas of a database finds a new run only after a while.
+    """
+    deleted = run is not None and run.run_id == known
+    problem = f"MLflow run {known} {'was deleted' if deleted else 'cannot be found'}"
+    if _is_in_use(draft):
+        message = f"{problem}: restore it, since the metrics and the model of this attempt belong to it"
+        draft.set(ConditionType.TRACKED, False, ConditionReason.RUN_NOT_FOUND, message)
+        return False
+    if deleted:
+        return True
+    message = f"{problem}: looking again before another one is created"
+    seconds = draft.set_since(ConditionType.TRACKED, ConditionReason.RUN_NOT_FOUND, message)
+    return seconds >= draft.settings.registration_patience_seconds
+
+
 def may_train(draft: Draft) -> bool:
-    """Whether training may start as far as tracking is concerned: the pods need the run's id."""
-    return not tracking_uri(draft) or (
-        draft.status.mlflow is not None and draft.status.mlflow.run_id is not None
-    )
+    """Whether training may start as far as tracking is concerned: the pods need the id of a run that exists."""
+    if not tracking_uri(draft):
+        return True
+    tracked = draft.condition(ConditionType.TRACKED)
+    lost = tracked is not None and tracked.reason == ConditionReason.RUN_NOT_FOUND
+    return draft.status.run_id is not None and (not lost or _is_in_use(draft))
 
 
 def run_is_coming(draft: Draft) -> bool:

@@ -43,7 +43,7 @@ def _wait(draft: Draft, wanted: Register) -> Outcome:
         wait_for_lost(draft, ConditionType.REGISTERED, ConditionReason.REGISTERING)
         return Stop
     waiting = f"waiting for a version of {wanted.model}"
-    waited = _seconds_of_answer(draft, ConditionType.REGISTERED, ConditionReason.REGISTERING, waiting)
+    waited = draft.set_since(ConditionType.REGISTERED, ConditionReason.REGISTERING, waiting)
     if waited < draft.settings.registration_patience_seconds:
         draft.requeue_after(draft.settings.poll_seconds)
         return Stop
@@ -66,7 +66,7 @@ def wait_for_lost(draft: Draft, kind: ConditionType, reason: ConditionReason) ->
     known, run = draft.status.model or ModelStatus(), draft.status.run_id
     message = f"version {known.version} of {known.name} cannot be found from run {run}"
     if (
-        _seconds_of_answer(draft, kind, reason, f"{message}: looking again")
+        draft.set_since(kind, reason, f"{message}: looking again")
         < draft.settings.registration_patience_seconds
     ):
         draft.requeue_after(draft.settings.poll_seconds)
@@ -74,17 +74,6 @@ def wait_for_lost(draft: Draft, kind: ConditionType, reason: ConditionReason) ->
     _fail(
         draft, f"{message}: the version or the run was deleted; create a FineTuneJob with another name", kind
     )
-
-
-def _seconds_of_answer(draft: Draft, kind: ConditionType, reason: ConditionReason, message: str) -> float:
-    """Set a condition that says that MLflow answered without a version, and return for how long it has done so."""
-    before = draft.condition(kind)
-    if before is None or before.message != message:
-        # NB: the condition may be False since long, for another reason such as an outage. Its time becomes that of the first answer.
-        draft.unset(kind)
-    draft.set(kind, False, reason, message)
-    condition = draft.condition(kind)
-    return (draft.now - condition.last_transition_time).total_seconds() if condition else 0.0
 
 
 def _fail(draft: Draft, message: str, kind: ConditionType = ConditionType.REGISTERED) -> None:

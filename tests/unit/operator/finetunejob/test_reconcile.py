@@ -31,6 +31,7 @@ from finetune_operator.finetunejob.model import (
 from finetune_operator.finetunejob.observe import read_finetunejob
 from finetune_operator.finetunejob.polling import RunPoller
 from finetune_operator.kube import KubeError
+from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import RegisteredVersion
@@ -546,6 +547,48 @@ async def test_mlflow_that_refuses_a_write_does_not_keep_the_status_from_being_w
         await world.reconciler.applier.apply(found, decision, NOW)
     assert world.status["mlflow"] == {"runId": "r1"}
     assert world.condition(ConditionType.TRACKED) == (ConditionReason.MLFLOW_FORBIDDEN, "no")
+
+
+@dataclass
+class Lagging:
+    """MLflow on a replica of a database, which shows a new run after some seconds.
+
+    Attributes:
+        created: the ids of its runs.
+        lag: whether it does not show them yet.
+    """
+
+    created: list[str] = field(default_factory=list)
+    lag: bool = True
+
+    def find_run(self, _uid: str, _experiment: str, run_id: str | None = None) -> Run | None:
+        return None if self.lag or run_id not in self.created else Run(run_id, "e1", "RUNNING")
+
+    def ensure_run(self, *_: Any) -> Run:
+        self.created.append(f"r{len(self.created) + 1}")
+        return Run(self.created[-1], "e1", "RUNNING")
+
+
+async def test_a_run_that_mlflow_does_not_show_yet_is_created_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, mlflow = World(settings=SETTINGS), Lagging()
+    monkeypatch.setattr(Server, "find_run", mlflow.find_run)
+    monkeypatch.setattr(Server, "ensure_run", mlflow.ensure_run)
+    for second in range(50):
+        world.seconds = float(second)
+        await world.look()
+        if second == 25:
+            # Nothing but the status knows of the run.
+            world.restart()
+            world.watch()
+    assert mlflow.created == ["r1"]
+    assert world.status["mlflow"]["runId"] == "r1"
+    assert world.condition(ConditionType.TRACKED) == (
+        ConditionReason.RUN_NOT_FOUND,
+        "MLflow run r1 cannot be found: looking again before another one is created",
+    )
+    mlflow.lag, world.seconds = False, 60.0
+    await world.look()
+    assert world.condition(ConditionType.TRACKED) == (ConditionReason.RUN_READY, "MLflow run r1")
 
 
 async def test_numbers_go_to_the_run_before_the_version_says_that_it_has_them(

@@ -287,6 +287,23 @@ def test_a_run_that_the_server_lost_is_looked_for_by_its_tag(mlflow: Answers) ->
     assert Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1") is None
 
 
+DELETED_RUN: Json = {**RUN, "info": {**RUN["info"], "lifecycle_stage": "deleted"}}
+
+
+@pytest.mark.parametrize(
+    ("others", "run_id"), [([], "r1"), ([{**RUN, "info": {**RUN["info"], "run_id": "r2"}}], "r2")]
+)
+def test_a_run_that_was_deleted_gives_way_to_another(
+    mlflow: Answers, others: list[Json], run_id: str
+) -> None:
+    mlflow.by_path["runs/get"] = (200, {"run": DELETED_RUN})
+    mlflow.by_path["experiments/get-by-name"] = (200, EXPERIMENT)
+    mlflow.by_path["runs/search"] = (200, {"runs": others})
+    found = Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
+    assert found
+    assert (found.run_id, found.is_deleted) == (run_id, not others)
+
+
 def test_a_run_is_not_made_twice(mlflow: Answers) -> None:
     mlflow.by_path["experiments/get-by-name"] = (200, EXPERIMENT)
     mlflow.by_path["runs/search"] = (200, {"runs": [RUN]})

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from finetune_crds import contract
+from finetune_crds.base import Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus, Progress
 from finetune_crds.status_parts import PlanStatus
 from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.decide.created_run import record_run
 from finetune_operator.finetunejob.model import EnsureRun, Mlflow
+from finetune_operator.mlflow.model import Run
 from worlds.memory.decisions import (
     ADMITTED,
     NOW,
@@ -153,10 +156,96 @@ def test_a_run_that_exists_is_taken_and_none_is_made() -> None:
     assert said(decision, ConditionType.TRACKED) == ("True", ConditionReason.RUN_READY, "MLflow run r1")
 
 
-def test_a_run_that_mlflow_lost_is_made_again() -> None:
-    decision = conclude(ftj(status(mlflow=KNOWN)), observed(mlflow=Mlflow()), settings=SETTINGS)
-    assert [type(action) for action in decision.actions] == [EnsureRun]
-    assert applied(decision) == []
+DELETED = Mlflow(run=Run("r1", "e1", "RUNNING", is_deleted=True))
+ANOTHER = Mlflow(run=Run("r2", "e1", "RUNNING"))
+NOT_FOUND = condition(
+    ConditionType.TRACKED,
+    "False",
+    ConditionReason.RUN_NOT_FOUND,
+    "MLflow run r1 cannot be found: looking again before another one is created",
+)
+TRAINS = {"tune-train-1": child("tune-train-1")}
+RESTORE = "restore it, since the metrics and the model of this attempt belong to it"
+# What MLflow has, the condition before, the Jobs, and the seconds since: the actions, the run in the status, and the condition.
+LOST: dict[str, tuple[Mlflow, Condition | None, Json, float, Json]] = {
+    "deleted before the attempt": (DELETED, None, {}, 0, {"actions": ["EnsureRun"], "run": None}),
+    "deleted, and the tag names another": (
+        ANOTHER,
+        None,
+        {},
+        0,
+        {"run": "r2", "said": ("True", ConditionReason.RUN_REPLACED, "MLflow run r2 replaces run r1")},
+    ),
+    "not found at first": (
+        Mlflow(),
+        None,
+        {},
+        0,
+        {"said": ("False", ConditionReason.RUN_NOT_FOUND, NOT_FOUND.message)},
+    ),
+    "not found for some time": (
+        Mlflow(),
+        NOT_FOUND,
+        {},
+        59,
+        {"said": ("False", ConditionReason.RUN_NOT_FOUND, NOT_FOUND.message)},
+    ),
+    "not found for too long": (Mlflow(), NOT_FOUND, {}, 60, {"actions": ["EnsureRun"], "run": None}),
+    "deleted while it is logged to": (
+        DELETED,
+        None,
+        TRAINS,
+        0,
+        {"said": ("False", ConditionReason.RUN_NOT_FOUND, f"MLflow run r1 was deleted: {RESTORE}")},
+    ),
+    "not found while it is logged to": (
+        Mlflow(),
+        NOT_FOUND,
+        TRAINS,
+        600,
+        {"said": ("False", ConditionReason.RUN_NOT_FOUND, f"MLflow run r1 cannot be found: {RESTORE}")},
+    ),
+    "another one while it is logged to": (
+        ANOTHER,
+        None,
+        TRAINS,
+        0,
+        {"said": ("False", ConditionReason.RUN_NOT_FOUND, f"MLflow run r1 cannot be found: {RESTORE}")},
+    ),
+}
+
+
+@pytest.mark.parametrize(("mlflow", "before", "jobs", "seconds", "expected"), LOST.values(), ids=LOST)
+def test_a_run_that_is_gone_is_replaced_before_an_attempt_and_never_during_one(
+    mlflow: Mlflow, before: Condition | None, jobs: Json, seconds: float, expected: Json
+) -> None:
+    of = ftj(status(*([before] if before else []), attempt=1, mlflow=KNOWN))
+    decision = conclude(of, observed(*jobs.values(), mlflow=mlflow), at=later(seconds), settings=SETTINGS)
+    assert {
+        "actions": [type(action).__name__ for action in decision.actions],
+        "run": decision.status.run_id,
+        "said": said(decision, ConditionType.TRACKED),
+    } == {
+        "actions": [],
+        "run": "r1",
+        "said": (before.status, before.reason, before.message) if before else None,
+    } | expected
+    if mlflow != ANOTHER:
+        assert not applied(decision)
+
+
+def test_a_run_that_was_just_created_is_in_the_status() -> None:
+    of = ftj(status(mlflow=KNOWN))
+    decision = conclude(of, observed(mlflow=DELETED), settings=SETTINGS)
+    after = record_run(of, decision, Run("r2", "e1", "RUNNING"), "http://mlflow:5000", SETTINGS, now=NOW)
+    url = "http://mlflow:5000/#/experiments/e1/runs/r2"
+    assert after.status.mlflow == MlflowStatus(experiment_id="e1", run_id="r2", url=url)
+    replaced = ("True", ConditionReason.RUN_REPLACED, "MLflow run r2 replaces run r1")
+    assert said(after, ConditionType.TRACKED) == replaced
+    # The next pass finds it, starts the training, and still says so.
+    found = conclude(ftj(after.status), observed(mlflow=ANOTHER), settings=SETTINGS)
+    assert said(found, ConditionType.TRACKED) == replaced
+    assert "Job/tune-train-1" in applied(found)
 
 
 def test_mlflow_away_later_stops_nothing() -> None:

@@ -1,0 +1,40 @@
+"""What the creation of the MLflow run means for the status.
+
+NB: MLflow may not find the run at once. Without its id in the status, every pass would create another one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.status import MlflowStatus
+from finetune_operator.finetunejob.decide import links
+from finetune_operator.finetunejob.decide.ready import summarized
+from finetune_operator.finetunejob.model import Decision, FineTuneJob
+from finetune_operator.mlflow.model import Run
+from finetune_operator.policy.status import with_condition
+from finetune_operator.settings import Settings
+
+
+def record_run(
+    ftj: FineTuneJob, decision: Decision, run: Run, server: str, settings: Settings, *, now: datetime
+) -> Decision:
+    """The decision, whose status now has the run.
+
+    Args:
+        server: address of the MLflow server.
+    """
+    if ftj.spec is None:
+        return decision
+    page = links.run_page(settings, ftj.spec.tracking, run.experiment_id, run.run_id, server)
+    mlflow = MlflowStatus(experiment_id=run.experiment_id, run_id=run.run_id, url=page)
+    status = decision.status.model_copy(update={"mlflow": mlflow})
+    before = ftj.status.run_id
+    reason, message = ConditionReason.RUN_READY, f"MLflow run {run.run_id}"
+    if before not in (None, run.run_id):
+        reason, message = ConditionReason.RUN_REPLACED, f"MLflow run {run.run_id} replaces run {before}"
+    kind = ConditionType.TRACKED
+    status = with_condition(status, kind, True, reason, message, now=now, generation=ftj.generation)
+    return dataclasses.replace(decision, status=summarized(ftj, status, now))
