@@ -115,7 +115,7 @@ test-e2e: venv jars programs-e2e ## Run the chart and the images in a whole clus
 	$(call timed,end-to-end tests,$(call RUN_TESTS,tests/e2e) --capture=no --verbose $(PYTEST))
 
 .PHONY: test-long
-test-long: long-tests test-integration-oldest bench-prep bench-promotions bench-trainer ## Run what is long by nature, before a release: CI does not
+test-long: long-tests test-integration-oldest bench-prep bench-near bench-promotions bench-trainer ## Run what is long by nature, before a release: CI does not
 
 # NB: the limit is for one test.
 .PHONY: long-tests
@@ -135,6 +135,11 @@ bench-trainer: venv ## Measure the trainer beside a padded script and TRL
 bench-prep: venv $(DATATROVE)/.installed ## Measure the preparation beside the tutorial's way, datatrove and the tokenizer alone
 	@trainer_image/jars.sh
 	$(call timed,benchmark of the preparation,$(BIN)/python -m bench.prep $(BENCH))
+
+.PHONY: bench-near
+bench-near: venv ## Measure the removal of near duplicates on a labelled corpus: speed, precision and recall
+	@trainer_image/jars.sh
+	$(call timed,benchmark of near duplicates,$(BIN)/python -m bench.prep.near_duplicates $(BENCH))
 
 # NB: an environment of its own, since datatrove needs an older xxhash.
 $(DATATROVE)/.installed: tests/bench/prep/datatrove.txt | venv

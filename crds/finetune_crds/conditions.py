@@ -147,6 +147,7 @@ class ConditionReason(StrEnum):
     PREPARING = "Preparing"
     WAITING_FOR_PREPARATION = "WaitingForPreparation"
     PREPARED = "Prepared"
+    PREPARED_WITH_WARNING = "PreparedWithWarning"
     SPLITS_GIVEN = "SplitsGiven"
     NO_DATA = "NoData"
     STARTING = "Starting"

@@ -227,6 +227,8 @@ class PrepResult(ApiModel):
     """Examples that each step dropped, by step."""
     redacted: dict[RedactKind, NonNegative] | None = None
     """Values that were replaced by placeholders, by kind; None where nothing was to be."""
+    warnings: list[str] | None = None
+    """What the author should look at, a sentence each; None where there is nothing."""
     evaluation_sets: EvaluationSets | None = None
     columns: Columns | None = None
     """The source's columns that hold an example: those of the recipe, or those that were found."""
@@ -236,7 +238,7 @@ class PrepResult(ApiModel):
     """The FineTuneJob that wrote the version, where this one uses it; None for a version of its own."""
 
 
-_INFORMING = ("evaluation_sets", "sources", "redacted", "dropped")
+_INFORMING = ("evaluation_sets", "sources", "redacted", "dropped", "warnings")
 """Fields of PrepResult that a message does without, in this order."""
 
 

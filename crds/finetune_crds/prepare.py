@@ -69,7 +69,8 @@ class Dedupe(ApiModel):
     columns: Annotated[list[Name], Field(min_length=1, max_length=32, json_schema_extra=A_SET)] | None = None
     """Columns whose text makes examples duplicates, such as the prompt alone. Default: all columns of the example."""
     near: NearDedupe | None = None
-    """Also keep one of the examples whose text (all columns of the example) is nearly the same."""
+    """Also keep one of the examples in which the user and the assistant say nearly the same. System messages, tools and their results,
+    and runs of words that many examples share, do not count."""
 
 
 class SplitRatios(ApiModel):

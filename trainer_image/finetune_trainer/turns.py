@@ -33,6 +33,10 @@ FIELDS = {"role": "from", "content": "value"}
 ROLES = {"human": "user", "gpt": "assistant", "function": "tool"}
 """Roles that have another name in OpenAI's format: those of ShareGPT (source: FastChat, conversation format of Vicuna), and the one that
 `tool` has replaced."""
+INSTRUCTING = ("system", "developer")
+"""Roles of the messages that tell the assistant what to do in all conversations."""
+UNSPOKEN = (*INSTRUCTING, "tool")
+"""Roles whose messages neither the user nor the assistant says; any other role is one of these two by a name of its own."""
 LEGACY_CALL = "function_call"
 """The field that `tool_calls` has replaced in OpenAI's format: one call, without its wrapper."""
 

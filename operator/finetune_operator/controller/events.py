@@ -30,6 +30,7 @@ _WARN = {
     ConditionReason.QUEUE_INADMISSIBLE,
     ConditionReason.CHECK_FAILED,
     ConditionReason.RESTARTING,
+    ConditionReason.PREPARED_WITH_WARNING,
     ConditionReason.JOB_FAILED,
     ConditionReason.APPROVAL_TIMED_OUT,
     ConditionReason.NOTHING_TO_ROLL_BACK_TO,

@@ -15,7 +15,7 @@ from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import content
 from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE, TOOLS
 from finetune_trainer.prep.template import quoted
-from finetune_trainer.turns import FIELDS, LEGACY_CALL, ROLES, WEIGHT, WEIGHTS, wrap_call
+from finetune_trainer.turns import FIELDS, LEGACY_CALL, REASONING, ROLES, UNSPOKEN, WEIGHT, WEIGHTS, wrap_call
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -176,6 +176,18 @@ def has_weights(name: str) -> Column:
 def contents(name: str) -> Column:
     """Return the contents of the messages of a conversation, a line for each."""
     return sf.concat_ws("\n", sf.transform(sf.col(quoted(name)), lambda turn: turn["content"]))
+
+
+def said(name: str, form: Form) -> Column:
+    """Return what the user and the assistant say in a conversation, a line for each field: contents, thoughts and calls.
+
+    Instructions and the results of tools are left out: conversations of one application share them.
+    """
+    spoken = sf.filter(sf.col(quoted(name)), lambda turn: ~turn["role"].isin(*UNSPOKEN))
+    fields = [field for field in ("content", *REASONING, _CALLS) if field in ("content", *form.carried)]
+    return sf.concat_ws(
+        "\n", sf.transform(spoken, lambda turn: sf.concat_ws("\n", *(turn[field] for field in fields)))
+    )
 
 
 def characters(name: str) -> Column:

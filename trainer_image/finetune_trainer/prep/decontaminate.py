@@ -16,13 +16,14 @@ from pyspark.sql.types import ArrayType, StringType
 
 from finetune_crds import status_parts
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import source
+from finetune_trainer.prep import boilerplate, source
 from finetune_trainer.prep.content import is_conversation, text_of
 from finetune_trainer.prep.keep import keep
 from finetune_trainer.prep.ngrams import of_evaluation, of_examples
 from finetune_trainer.prep.patterns import PATTERNS, in_order, replaced
 from finetune_trainer.prep.samples import beginnings
 from finetune_trainer.prep.template import quoted
+from finetune_trainer.turns import FIELDS, INSTRUCTING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -44,6 +45,8 @@ _FIELD = "data.prepare.decontaminate.sources"
 _SET, _GRAM, _WORDS, _GRAMS = "set", "gram", "words", "grams"
 # Runs of words of all evaluation sets that each executor keeps in memory; more are joined by a shuffle.
 _MOST_RUNS_HELD = 2_000_000
+# The share of a set's texts that have a run of words, from which on it is of a template.
+_SHARE = 0.01
 # Texts that are hashed at once.
 _AT_ONCE = 500
 
@@ -168,8 +171,12 @@ def _runs(sets: Sequence[EvaluationSet], wanted: Decontaminate, kinds: Sequence[
         texts = sf.flatten(
             sf.array(*(sf.coalesce(text, sf.array().cast("array<string>")) for text in _texts(one).values()))
         )
-        rows = one.corpus.frame.select(sf.explode(texts).alias(TEXT)).where(sf.col(TEXT).isNotNull())
-        grams = rows.mapInArrow(hashed, f"{_GRAM} bigint, {_WORDS} int").distinct()
+        rows = (
+            one.corpus.frame.select(sf.explode(texts).alias(TEXT)).where(sf.col(TEXT).isNotNull()).distinct()
+        )
+        counts = rows.mapInArrow(hashed, f"{_GRAM} bigint, {_WORDS} int").groupBy(_GRAM, _WORDS).count()
+        # A run that many texts of a set share is of their template, which tasks of others may have too.
+        grams = counts.where(sf.col("count") <= boilerplate.limit(rows.count(), _SHARE))
         named = grams.select(sf.lit(one.asked.name).alias(_SET), _GRAM, _WORDS)
         found = named if found is None else found.union(named)
     assert found is not None  # noqa: S101 - the schema wants a set
@@ -204,7 +211,10 @@ def _listed(name: str, kind: DataType) -> Column | None:
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
         return column
     if is_conversation(kind):
-        return sf.transform(column, lambda turn: text_of(turn, kind.elementType, only_texts=True))
+        role = FIELDS["role"] if "role" not in kind.elementType.fieldNames() else "role"
+        # NB: an instruction to the assistant is no task, and the examples of one application have the same one.
+        tasks = sf.filter(column, lambda turn: ~sf.coalesce(turn[role].isin(*INSTRUCTING), sf.lit(False)))
+        return sf.transform(tasks, lambda turn: text_of(turn, kind.elementType, only_texts=True))
     return None
 
 

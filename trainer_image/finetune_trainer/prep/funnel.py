@@ -59,8 +59,8 @@ class Counts:
     examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
     redacted: values that placeholders stand for, by kind. shared: examples that share words with each evaluation set. lengths:
     examples in each bin of `lengths`, before the limits and after. weighed: rows that have the field which
-    data.columns.messageWeight names, if it names one. clusters: of near duplicates, by size. crowded: see
-    `near.Clusters`. samples: of what a step dropped, by step.
+    data.columns.messageWeight names, if it names one. near: near duplicates, if they were searched. samples: of what a step dropped,
+    by step.
     """
 
     examples: int
@@ -71,11 +71,15 @@ class Counts:
     redacted: dict[RedactKind, int] | None = None
     shared: dict[str, int] = field(default_factory=dict)
     lengths: tuple[list[int], list[int]] = ([], [])
-    clusters: dict[int, int] | None = None
-    crowded: int = 0
+    near: near.Clusters | None = None
     weighed: int | None = None
     learned: int = 0
     samples: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the author should look at, a sentence each."""
+        return self.near.warnings if self.near else []
 
 
 class Observed:
@@ -161,9 +165,9 @@ def _filtered(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     frame = steps.passed(seen.filtered.watch(frame, **found), plan)
     if not wanted.languages:
         return frame
-    contents, foreign = steps.contents(plan.form), sf.col(language.FOREIGN)
-    frame = language.with_foreign(frame, contents, wanted.languages)
-    drawn = samples.drawn("language", number, contents, foreign)
+    said, foreign = sf.concat_ws("\n", *steps.said(plan.form)), sf.col(language.FOREIGN)
+    frame = language.with_foreign(frame, said, wanted.languages)
+    drawn = samples.drawn("language", number, said, foreign)
     frame = seen.spoken.watch(frame, foreign=sf.count_if(foreign), **drawn)
     return frame.where(~foreign).drop(language.FOREIGN)
 
@@ -186,7 +190,9 @@ def _unique(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
     if wanted.dedupe.near:
         seen.told.step(progress.NEAR_DUPLICATES)
         frame = seen.keep(frame)
-        frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held, wanted.report_samples)
+        characters = samples.CHARACTERS // 2 if wanted.report_samples else 0
+        origin = steps.SOURCE if plan.source.sources else None
+        frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held, characters, origin)
         print(near.described(seen.near), flush=True)
     return frame
 
@@ -250,8 +256,7 @@ def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
         redacted={kind: read.redacted[kind] for kind in plan.prepare.redact} if plan.prepare.redact else None,
         shared=seen.shared.examples if seen.shared else {},
         lengths=(lengths.counts(read.rendered), kept),
-        clusters=seen.near.sizes if seen.near else None,
-        crowded=seen.near.crowded if seen.near else 0,
+        near=seen.near,
         samples=read.samples(),
         weighed=read.filtered[_WEIGHED] if plan.form.weight else None,
         learned=int(read.short["learned"]),
@@ -308,7 +313,7 @@ class _Read:
         if self._wanted.dedupe.exact:
             found["dedupe"] = samples.found("dedupe", number, self.unique)
         if self._seen.near:
-            found["near"] = self._seen.near.samples
+            found["near"] = [near.shown(pair) for pair in self._seen.near.pairs[:number]]
         for name in _limits(self._wanted):
             found[name] = samples.found(name, number, self.rendered)
         return {name: texts for name, texts in found.items() if texts}

@@ -1,6 +1,7 @@
 """Near duplicates: MinHash finds candidates, and a pair counts when its exact Jaccard similarity reaches the threshold.
 
-Which examples stay depends on their texts and ids alone, never on partitions or order.
+What many examples share counts for nothing, see `boilerplate`. Which examples stay depends on their texts and ids alone, never on
+partitions or order.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from pyspark.sql import functions as sf
 
+from finetune_trainer.prep.boilerplate import shared_shingles
 from finetune_trainer.prep.counter import Counter
 from finetune_trainer.prep.keep import keep
 from finetune_trainer.prep.plan import LABEL
-from finetune_trainer.prep.samples import CHARACTERS, beginnings
 from finetune_trainer.prep.sketch import banding, sketch
 
 if TYPE_CHECKING:
@@ -23,19 +24,23 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from finetune_crds.prepare import NearDedupe
     from finetune_trainer.prep.sketch import Banding
 
     Longs = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
 
 TEXT = "plain"
-"""Column with the text that is compared: an example in lower case, its white space folded."""
+"""Column with the text that is compared: what is said in an example, in lower case, its white space folded."""
+MAX_PAIRS = 100_000
+"""Removed examples whose pairs are reported, those with the least ids."""
 _ID = "id"
 _SHINGLES, _BANDS, _FIRST_ID = "shingles", "bands", "first"
 _SKETCHED = f"{_ID} string, {_SHINGLES} array<bigint>, {_BANDS} array<bigint>"
-_CLUSTERED = f"{_ID} string, {_FIRST_ID} string"
+_CLOSEST_ID, _SIMILARITY, _BEGINNING = "closest", "similarity", "beginning"
+_CLUSTERED = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SIMILARITY} double"
 # The examples of a band are compared with its first ones, and each with those before it: pairs grow with the number of
 # examples, not with its square.
 _FIRST, _BEFORE = 8, 8
@@ -47,15 +52,38 @@ _BAD = np.uint64(0x9E3779B97F4A7C15)
 _AT_ONCE = 500
 
 
-class Clusters(NamedTuple):
-    """Near duplicates that were found.
+class Pair(NamedTuple):
+    """An example that is removed.
 
-    sizes: number of clusters by their size. samples: some examples that are removed, each with the one that stays. crowded:
-    the number of examples of the largest band, if it has more than are compared; else 0.
+    removed: its id. closest: the id of the example of its cluster to which it is most similar. similarity: of the two. kept: the id
+    of the example of the cluster that stays. text, closest_text: what the first two begin with, where texts are shown.
+    """
+
+    removed: str
+    closest: str
+    similarity: float
+    kept: str
+    text: str = ""
+    closest_text: str = ""
+
+
+class Source(NamedTuple):
+    """The examples of a source before near duplicates are removed, and how many of them are."""
+
+    examples: int
+    dropped: int
+
+
+class Clusters(NamedTuple):
+    """Near duplicates.
+
+    sizes: number of clusters by their size. sources: by the name of a source, the empty name where there is one source. pairs: of the
+    removed examples. crowded: the number of examples of the largest band, if it has more than are compared; else 0.
     """
 
     sizes: dict[int, int]
-    samples: list[str]
+    sources: dict[str, Source]
+    pairs: list[Pair]
     crowded: int = 0
 
     @property
@@ -63,37 +91,67 @@ class Clusters(NamedTuple):
         """Examples that are removed."""
         return sum((size - 1) * clusters for size, clusters in self.sizes.items())
 
+    @property
+    def warnings(self) -> list[str]:
+        """Where more than half of the examples of the corpus or of a source are removed, a sentence for each."""
+        examples, largest = (
+            sum(source.examples for source in self.sources.values()),
+            max(self.sizes, default=1) - 1,
+        )
+        sentences = [
+            f"dedupe.near drops {source.dropped:,} of {source.examples:,} examples{f' of source {name}' if name else ''}"
+            for name, source in self.sources.items()
+            if 2 * source.dropped > source.examples
+        ]
+        if 2 * largest > examples:
+            sentences.append(f"one cluster of near duplicates has {largest + 1:,} of {examples:,} examples")
+        return (
+            [f"{'; '.join(sentences)}: check the pairs in the report, and raise dedupe.near.threshold"]
+            if sentences
+            else []
+        )
+
 
 def removed(
-    frame: DataFrame, wanted: NearDedupe, held: ExitStack, samples: int = 0
+    frame: DataFrame, wanted: NearDedupe, held: ExitStack, characters: int = 0, source: str | None = None
 ) -> tuple[DataFrame, Clusters]:
-    """Return the frame without near duplicates and without the column of the compared text, and what was found.
+    """Return the frame without near duplicates and without the column of the compared text, and the clusters.
 
     Of each cluster, the example with the least id stays.
 
     Args:
-        frame: examples with distinct ids, and labels if they have any. It is read twice.
+        frame: examples with distinct ids, and labels if they have any. It is read several times.
         held: ends what the returned frame needs.
-        samples: how many examples that are removed are kept as samples.
+        characters: how much of the text of a pair is reported.
+        source: the column with the source of an example, in a mix.
     """
     shape = banding(wanted.threshold)
+    origin = sf.col(source) if source else sf.lit("")
+    examples = {
+        row["source"]: row["count"] for row in frame.groupBy(origin.alias("source")).count().collect()
+    }
+    boilerplate = shared_shingles(frame, TEXT, sum(examples.values()))
     texts = frame.select(_ID, TEXT, *([LABEL] if LABEL in frame.columns else []))
-    sketched = texts.mapInArrow(partial(_sketched, shape=shape), _SKETCHED)
+    sketched = texts.mapInArrow(partial(_sketched, shape=shape, boilerplate=boilerplate), _SKETCHED)
     sketched = keep(sketched, held)
     bands = Counter("bands")
     pairs = verified(candidates(sketched, bands), sketched, wanted.threshold)
     members = pairs.repartition(1).mapInArrow(_clustered, _CLUSTERED)
     members = keep(members, held)
-    gone = members.where(sf.col(_ID) != sf.col(_FIRST_ID)).select(_ID)
-    found = Clusters(_sizes(members), _drawn(frame, members, samples))
+    gone = members.where(sf.col(_ID) != sf.col(_FIRST_ID))
+    sizes = _sizes(members)
+    dropped = (
+        _by_source(frame, gone, origin) if source else {"": sum((size - 1) * sizes[size] for size in sizes)}
+    )
+    sources = {name: Source(number, dropped.get(name, 0)) for name, number in sorted(examples.items())}
     # NB: executors that are lost cannot change the greatest size.
     largest = bands.read(again=False)["largest"] or 0
-    found = found._replace(crowded=largest if largest > _BAND else 0)
-    return frame.drop(TEXT).join(gone, _ID, "left_anti"), found
+    clusters = Clusters(sizes, sources, _pairs(frame, gone, characters), largest if largest > _BAND else 0)
+    return frame.drop(TEXT).join(gone.select(_ID), _ID, "left_anti"), clusters
 
 
 def described(found: Clusters) -> str:
-    """Return what was found as a line of the log."""
+    """Return the clusters as a line of the log."""
     crowd = f"; {crowded(found.crowded)}" if found.crowded else ""
     if not found.sizes:
         return f"near duplicates: none{crowd}"
@@ -103,6 +161,11 @@ def described(found: Clusters) -> str:
         f"near duplicates: {clusters + found.dropped:,} examples, of which {clusters:,} {stays}; the largest cluster has "
         f"{max(found.sizes):,}{crowd}"
     )
+
+
+def shown(pair: Pair) -> str:
+    """Return a pair as a sample."""
+    return f"{pair.text}\n\nlike ({pair.similarity:.2f}):\n{pair.closest_text}"
 
 
 def crowded(examples: int) -> str:
@@ -115,24 +178,37 @@ def _sizes(members: DataFrame) -> dict[int, int]:
     return {row["size"]: row["count"] for row in sizes.orderBy("size").collect()}
 
 
-def _drawn(frame: DataFrame, members: DataFrame, samples: int) -> list[str]:
-    pairs = (
-        members.where(sf.col(_ID) != sf.col(_FIRST_ID)).orderBy(_ID).limit(samples).collect()
-        if samples
-        else []
+def _by_source(frame: DataFrame, gone: DataFrame, origin: Column) -> dict[str, int]:
+    dropped = frame.select(_ID, origin.alias("source")).join(gone.select(_ID), _ID, "left_semi")
+    return {row["source"]: row["count"] for row in dropped.groupBy("source").count().collect()}
+
+
+def _pairs(frame: DataFrame, gone: DataFrame, characters: int) -> list[Pair]:
+    several = gone.orderBy(_ID).limit(MAX_PAIRS)
+    pairs = [
+        Pair(row[_ID], row[_CLOSEST_ID], round(row[_SIMILARITY], 4), row[_FIRST_ID])
+        for row in several.collect()
+    ]
+    if not characters or not pairs:
+        return pairs
+    ids = several.select(_ID).union(several.select(_CLOSEST_ID)).distinct()
+    beginnings = frame.select(_ID, sf.substring(TEXT, 1, characters).alias(_BEGINNING)).join(
+        ids, _ID, "left_semi"
     )
-    both = [text for pair in pairs for text in pair]
-    texts = beginnings(frame, TEXT, both, CHARACTERS // 2)
-    return [f"{texts[pair[_ID]]}\n\nlike:\n{texts[pair[_FIRST_ID]]}" for pair in pairs]
+    texts = {row[_ID]: row[_BEGINNING] for row in beginnings.collect()}
+    return [pair._replace(text=texts[pair.removed], closest_text=texts[pair.closest]) for pair in pairs]
 
 
-def _sketched(batches: Iterable[pa.RecordBatch], *, shape: Banding) -> Iterator[pa.RecordBatch]:
+def _sketched(
+    batches: Iterable[pa.RecordBatch], *, shape: Banding, boilerplate: npt.NDArray[np.uint64]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the sketches of examples. Those without words are like none."""
     import pyarrow as pa
 
     for batch in batches:
         for start in range(0, batch.num_rows, _AT_ONCE):
             part = batch.slice(start, _AT_ONCE)
-            found = sketch(part.column(TEXT).to_pylist(), shape)
+            found = sketch(part.column(TEXT).to_pylist(), shape, boilerplate)
             if LABEL in part.schema.names:
                 # Of examples that are judged differently, none is a duplicate.
                 bad = ~part.column(LABEL).to_numpy(zero_copy_only=False).astype(bool)
@@ -144,7 +220,8 @@ def _sketched(batches: Iterable[pa.RecordBatch], *, shape: Banding) -> Iterator[
                 pa.ListArray.from_arrays(ends, found.shingles.view(np.int64)),
                 pa.ListArray.from_arrays(wide, found.bands.view(np.int64).ravel()),
             ]
-            yield pa.RecordBatch.from_arrays(columns, [_ID, _SHINGLES, _BANDS])
+            made = pa.RecordBatch.from_arrays(columns, [_ID, _SHINGLES, _BANDS])
+            yield made.filter(pa.array(np.diff(ends) > 0))
 
 
 def candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
@@ -166,20 +243,22 @@ def candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
 
 
 def verified(pairs: DataFrame, sketched: DataFrame, threshold: float) -> DataFrame:
-    """Return the pairs whose sets of shingles are similar enough."""
+    """Return the pairs whose sets of shingles are similar enough, with their Jaccard similarity."""
     one, other = (
         sketched.select(sf.col(_ID).alias(name), sf.col(_SHINGLES).alias(f"{name}_shingles")) for name in "ab"
     )
     both = pairs.join(one, "a").join(other, "b")
     shared = sf.size(sf.array_intersect("a_shingles", "b_shingles"))
     either = sf.size("a_shingles") + sf.size("b_shingles") - shared
-    return both.where(shared >= sf.lit(threshold) * either).select("a", "b")
+    similar = both.select("a", "b", shared.alias("shared"), either.alias("either"))
+    alike = similar.where(sf.col("shared") >= sf.lit(threshold) * sf.col("either"))
+    return alike.select("a", "b", (sf.col("shared") / sf.col("either")).alias(_SIMILARITY))
 
 
 def _clustered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield each example of a cluster with the least id of its cluster.
+    """Yield each example of a cluster with the least id of its cluster and the example that is most similar to it.
 
-    NB: it runs in one worker, which holds all similar pairs: about 100 bytes for each.
+    NB: it runs in one worker, which holds all similar pairs: about 120 bytes for each.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -192,7 +271,21 @@ def _clustered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     ids = ids.take(pc.sort_indices(ids))
     one, other = (pc.index_in(table[name], ids).to_numpy().astype(np.int64) for name in "ab")
     first = components(one, other, len(ids))
-    yield pa.RecordBatch.from_arrays([ids, ids.take(pa.array(first))], [_ID, _FIRST_ID])
+    nearest, similarity = closest(one, other, table[_SIMILARITY].to_numpy(), len(ids))
+    columns = [ids, ids.take(pa.array(first)), ids.take(pa.array(nearest)), pa.array(similarity)]
+    yield pa.RecordBatch.from_arrays(columns, [_ID, _FIRST_ID, _CLOSEST_ID, _SIMILARITY])
+
+
+def closest(one: Longs, other: Longs, similarity: Floats, size: int) -> tuple[Longs, Floats]:
+    """Return, for each of `size` nodes, the most similar node at the other end of its edges, and the similarity.
+
+    Of several equally similar nodes, the least. Each node has an edge.
+    """
+    nodes, ends = np.append(one, other), np.append(other, one)
+    both = np.append(similarity, similarity)
+    order = np.lexsort((ends, -both, nodes))
+    best = order[np.searchsorted(nodes[order], np.arange(size))]
+    return ends[best], both[best]
 
 
 def components(one: Longs, other: Longs, size: int) -> Longs:

@@ -53,21 +53,25 @@ def runs(texts: Sequence[str], lengths: Collection[int]) -> Runs:
 
 def of_examples(texts: Sequence[str], lengths: Collection[int]) -> tuple[Longs, Counts]:
     """Return the different hashes of each text's runs, one text after the other, and the end of each text's."""
-    found = runs(texts, lengths)
-    order = np.lexsort((found.hashes, found.owners))
-    hashes, owners = found.hashes[order], found.owners[order]
+    found = _distinct(runs(texts, lengths))
+    return found.hashes, np.searchsorted(found.owners, np.arange(len(texts)), side="right")
+
+
+def _distinct(several: Runs) -> Runs:
+    """Return each run of a text once, sorted by their texts."""
+    order = np.lexsort((several.hashes, several.owners))
+    hashes, owners = several.hashes[order], several.owners[order]
     new = np.ones(len(hashes), bool)
     new[1:] = (hashes[1:] != hashes[:-1]) | (owners[1:] != owners[:-1])
-    ends = np.searchsorted(owners[new], np.arange(len(texts)), side="right")
-    return hashes[new], ends
+    return Runs(hashes[new], owners[new], several.lengths[order][new])
 
 
 def of_evaluation(texts: Sequence[str], ngram: int, fewest: int) -> tuple[Longs, Counts]:
-    """Return the hashes of the runs by which texts of an evaluation set are found, and the words of each.
+    """Return the hashes of the runs by which texts of an evaluation set are found, each once for a text, and the words of each.
 
     Of a text of `ngram` words and more: all runs of `ngram` words. Of one with at least `fewest`: the whole text.
     """
-    found = runs(texts, range(fewest, ngram + 1))
+    found = _distinct(runs(texts, range(fewest, ngram + 1)))
     words = np.array([len(hashed_words(text.lower())) for text in texts], np.int64)
     wanted = found.lengths == np.minimum(words, ngram)[found.owners]
     return found.hashes[wanted], found.lengths[wanted]

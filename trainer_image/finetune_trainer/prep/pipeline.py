@@ -220,6 +220,7 @@ def _make(
             **_versions(corpus, asked, found),
             dropped=found.dropped,
             redacted=found.redacted,
+            warnings=found.warnings or None,
             evaluation_sets=decontaminate.told(corpus.evaluation, found.shared) or None,
             columns=corpus.columns,
             digest=digest,
@@ -241,8 +242,10 @@ def _facts(recipe: Recipe, plan: Plan, corpus: Corpus, found: funnel.Counts) -> 
         rows=found.rows,
         tokens=found.tokens,
         lengths=found.lengths,
-        clusters=found.clusters,
-        crowded=near.crowded(found.crowded) if found.crowded else "",
+        clusters=found.near.sizes if found.near else None,
+        crowded=near.crowded(found.near.crowded) if found.near and found.near.crowded else "",
+        pairs=found.near.pairs if found.near else [],
+        warnings=found.warnings,
         samples=found.samples,
     )
 
@@ -318,6 +321,8 @@ def tell(result: PrepResult) -> None:
         say(f"{name:<14} {number:>10,} {held[name]:>10,}")
     for part in result.sources or []:
         say(f"source {part.name}: {part.rows:,} rows")
+    for warning in result.warnings or []:
+        say(f"warning: {warning}")
     say(f"{result.path} version {result.version}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from finetune_trainer.prep.near import Pair
     from finetune_trainer.track import Tracker
 
-PAGE = "report.html"
+PAGE, PAIRS = "report.html", "near-duplicates.csv"
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 _WIDTH, _DPI = 8.0, 110
 # Where the bars of the sizes of clusters begin.
@@ -45,6 +47,8 @@ class Facts:
         lengths: examples in each bin of `lengths.EDGES`, before the limits of tokens and examples, and after.
         clusters: number of clusters of near duplicates by their size; None where none were searched.
         crowded: a sentence on those that were not compared; empty where all were.
+        pairs: near duplicates that were removed, each with the example that is most similar to it.
+        warnings: what the author should look at, a sentence each.
         samples: the beginning of some examples that a step dropped, by step.
     """
 
@@ -58,6 +62,8 @@ class Facts:
     lengths: tuple[Sequence[int], Sequence[int]]
     clusters: dict[int, int] | None = None
     crowded: str = ""
+    pairs: Sequence[Pair] = ()
+    warnings: Sequence[str] = ()
     samples: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -72,17 +78,31 @@ class Facts:
 
 
 def write(facts: Facts, folder: Path) -> list[Path]:
-    """Write `report.html`, which has its pictures in it, and each picture as PNG, into a folder; return the files."""
+    """Write the report into a folder; return the files.
+
+    `report.html` has its pictures in it, and each picture is there as PNG too. `near-duplicates.csv` has the pairs, if there are any.
+    """
     pictures = {name: _png(figure) for name, figure in _figures(facts).items()}
     for name, content in pictures.items():
         (folder / f"{name}.png").write_bytes(content)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
         facts=facts,
+        table=PAIRS if facts.pairs else "",
         pictures={name: base64.b64encode(content).decode() for name, content in pictures.items()},
     )
     (folder / PAGE).write_text(page, encoding="utf-8")
-    return [folder / PAGE, *(folder / f"{name}.png" for name in pictures)]
+    if facts.pairs:
+        _write_pairs(facts.pairs, folder / PAIRS)
+    tables = [folder / PAIRS] if facts.pairs else []
+    return [folder / PAGE, *tables, *(folder / f"{name}.png" for name in pictures)]
+
+
+def _write_pairs(pairs: Sequence[Pair], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("removed", "closest", "similarity", "kept", "text", "closest text"))
+        table.writerows(pairs)
 
 
 def publish(facts: Facts, *, tracker: Tracker, folder: Path) -> None:

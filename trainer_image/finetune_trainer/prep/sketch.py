@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SHINGLE_WORDS = 3
 """Words in a shingle."""
+OWN_WORDS = 3
+"""Words in a row by which a text says something besides boilerplate; fewer may be edits of a copy."""
 _HASHES = 128
 # Least probability that a pair just at the threshold shares a band.
 _FOUND = 0.97
@@ -35,6 +37,7 @@ _FACTORS: Longs = _RANDOM.integers(0, 2**64, _HASHES, dtype=np.uint64) | np.uint
 _OFFSETS: Longs = _RANDOM.integers(0, 2**64, _HASHES, dtype=np.uint64)
 _PLACES: Longs = _RANDOM.integers(0, 2**64, SHINGLE_WORDS, dtype=np.uint64) | np.uint64(1)
 _HALF = np.uint64(32)
+_NO_SHINGLES: Longs = np.empty(0, np.uint64)
 
 
 class Banding(NamedTuple):
@@ -67,31 +70,43 @@ def banding(threshold: float) -> Banding:
     return next((found for found in fitting if found.found(threshold) >= _FOUND), Banding(_HASHES, 1))
 
 
-def sketch(texts: Sequence[str], shape: Banding) -> Sketches:
-    """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle."""
-    shingles, owners = _shingles(texts)
+def sketch(texts: Sequence[str], shape: Banding, boilerplate: Longs = _NO_SHINGLES) -> Sketches:
+    """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle, and one without words has none.
+
+    Args:
+        boilerplate: shingles that count for nothing, sorted. They count in texts that have nothing else to say: no
+            OWN_WORDS words in a row that are in no such shingle. These are copies of the boilerplate, with edited words.
+    """
+    shingles, owners = shingles_of(texts, boilerplate)
     starts = np.searchsorted(owners, np.arange(len(texts)))
     ends = np.append(starts[1:], len(owners))
-    return Sketches(shingles, ends, _bands(shingles, starts, shape))
+    return Sketches(shingles, ends, _bands(shingles, starts, ends, shape))
 
 
-def _shingles(texts: Sequence[str]) -> tuple[Longs, Counts]:
-    """Return the distinct shingles of each text, and the index of the text of each, which is sorted."""
+def shingles_of(texts: Sequence[str], boilerplate: Longs = _NO_SHINGLES) -> tuple[Longs, Counts]:
+    """Return the distinct shingles of each text, and the index of the text of each, which is sorted.
+
+    Args:
+        boilerplate: see `sketch`.
+    """
     words: list[int] = []
     counts = np.empty(len(texts), np.int64)
     for index, text in enumerate(texts):
-        before = len(words)
-        words.extend(hashed_words(text))
-        words.extend([0] * (SHINGLE_WORDS - len(words) + before))
-        counts[index] = len(words) - before
+        hashed = hashed_words(text)
+        words.extend(hashed)
+        padding = SHINGLE_WORDS - len(hashed) if hashed else 0
+        words.extend([0] * padding)
+        counts[index] = len(hashed) + max(padding, 0)
     hashes = np.array(words, np.uint64)
     owners = np.repeat(np.arange(len(texts)), counts)
-    last = len(words) - SHINGLE_WORDS + 1
-    found = np.zeros(max(last, 0), np.uint64)
+    last = max(len(words) - SHINGLE_WORDS + 1, 0)
+    found = np.zeros(last, np.uint64)
     for place, factor in enumerate(_PLACES):
         found = mixed(found + hashes[place : place + last] * factor)
     # A shingle does not reach from one text into the next.
     whole = owners[:last] == owners[SHINGLE_WORDS - 1 :]
+    if boilerplate.size:
+        whole &= ~_counts_for_nothing(found, whole, owners, boilerplate)
     found, owners = found[whole], owners[:last][whole]
     order = np.lexsort((found, owners))
     found, owners = found[order], owners[order]
@@ -100,14 +115,39 @@ def _shingles(texts: Sequence[str]) -> tuple[Longs, Counts]:
     return found[new], owners[new]
 
 
-def _bands(shingles: Longs, starts: Counts, shape: Banding) -> Longs:
-    bands = np.empty((len(starts), shape.bands), np.uint64)
-    for band in range(shape.bands):
+def _counts_for_nothing(
+    shingles: Longs, is_whole: npt.NDArray[np.bool_], owners: Counts, boilerplate: Longs
+) -> npt.NDArray[np.bool_]:
+    """Return which shingles are boilerplate, in texts that say something else.
+
+    Args:
+        shingles: at each word but the last ones. is_whole: whether a shingle is of one text. owners: the text of each word.
+    """
+    places = np.minimum(np.searchsorted(boilerplate, shingles), len(boilerplate) - 1)
+    is_shared = is_whole & (boilerplate[places] == shingles)
+    own = np.ones(len(owners), bool)
+    for word in range(SHINGLE_WORDS):
+        own[word : word + len(shingles)] &= ~is_shared
+    runs = own[: len(own) - OWN_WORDS + 1].copy()
+    for word in range(1, OWN_WORDS):
+        runs &= own[word : word + len(runs)] & (owners[word : word + len(runs)] == owners[: len(runs)])
+    says_something = np.zeros(int(owners[-1]) + 1 if len(owners) else 0, bool)
+    says_something[owners[: len(runs)][runs]] = True
+    counts_for_nothing: npt.NDArray[np.bool_] = is_shared & says_something[owners[: len(shingles)]]
+    return counts_for_nothing
+
+
+def _bands(shingles: Longs, starts: Counts, ends: Counts, shape: Banding) -> Longs:
+    """Return the bands of each text; those of a text without shingles are 0."""
+    bands = np.zeros((len(starts), shape.bands), np.uint64)
+    has_shingles = ends > starts
+    starts = starts[has_shingles]
+    for band in range(shape.bands if len(starts) else 0):
         joined = np.full(len(starts), band + 1, np.uint64)
         for row in range(band * shape.rows, (band + 1) * shape.rows):
             least = np.minimum.reduceat((shingles * _FACTORS[row] + _OFFSETS[row]) >> _HALF, starts)
             joined = mixed(joined * _PLACES[0] + least)
-        bands[:, band] = joined
+        bands[has_shingles, band] = joined
     return bands
 
 

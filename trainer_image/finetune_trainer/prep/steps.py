@@ -127,6 +127,12 @@ def contents(form: Form) -> Column:
     )
 
 
+def said(form: Form) -> list[Column]:
+    """Return what the user and the assistant say in an example, by its columns."""
+    names = [name for name in form.content if name != form.tools]
+    return [conversations.said(name, form) if name in form.spoken else _text(name) for name in names]
+
+
 def _text(column: str) -> Column:
     return sf.coalesce(sf.col(quoted(column)).cast("string"), sf.lit(""))
 
@@ -186,8 +192,8 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
 
     id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, label and weights, or of the text
     of dedupe.columns, but for case and white space within lines: programs differ in their indentation. group: the text that decides on
-    the split. stratum: the value whose share each split has, if it is stratified. plain: the text that is compared for near duplicates,
-    if they are removed. said: the text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
+    the split. stratum: the value whose share each split has, if it is stratified. plain: what the user and the assistant say, which is
+    compared for near duplicates, if they are removed. said: the text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
     """
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
@@ -209,7 +215,7 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
         ),
         256,
     )
-    compared = [_plain(example).alias(near.TEXT)] if plan.prepare.dedupe.near else []
+    compared = [_plain(said(form)).alias(near.TEXT)] if plan.prepare.dedupe.near else []
     compared += [contents(form).alias(decontaminate.TEXT)] if plan.prepare.decontaminate else []
     return frame.select(
         sf.substring(identity, 1, 32).alias(ID),

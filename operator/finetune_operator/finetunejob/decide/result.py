@@ -35,10 +35,14 @@ def note(draft: Draft, result: PrepResult) -> None:
     draft.set(
         ConditionType.PREPARED,
         True,
-        ConditionReason.PREPARED,
-        f"{result.path} version {result.version}{by}: {rows.train} train, {rows.validation} validation, "
+        ConditionReason.PREPARED_WITH_WARNING if result.warnings else ConditionReason.PREPARED,
+        f"{_warnings(result)}{result.path} version {result.version}{by}: {rows.train} train, {rows.validation} validation, "
         f"{rows.test} test rows{_losses(dropped)}{_redactions(redacted)}",
     )
+
+
+def _warnings(result: PrepResult) -> str:
+    return "".join(f"{warning}. " for warning in result.warnings or [])
 
 
 def _losses(dropped: list[Dropped]) -> str:

@@ -76,6 +76,10 @@ KINDS: dict[str, tuple[Condition, str]] = {
         condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.SCALING_UP),
         "Normal",
     ),
+    "a warning of the preparation": (
+        condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED_WITH_WARNING),
+        "Warning",
+    ),
     "in a queue": (condition(ConditionType.TRAINED, "False", ConditionReason.QUEUED), "Normal"),
     "in a queue that does not exist": (
         condition(ConditionType.TRAINED, "False", ConditionReason.QUEUE_INADMISSIBLE),

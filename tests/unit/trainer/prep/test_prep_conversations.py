@@ -537,3 +537,25 @@ def test_answers_to_another_prompt_fail_the_preparation(preparing: Callable[[str
         "the prompt with role user: an answer is the assistant's, alone or after the messages of the prompt; drop such rows "
         "with data.prepare.unrenderable: Drop"
     )
+
+
+def test_near_duplicates_are_told_by_what_the_user_and_the_assistant_say(
+    preparing: Callable[[str], Preparer],
+) -> None:
+    """All rows have one instruction, the same tools and the same results of them."""
+    long = " ".join(f"rule{number}" for number in range(200))
+
+    def row(number: int, end: str = "") -> Json:
+        words = [f"word{number}x{place}" for place in range(24)]
+        turns = [
+            said("system", long),
+            said("user", " ".join(words[:12])),
+            calling("weather", city=words[0]),
+            returned(long),
+            said("assistant", " ".join(words[12:]) + end),
+        ]
+        return {"messages": turns, "tools": [tool(f"weather{at}", of=f"city {long}") for at in range(6)]}
+
+    rows = [*(row(number) for number in range(12)), row(0, " now"), row(1, " then")]
+    result = preparing(HERMES)(rows, columns=WITH_TOOLS, dedupe={"near": {}})
+    assert result.dropped == {"notNull": 0, "dedupe": 0, "near": 2}

@@ -18,6 +18,7 @@ from unit.trainer.prep.recipes import Preparer, table_of
 Json = dict[str, Any]
 CHANCE = random.Random(11)  # noqa: S311
 TASKS = [" ".join(f"w{CHANCE.randrange(10_000)}" for _ in range(20)) for _ in range(6)]
+SYSTEM = "you are a helpful assistant of the company and answer in short sentences without any jokes"
 SHORT = "the capital of the old kingdom is white stone"  # nine words
 
 
@@ -116,6 +117,23 @@ def test_conversations_are_compared_without_their_roles(prepare: Preparer, sets:
     )
     assert result.dropped == {"notNull": 0, "decontaminate": 1, "dedupe": 0, "near": 0}
     assert [made["messages"] for made in table_of(result)] == [clean]
+
+
+def test_what_the_texts_of_a_set_share_is_no_task(prepare: Preparer, tmp_path: Path) -> None:
+    """Each text begins with the instruction of a template, and conversations have a system prompt."""
+    instruction = (
+        "below is an instruction that describes a task so write a response that completes the request"
+    )
+    tasks = [
+        {"text": f"{instruction} {task}", "chat": [{"role": "system", "content": SYSTEM}]} for task in TASKS
+    ]
+    pq.write_table(pa.Table.from_pylist(tasks), tmp_path / "set.parquet")
+    source = {"name": "tasks", "type": "Parquet", "path": str(tmp_path / "set.parquet")}
+    rows = [row(f"{instruction} {SYSTEM} say {number}") for number in range(3)] + [
+        row(f"{instruction} {TASKS[0]}")
+    ]
+    result = prepare(rows, decontaminate={"sources": [source]})
+    assert result.dropped == {"notNull": 0, "decontaminate": 1, "dedupe": 0}
 
 
 # Changes to the first set, the reason and the sentence; {path} is its table.

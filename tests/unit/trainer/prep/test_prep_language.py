@@ -89,9 +89,10 @@ def test_examples_in_other_languages_are_dropped(prepare: Preparer) -> None:
     assert kept == {TEXTS["en"], TEXTS["de"], PYTHON, "Translate, please."}
 
 
-def test_conversations_without_their_roles(prepare: Preparer) -> None:
+def test_conversations_without_their_roles_and_instructions(prepare: Preparer) -> None:
+    instruction = {"role": "system", "content": f"{TEXTS['en']} " * 4}
     chats = [
-        [{"role": "user", "content": TEXTS[code]}, {"role": "assistant", "content": "42"}]
+        [instruction, {"role": "user", "content": TEXTS[code]}, {"role": "assistant", "content": "42"}]
         for code in ("de", "fr")
     ]
     columns = {"type": "Messages", "messages": "chat"}

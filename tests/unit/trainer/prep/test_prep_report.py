@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from finetune_trainer.prep import report
 from finetune_trainer.prep.lengths import EDGES
+from finetune_trainer.prep.near import Pair
 from finetune_trainer.track import Tracker
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ FACTS = report.Facts(
     lengths=([10 * number for number in AT_16], AT_16),
     clusters={2: 2},
     crowded="60,000 examples share a part of their text",
+    pairs=[Pair("b" * 32, "c" * 32, 0.8125, "a" * 32, "=text, with a comma", "another\nline")],
+    warnings=["dedupe.near drops 2 of 3 examples"],
     samples={"notNull": ["", "<script>alert(1)</script>"], "near": ["one\n\nlike:\nanother"]},
 )
 PNG = b"\x89PNG\r\n"
@@ -50,6 +54,7 @@ def test_the_page_has_its_pictures_in_it_and_shows_text_as_text(tmp_path: Path) 
         "funnel.png",
         "tokens.png",
         "near-duplicates.png",
+        "near-duplicates.csv",
     }
     assert {path.read_bytes()[:6] for path in tmp_path.glob("*.png")} == {PNG}
     page = (tmp_path / "report.html").read_text()
@@ -58,7 +63,27 @@ def test_the_page_has_its_pictures_in_it_and_shows_text_as_text(tmp_path: Path) 
     assert "<script" not in page
     assert "<pre>(empty)</pre>" in page
     assert "<p>60,000 examples share a part of their text.</p>" in page
+    assert "<p><strong>Warning:</strong> dedupe.near drops 2 of 3 examples.</p>" in page
+    assert "(pairs: 1)" in page
     assert "http" not in page
+
+
+def test_the_pairs_are_a_table(tmp_path: Path) -> None:
+    report.write(FACTS, tmp_path)
+    with (tmp_path / report.PAIRS).open(encoding="utf-8", newline="") as file:
+        assert list(csv.DictReader(file)) == [
+            {
+                "removed": "b" * 32,
+                "closest": "c" * 32,
+                "similarity": "0.8125",
+                "kept": "a" * 32,
+                "text": "=text, with a comma",
+                "closest text": "another\nline",
+            }
+        ]
+    (tmp_path / "none").mkdir()
+    report.write(replace(FACTS, pairs=[]), tmp_path / "none")
+    assert not (tmp_path / "none" / report.PAIRS).exists()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +110,8 @@ def test_it_is_in_the_runs_artifacts(tmp_path: Path, mlflow: Mlflow) -> None:
         report.publish(FACTS, tracker=tracker, folder=folder)
     found = {file.path for file in mlflow.client().list_artifacts(mlflow.run_id, "preparation")}
     assert found == {
-        f"preparation/{name}" for name in ("report.html", "funnel.png", "tokens.png", "near-duplicates.png")
+        f"preparation/{name}"
+        for name in ("report.html", "funnel.png", "tokens.png", "near-duplicates.png", "near-duplicates.csv")
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from finetune_trainer.prep.sketch import Banding, Sketches, banding, sketch
+from finetune_trainer.prep.sketch import Banding, Sketches, banding, shingles_of, sketch
 
 
 def shingles(found: Sketches) -> list[set[int]]:
@@ -26,7 +27,8 @@ def test_a_pair_at_the_threshold_is_found(threshold: float) -> None:
 
 
 SHINGLES = [
-    ("", 1),
+    ("", 0),
+    (" -- ?", 0),
     ("one", 1),
     ("one two", 1),
     ("one two three", 1),
@@ -61,3 +63,33 @@ def test_a_text_has_the_same_sketch_in_every_process() -> None:
 def test_the_share_of_common_shingles_is_that_of_common_runs_of_words() -> None:
     one, other = shingles(sketch(["a b c d e f", "a b c d x f"], banding(0.7)))
     assert (len(one & other), len(one | other)) == (2, 6)
+
+
+# A text of which runs of three words are boilerplate, these runs, and the runs that count.
+BOILERPLATE = {
+    "what comes before and behind": (
+        "a b c d own1 own2 own3 e f g",
+        ["a b c", "b c d", "e f g"],
+        ["c d own1", "d own1 own2", "own1 own2 own3", "own2 own3 e", "own3 e f"],
+    ),
+    "an edited word is nothing of its own": (
+        "a b c d edit e f g",
+        ["a b c", "b c d", "e f g"],
+        ["a b c", "b c d", "c d edit", "d edit e", "edit e f", "e f g"],
+    ),
+    "nothing else": ("a b c d", ["a b c", "b c d"], ["a b c", "b c d"]),
+    "not in the text": ("a b c d", ["x y z"], ["a b c", "b c d"]),
+    "no words": ("", ["a b c"], []),
+}
+
+
+@pytest.mark.parametrize(("text", "boilerplate", "counted"), BOILERPLATE.values(), ids=BOILERPLATE)
+def test_boilerplate_counts_for_nothing_in_a_text_that_says_more(
+    text: str, boilerplate: list[str], counted: list[str]
+) -> None:
+    shared = np.sort(np.concatenate([shingles_of([run])[0] for run in boilerplate]))
+    # Beside another text, whose words are not part of this one.
+    others = ["some other words", text, "some more words"]
+    found, owners = shingles_of(others, shared)
+    wanted = [shingles_of([run])[0] for run in counted]
+    assert found[owners == 1].tolist() == np.sort(np.concatenate([np.empty(0, np.uint64), *wanted])).tolist()

@@ -217,6 +217,17 @@ def test_what_steps_dropped_is_told(dropped: dict[str, int], count: int, said_of
     assert found[2] == f"/data/splits version 7: 90 train, 5 validation, 5 test rows{said_of_it}"
 
 
+def test_a_warning_of_the_preparation_stands_in_the_condition() -> None:
+    warned: Json = {"warnings": ["dedupe.near drops 6 of 10 examples"], "dropped": {}, "redacted": None}
+    result = TerminationMessage(prep=RESULT.model_copy(update=warned))
+    decision = prepare(child(JOB, "Complete"), pods=[prep_pod(0, 0, result)])
+    assert said(decision, ConditionType.PREPARED) == (
+        "True",
+        ConditionReason.PREPARED_WITH_WARNING,
+        "dedupe.near drops 6 of 10 examples. /data/splits version 7: 90 train, 5 validation, 5 test rows",
+    )
+
+
 def test_a_result_that_went_with_its_pod_is_asked_for_again() -> None:
     lost = prepare(child(JOB, "Complete"), pods=[])
     assert deleted(lost) == [JOB]

@@ -1,0 +1,46 @@
+"""From which number of texts on a run of words is boilerplate, and which runs are, in a sample of texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from finetune_trainer.prep import boilerplate
+from finetune_trainer.prep.sketch import shingles_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.mark.parametrize(
+    ("texts", "limit"),
+    [(0, 2), (3, 2), (5, 2), (8, 4), (20, 10), (10_000, 10), (20_000, 20), (2_000_000, 2_000)],
+)
+def test_how_many_texts_may_share_a_run(texts: int, limit: int) -> None:
+    assert boilerplate.limit(texts) == limit
+
+
+def test_runs_of_many_texts_are_counted_once_a_text_in_a_sample(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [
+        f"in all texts {'and again ' * 9} own{number} " + "in some texts" * (number % 4 == 0)
+        for number in range(200)
+    ]
+    frame = spark.createDataFrame(
+        [(f"{at}", text) for at, text in enumerate(texts)], "id string, text string"
+    )
+    shared = ["in all texts", "all texts and", "texts and again", "and again and", "again and again"]
+    everywhere, often = (
+        np.sort(np.concatenate([shingles_of([run])[0] for run in runs]))
+        for runs in (shared, [*shared, "in some texts"])
+    )
+    assert boilerplate.shared_shingles(frame, "text", 200).tolist() == often.tolist()
+    # About 5 of 40 texts have the other run.
+    monkeypatch.setattr(boilerplate, "_SAMPLED_TEXTS", 30)
+    assert boilerplate.shared_shingles(frame, "text", 200).tolist() == everywhere.tolist()
+    monkeypatch.setattr(boilerplate, "_MAX_SHINGLES", 2)
+    assert len(boilerplate.shared_shingles(frame, "text", 200)) == 2
+    assert boilerplate.shared_shingles(frame, "text", 2).tolist() == []
