@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from finetune_crds.base import PLACES
 from finetune_trainer.outcome import DataError, PodFailure, TrainingError
 from finetune_trainer.prep import chat, delta_table
-from finetune_trainer.prep.place import OWN_SCHEME
+from finetune_trainer.prep.place import OWN_SCHEME, S3, as_named
 from finetune_trainer.prep.session import spark_path
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ _BAD_ROW = (
     "INVALID_ARRAY_INDEX",
     "ARITHMETIC_OVERFLOW",
 )
+# What Spark, and a Python worker, say of bytes in a table that are no text. Spark shows them behind the last colon.
+_NOT_UTF8 = ("INVALID_UTF8_STRING", "UnicodeDecodeError: ")
 _UNREADABLE = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 # A message may quote a line of the corpus.
 _MOST_CHARS = 200
@@ -44,9 +46,7 @@ _EXPIRED = re.compile("ExpiredToken|Status Code: 400")
 _OTHER_400 = re.compile("AuthorizationHeaderMalformed|IllegalLocationConstraintException")
 # What Spark says of a Hive metastore that cannot be reached.
 _METASTORE = re.compile("SessionHiveMetaStoreClient|TTransportException|Could not connect to meta store")
-# The schemes of Hadoop's file systems; a scheme of its own is that of credentials for one table.
-_S3 = rf"(?:s3a|{OWN_SCHEME}[0-9a-f]{{8}})://"
-_STORES = rf"(?:{_S3}|gs://|abfss://)"
+_STORES = rf"(?:{S3}|gs://|abfss://)"
 # Exceptions of Hadoop's file systems.
 _FORBIDDEN = ("java.nio.file.AccessDeniedException",)
 _GOOGLE = "GoogleJsonResponseException"
@@ -75,6 +75,7 @@ def telling(asked: Request) -> Iterator[None]:
         # NB: Spark Connect has no exception of the JVM.
         known = (
             chat.failure(str(error))
+            or _of_text(asked, str(error))
             or _expired(_causes(getattr(error, "_origin", None)))
             or _of_spark(asked, error.getCondition() or "", first_line(error))
         )
@@ -102,6 +103,18 @@ def telling(asked: Request) -> Iterator[None]:
 def first_line(error: object) -> str:
     """Return the first line of a message that is not empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def _of_text(asked: Request, said: str) -> PodFailure | None:
+    """The error of text in a table that is not UTF-8."""
+    line = next((line for line in said.splitlines() if any(mark in line for mark in _NOT_UTF8)), None)
+    if line is None:
+        return None
+    shown = re.sub(r"^.*?(?:UnicodeDecodeError|found in string): |\s*SQLSTATE: \w+$", "", line).rstrip(".")
+    return DataError(
+        "UnreadableSource",
+        f"{asked.source_name} has text that is not UTF-8 ({shown[:_MOST_CHARS]}): write its files again",
+    )
 
 
 def _of_spark(asked: Request, condition: str, detail: str) -> PodFailure | None:
@@ -134,7 +147,7 @@ def _of_file(asked: Request, causes: list[tuple[str, str]]) -> PodFailure | None
     why = _plain(causes[-1][1])
     return DataError(
         "UnreadableSource",
-        f"{_local(file.group(1)) if file else asked.source_name} cannot be read: {why}; correct or remove it",
+        f"{as_named(file.group(1)) if file else asked.source_name} cannot be read: {why}; correct or remove it",
     )
 
 
@@ -151,11 +164,6 @@ def _plain(detail: str) -> str:
     if said.startswith("CSV header does not conform"):
         return "its header names a column twice, or differs from that of another file"
     return said.split(". ")[0].rstrip(".")[:_MOST_CHARS]
-
-
-def _local(file: str) -> str:
-    """Return the address of a file as the recipe names it."""
-    return re.sub(_S3, "s3://", re.sub(r"^file:/+", "/", file), count=1)
 
 
 def _of_disk(asked: Request, causes: list[tuple[str, str]], error: Py4JJavaError) -> PodFailure | None:
@@ -237,7 +245,7 @@ def _not_there(kind: str, detail: str) -> PodFailure | None:
     if kind in _MISSING:
         return DataError("MissingSource", f"{place} does not exist: correct the bucket or the path")
     if kind in _UNREACHABLE:
-        variable = " is AWS_ENDPOINT_URL right, and" if re.search(_S3, detail) else " is"
+        variable = " is AWS_ENDPOINT_URL right, and" if re.search(S3, detail) else " is"
         return TrainingError("StorageUnreachable", f"{place} cannot be reached:{variable} the store up?")
     return None
 
@@ -263,7 +271,7 @@ def _after(text: str, start: str) -> str:
 def _place(detail: str) -> str:
     """Return the path in a message of Hadoop, as the recipe names it, or the message."""
     found = re.search(rf"{_STORES}[^\s'`:]+", detail)
-    return _local(found.group()) if found else detail
+    return as_named(found.group()) if found else detail
 
 
 def _causes(thrown: Any) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from finetune_crds.preparation import digest_of
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import content, schemas
+from finetune_trainer.prep import content, schemas, text_files
 from finetune_trainer.prep.place import OWN_SCHEME
 from finetune_trainer.prep.template import quoted
 
@@ -149,6 +149,7 @@ def frame(
     """
     if kind not in _HEADER:
         return schemas.read_parquet(spark, paths, files or paths, settings or {})
+    text_files.check(spark, kind, paths, settings)
     reader = spark.read.format(_FORMATS[kind]).options(**settings or {})
     options = _HEADER[kind]
     # NB: with FAILFAST in this first look, which keeps a broken line in a column of its own, nothing would name the file.

@@ -114,7 +114,7 @@ def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Loaded, se
     """
     wanted = plan.prepare
     seen.failures = session.failures(frame.sparkSession)
-    frame = _filtered(frame, plan, seen)
+    frame = steps.with_valid_text(_filtered(frame, plan, seen), plan.form)
     if wanted.redact:
         frame = redact.redacted(frame, plan.form, wanted.redact)
         frame = seen.redacted.watch(frame, **redact.totals(wanted.redact))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,13 @@ if TYPE_CHECKING:
 
 OWN_SCHEME = "s3a-"
 """Beginning of the scheme of files that are read with credentials of Unity Catalog."""
+S3 = rf"(?:s3a|{OWN_SCHEME}[0-9a-f]{{8}})://"
+"""The schemes of Hadoop's file systems for S3."""
+
+
+def as_named(file: str) -> str:
+    """Return the address of a file, as Spark has it, as a recipe names it."""
+    return re.sub(S3, "s3://", re.sub(r"^file:/+", "/", file), count=1)
 
 
 @dataclass(frozen=True)

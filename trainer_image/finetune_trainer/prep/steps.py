@@ -86,6 +86,15 @@ def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
     return [(name, tests[name]) for name in filter_names(prepare)]
 
 
+def with_valid_text(frame: DataFrame, form: Form) -> DataFrame:
+    """Fail on text that is not UTF-8, in columns of text: an expression of Spark that changes it would replace its bytes.
+
+    Python's workers fail on those in conversations.
+    """
+    texts = [name for name in form.content if isinstance(frame.schema[name].dataType, StringType)]
+    return frame.withColumns({name: sf.validate_utf8(sf.col(quoted(name))) for name in texts})
+
+
 def _any_blank(frame: DataFrame, plan: Plan) -> Column:
     columns = dict.fromkeys([*plan.form.required, *plan.prepare.not_null])
     found = _no_list_of_tools(frame, plan.form.tools) if plan.form.tools else sf.lit(False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from finetune_trainer import storage
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.documents import ENCODING
+from finetune_trainer.encodings import parse_json
 from finetune_trainer.outcome import DataError, TrainingError, first_line
 from finetune_trainer.train.data.split_files import find_files, name_corruption, open_parquet, show
 from finetune_trainer.turns import are_fields_of_messages
@@ -332,7 +333,7 @@ def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
     try:
         for number, line in enumerate(lines, start=1):  # noqa: B007 - the number is for the error
             if line.strip():
-                row = json.loads(line)
+                row = parse_json(line)
                 if not isinstance(row, dict):
                     raise TypeError("it is not a JSON object")  # noqa: TRY301
                 yield row

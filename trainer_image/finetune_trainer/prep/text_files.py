@@ -1,0 +1,86 @@
+"""Refuses text files that are not UTF-8, and JSON with half of a character.
+
+NB: Spark reads other bytes as U+FFFD, and half of a surrogate pair as a question mark, both without a word.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from pyspark.sql import functions as sf
+
+from finetune_trainer.encodings import HALF_CHARACTER, NOT_UTF8
+from finetune_trainer.outcome import DataError
+from finetune_trainer.prep.place import as_named
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_VALUE, _FILE, _BLOCK, _NUMBER, _WRONG, _UTF8 = "value", "file", "block", "number", "wrong", "utf8"
+# An escape of half of a surrogate pair, behind an even number of backslashes: the other half does not follow, or is not before it.
+_HALF_ESCAPED = (
+    r"(?<!\\)(?:\\\\)*\\u(?:"
+    r"[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u)[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+
+
+def check(
+    spark: SparkSession, kind: str, paths: Sequence[str], settings: Mapping[str, str] | None = None
+) -> None:
+    """Read the lines of text files once, and check that they are text.
+
+    Args:
+        kind: JSONLines or CSV.
+        settings: of the reader.
+
+    Raises:
+        DataError: a line is not; the message names it.
+    """
+    lines = _lines(spark, [*paths], settings)
+    wrong = lines.where(_is_wrong(kind)).select(_FILE).head()
+    if wrong is None:
+        return
+    file = str(wrong[_FILE])
+    number, is_utf8 = _find_line(lines.where(sf.col(_FILE) == file), kind)
+    raise DataError(
+        "UnreadableSource",
+        f"line {number} of {as_named(unquote(file))} cannot be read ({HALF_CHARACTER if is_utf8 else NOT_UTF8}): correct it, or write the file "
+        "again",
+    )
+
+
+def _lines(spark: SparkSession, paths: list[str], settings: Mapping[str, str] | None) -> DataFrame:
+    rows = spark.read.options(**settings or {}).option("lineSep", "\n").text(paths)
+    return rows.select(
+        _VALUE, sf.col("_metadata.file_path").alias(_FILE), sf.col("_metadata.file_block_start").alias(_BLOCK)
+    )
+
+
+def _is_wrong(kind: str) -> Column:
+    value = sf.col(_VALUE)
+    wrong = ~sf.is_valid_utf8(value)
+    if kind != "JSONLines":
+        return wrong
+    return wrong | (value.contains("\\u") & value.rlike(_HALF_ESCAPED))
+
+
+def _find_line(lines: DataFrame, kind: str) -> tuple[int, bool]:
+    """The number of the first wrong line of a file, from 1, and whether it is UTF-8.
+
+    NB: the blocks of a large file are read in any order, and the lines of each in theirs.
+    """
+    numbered = lines.select(
+        _BLOCK,
+        sf.monotonically_increasing_id().alias(_NUMBER),
+        _is_wrong(kind).alias(_WRONG),
+        sf.is_valid_utf8(_VALUE).alias(_UTF8),
+    )
+    first = numbered.where(_WRONG).orderBy(_BLOCK, _NUMBER).head()
+    assert first is not None  # noqa: S101 - the file has one
+    is_before = sf.col(_NUMBER) <= first[_NUMBER]
+    through = (sf.col(_BLOCK) < first[_BLOCK]) | ((sf.col(_BLOCK) == first[_BLOCK]) & is_before)
+    return numbered.where(through).count(), bool(first[_UTF8])
