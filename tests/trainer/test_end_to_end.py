@@ -203,6 +203,8 @@ def test_a_second_attempt_registers_no_second_version(
     outcome = trained.pod.run_here(capsys)
     assert outcome.code == 0
     assert "resuming from the checkpoint of step 60" in outcome.output
+    # The result of the check is in the checkpoint.
+    assert ("the same logits" in trained.outcome.output, "the same logits" in outcome.output) == (True, False)
     assert outcome.losses == {}
     assert outcome.message is not None
     assert outcome.message.train is not None

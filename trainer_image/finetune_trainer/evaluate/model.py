@@ -11,9 +11,8 @@ import torch
 
 from finetune_trainer import artifacts
 from finetune_trainer.cache import Cache
-from finetune_trainer.train import build
 from finetune_trainer.train.delivery import export
-from finetune_trainer.train.model import load, merge
+from finetune_trainer.train.model import load, merge, parity
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 from finetune_trainer.train.objectives.sft import Sft
@@ -99,12 +98,12 @@ def loaded(
         dtype: what it computes in.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded, or makes its logits in a way that is not known here.
+        RecipeRefusedError: it cannot be loaded, or its logits are wrong (`parity.check`).
     """
     made = Network(_weights(source, spec, field, device, new, dtype=dtype), Sft()).eval()
     overflow = _OVERFLOW if dtype == torch.float16 else None
     try:
-        build.check_way_to_logits(made, device, spec.base, field=field, overflow=overflow, remedy=_REMEDY)
+        parity.check(made, device, parity.Subject(spec.base, field, _REMEDY, overflow_remedy=overflow))
         yield made
     finally:
         made.model = torch.nn.Identity()

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from finetune_crds.objective import Dpo as DpoSpec
 from finetune_crds.objective import Kto as KtoSpec
 from finetune_crds.objective import Orpo as OrpoSpec
 from finetune_crds.objective import Simpo as SimpoSpec
 from finetune_crds.training import Method
-from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
-from finetune_trainer.train.data import dataset, pack
-from finetune_trainer.train.model import adapt, load, memory, merge, pissa, shard, weights
+from finetune_trainer.train.model import adapt, load, memory, merge, parity, pissa, shard, weights
 from finetune_trainer.train.model.network import Network, Objective
 from finetune_trainer.train.model.new_tokens import NewTokens
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
@@ -31,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,8 +36,6 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
 
 _TEACHER = "objective.distillation.teacher"
-# Tokens on which the logits are compared, and how far they may be apart: bf16 rounds to 1/256.
-_CHECKED, _TOLERANCE = 4, 0.03
 
 
 def network(
@@ -56,6 +48,7 @@ def network(
     going_on: Source | None = None,
     resume: Callable[[nn.Module], None] | None = None,
     on_plan: Callable[[MemoryPlan], None] = lambda _plan: None,
+    is_checked: bool = False,
 ) -> Network:
     """The model with what the method trains and what the objective asks, sharded, with all its weights.
 
@@ -68,9 +61,10 @@ def network(
         going_on: the base with its adapter, where that is trained further; None: the adapter is a new one.
         resume: loads what the layers of PiSSA began as in an earlier attempt; None: there was none, or it has left no checkpoint.
         on_plan: gets what is planned, before weights are loaded.
+        is_checked: whether an earlier attempt has compared the logits with the models' own.
 
     Raises:
-        RecipeRefusedError: a model cannot be loaded or adapted, or does not fit into memory.
+        RecipeRefusedError: a model cannot be loaded or adapted, does not fit into memory, or computes other logits than its own.
     """
     quantized = recipe.method.type == "QLoRA"
     base = (going_on.adapter_of if going_on else None) or recipe.model.base
@@ -97,14 +91,9 @@ def network(
     wrap(made, recipe, choice.kind, over)
     weights.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
     if teacher is not None:
-        teacher.fill(world)
-    check_way_to_logits(
-        made,
-        world.device,
-        recipe.model.base,
-        agreed=world.greatest,
-        overflow=_overflow(recipe),
-    )
+        teacher.fill(world, is_checked=is_checked)
+    if not is_checked:
+        _check_logits(made, parity.Subject.of(recipe), world)
     pissa.begin(adapted, world, resume)
     if recipe.training.compile:
         world.agree(lambda: shard.compile_layers(made))
@@ -126,70 +115,9 @@ def wrap(network: Network, recipe: Recipe, recompute: str, over: DeviceMesh) -> 
     pissa.keep(network.model)
 
 
-def _far_from_own_logits(
-    network: Network, batch: pack.Batch, hidden: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The greatest difference of our logits from the model's own, as a share of the greatest; no metrics."""
-    ours = network.head.logits(hidden)
-    # Virtual tokens come first.
-    own = batch.at_targets(network.own_logits(batch)[:, -batch.input_ids.shape[1] :]).float()
-    return (ours - own).abs().max() / own.abs().max(), own.new_zeros(0)
-
-
-def _overflow(recipe: Recipe) -> str | None:
-    return "set training.precision to BF16 or FP32" if recipe.training.precision == "FP16" else None
-
-
-def check_way_to_logits(
-    network: Network,
-    device: torch.device,
-    base: str,
-    *,
-    agreed: Callable[[float], float] = float,
-    overflow: str | None = None,
-    field: str = "model.base",
-    remedy: str = "choose another model, or train it with your own script",
-) -> None:
-    """Compare the logits that losses are made of with those of the model's own forward, on a few tokens.
-
-    Models scale and bend their logits in ways of their own, and one that is not known here would learn nonsense.
-
-    Args:
-        network: the network, with its weights.
-        device: where it computes.
-        base: its address, for errors.
-        agreed: the greatest of a number over all ranks.
-        overflow: what to do where it computes in FP16, in which a model that was trained in BF16 may overflow; None: it does not.
-        field: the recipe's field that names it, for errors.
-        remedy: what to do where they differ.
-
-    Raises:
-        RecipeRefusedError: they differ, or are not numbers.
-    """
-    document = dataset.Split(
-        np.arange(_CHECKED, dtype=np.int32), np.ones(_CHECKED, bool), np.array([0, _CHECKED])
-    )
-    batch = pack.collate(document, [[0]], pad_id=0).to(device)
-    with network.no_grad_forward(_far_from_own_logits):
-        difference, _ = network(batch)
-    worst = agreed(difference.item())
-    if math.isnan(worst) and overflow is not None:
-        raise RecipeRefusedError(
-            f"{field} {base} computes logits that are not numbers: it overflows in FP16, unless its weights are broken: "
-            f"{overflow}",
-            reason="ModelOverflows",
-        )
-    if math.isnan(worst):
-        raise RecipeRefusedError(
-            f"{field} {base} computes logits that are not numbers: its weights are broken",
-            reason="WeightsNotFinite",
-        )
-    if not worst < _TOLERANCE:
-        raise RecipeRefusedError(
-            f"{field} {base} is a {network.base.config.model_type}, which makes its logits in a way that is not "
-            f"known here (they differ by {worst:.0%}): {remedy}",
-            reason="ModelNotSupported",
-        )
+def _check_logits(network: Network, subject: parity.Subject, world: World) -> None:
+    parity.check(network, world.device, subject, gather=world.gather)
+    world.say(f"{subject} computes the same logits in training as by itself")
 
 
 def objective(recipe: Recipe, teacher: Network | None) -> Objective:
@@ -248,24 +176,18 @@ class _Teacher:
         model = world.agree(skeleton)
         return cls(Network(model.requires_grad_(False).eval(), TeacherStates()), own, source.base)
 
-    def fill(self, world: World) -> None:
-        """Shard the teacher over all ranks, read its weights, and check its logits.
+    def fill(self, world: World, *, is_checked: bool) -> None:
+        """Shard the teacher over all ranks, read its weights, and check its logits unless an earlier attempt has done so.
 
         Raises:
-            RecipeRefusedError: files are missing or damaged, or its logits are not numbers, or made in a way that is not known.
+            RecipeRefusedError: files are missing or damaged, or its logits are wrong (`parity.check`).
         """
         shard.shard(self.network, shard.mesh("FSDP", world), self.recipe.training.precision)
         weights.materialize(self.network, world.device)
         weights.read_weights(self.network.model, self.recipe.model, self.source, world, field=_TEACHER)
-        check_way_to_logits(
-            self.network,
-            world.device,
-            self.recipe.model.base,
-            agreed=world.greatest,
-            overflow=_overflow(self.recipe),
-            field=_TEACHER,
-            remedy="choose another teacher",
-        )
+        if not is_checked:
+            subject = replace(parity.Subject.of(self.recipe), field=_TEACHER, remedy="choose another teacher")
+            _check_logits(self.network, subject, world)
 
 
 def teacher_recipe(recipe: Recipe) -> Recipe:

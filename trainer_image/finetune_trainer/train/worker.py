@@ -32,7 +32,7 @@ from finetune_trainer.train.delivery import export, lineage, output, signature, 
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.evaluator import Evaluator
 from finetune_trainer.train.loop import Loop
-from finetune_trainer.train.model import continued, merge, precision
+from finetune_trainer.train.model import continued, merge, parity, precision
 from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.model.schedule import Schedule
 from finetune_trainer.train.reporter import Reporter
@@ -165,6 +165,7 @@ class Run:
         examples = world.agree(lambda: signature.examples(data.splits, data.columns) if world.leads else None)
 
         going_on = fetched if adapter is not None else None
+        check_key = parity.key(recipe, world)
         network = build.network(
             recipe,
             source,
@@ -174,7 +175,9 @@ class Run:
             going_on=going_on,
             resume=checkpointer.load_initial if checkpointer is not None and resumed is not None else None,
             on_plan=self._log_plan,
+            is_checked=progress.logits_checked == check_key,
         )
+        progress = replace(progress, logits_checked=check_key)
         optimizer = Optimizer(network, recipe.training, data.plan.max_steps)
         collator = Collator.of(recipe, world, pad_id(tokenizer))
         # NB: before a checkpoint is loaded: an objective may need the model as it was before its first step.

@@ -84,6 +84,10 @@ MODELS: list[tuple[str, dict[str, Any], bool]] = [
         True,
     ),
     ("hyperclovax", {"logits_scaling": 4.0}, True),
+    ("nemotron", {}, False),
+    ("doge", {}, False),
+    ("phimoe", {"sliding_window": 4, "num_local_experts": 4}, False),
+    ("recurrent_gemma", {"block_types": ["attention"], "attention_window_size": 64, "lru_width": 32}, False),
 ]
 
 

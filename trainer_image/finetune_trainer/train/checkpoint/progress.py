@@ -47,6 +47,8 @@ class Progress:
     """The day that the chat template writes, in ISO 8601; empty in checkpoints of earlier releases."""
     eval_data: str | None = None
     """What losses of evaluation are comparable on."""
+    logits_checked: str = ""
+    """What the comparison of the logits with the model's own depended on when it passed (`parity.key`); empty before it has."""
     resumed_from: str = ""
     """URI of the checkpoint of another job that the run began with; empty where it began at step 0."""
 

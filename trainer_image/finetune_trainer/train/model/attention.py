@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ NAMES = (NAME, NAME_ON_GPU)
 _ATTENDING = {"full_attention", "sliding_attention"}
 # Models that build their mask without position ids (transformers 5.23), so that it ignores documents.
 _MASK_WITHOUT_POSITIONS = {"afmoe", "gpt_oss", "opt"}
+# Models whose layers pass other arguments to their attention than a mask stands for (transformers 5.23): Nemotron drops those of the
+# decoder, PhiMoE the sliding window; Doge adds a mask of its own.
+_OTHER_ARGUMENTS = {"doge", "nemotron", "phimoe"}
 
 
 def register(*, gpu: bool = False) -> str:
@@ -51,7 +55,7 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
     odd = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if card else "")
     # NB: models with attention sinks or soft caps do not support SDPA.
     plain = model._supports_sdpa and not any(getattr(config, name, None) for name in odd)  # noqa: SLF001
-    chosen = plain and not soft_prompt and _attends_alone(model)
+    chosen = plain and not soft_prompt and _attends_alone(model) and config.model_type not in _OTHER_ARGUMENTS
     if chosen and card is not None:
         chosen = half and _can(card, model) and not drops(model)
     if chosen:
@@ -62,6 +66,24 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
 def masks_documents(model: PreTrainedModel) -> bool:
     """Whether the model's own attention keeps the documents of a row apart."""
     return _attends_alone(model) and model.config.model_type not in _MASK_WITHOUT_POSITIONS
+
+
+@contextmanager
+def eager(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model compute with its eager attention, which is its definition; models of earlier designs have one attention alone."""
+    from transformers import PreTrainedModel
+
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    configs = {id(part.config): part.config for part in parts if part._can_set_attn_implementation()}  # noqa: SLF001
+    # NB: set_attn_implementation would give a model's vision tower the attention of its text too.
+    before = [(config, config._attn_implementation) for config in configs.values()]  # noqa: SLF001
+    for config, _ in before:
+        config._attn_implementation_internal = "eager"  # noqa: SLF001
+    try:
+        yield
+    finally:
+        for config, implementation in before:
+            config._attn_implementation_internal = implementation  # noqa: SLF001
 
 
 def _attends_alone(model: PreTrainedModel) -> bool:

@@ -13,6 +13,7 @@ from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.training import SOFT_PROMPTS, Quantization
 from finetune_trainer.outcome import RecipeRefusedError, first_line
 from finetune_trainer.train.model import attention, dropout, precision, stored
+from finetune_trainer.train.model.network import decoder_of
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def _check_context(config: Any, recipe: Recipe, field: str) -> None:
 
 def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apart: bool) -> None:
     training = recipe.training
-    if "position_ids" not in inspect.signature(model.get_decoder().forward).parameters:
+    if "position_ids" not in inspect.signature(decoder_of(model).forward).parameters:
         raise RecipeRefusedError(
             f"{field} {recipe.model.base} is a {model.config.model_type}, which takes no position ids, so its documents "
             "cannot be kept apart: choose another model",

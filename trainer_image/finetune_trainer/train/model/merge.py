@@ -11,7 +11,7 @@ import torch
 from finetune_trainer import artifacts, origin
 from finetune_trainer.cache import Cache
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import continued, load, stored
+from finetune_trainer.train.model import continued, family, load, stored
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
 from finetune_trainer.train.model.standalone import Standalone, save
 
@@ -71,7 +71,7 @@ def fetch(
 
 
 def _check_base(spec: Model, source: artifacts.Source, field: str) -> None:
-    """Check by its config that the weights of a model can be trained, or those of the base of an adapter."""
+    """Check by its config that a model can be trained, or the base of an adapter."""
     from transformers import AutoConfig
 
     what = f"{field} {spec.base}"
@@ -80,6 +80,7 @@ def _check_base(spec: Model, source: artifacts.Source, field: str) -> None:
     with load.load_errors(spec, field):
         config = AutoConfig.from_pretrained(str(source.base), trust_remote_code=spec.trust_remote_code)
         load.check_not_quantized(config, what)
+        family.check_causal(config, what)
 
 
 def into(

@@ -134,7 +134,7 @@ class Network(nn.Module):
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Return the last hidden states of a batch [rows, length, width]."""
-        decoder = self.base.get_decoder()
+        decoder = decoder_of(self.base)
         prompt = self._soft_prompt(len(batch.input_ids))
         if prompt is None:
             with self._noise(batch):
@@ -201,9 +201,22 @@ def base_of(model: nn.Module) -> PreTrainedModel:
     return wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
 
 
+def decoder_of(base: PreTrainedModel) -> nn.Module:
+    """Return the decoder of a model, which computes hidden states from tokens.
+
+    NB: get_decoder() returns Llama 4's text model itself, and the output layer of ModernBERT's decoder (transformers 5.23).
+    """
+    from transformers import PreTrainedModel
+
+    candidates: list[nn.Module] = [base.get_decoder(), *base.children()]
+    return next(
+        (part for part in candidates if isinstance(part, PreTrainedModel) and part is not base), candidates[0]
+    )
+
+
 def decoder_layers(network: Network) -> list[nn.Module]:
     """Return the layers of the decoder."""
-    decoder = network.base.get_decoder()
+    decoder = decoder_of(network.base)
     layers = getattr(decoder, "layers", None)
     if isinstance(layers, nn.ModuleList):
         return list(layers)

@@ -1,0 +1,105 @@
+"""Losses and gradients of a tiny model as the trainer computes them, and as the model does with eager attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from finetune_trainer.outcome import PodFailure
+from finetune_trainer.train.data import pack
+from finetune_trainer.train.model import merge
+from support import networks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from finetune_trainer.train.data.dataset import Split
+    from finetune_trainer.train.runtime.distributed import World
+
+RECOMPUTATIONS = ("None", "Selective", "Full")
+TRAINED = "trained"
+"""The outcome of a run whose loss and gradients are right."""
+_TOLERANCE = 1e-3
+# A gradient that is smaller than this share of all of them is compared as one of this size.
+_LEAST = 1e-4
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The sum of the losses of a split, and its gradients by the names of the weights."""
+
+    loss: float
+    of_weights: dict[str, torch.Tensor]
+
+    def difference(self, reference: Gradients) -> tuple[float, str]:
+        """Return the greatest difference as a share of the reference, and of what."""
+        total = torch.stack([slope.norm() for slope in reference.of_weights.values()]).norm().item()
+        shares = {"the loss": abs(self.loss - reference.loss) / abs(reference.loss)}
+        for name, slope in reference.of_weights.items():
+            apart = (self.of_weights[name] - slope).norm().item()
+            shares[name] = apart / max(slope.norm().item(), _LEAST * total)
+        name = max(shares, key=lambda each: shares[each] if shares[each] == shares[each] else float("inf"))
+        return shares[name], name
+
+
+def train(model: Any) -> None:
+    """Put a model into training mode, but for routers: PhiMoE's draws its experts at random there."""
+    model.train()
+    for module in model.modules():
+        if "Router" in type(module).__name__:
+            module.eval()
+
+
+def split() -> Split:
+    return networks.random_split(examples=4)
+
+
+def eager(base: Path) -> Gradients:
+    """Compute each document alone with the model's own forward pass and eager attention."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager")
+    train(model)
+    documents = split()
+    total = torch.zeros(())
+    for begin, end in pairwise(documents.offsets.tolist()):
+        ids = torch.from_numpy(documents.tokens[begin:end]).long()
+        learned = torch.from_numpy(documents.loss_mask[begin + 1 : end])
+        logits = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1].float()
+        total = total + functional.cross_entropy(logits[learned], ids[1:][learned], reduction="sum")
+    total.backward()
+    return Gradients(total.item(), _gradients(model))
+
+
+def outcome(base: Path, world: World, *, packing: bool, recomputation: str, reference: Gradients) -> str:
+    """Return what the trainer does with a model: `TRAINED`, why it refuses it, or which gradient is wrong by how much."""
+    recipe = networks.recipe(base, packing=packing, activationCheckpointing=recomputation)
+    try:
+        merge.fetch(recipe.model, base / "fetched", world)
+        network = networks.build(recipe, base, world)
+    except PodFailure as error:
+        return error.message.replace(f"model.base {base} is a ", "")
+    train(network)
+    documents = split()
+    rows = [[0, 1], [2, 3]] if packing else [[0], [1], [2], [3]]
+    loss, _ = network(pack.collate(documents, rows, pad_id=1))
+    loss.backward()
+    slopes = {
+        name.replace("_checkpoint_wrapped_module.", ""): slope
+        for name, slope in _gradients(network.base).items()
+    }
+    share, name = Gradients(loss.item(), slopes).difference(reference)
+    return TRAINED if share < _TOLERANCE else f"{name} differs by {share:.1%}"
+
+
+def _gradients(model: Any) -> dict[str, torch.Tensor]:
+    """Return the gradients of all weights; of weights without one, such as those of an expert without tokens, zero."""
+    found = {}
+    for name, weight in model.named_parameters():
+        slope = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        found[name] = (slope.full_tensor() if hasattr(slope, "full_tensor") else slope).detach()
+    return found
