@@ -156,8 +156,8 @@ def check_lineage(job: Json, workspace: Workspace) -> None:
     assert said.items() <= version.tags.items()
     model = yaml.safe_load(workspace.files.read(f"/Models/{MODEL.replace('.', '/')}/2/MLmodel"))
     inputs = json.loads(model["signature"]["inputs"])
-    assert (model["metadata"], [column["name"] for column in inputs][:3]) == (
-        {"task": "llm/v1/chat"},
+    assert (model["metadata"]["task"], [column["name"] for column in inputs][:3]) == (
+        "llm/v1/chat",
         ["messages", "temperature", "max_tokens"],
     )
 

@@ -24,6 +24,7 @@ BASES = (
     "operator/finetune_operator/modelpromotion/",
     "trainer_image/finetune_trainer/",
     "trainer_image/finetune_trainer/train/",
+    "trainer_image/finetune_trainer/train/delivery/",
     "tests/cluster/",
 )
 _PATH = re.compile(
@@ -37,8 +38,8 @@ _LABEL = re.compile(r"finetune\.dev/[\w-]+")
 OF_OTHERS = {
     "backoffLimit", "fieldPath", "lastTransitionTime", "messageExpression", "nodeSelector", "observedGeneration", "podFailurePolicy", "secretKeyRef",
     "terminationGracePeriodSeconds", "valueFrom.secretKeyRef", "host.cluster.internal", "catalog.schema.name", "catalog.schema.table", "database.table",
-    "checkpoint.checkpoint_dir", "dropDuplicates", "mlflow.register_model", "mlflow.source.git", "mlflow.source.git.branch", "mlflow.source.git.commit",
-    "mlflow.source.git.repoURL", "randomSplit", "step_scheduler.max_steps",
+    "checkpoint.checkpoint_dir", "dropDuplicates", "mlflow.pyfunc", "mlflow.pyfunc.load_model", "mlflow.register_model", "mlflow.source.git", "mlflow.source.git.branch", "mlflow.source.git.commit",
+    "mlflow.source.git.repoURL", "mlflow.transformers", "mlflow.transformers.load_model", "randomSplit", "requirements.txt", "step_scheduler.max_steps",
     "spark.dynamicAllocation.enabled", "spark.executor.memoryOverheadFactor", "spark.kubernetes.executor.limit.cores",
     "driver.template", "initContainers", "restartPolicy", "environment.dependencies", "executor.template", "spark.jobNamespaces", "sparkConf",
     "extraJavaOptions", "fs.azure", "fs.gs", "spark.databricks.delta", "spark.hadoop.fs.s3a", "spark.jars", "spark.memory", "spark.network", "spark.plugins", "spark.shuffle", "spark.sql.adaptive", "spark.sql.extensions", "spark.sql.files", "spark.sql.shuffle",

@@ -139,7 +139,7 @@ class _Evaluated:
             asked = self.asked
             if not asked:
                 return _Measured(numbers)
-            ending = Ending(self.tokenizer, model.stops_of(network, self.tokenizer))
+            ending = Ending(self.tokenizer, model.stops_of(source, spec, self.tokenizer))
             decoding = Decoding(ending, self.spec.max_new_tokens, batch_size)
             answers = decoding.answers(network, asked, self.device)
         references = [ending.cut(question.reference) for question in asked]

@@ -11,6 +11,7 @@ import torch
 
 from finetune_trainer import artifacts
 from finetune_trainer.cache import Cache
+from finetune_trainer.stop_tokens import read_stop_tokens
 from finetune_trainer.train.delivery import export
 from finetune_trainer.train.model import load, merge, parity
 from finetune_trainer.train.model.network import Network
@@ -135,9 +136,7 @@ def _weights(
     return weights
 
 
-def stops_of(network: Network, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The token ids that end a text: the tokenizer's end of text, and those of the model's generation config."""
-    config = network.base.generation_config
-    own = config.eos_token_id if config is not None else None
-    found = own if isinstance(own, list) else [own]
-    return frozenset(int(token) for token in (*found, tokenizer.eos_token_id) if token is not None)
+def stops_of(source: Source, spec: Model, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The token ids that end a text: the tokenizer's end of text, and those in the files of the model."""
+    stops = read_stop_tokens(source.base, source.adapter, trust_remote_code=spec.trust_remote_code)
+    return frozenset((*stops, int(tokenizer.eos_token_id)))

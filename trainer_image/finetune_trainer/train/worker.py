@@ -162,7 +162,7 @@ class Run:
         world.agree(lambda: Schedule.of(recipe.training, data.plan.max_steps))
         progress = self._begin(data, checkpointer, resumed)
         self._describe(data, progress)
-        examples = world.agree(lambda: signature.examples(data.splits, data.columns) if world.leads else None)
+        examples = world.agree(lambda: self._read_examples(data) if world.leads else None)
 
         going_on = fetched if adapter is not None else None
         check_key = parity.key(recipe, world)
@@ -227,6 +227,11 @@ class Run:
         return TerminationMessage(
             train=result, checkpoint_step=checkpointer.published if checkpointer is not None else None
         )
+
+    def _read_examples(self, data: corpus.Corpus) -> signature.Examples:
+        """Examples of what the served model is asked."""
+        prompt = signature.name_prompt(self.recipe, data.columns)
+        return signature.examples(data.splits, data.columns, prompt)
 
     def _check_delivery(self) -> None:
         """Hours before the model is written: whether it can be."""

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -21,12 +20,10 @@ from finetune_trainer import origin
 from finetune_trainer.origin import Origin
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
-from finetune_trainer.train import build
-from finetune_trainer.train.data import dataset, pack
-from finetune_trainer.train.delivery import export, signature
+from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.lineage import Counts, Lineage, model_card, version_tags
 from finetune_trainer.train.model import adapt, load, standalone
-from finetune_trainer.train.model.network import Network, Objective, trained
+from support.exports import CONVERSATIONS, INPUT, PROMPTS, written
 
 if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
@@ -39,13 +36,6 @@ pytestmark = [
 ]
 LORA = {"type": "LoRA", "lora": {"rank": 4}}
 PISSA = {"type": "LoRA", "lora": {"rank": 4, "init": "PiSSA", "scaling": "RankStabilized"}}
-PROMPTS = signature.Examples(requests=["What is the red house? "], answers=["The house is red."])
-CONVERSATIONS = signature.Examples(
-    chat=True,
-    requests=[{"messages": [{"role": "user", "content": "What is the red house? "}]}],
-    answers=["The house is red."],
-)
-INPUT = torch.arange(2, 20).unsqueeze(0)
 EOS = "<eos>"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
@@ -53,54 +43,6 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model.eval()(input_ids=INPUT).logits
-
-
-class Logits(Objective):
-    """In place of the objective: what the network says."""
-
-    def __call__(
-        self, network: Network, batch: pack.Batch, _hidden: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        said = network.head.logits(network.hidden(batch))
-        return said.sum(), said
-
-
-def written(
-    recipe: Recipe,
-    folder: Path,
-    source: Path,
-    world: World,
-    examples: signature.Examples = PROMPTS,
-    *,
-    base: Origin | None = None,
-) -> torch.Tensor:
-    """Train a little by hand, export, and return what the trained model says."""
-    tokenizer = load_tokenizer(recipe.model, source)
-    network = build.network(recipe, source, tokenizer, world, folder / "teacher")
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in trained(network):
-            local: torch.Tensor = parameter.to_local()
-            local.add_(torch.randn(local.shape, generator=generator), alpha=0.05)
-    splits = recipe.data.splits
-    assert splits is not None
-    folder.mkdir()
-    export.write(
-        folder,
-        model=network.model,
-        state=export.gather(network.model, source, recipe, world),
-        tokenizer=tokenizer,
-        source=source,
-        base=base,
-        lineage=Lineage(recipe, splits, TrainResult(step=3, eval_loss=1.25)),
-        examples=examples,
-    )
-    tokens = INPUT[0].numpy().astype(np.int32)
-    split = dataset.Split(tokens, np.ones(len(tokens), np.bool_), np.array([0, len(tokens)]))
-    network.objective = Logits()
-    with torch.no_grad():
-        said: torch.Tensor = network.eval()(pack.collate(split, [[0]], pad_id=0))[1]
-    return said
 
 
 HELD, NAMED = {"peft", "model", "components"}, {"peft", "components"}
@@ -175,40 +117,19 @@ def test_mlflow_finds_the_base_of_an_adapter_on_the_hub(
     assert (stored["base_model_name_or_path"], stored["revision"]) == ("org/base", commit)
 
 
-def test_the_model_serves_as_a_pyfunc(pod: Pod, base_model: Path, world: World) -> None:
-    import mlflow
-
-    folder = pod.folder / "export"
-    written(Recipe.model_validate(pod.recipe), folder, base_model, world)
-    served = mlflow.pyfunc.load_model(str(folder))
-    assert served.metadata.get_input_schema().to_dict() == [{"type": "string", "required": True}]
-    (said,) = served.predict(["What is the red house? "])
-    assert isinstance(said, str)
-
-
-def test_a_model_of_conversations_serves_as_a_chat_model(pod: Pod, base_model: Path, world: World) -> None:
-    import mlflow
-    from mlflow.models import validate_schema
-
-    folder = pod.folder / "export"
-    chat = {"model.chatTemplate": {"type": "Jinja", "jinja": TEMPLATE}}
-    written(Recipe.model_validate(pod.but(chat).recipe), folder, base_model, world, CONVERSATIONS)
-    served = mlflow.pyfunc.load_model(str(folder))
-    assert served.metadata.metadata == {"task": "llm/v1/chat"}
-    (said,) = served.predict(CONVERSATIONS.requests[0] | {"max_tokens": 4})
-    assert (said["object"], said["choices"][0]["message"]["role"]) == ("chat.completion", "assistant")
-    validate_schema(said, served.metadata.get_output_schema())
-
-
 CHATML: dict[str, Any] = {
     "model.chatTemplate": {"type": "ChatML"},
     "model.newTokens": ["<|im_end|>", "<|im_start|>"],
 }
-# The method, and where the token that ends an answer is written: in the files of the model, and in which tokenizers.
-STOPS: dict[str, tuple[dict[str, Any], bool, set[str]]] = {
-    "a model": ({"type": "Full"}, True, {"model", "components/tokenizer"}),
-    "a merged adapter": ({**LORA, "export": "Merged"}, True, {"model", "peft", "components/tokenizer"}),
-    "an adapter": (LORA, False, {"peft", "components/tokenizer"}),
+# The method, and where the token that ends an answer is written: in which generation configs, and in which tokenizers.
+STOPS: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
+    "a model": ({"type": "Full"}, {"model"}, {"model", "components/tokenizer"}),
+    "a merged adapter": (
+        {**LORA, "export": "Merged"},
+        {"model", "peft"},
+        {"model", "peft", "components/tokenizer"},
+    ),
+    "an adapter": (LORA, {"peft"}, {"peft", "components/tokenizer"}),
 }
 
 
@@ -218,17 +139,32 @@ def test_what_is_registered_stops_where_its_chat_template_ends_an_answer(
 ) -> None:
     from transformers import AutoTokenizer
 
-    method, has_model, tokenizers = STOPS[case]
+    method, models, tokenizers = STOPS[case]
     recipe = Recipe.model_validate(pod.but({"method": method, **CHATML}).recipe)
     folder = pod.folder / "export"
     written(recipe, folder, base_model, world, CONVERSATIONS, base=STORE)
     found = {name: AutoTokenizer.from_pretrained(folder / name) for name in tokenizers}
     assert {name: each.eos_token for name, each in found.items()} == dict.fromkeys(tokenizers, "<|im_end|>")
-    assert (folder / "model").exists() == has_model
-    if has_model:
-        end, text = (found["model"].convert_tokens_to_ids(token) for token in ("<|im_end|>", EOS))
-        config = json.loads((folder / "model/generation_config.json").read_text())
-        assert config["eos_token_id"] == [end, text]
+    end, text = (found["components/tokenizer"].convert_tokens_to_ids(token) for token in ("<|im_end|>", EOS))
+    configs = {
+        file.parent.name: json.loads(file.read_text()) for file in folder.glob("*/generation_config.json")
+    }
+    assert {name: config["eos_token_id"] for name, config in configs.items()} == {
+        name: [end, text] for name in models
+    }
+
+
+@pytest.mark.parametrize(("own", "registered"), [([0, 7], [0, 7]), (None, [0])])
+def test_an_adapter_has_the_stops_and_the_settings_of_its_base(
+    own: list[int] | None, registered: list[int], pod: Pod, base_model: Path, world: World
+) -> None:
+    base = Path(shutil.copytree(base_model, pod.folder / "base"))
+    settings = {"top_k": 5} | ({} if own is None else {"eos_token_id": own})
+    (base / "generation_config.json").write_text(json.dumps(settings))
+    folder = pod.folder / "export"
+    written(Recipe.model_validate(pod.but({"method": LORA}).recipe), folder, base, world, base=STORE)
+    written_config = json.loads((folder / "peft/generation_config.json").read_text())
+    assert written_config == {"top_k": 5, "eos_token_id": registered}
 
 
 def test_a_generation_config_that_lacks_the_end_of_the_tokenizer_gets_it(

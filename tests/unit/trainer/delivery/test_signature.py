@@ -11,10 +11,11 @@ import pytest
 from deltalake import write_deltalake
 
 from finetune_crds.data import Columns, Splits
+from finetune_crds.recipe import Recipe
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.signature import Examples, examples
 
-TEXT = [{"type": "string", "required": True}]
+TEXT = {"type": "string", "required": True}
 ASKED = [{"role": "user", "content": "Is it red?"}]
 ANSWERED: list[dict[str, Any]] = [*ASKED, {"role": "assistant", "content": "Yes."}]
 CALL = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
@@ -118,10 +119,64 @@ def test_examples_of_the_training_split_where_there_is_no_other(tmp_path: Path) 
     assert found == Examples(requests=["a"], answers=["1"])
 
 
+PAIR, INSTRUCTION = {"type": "PromptResponse"}, {"type": "PromptResponse", "prompt": "instruction"}
+SOURCE = {"type": "Parquet", "path": "/data"}
+# What a recipe says of its data, the columns that the preparation read, those of the splits, and the name of a prompt.
+NAMES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], str]] = {
+    "splits with a column of their own": ({"columns": INSTRUCTION}, None, INSTRUCTION, "instruction"),
+    "splits whose columns are found": ({}, None, INSTRUCTION, "instruction"),
+    "a column of the source": (
+        {"columns": INSTRUCTION, "source": SOURCE, "prepare": {}},
+        INSTRUCTION,
+        PAIR,
+        "instruction",
+    ),
+    "a column that the preparation found": (
+        {"source": SOURCE, "prepare": {}},
+        INSTRUCTION,
+        PAIR,
+        "instruction",
+    ),
+    "a rendered prompt": (
+        {
+            "columns": INSTRUCTION,
+            "source": SOURCE,
+            "prepare": {"promptTemplate": "[INST] {instruction} [/INST]"},
+        },
+        INSTRUCTION,
+        {"type": "Text"},
+        "prompt",
+    ),
+    "texts": ({"columns": {"type": "Text"}}, None, {"type": "Text"}, "prompt"),
+}
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_a_prompt_has_the_name_of_its_column(case: str, recipe: dict[str, Any]) -> None:
+    data, prepared, columns, name = NAMES[case]
+    splits = recipe["data"]["splits"]
+    made = Recipe.model_validate(
+        {**recipe, "data": {**data, "splits": splits}, "prepared": prepared and {"columns": prepared}}
+    )
+    assert signature.name_prompt(made, Columns.model_validate(columns)) == name
+
+
 @pytest.mark.usefixtures("mlflow_imported")
-def test_prompts_are_text_to_text() -> None:
-    inferred = signature.infer(Examples(requests=["b", "c"], answers=["2", "3"]))
-    assert (inferred.inputs.to_dict(), inferred.outputs.to_dict()) == (TEXT, TEXT)
+def test_prompts_are_a_column_of_texts() -> None:
+    inferred = signature.infer(Examples(requests=["b", "c"], answers=["2", "3"], prompt="question"))
+    assert inferred.inputs.to_dict() == [{**TEXT, "name": "question"}]
+    assert inferred.outputs.to_dict() == [TEXT]
+
+
+@pytest.mark.usefixtures("mlflow_imported")
+@pytest.mark.parametrize("chat", [True, False])
+def test_parameters_are_settings_of_transformers(*, chat: bool) -> None:
+    from transformers import GenerationConfig
+
+    parameters = signature.infer(Examples(chat)).params.params
+    assert {parameter.name for parameter in parameters} <= set(GenerationConfig().to_dict())
+    defaults = {parameter.name: parameter.default for parameter in parameters if parameter.default}
+    assert defaults == {"max_new_tokens": 256}
 
 
 @pytest.mark.usefixtures("mlflow_imported")

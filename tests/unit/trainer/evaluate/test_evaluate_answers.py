@@ -116,11 +116,3 @@ def test_an_empty_prompt_is_the_beginning_of_a_text(
     assert all(expected)
     for size in (1, 2):
         assert Decoding(ending, 12, size).answers(network, [empty, other], CPU) == expected
-
-
-def test_texts_end_at_the_ends_of_the_generation_config_and_of_the_tokenizer(
-    network: Network, talker: Path
-) -> None:
-    tokenizer = load_tokenizer(networks.recipe(talker).model, talker)
-    network.base.generation_config.eos_token_id = [7, 9]
-    assert model.stops_of(network, tokenizer) == {7, 9, tokenizer.eos_token_id}

@@ -14,6 +14,7 @@ from finetune_trainer import artifacts
 from finetune_trainer.artifacts import Source
 from finetune_trainer.evaluate import loss, model
 from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.model.new_tokens import NewTokens
 from support import networks
@@ -145,3 +146,15 @@ def test_a_model_that_overflows_in_fp16_is_told_from_a_broken_one(base_model: Pa
     )
     with model.loaded(source, spec, model.VERSION, CPU, dtype=FP32):
         pass
+
+
+def test_texts_end_at_the_stops_of_the_files_and_of_the_tokenizer(base_model: Path, tmp_path: Path) -> None:
+    adapter = save_adapter(base_model, tmp_path / "adapter")
+    (adapter / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    spec = recipe(base_model).model
+    tokenizer = load_tokenizer(spec, base_model)
+    stops = {
+        name: model.stops_of(artifacts.fetch(str(folder), tmp_path), spec, tokenizer)
+        for name, folder in (("adapter", adapter), ("base", base_model))
+    }
+    assert stops == {"adapter": {7, 9, tokenizer.eos_token_id}, "base": {tokenizer.eos_token_id}}

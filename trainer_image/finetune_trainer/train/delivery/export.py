@@ -1,9 +1,9 @@
-"""The trained model as files: safetensors, tokenizer, model card, and MLflow's MLmodel.
+"""The trained model as files: safetensors, tokenizer, model card, and MLflow's MLmodel with the code that serves it (`scoring`).
 
-An adapter does not bring its base: it names it (`origin`). MLflow's transformers flavor loads the base of an adapter from the
-version, from the Hub at a commit, or from a folder that whoever loads it may give as `base_model_path`; it fetches none from an
-object store or a registry. So the address is the folder of the flavor (`local_base_model_path`): a volume's is found where it is
-mounted, others are downloaded first. What must load by its alias alone, as for serving, is exported Merged.
+An adapter does not bring its base: it names it (`origin`). `scoring` fetches the base from there. MLflow's transformers flavor, which is
+in MLmodel too, loads the base of an adapter from the version, from the Hub at a commit, or from a folder that whoever loads it may give
+as `base_model_path`; it fetches none from an object store or a registry. So the address is the folder of the flavor
+(`local_base_model_path`): a volume's is found where it is mounted, others are downloaded first.
 
 Two kinds of versions hold a base: those in Unity Catalog, where MLflow's client registers no weights that are elsewhere (it would
 download them into the version) and from where endpoints serve; and adapters of a base that was merged in this pod, which lies
@@ -14,22 +14,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from finetune_trainer import answer_end, origin
+from finetune_trainer.stop_tokens import GENERATION_CONFIG, read_stop_tokens
 from finetune_trainer.train.checkpoint.shards import trained_state
 from finetune_trainer.train.delivery import signature
-from finetune_trainer.train.delivery.lineage import model_card
+from finetune_trainer.train.delivery.lineage import build_metadata, model_card
 from finetune_trainer.train.model import load, merge, pissa, rows, standalone
 from finetune_trainer.train.model.network import base_of
 from finetune_trainer.train.model.new_tokens import NewTokens
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mlflow.models import ModelSignature
     from torch import nn
     from transformers import PreTrainedTokenizerBase
@@ -45,6 +46,7 @@ _TASK = "text-generation"
 # What transformers writes for a tokenizer that says nothing.
 _NO_LIMIT = int(1e30)
 _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
+_SCORING, _CONDA_ENV, _PYTHON_ENV = "scoring.py", "conda.yaml", "python_env.yaml"
 
 
 def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict[str, torch.Tensor]:
@@ -106,7 +108,8 @@ def write(
         examples: for the signature, and for whether the model is served as a chat model.
     """
     recipe = lineage.recipe
-    stops = _align_stops(tokenizer, source, chat=examples.chat)
+    base_stops = read_stop_tokens(source, trust_remote_code=recipe.model.trust_remote_code)
+    stops = _align_stops(tokenizer, base_stops, chat=examples.chat)
     tokenizer.model_max_length = _longest_text(tokenizer, model)
     tokenizer.save_pretrained(folder / _TOKENIZER)
     flavor: dict[str, Any] = {
@@ -134,16 +137,16 @@ def write(
     for weights in (folder / MODEL, folder / ADAPTER):
         if weights.is_dir():
             tokenizer.save_pretrained(weights)
-            if stops and weights.name == MODEL:
-                _write_stops(weights, stops)
+            # NB: an adapter has no generation config, and its base may stop elsewhere.
+            if stops != base_stops or weights.name == ADAPTER:
+                _write_stops(weights, stops, source)
             (weights / "README.md").write_text(model_card(lineage), encoding="utf-8")
     flavor["pipeline_model_type"] = _architecture(model)
     signed = signature.infer(examples) if _wants_signature(recipe) else None
-    task = signature.CHAT if examples.chat else None
-    _write_mlmodel(folder, flavor, signed, adapter=recipe.method.type != "Full", task=task)
+    _write_mlmodel(folder, flavor, signed, _scoring_settings(recipe, flavor, base, examples), lineage)
 
 
-def _align_stops(tokenizer: PreTrainedTokenizerBase, source: Path, *, chat: bool) -> list[int]:
+def _align_stops(tokenizer: PreTrainedTokenizerBase, base_stops: list[int], *, chat: bool) -> list[int]:
     """Have the registered files stop where the model was trained to.
 
     Engines stop at the tokenizer's end of text and at the stops of the generation config; transformers stops at these alone. The
@@ -151,35 +154,28 @@ def _align_stops(tokenizer: PreTrainedTokenizerBase, source: Path, *, chat: bool
     `align_special_tokens` does the same, but after the tokenizer has been changed by hand.
 
     Args:
+        base_stops: the tokens at which the base stops.
         chat: whether answers end as in the chat template; otherwise they end with the tokenizer's end of text.
 
     Returns:
-        All stops, for the generation config; none if the base's are right.
+        All stops, for the generation config: those of the base if they are right.
     """
     text = int(tokenizer.eos_token_id)
     end = answer_end.find_end_token(tokenizer) if chat else None
-    end, stops = text if end is None else end, _stops_of(source)
-    if end in stops:
-        return []
+    end = text if end is None else end
+    if end in base_stops:
+        return base_stops
     if end != text:
         tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(end))
-    return list(dict.fromkeys([end, *stops, text]))
+    return list(dict.fromkeys([end, *base_stops, text]))
 
 
-def _stops_of(source: Path) -> list[int]:
-    """The tokens at which a base stops: those of its generation config, or else of its configuration."""
-    for name in ("generation_config.json", "config.json"):
-        file = source / name
-        stops = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.exists() else None
-        if stops is not None:
-            return stops if isinstance(stops, list) else [stops]
-    return []
-
-
-def _write_stops(folder: Path, stops: list[int]) -> None:
-    file = folder / "generation_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) | {"eos_token_id": stops}
-    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+def _write_stops(folder: Path, stops: list[int], source: Path) -> None:
+    """Write a generation config with these stops: the one in the folder, or else that of the base, with them."""
+    files = [path / GENERATION_CONFIG for path in (folder, source) if (path / GENERATION_CONFIG).exists()]
+    config = json.loads(files[0].read_text(encoding="utf-8")) if files else {}
+    text = json.dumps(config | {"eos_token_id": stops}, indent=2) + "\n"
+    (folder / GENERATION_CONFIG).write_text(text, encoding="utf-8")
 
 
 def _longest_text(tokenizer: PreTrainedTokenizerBase, model: Any) -> int:
@@ -270,24 +266,54 @@ def _wants_signature(recipe: Recipe) -> bool:
     return recipe.register_ is None or recipe.register_.signature
 
 
-def _write_mlmodel(
-    folder: Path, flavor: dict[str, Any], signed: ModelSignature | None, *, adapter: bool, task: str | None
-) -> None:
-    """Write MLmodel and its requirements, with which MLflow loads the folder by its transformers flavor or as a pyfunc.
+def _scoring_settings(
+    recipe: Recipe, flavor: dict[str, Any], base: Origin | None, examples: signature.Examples
+) -> dict[str, Any]:
+    """The settings of `scoring`, which describes them."""
+    elsewhere = base if "model_binary" not in flavor else None
+    return {
+        "input": examples.input,
+        "chat": examples.chat,
+        "base": elsewhere.uri if elsewhere else None,
+        "revision": elsewhere.revision if elsewhere else None,
+        "adapter": "peft_adaptor" in flavor,
+        "trust_remote_code": recipe.model.trust_remote_code,
+        "max_new_tokens": signature.MAX_NEW_TOKENS,
+        "name": recipe.register_.model if recipe.register_ else recipe.job.name,
+    }
 
-    Args:
-        task: how it is served, where not as text to text. MLflow reads it in the flavor, Databricks in the metadata.
-    """
+
+def _write_mlmodel(
+    folder: Path,
+    flavor: dict[str, Any],
+    signed: ModelSignature | None,
+    settings: dict[str, Any],
+    lineage: Lineage,
+) -> None:
+    """Write MLmodel, its code and its requirements, with which MLflow loads the folder by its transformers flavor or as a pyfunc."""
     from mlflow import pyfunc
     from mlflow.models import Model
+    from mlflow.pyfunc.loaders import code_model
+    from mlflow.utils.environment import _mlflow_conda_env, _PythonEnv
 
-    packages = (*_REQUIREMENTS, "peft") if adapter else _REQUIREMENTS
-    pins = [f"{package}=={version(package).split('+')[0]}" for package in packages]
-    requirements = "".join(f"{line}\n" for line in (f"mlflow=={version('mlflow')}", *pins))
-    (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
-    mlmodel = Model(signature=signed, metadata={"task": task} if task else None)
-    if task:
-        flavor = flavor | {"inference_task": task}
+    packages = (*_REQUIREMENTS, "peft") if settings["adapter"] else _REQUIREMENTS
+    pins = [f"mlflow=={version('mlflow')}", *(f"{name}=={version(name).split('+')[0]}" for name in packages)]
+    (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in pins), encoding="utf-8")
+    _mlflow_conda_env(path=str(folder / _CONDA_ENV), additional_pip_deps=pins)
+    _PythonEnv.current().to_yaml(str(folder / _PYTHON_ENV))
+    shutil.copyfile(Path(__file__).with_name(_SCORING), folder / _SCORING)
+    task = signature.CHAT if settings["chat"] else None
+    mlmodel = Model(signature=signed, metadata=build_metadata(lineage) | ({"task": task} if task else {}))
+    # NB: MLflow reads the task in the flavor, Databricks in the metadata.
+    flavor = flavor | ({"inference_task": task} if task else {})
     mlmodel.add_flavor("transformers", transformers_version=version("transformers"), code=None, **flavor)
-    pyfunc.add_to_model(mlmodel, loader_module="mlflow.transformers")
+    pyfunc.add_to_model(
+        mlmodel,
+        loader_module=code_model.__name__,
+        conda_env=_CONDA_ENV,
+        python_env=_PYTHON_ENV,
+        model_config=settings,
+        model_code_path=_SCORING,
+        streamable=False,
+    )
     mlmodel.save(str(folder / "MLmodel"))

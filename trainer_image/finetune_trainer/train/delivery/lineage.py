@@ -292,6 +292,16 @@ def version_tags(lineage: Lineage) -> dict[str, str]:
     }
 
 
+def build_metadata(lineage: Lineage) -> dict[str, object]:
+    """Return the metadata of MLmodel: what the model was made from, and how."""
+    recipe, data_version = lineage.recipe, lineage.splits.version
+    return {
+        "base_model": recipe.model.base,
+        "finetuning": recipe.method.type,
+        **({} if data_version is None else {"data_version": data_version}),
+    }
+
+
 def model_card(lineage: Lineage) -> str:
     """The README of the model: what it was made from, how, and how well it does."""
     recipe, result, splits = lineage.recipe, lineage.result, lineage.splits

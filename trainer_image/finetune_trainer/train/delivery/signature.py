@@ -1,4 +1,7 @@
-"""What the served model takes and returns: its signature, inferred from examples of the data that it is evaluated on."""
+"""What the served model takes and returns: its signature, inferred from examples of the data that it is evaluated on.
+
+The inputs have names, and the settings of transformers' GenerationConfig are parameters: `scoring` answers such requests.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mlflow.models import ModelSignature
+    from mlflow.types import ParamSchema
 
     from finetune_crds.data import Columns, Splits
+    from finetune_crds.recipe import Recipe
     from finetune_trainer.train.data.read import Rows
 
 CHAT = "llm/v1/chat"
 """MLflow's name for models that take a conversation and return its next message, as endpoints of Databricks serve them."""
+MESSAGES, PROMPT = "messages", "prompt"
+"""The inputs of models of conversations, and of models of prompts that no column has."""
+MAX_NEW_TOKENS = 256
+"""Tokens of an answer at most, where a request says nothing. Source: transformers, TextGenerationPipeline."""
+# Settings of transformers' GenerationConfig and their types in MLflow.
+_SETTINGS = {
+    "min_new_tokens": "long",
+    "do_sample": "boolean",
+    "temperature": "double",
+    "top_p": "double",
+    "top_k": "long",
+    "min_p": "double",
+    "repetition_penalty": "double",
+    "no_repeat_ngram_size": "long",
+    "num_beams": "long",
+    "length_penalty": "double",
+}
 _EXAMPLES = 16
 # Fields of messages that training has, and clients do not send.
 _UNSENT = (turns.WEIGHT, *turns.REASONING)
@@ -34,19 +56,41 @@ class Examples:
     chat: whether requests are conversations, which the model's chat template renders.
     requests: prompts, or {"messages": [{role, content}, ...]} each.
     answers: the text of the answer to each.
+    prompt: how requests name a prompt.
     """
 
     chat: bool = False
     requests: list[Any] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
+    prompt: str = PROMPT
+
+    @property
+    def input(self) -> str:
+        """How requests name the prompt or the conversation."""
+        return MESSAGES if self.chat else self.prompt
 
 
-def examples(splits: Splits, columns: Columns) -> Examples:
+def name_prompt(recipe: Recipe, columns: Columns) -> str:
+    """Return how requests name a prompt: by the column that has it in the source of the job, or `prompt` for one that a template renders.
+
+    Args:
+        recipe: the recipe.
+        columns: those of an example in the splits.
+    """
+    data = recipe.data
+    if data.prepare is not None and data.prepare.prompt_template is not None:
+        return PROMPT
+    prepared = recipe.prepared.columns if data.prepare is not None and recipe.prepared is not None else None
+    return (prepared or data.columns or columns).prompt or PROMPT
+
+
+def examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Examples:
     """Read the first examples of the validation split, or of the training split where there is no other.
 
     Args:
         splits: the splits, at the version that is trained on.
         columns: those of an example.
+        prompt: how requests name a prompt.
 
     Raises:
         DataError: data is missing or broken.
@@ -59,8 +103,8 @@ def examples(splits: Splits, columns: Columns) -> Examples:
             requests = [
                 {"messages": _turns(prompt, "user", unsent)} if chat else prompt for prompt, _ in found
             ]
-            return Examples(chat, requests, [_text(answer) for _, answer in found])
-    return Examples(columns.messages is not None)
+            return Examples(chat, requests, [_text(answer) for _, answer in found], prompt)
+    return Examples(columns.messages is not None, prompt=prompt)
 
 
 def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _Turns]]:
@@ -108,11 +152,10 @@ def _text(answer: str | _Turns) -> str:
 def infer(found: Examples) -> ModelSignature:
     """Infer the signature from examples.
 
-    Prompts give text to text. Conversations give MLflow's signature of a chat model, whose optional parameters clients of an
-    endpoint send. Where the messages of the data do not fit into it, such as those with fields of their own, their
-    own type takes the place of that column.
+    Prompts are a column of texts, and the answers texts. Conversations give MLflow's signature of a chat model, whose optional columns
+    clients of an endpoint send. Where the messages of the data do not fit into it, such as those with fields of their own, their
+    own type takes the place of that column. Both have the same parameters.
     """
-    import pandas as pd
     from mlflow.exceptions import MlflowException
     from mlflow.models import ModelSignature, infer_signature, validate_schema
     from mlflow.types import ColSpec, Schema
@@ -120,8 +163,8 @@ def infer(found: Examples) -> ModelSignature:
     from mlflow.types.schema import AnyType
 
     if not found.chat:
-        # NB: of plain lists, MLflow asks whether they are frames of Spark, and Spark ends a process that runs `python -c`.
-        return infer_signature(*(pd.Series(texts, dtype=object) for texts in (found.requests, found.answers)))
+        inputs = Schema([ColSpec("string", name=found.input)])
+        return ModelSignature(inputs=inputs, outputs=Schema([ColSpec("string")]), params=_parameters())
     inputs = CHAT_MODEL_INPUT_SCHEMA
     for request in found.requests:
         try:
@@ -129,7 +172,20 @@ def infer(found: Examples) -> ModelSignature:
         except MlflowException:
             inferred = infer_signature(found.requests).inputs
             # NB: of messages that differ too much, MLflow infers one column without a name.
-            own = inferred.inputs if inferred.has_input_names() else [ColSpec(AnyType(), name="messages")]
-            inputs = Schema([*own, *(column for column in inputs.inputs if column.name != "messages")])
+            own = inferred.inputs if inferred.has_input_names() else [ColSpec(AnyType(), name=MESSAGES)]
+            inputs = Schema([*own, *(column for column in inputs.inputs if column.name != MESSAGES)])
             break
-    return ModelSignature(inputs=inputs, outputs=CHAT_MODEL_OUTPUT_SCHEMA)
+    return ModelSignature(inputs=inputs, outputs=CHAT_MODEL_OUTPUT_SCHEMA, params=_parameters())
+
+
+def _parameters() -> ParamSchema:
+    """The parameters of a request. Without a value, each is as in greedy decoding."""
+    from mlflow.types import ParamSchema, ParamSpec
+
+    return ParamSchema(
+        [
+            ParamSpec("max_new_tokens", "long", MAX_NEW_TOKENS),
+            *(ParamSpec(name, kind, None) for name, kind in _SETTINGS.items()),
+            ParamSpec("stop_strings", "string", [], shape=(-1,)),
+        ]
+    )

@@ -1,0 +1,310 @@
+"""Requests as people send them, through MLflow's own scoring code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from finetune_crds.recipe import Recipe
+from finetune_trainer.origin import Origin
+from finetune_trainer.train.delivery.signature import Examples
+from support.evaluations import save_model
+from support.exports import CONVERSATIONS, PROMPTS, written
+
+if TYPE_CHECKING:
+    from finetune_trainer.train.runtime.distributed import World
+    from support.pods import Pod
+    from support.training import Mlflow
+
+pytestmark = [
+    # peft reads a property that transformers is about to rename.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.usefixtures("mlflow_imported"),
+]
+Export = Callable[..., Path]
+DOCS = Path(__file__).parents[4] / "docs/modelpromotion/serving.md"
+ASKED = "What is the red house? "
+CHATML: dict[str, Any] = {"model.chatTemplate": {"type": "ChatML"}}
+LORA = {"type": "LoRA", "lora": {"rank": 4}}
+PREFIX = {"type": "PrefixTuning", "softPrompt": {"virtualTokens": 3}}
+CHAT = [{"role": "user", "content": ASKED}]
+
+
+@pytest.fixture(scope="module")
+def base(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that says something else at each step."""
+    return save_model(base_model, tmp_path_factory.mktemp("talker"), width=64, deviation=0.2)
+
+
+@pytest.fixture
+def export(pod: Pod, base: Path, world: World) -> Export:
+    """A function that exports a model of some changes to the recipe."""
+
+    def exported(
+        examples: Examples = PROMPTS, changes: dict[str, Any] | None = None, origin: Origin | None = None
+    ) -> Path:
+        recipe = Recipe.model_validate(pod.but({"model.base": str(base), **(changes or {})}).recipe)
+        folder = pod.folder / "export"
+        written(recipe, folder, base, world, examples, base=origin or Origin(str(base)))
+        return folder
+
+    return exported
+
+
+def invoke(folder: Path, *requests: dict[str, Any], **settings: Any) -> list[tuple[int, Any]]:
+    """The status and the body of the answer to each request, by the code of MLflow's scoring server."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from mlflow.pyfunc import scoring_server
+
+    model = mlflow.pyfunc.load_model(str(folder), model_config=settings or None)
+    schema = model.metadata.get_input_schema()
+    answers: list[tuple[int, Any]] = []
+    for request in requests:
+        try:
+            response = scoring_server.invocations(json.dumps(request), "application/json", model, schema)
+            answers.append((response.status, json.loads(response.response)))
+        except MlflowException as error:
+            answers.append((error.get_http_status_code(), error.message))
+    return answers
+
+
+def continue_greedily(folder: Path, text: str, count: int) -> str:
+    """The most probable tokens behind a text that is tokenized as it is, one forward pass each."""
+    import mlflow
+
+    parts = mlflow.transformers.load_model(str(folder), return_type="components")
+    tokenizer, model = parts["tokenizer"], parts["model"].eval()
+    tokens = tokenizer(text, add_special_tokens=False).input_ids
+    begin = len(tokens)
+    with torch.no_grad():
+        while len(tokens) < begin + count:
+            token = int(model(input_ids=torch.tensor([tokens])).logits[0, -1].argmax())
+            if token == tokenizer.eos_token_id:
+                break
+            tokens.append(token)
+    return str(tokenizer.decode(tokens[begin:], skip_special_tokens=True)).strip()
+
+
+def read_requests() -> dict[str, dict[str, Any]]:
+    """The requests in the docs, by their titles."""
+    blocks = re.findall(r'```json title="Request: (.+?)"\n(.+?)```', DOCS.read_text(), re.DOTALL)
+    return {title: json.loads(text) for title, text in blocks}
+
+
+# The models that the requests of the docs are for.
+SERVED: dict[str, Examples] = {
+    "a rendered prompt": PROMPTS,
+    "a column": replace(PROMPTS, prompt="instruction"),
+    "a conversation": CONVERSATIONS,
+    "a conversation, as a chat client": CONVERSATIONS,
+}
+
+
+def test_the_docs_have_a_request_for_each_kind_of_model() -> None:
+    assert list(read_requests()) == list(SERVED)
+
+
+@pytest.mark.parametrize("title", SERVED)
+def test_the_requests_of_the_docs_are_answered_without_the_prompt(title: str, export: Export) -> None:
+    request, examples = read_requests()[title], SERVED[title]
+    folder = export(examples, CHATML)
+    greedy = {name: value for name, value in request.items() if name != "temperature"}
+    greedy |= {"params": {"max_new_tokens": 20}} if "inputs" in request else {}
+    (status, body), *again = invoke(folder, request, greedy, greedy)
+    assert status == 200, body
+    (answer,) = body["predictions"] if isinstance(body, dict) else body
+    text = answer["choices"][0]["message"]["content"] if examples.chat else answer
+    assert isinstance(text, str)
+    assert ASKED not in text
+    if not examples.chat:
+        assert again[0] == again[1]
+        asked = request["inputs"][examples.prompt]
+        assert again[0][1] == {"predictions": [continue_greedily(folder, asked, 20)]}
+
+
+# What changes in the recipe, and the registry.
+KINDS: dict[str, tuple[dict[str, Any], str]] = {
+    "a model": ({"method": {"type": "Full"}}, ""),
+    "a merged adapter": ({"method": {**LORA, "export": "Merged"}}, ""),
+    "an adapter of a volume's base": ({"method": LORA}, ""),
+    "an adapter in Unity Catalog, with its base": ({"method": LORA}, "databricks-uc"),
+    "virtual tokens": ({"method": PREFIX, "training.packing": False}, ""),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_model_answers_greedily(
+    kind: str, export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, registry = KINDS[kind]
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", registry)
+    folder = export(PROMPTS, changes)
+    prompts = [ASKED, "Who?"]
+    request = {"inputs": {"prompt": prompts}, "params": {"max_new_tokens": 6}}
+    monkeypatch.delenv("MLFLOW_REGISTRY_URI")
+    expected = [continue_greedily(folder, asked, 6) for asked in prompts]
+    assert invoke(folder, request) == [(200, {"predictions": expected})]
+
+
+def test_the_base_of_an_adapter_comes_from_the_registry_or_from_where_the_reader_says(
+    export: Export, base: Path, mlflow_of_test: Mlflow
+) -> None:
+    registry = mlflow_of_test.client()
+    registry.create_registered_model("base")
+    registry.create_model_version("base", base.as_uri())
+    folder = export(PROMPTS, {"method": LORA}, Origin("models:/base/1"))
+    request = {"inputs": {"prompt": ASKED}, "params": {"max_new_tokens": 6}}
+    ((status, body),) = invoke(folder, request)
+    assert status == 200, body
+    assert invoke(folder, request, base=str(base)) == [(200, body)]
+
+
+def test_an_adapter_stops_where_its_generation_config_says(export: Export) -> None:
+    from transformers import AutoTokenizer
+
+    folder = export(PROMPTS, {"method": LORA})
+    request = {"inputs": {"prompt": ASKED}, "params": {"max_new_tokens": 6}}
+    tokenizer = AutoTokenizer.from_pretrained(folder / "components/tokenizer")
+    ((_, body),) = invoke(folder, request)
+    tokens = tokenizer(body["predictions"][0]).input_ids
+    config = folder / "peft/generation_config.json"
+    config.write_text(json.dumps({"eos_token_id": tokens[-1]}))
+    ((_, body),) = invoke(folder, request)
+    kept = tokens[: tokens.index(tokens[-1])]
+    assert body["predictions"] == [tokenizer.decode(kept).strip()]
+
+
+# Parameters, and whether every answer is the greedy one.
+DECODING: dict[str, tuple[dict[str, Any], bool]] = {
+    "nothing": ({}, True),
+    "a temperature": ({"temperature": 50.0}, False),
+    "top_p, of every token": ({"top_p": 1.0, "temperature": 50}, False),
+    "a temperature of 0": ({"temperature": 0, "top_p": 0.9}, True),
+    "do_sample": ({"do_sample": False, "temperature": 50.0}, True),
+    "a parameter that no version has": ({"streaming": True}, True),
+}
+
+
+def test_a_temperature_or_top_p_has_tokens_sampled(export: Export) -> None:
+    """Also where the base samples by default, nothing asked is greedy."""
+    folder = export()
+    sampling = {"do_sample": True, "temperature": 50.0, "repetition_penalty": 9.0}
+    config = folder / "model/generation_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | sampling))
+    expected = continue_greedily(folder, ASKED, 6)
+    requests = [
+        {"inputs": {"prompt": ASKED}, "params": {"max_new_tokens": 6, **params}}
+        for params, _ in DECODING.values()
+        for _ in range(2)
+    ]
+    texts = [body["predictions"][0] for _, body in invoke(folder, *requests)]
+    pairs = zip(DECODING, texts[::2], texts[1::2], strict=True)
+    greedy = {name: first == second == expected for name, first, second in pairs}
+    assert greedy == {name: is_greedy for name, (_, is_greedy) in DECODING.items()}
+
+
+# A request to a model of prompts or of conversations, and the sentence of its refusal.
+REFUSED: dict[str, tuple[Examples, dict[str, Any], str]] = {
+    "a prompt that is too long": (
+        PROMPTS,
+        {"inputs": {"prompt": ASKED * 60}},
+        "the prompt has 420 tokens, and the model takes 128 with the answer: shorten it",
+    ),
+    "a penalty that is none": (
+        PROMPTS,
+        {"inputs": {"prompt": ASKED}, "params": {"repetition_penalty": -1.0}},
+        "the settings of the request do not fit together: `penalty` has to be a strictly positive float, but is -1.0",
+    ),
+    "another column": (
+        PROMPTS,
+        {"inputs": {"question": ASKED}},
+        "Model is missing inputs ['prompt']. Note that there were extra inputs: ['question'].",
+    ),
+    "several answers": (
+        CONVERSATIONS,
+        {"messages": CHAT, "n": 2},
+        "n is not supported: remove it from the request",
+    ),
+    "no messages": (CONVERSATIONS, {"messages": []}, "a row has no messages"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_answered_is_refused_with_the_reason(case: str, export: Export) -> None:
+    examples, request, sentence = REFUSED[case]
+    ((status, message),) = invoke(export(examples, CHATML), request)
+    assert (status, sentence in message) == (400, True), message
+
+
+def test_a_conversation_is_answered_as_its_template_renders_it(export: Export) -> None:
+    """Its beginning of text is there once, contents of parts are texts, and arguments of calls are objects."""
+    from mlflow.models import validate_schema
+    from mlflow.types.llm import CHAT_MODEL_OUTPUT_SCHEMA
+
+    template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments.at }}{% endfor %}|{% endfor %}"
+    folder = export(CONVERSATIONS, {"model.chatTemplate": {"type": "Jinja", "jinja": template}})
+    call = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at": "house"}'}}
+    messages = [*CHAT, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "red"}]
+    requests = [
+        {"messages": messages, "max_tokens": 6},
+        {"inputs": {"messages": messages}, "params": {"max_new_tokens": 6}},
+        {"messages": messages, "max_tokens": 6, "stop": ["e"]},
+    ]
+    (_, chat), (_, inputs), (_, stopped) = invoke(folder, *requests)
+    expected = continue_greedily(folder, f"{ASKED}|house|red|", 6)
+    answers = [body["choices"][0]["message"]["content"] for body in (*chat, *inputs["predictions"], *stopped)]
+    assert answers == [expected, expected, expected.partition("e")[0].strip()]
+    assert chat[0]["usage"]["completion_tokens"] == 6
+    assert [body[0]["choices"][0]["finish_reason"] for body in (chat, stopped)] == ["length", "stop"]
+    validate_schema(chat[0], CHAT_MODEL_OUTPUT_SCHEMA)
+
+
+def test_mlmodel_says_what_the_model_was_made_of(export: Export, base: Path) -> None:
+    from mlflow.models import Model
+
+    loaded = Model.load(str(export(CONVERSATIONS, {"method": LORA, **CHATML})))
+    assert loaded.metadata == {
+        "base_model": str(base),
+        "finetuning": "LoRA",
+        "data_version": 0,
+        "task": "llm/v1/chat",
+    }
+
+
+def test_mlflows_command_predicts(export: Export, tmp_path: Path) -> None:
+    """`mlflow models predict` calls this function in the environment of the model."""
+    from mlflow.pyfunc import scoring_server
+
+    folder, asked, answered = export(), tmp_path / "asked.json", tmp_path / "answered.json"
+    asked.write_text(json.dumps({"inputs": {"prompt": ASKED}, "params": {"max_new_tokens": 6}}))
+    scoring_server._predict(str(folder), str(asked), str(answered), "json")
+    assert json.loads(answered.read_text()) == {"predictions": [continue_greedily(folder, ASKED, 6)]}
+    assert {"requirements.txt", "python_env.yaml", "conda.yaml"} <= {file.name for file in folder.iterdir()}
+
+
+# What a version without a signature is given, in which MLflow changes nothing, and how many rows it has.
+UNSIGNED: dict[str, tuple[Any, int]] = {
+    "a text": (ASKED, 1),
+    "texts": ([ASKED, ASKED], 2),
+    "a row": ({"prompt": ASKED}, 1),
+    "a column": ({"prompt": [ASKED, ASKED]}, 2),
+    "rows": ([{"prompt": ASKED}], 1),
+}
+
+
+def test_a_version_without_a_signature_answers_too(export: Export) -> None:
+    import mlflow
+
+    folder = export(PROMPTS, {"register": {"model": "tiny", "signature": False}})
+    model = mlflow.pyfunc.load_model(str(folder), model_config={"max_new_tokens": 6})
+    expected = continue_greedily(folder, ASKED, 6)
+    answers = {name: model.predict(data) for name, (data, _) in UNSIGNED.items()}
+    assert answers == {name: [expected] * count for name, (_, count) in UNSIGNED.items()}

@@ -1,0 +1,309 @@
+"""What MLflow runs to serve a registered model: each version holds a copy of this file (MLflow's models from code).
+
+It needs the packages of the version's requirements and nothing of the job's image. It loads the files of the version by transformers and
+peft, and answers as the evaluation of the job does: a greedy answer has the same tokens. MLflow's own code for transformers pipelines
+answers with the prompt, tokenizes the beginning of a rendered conversation twice, and takes no columns.
+
+The settings in MLmodel, which `model_config` or MLFLOW_PYFUNC_INFERENCE_CONFIG may replace:
+
+input: the column with the prompts or the conversations.
+chat: whether these are conversations.
+base: of an adapter whose base lies elsewhere: a folder, an address that MLflow downloads, or a Hub id. None: the version holds the base.
+revision: the commit of a base on the Hub.
+adapter: whether the adapter of the version is put on the base.
+trust_remote_code: whether the model's own code may run, as model.trustRemoteCode of the job.
+max_new_tokens: tokens of an answer at most, where a request says nothing.
+name: what answers to conversations call the model.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pandas as pd
+import torch
+from mlflow.exceptions import MlflowException
+from mlflow.models import set_model
+from mlflow.pyfunc import PythonModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+_MODEL, _ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
+# Settings that have no effect unless tokens are sampled.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+# The settings of a chat client, by their names in transformers.
+_RENAMED = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
+# The other settings of a chat client, with the values that change nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "stream": (False,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "custom_inputs": ({},),
+}
+
+
+class FineTunedModel(PythonModel):
+    """A language model that continues prompts or answers conversations."""
+
+    def load_context(self, context: Any) -> None:
+        """Load the tokenizer, the weights and the generation config, onto the GPUs if there are any."""
+        settings = context.model_config
+        root = Path(__file__).parent
+        trust = {"trust_remote_code": bool(settings["trust_remote_code"])}
+        self._input, self._is_chat, self._name = settings["input"], settings["chat"], settings["name"]
+        self._max_new_tokens = int(settings["max_new_tokens"])
+        self._tokenizer = AutoTokenizer.from_pretrained(str(root / _TOKENIZER), **trust)
+        base, revision = _locate_base(root, settings)
+        model = AutoModelForCausalLM.from_pretrained(
+            base,
+            revision=revision,
+            dtype="auto",
+            device_map="auto" if torch.cuda.is_available() else None,
+            **trust,
+        )
+        self._defaults = model.generation_config
+        # NB: generate() takes what a request leaves open from here, such as a penalty on repeated tokens that is for sampling.
+        model.generation_config = GenerationConfig()
+        config = model.config.get_text_config()
+        self._context_tokens = getattr(config, "max_position_embeddings", None)
+        if settings["adapter"]:
+            # NB: a base may stop elsewhere than the adapter was trained to.
+            self._defaults = GenerationConfig.from_pretrained(str(root / _ADAPTER))
+            model = _load_adapter(model, root / _ADAPTER)
+            adapter = model.peft_config["default"]
+            if adapter.is_prompt_learning and self._context_tokens is not None:
+                self._context_tokens -= adapter.num_virtual_tokens
+        self._model = model.eval()
+        stops = self._defaults.eos_token_id
+        listed = stops if isinstance(stops, list) else [stops]
+        self._stops = sorted(
+            {int(token) for token in (*listed, self._tokenizer.eos_token_id) if token is not None}
+        )
+
+    def predict(self, model_input: pd.DataFrame, params: dict[str, Any] | None = None) -> list[Any]:
+        """Answer each row of a request on its own, so that no answer depends on another row.
+
+        Args:
+            model_input: rows with the column of prompts, or with messages and the settings of a chat client.
+            params: settings of transformers' GenerationConfig. Tokens are sampled if one of temperature, top_p, top_k and min_p is set,
+                and the temperature is not 0; otherwise the most probable token is taken.
+
+        Returns:
+            For prompts the texts of the answers; for conversations chat completions in OpenAI's format.
+
+        Raises:
+            MlflowException: a row has no prompt, its prompt leaves no room for an answer, or a setting is not supported.
+        """
+        return [self._answer(row, params or {}) for row in self._list_rows(model_input)]
+
+    def _list_rows(self, model_input: Any) -> list[dict[str, Any]]:
+        """The rows of a request, without the values that it leaves open: of a frame, or of what a version without a signature gets."""
+        if isinstance(model_input, pd.DataFrame):
+            rows = model_input.to_dict(orient="records")
+        elif isinstance(model_input, dict):
+            values = _to_plain(model_input.get(self._input))
+            is_batch = not self._is_chat and isinstance(values, list)
+            rows = [{self._input: value} for value in values] if is_batch else [model_input]
+        else:
+            values = [model_input] if isinstance(model_input, str) else model_input
+            rows = [value if isinstance(value, dict) else {self._input: value} for value in values]
+        return [
+            {name: _to_plain(value) for name, value in row.items() if not _is_unset(value)} for row in rows
+        ]
+
+    def _answer(self, row: dict[str, Any], params: dict[str, Any]) -> Any:
+        value = row.pop(self._input, None)
+        settings = _merge_settings(params, row if self._is_chat else {})
+        if self._is_chat:
+            prompt = self._encode_conversation(value, settings.pop("tools", None))
+        else:
+            prompt = self._encode_text(value)
+        answer, is_cut = self._generate(prompt, settings)
+        end = next((at for at, token in enumerate(answer) if token in self._stops), len(answer))
+        text = self._decode(answer[:end], settings.get("stop_strings", []))
+        if not self._is_chat:
+            return text
+        return _describe_completion(
+            self._name, text, len(prompt), len(answer), "length" if is_cut else "stop"
+        )
+
+    def _encode_text(self, text: Any) -> list[int]:
+        if not isinstance(text, str):
+            raise MlflowException.invalid_parameter_value(f"a row has no text in the column {self._input}")
+        tokens = list(self._tokenizer(text).input_ids)
+        # NB: a tokenizer may put the end of text behind a text.
+        if tokens and tokens[-1] == self._tokenizer.eos_token_id:
+            tokens.pop()
+        return tokens or [self._beginning]
+
+    @property
+    def _beginning(self) -> int:
+        """Stands for an empty prompt."""
+        tokenizer = self._tokenizer
+        return int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
+
+    def _encode_conversation(self, messages: Any, tools: Any) -> list[int]:
+        if not messages:
+            raise MlflowException.invalid_parameter_value("a row has no messages")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [_prepare_message(message) for message in messages],
+                tools=tools,
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except Exception as error:
+            # A template is a program: it can raise anything.
+            raise MlflowException.invalid_parameter_value(
+                f"the chat template does not take the messages: {error}"
+            ) from error
+        # NB: the template writes the special tokens itself.
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _generate(self, prompt: list[int], settings: dict[str, Any]) -> tuple[list[int], bool]:
+        """The tokens of an answer, with the one that ends it, and whether it is cut for its length."""
+        longest = int(settings.get("max_new_tokens", self._max_new_tokens))
+        if self._context_tokens is not None:
+            longest = min(longest, self._context_tokens - len(prompt))
+        if longest <= 0:
+            raise MlflowException.invalid_parameter_value(
+                f"the prompt has {len(prompt)} tokens, and the model takes {self._context_tokens} with the answer: shorten it"
+            )
+        padding = self._tokenizer.pad_token_id
+        sampled = _is_sampled(settings)
+        own = self._defaults.to_diff_dict() if sampled else {}
+        config = GenerationConfig.from_dict(
+            {
+                **own,
+                **{name: value for name, value in settings.items() if sampled or name not in _SAMPLING},
+                "do_sample": sampled,
+                "max_new_tokens": longest,
+                "max_length": None,
+                "eos_token_id": self._stops,
+                "pad_token_id": self._stops[0] if padding is None else padding,
+            }
+        )
+        ids = torch.tensor([prompt], device=self._model.device)
+        try:
+            with torch.inference_mode():
+                tokens = self._model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    generation_config=config,
+                    tokenizer=self._tokenizer,
+                )
+        except ValueError as error:
+            raise MlflowException.invalid_parameter_value(
+                f"the settings of the request do not fit together: {error}"
+            ) from error
+        answer: list[int] = tokens[0, len(prompt) :].tolist()
+        return answer, len(answer) == longest and answer[-1] not in self._stops
+
+    def _decode(self, tokens: list[int], stop_strings: list[str]) -> str:
+        # NB: a tokenizer may be set to remove spaces before punctuation.
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for stop in stop_strings:
+            text = text.partition(stop)[0]
+        return str(text).strip()
+
+
+def _locate_base(root: Path, settings: dict[str, Any]) -> tuple[str, str | None]:
+    """The folder or the Hub id of the weights, and a commit."""
+    base = settings["base"]
+    if base is None:
+        return str(root / _MODEL), None
+    if base.startswith("/"):
+        return base, None
+    if ":/" in base:
+        return mlflow.artifacts.download_artifacts(artifact_uri=base), None
+    return base, settings["revision"]
+
+
+def _load_adapter(model: Any, adapter: Path) -> Any:
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, str(adapter))
+
+
+def _is_unset(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)  # noqa: PLR0124 - NaN, as pandas has it
+
+
+def _to_plain(value: Any) -> Any:
+    """A value without the types of numpy, and structures without the fields that have no value."""
+    if hasattr(value, "tolist"):
+        return _to_plain(value.tolist())
+    if isinstance(value, dict):
+        return {name: _to_plain(part) for name, part in value.items() if not _is_unset(part)}
+    if isinstance(value, list | tuple):
+        return [_to_plain(part) for part in value]
+    return value
+
+
+def _merge_settings(params: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a request by their names in transformers; the columns of a chat client go before params."""
+    for name, neutral in _NEUTRAL.items():
+        if name in row and row.pop(name) not in neutral:
+            raise MlflowException.invalid_parameter_value(
+                f"{name} is not supported: remove it from the request"
+            )
+    renamed = {_RENAMED.get(name, name): value for name, value in row.items()}
+    settings = {**params, **renamed}
+    # NB: a parameter without a default stands as None in every request, and a list as an empty one.
+    return {name: value for name, value in settings.items() if value is not None and value != []}
+
+
+def _is_sampled(settings: dict[str, Any]) -> bool:
+    chosen = settings.get("do_sample")
+    if chosen is not None:
+        return bool(chosen)
+    return settings.get("temperature") != 0 and any(name in settings for name in _SAMPLING)
+
+
+def _prepare_message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its content as text and the arguments of its calls as objects, as in training."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(part["text"] for part in content)
+    taken = {**message, "content": content or ""}
+    if message.get("tool_calls"):
+        taken["tool_calls"] = [_parse_arguments(call) for call in message["tool_calls"]]
+    return taken
+
+
+def _parse_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = call["function"].get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    return {**call, "function": {**call["function"], "arguments": json.loads(arguments)}}
+
+
+def _describe_completion(
+    name: str, text: str, prompt_tokens: int, answer_tokens: int, finish_reason: str
+) -> dict[str, Any]:
+    return {
+        "id": str(uuid.uuid4()),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": name,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": text},
+                "finish_reason": finish_reason,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": answer_tokens,
+            "total_tokens": prompt_tokens + answer_tokens,
+        },
+    }
+
+
+set_model(FineTunedModel())
