@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from finetune_trainer import plain_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -64,6 +66,9 @@ def _rename(message: Message) -> Message:
     for ours, theirs in FIELDS.items():
         if renamed.get(ours) is None and renamed.get(theirs) is not None:
             renamed[ours] = renamed.pop(theirs)
+    content = renamed.get("content")
+    if content is not None and plain_text.is_plain(content):
+        renamed["content"] = plain_text.write(content)
     call = renamed.pop(LEGACY_CALL, None)
     if _has_name(call) and not renamed.get("tool_calls"):
         renamed["tool_calls"] = (
@@ -189,7 +194,7 @@ def _message(message: Message, number: int) -> Message:
     if not calls:
         return made
     where = f"tool_calls of message {number}"
-    found = _parsed(calls, where) if isinstance(calls, str) else _without_nulls(calls)
+    found = _without_nulls(_parsed(calls, where) if isinstance(calls, str) else calls)
     if not isinstance(found, list) or not all(isinstance(call, dict) for call in found):
         raise ValueError(f"{where} are not a list of calls")
     return made | ({"tool_calls": [_call(call, where) for call in found]} if found else {})

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, AtomicType, MapType, StringType, StructField, StructType
 
+from finetune_trainer.prep import plain_text
 from finetune_trainer.turns import BETWEEN_PARTS, FIELDS, OTHER_PART, TEXT_PART, are_fields_of_messages
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ _PART = StructType([StructField(name, StringType()) for name in (_TYPE, _TEXT)])
 _LISTS = ArrayType(StructType([StructField("content", ArrayType(StringType()))]))
 # NB: most conversations have no such content, and need not be parsed for it.
 _HAS_LIST = r'"content"\s*:\s*\['
+# NB: Spark does not keep how a number is written where it parses a text.
+_NUMBER = r'"content"\s*:\s*(-?[0-9][0-9.eE+-]*)'
+_CONTENTS = ArrayType(StructType([StructField("content", StringType())]))
 
 
 def is_conversation(kind: DataType) -> bool:
@@ -30,14 +34,14 @@ def is_conversation(kind: DataType) -> bool:
     )
 
 
-def has_text_contents(kind: DataType) -> bool:
-    """Whether values are conversations whose contents are text, or the JSON text of a list where a reader found both."""
+def has_plain_contents(kind: DataType) -> bool:
+    """Whether values are conversations whose contents are text or numbers, or the JSON text of a list where a reader found several."""
     if not is_conversation(kind):
         return False
     assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
     assert isinstance(kind.elementType, StructType)  # noqa: S101
     return any(
-        field.name == "content" and isinstance(field.dataType, StringType)
+        field.name == "content" and isinstance(field.dataType, AtomicType)
         for field in kind.elementType.fields
     )
 
@@ -64,7 +68,7 @@ def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Co
     if isinstance(kind, StructType | MapType):
         return join_parts(sf.when(parts.isNotNull(), sf.array(parts)), ArrayType(kind), only_texts=only_texts)
     if not isinstance(kind, ArrayType):
-        return parts.cast("string")
+        return plain_text.write(parts, kind)
     if isinstance(kind.elementType, StructType | MapType):
         names = kind.elementType.fieldNames() if isinstance(kind.elementType, StructType) else [_TYPE, _TEXT]
         split = sf.transform(parts, lambda part: _as_part(part, names))
@@ -83,15 +87,23 @@ def parse_conversations(text: Column, kind: DataType) -> Column:
     """Parse the JSON text of conversations; text that is no such list becomes null.
 
     Args:
-        kind: a list of structures with a field `content` of text.
+        kind: a list of structures with a field `content`. Lists and structures in other fields stay JSON text.
     """
+    assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
+    assert isinstance(kind.elementType, StructType)  # noqa: S101
+    texts = ArrayType(StructType([StructField(name, StringType()) for name in kind.elementType.fieldNames()]))
+
     lists = sf.when(text.rlike(_HAS_LIST), sf.from_json(text, _LISTS))
+    as_texts = sf.regexp_replace(text, _NUMBER, r'"content": "$1"')
+    numbers = sf.when(text.rlike(_NUMBER), sf.from_json(as_texts, _CONTENTS))
     return sf.transform(
-        sf.from_json(text, kind),
+        sf.from_json(text, texts),
         lambda turn, number: turn.withField(
             "content",
             sf.coalesce(
-                join_parts(sf.get(lists, number)["content"], ArrayType(StringType())), turn["content"]
+                join_parts(sf.get(lists, number)["content"], ArrayType(StringType())),
+                sf.get(numbers, number)["content"],
+                turn["content"],
             ),
         ),
     )

@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, MapType, NullType, StringType, StructField, StructType
 
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import content
+from finetune_trainer.prep import content, plain_text
 from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE, TOOLS
 from finetune_trainer.prep.template import quoted
 from finetune_trainer.turns import FIELDS, LEGACY_CALL, REASONING, ROLES, UNSPOKEN, WEIGHT, WEIGHTS, wrap_call
@@ -105,7 +105,7 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
             *carried,
             LEGACY_CALL,
         )
-        return sf.to_json(turn[name]) if structure else turn[name].cast("string")
+        return sf.to_json(turn[name]) if structure else plain_text.write(turn[name], kinds[name])
 
     return sf.transform(
         column, lambda turn: _message({name: field(turn, of_source) for name, of_source in fields.items()})

@@ -7,11 +7,11 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import DecimalType, DoubleType, StringType, StructField, StructType
 
 from finetune_crds.preparation import digest_of
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import content, schemas, text_files
+from finetune_trainer.prep import content, plain_text, schemas, text_files
 from finetune_trainer.prep.place import OWN_SCHEME
 from finetune_trainer.prep.template import quoted
 
@@ -157,12 +157,14 @@ def frame(
     known = StructType([field for field in found.fields if field.name != _CORRUPT])
     strict = {**(settings or {}), **options, **_STRICT[kind], "mode": "FAILFAST"}
     # NB: where some contents are text and some are lists, Spark takes all for text. Only the whole text of the conversation says
-    # which was which.
-    spoken = [field.name for field in known.fields if content.has_text_contents(field.dataType)]
+    # which was which. And only the text of a number says how it is written.
+    spoken = [field.name for field in known.fields if content.has_plain_contents(field.dataType)]
+    numbers = [field.name for field in known.fields if isinstance(field.dataType, DoubleType | DecimalType)]
     as_text = [
-        StructField(field.name, StringType()) if field.name in spoken else field for field in known.fields
+        StructField(field.name, StringType()) if field.name in (*spoken, *numbers) else field
+        for field in known.fields
     ]
     rows = spark.read.format(_FORMATS[kind]).options(**strict).schema(StructType(as_text)).load(paths)
     for name in spoken:
         rows = rows.withColumn(name, content.parse_conversations(sf.col(quoted(name)), known[name].dataType))
-    return rows
+    return plain_text.with_numbers(rows, {name: known[name].dataType for name in numbers})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import StrictUndefined, TemplateSyntaxError, meta, nodes, pass_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from finetune_trainer import chat_templates
+from finetune_trainer import chat_templates, plain_text
 from finetune_trainer.outcome import RecipeRefusedError
 
 if TYPE_CHECKING:
@@ -172,13 +172,18 @@ def _environment() -> _Sandbox:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
-        finalize=lambda value: "" if value is None else value,
+        finalize=_finalize,
     )
     made.globals = {name: value for name, value in made.globals.items() if name in _GLOBALS}
     # NB: Jinja's own writes JSON for HTML.
     made.filters["tojson"] = _to_json
     made.filters[_COUNTED] = _counted
     return made
+
+
+def _finalize(value: Any) -> Any:
+    """What a template writes of a value: of floats the shortest decimal, and nothing of null."""
+    return (plain_text.write(value) or "") if value is None or isinstance(value, float) else value
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

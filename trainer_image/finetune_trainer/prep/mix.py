@@ -12,7 +12,7 @@ from finetune_crds.data import COLUMNS_OF, Columns
 from finetune_trainer import turns
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import conversations as spoken
-from finetune_trainer.prep import labels, source, steps
+from finetune_trainer.prep import labels, plain_text, source, steps
 from finetune_trainer.prep.template import quoted
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def agreed(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list[Part],
 def _renamed(part: Part, columns: Columns) -> Part:
     """A part whose columns have the default names of their type; another column of such a name is left out."""
     names = {getattr(part.columns, field): field for field in COLUMNS_OF[columns.type]}
+    names |= {plain_text.written(name): plain_text.written(field) for name, field in names.items()}
     kept = [name for name in part.frame.columns if name in names or name not in names.values()]
     frame = part.frame.select(*(sf.col(quoted(name)).alias(names.get(name, name)) for name in kept))
     if columns.tools and not part.columns.tools:
@@ -144,7 +145,7 @@ def _union(frames: list[DataFrame]) -> DataFrame:
     aligned = [
         frame.select(
             *(
-                sf.col(quoted(name)) if name in same else sf.col(quoted(name)).cast("string").alias(name)
+                sf.col(quoted(name)) if name in same else plain_text.text_of(frame, name).alias(name)
                 for name in frame.columns
                 if name in same or name in atomic
             )

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 from finetune_trainer import turns
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import by_name, delta_table, files, hub, session
+from finetune_trainer.prep import by_name, delta_table, files, hub, plain_text, session
 from finetune_trainer.prep.content import is_conversation
 from finetune_trainer.prep.place import Place
 
@@ -196,7 +196,7 @@ def require(frame: DataFrame, names: Sequence[str], where: str) -> None:
 
 def schema(frame: DataFrame) -> list[Column]:
     """Return the columns of the source."""
-    fields = frame.schema.fields
+    fields = [field for field in frame.schema.fields if not plain_text.is_written(field.name)]
     return [Column(field.name, _kind(field.dataType), field.dataType.simpleString()) for field in fields]
 
 
@@ -210,7 +210,7 @@ def _kind(kind: DataType) -> Kind:
 
 def has(frame: DataFrame) -> str:
     """Return the available columns, for a message."""
-    return f"it has {_and(sorted(frame.columns))}"
+    return f"it has {_and(sorted(column.name for column in schema(frame)))}"
 
 
 def _and(names: list[str]) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType
 
 from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.prep import condition, conversations, decontaminate, labels, near, source
+from finetune_trainer.prep import condition, conversations, decontaminate, labels, near, plain_text, source
 from finetune_trainer.prep.errors import first_line
 from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.template import quoted
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DROPPED_BY = "dropped_by"
 ID, FINGERPRINT, GROUP, STRATUM, TOKENS, SPLIT = "id", "fingerprint", "group", "stratum", "tokens", "split"
 COPIES = "copies"
+_CONDITION = "__finetune_condition"
 # The source of a row in a mix: among the columns of the sources, and in the table.
 MIXED_FROM, SOURCE = "__finetune_source", "source"
 _MOST_ROWS_HELD = 10_000
@@ -39,17 +40,34 @@ _AROUND_LINES = r"(?U)\A\s+|\s+\z|[^\S\n]+(?=\n)"
 
 
 def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
-    """Add the column `dropped_by`: the first filter that a row fails, or null.
+    """Add the column `dropped_by`: the first filter that a row fails, or null. What is learned becomes text.
 
     Raises:
         RecipeRefusedError: data.prepare.filter is not an SQL condition on the columns of a row.
         DataError: it names a column that the source does not have.
     """
+    # NB: the filter of the recipe compares numbers.
+    frame = _with_condition(frame, plan)
+    frame = plain_text.with_texts(frame, _learned_values(frame, plan))
     verdict = None
     for name, fails in _filters(frame, plan):
         verdict = sf.when(fails, name) if verdict is None else verdict.when(fails, name)
     assert verdict is not None  # noqa: S101 - notNull always applies
-    return _checked(frame, plan, verdict.alias(DROPPED_BY))
+    return frame.withColumn(DROPPED_BY, verdict).drop(_CONDITION)
+
+
+def _learned_values(frame: DataFrame, plan: Plan) -> list[str]:
+    """The columns whose values are learned, or compared, as text, and that are neither text nor lists nor structures."""
+    form = plan.form
+    as_is = source.values_of_jinja(frame, plan) | {*form.spoken}
+    names = dict.fromkeys([*form.content, *(plan.prepare.dedupe.columns or [])])
+    return [
+        name
+        for name in names
+        if name not in as_is
+        and not isinstance(frame.schema[name].dataType, StringType)
+        and not source.is_nested(frame.schema[name].dataType)
+    ]
 
 
 def filter_names(prepare: Prepare) -> list[str]:
@@ -73,7 +91,6 @@ def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
     # NB: scores may be text, NaN or null; in ANSI mode a plain cast fails, and NaN is greater than every number.
     score = sf.expr(f"try_cast({quoted(prepare.quality_column)} AS double)")
     good = score.isNotNull() & ~sf.isnan(score) & (score >= sf.lit(prepare.min_quality or 0.0))
-    wanted = sf.expr(prepare.filter) if prepare.filter else sf.lit(True)
     tests = {
         "notNull": _any_blank(frame, plan),
         "minQuality": ~good,
@@ -81,7 +98,7 @@ def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
         "maxChars": characters > sf.lit(prepare.max_chars),
         "minPromptChars": prompt < sf.lit(prepare.min_prompt_chars),
         "maxPromptChars": prompt > sf.lit(prepare.max_prompt_chars),
-        "filter": ~sf.coalesce(wanted, sf.lit(False)),
+        "filter": ~sf.coalesce(sf.col(_CONDITION), sf.lit(False)),
     }
     return [(name, tests[name]) for name in filter_names(prepare)]
 
@@ -146,11 +163,13 @@ def _text(column: str) -> Column:
     return sf.coalesce(sf.col(quoted(column)).cast("string"), sf.lit(""))
 
 
-def _checked(frame: DataFrame, plan: Plan, verdict: Column) -> DataFrame:
+def _with_condition(frame: DataFrame, plan: Plan) -> DataFrame:
+    """Add the column `_CONDITION`: whether a row fulfils the recipe's filter."""
+    if not plan.prepare.filter:
+        return frame.withColumn(_CONDITION, sf.lit(True))
     try:
-        if plan.prepare.filter:
-            condition.check(frame, plan.prepare.filter)
-        return frame.select("*", verdict)
+        condition.check(frame, plan.prepare.filter)
+        return frame.select("*", sf.expr(plan.prepare.filter).cast("boolean").alias(_CONDITION))
     except ParseException as error:
         raise RecipeRefusedError(
             f"data.prepare.filter `{plan.prepare.filter}` is not an SQL condition: {first_line(error)}"

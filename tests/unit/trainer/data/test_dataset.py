@@ -106,7 +106,7 @@ def test_bad_data_is_refused_in_a_sentence(
         ],
         "other columns": [{"split": "train", "question": "a"}],
         "no split column": [{"prompt": "a", "response": "b"}],
-        "numbers": [{"split": "train", "prompt": "a", "response": 1}],
+        "bytes": [{"split": "train", "prompt": "a", "response": b"1"}],
         "no training rows": [{"split": "test", "prompt": "a", "response": "b"}],
         "all too long": [{"split": "train", "prompt": "a" * 200, "response": "b"}],
     }
@@ -127,8 +127,8 @@ def test_bad_data_is_refused_in_a_sentence(
         "it has question, split",
         "no split column": "MissingColumn: the Delta table /no split column has no column split: "
         "it has prompt, response",
-        "numbers": "ColumnType: column response of the Delta table /numbers holds int64: examples are text, or "
-        "lists of {role, content}",
+        "bytes": "ColumnType: column response of the Delta table /bytes holds binary: examples are text, numbers, booleans, dates "
+        "or times, or lists of {role, content}",
         "no training rows": "EmptySplit: /no training rows has no rows of the split train: "
         "check how the splits were written",
         "all too long": "EmptySplit: no example of the split train in /all too long is left "
@@ -457,7 +457,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     for name, splits in {
         "cut off": json_lines("cut.jsonl", good, good[:-10]),
         "no object": json_lines("list.jsonl", "[1]"),
-        "no text": json_lines("number.jsonl", '{"prompt": "a", "response": 1}'),
+        "no text": json_lines("object.jsonl", '{"prompt": "a", "response": {}}'),
         "null": json_lines("null.jsonl", good, '{"prompt": "a", "response": null}'),
         "other columns": json_lines("other.jsonl", '{"question": "a"}'),
         "broken gzip": Splits(type="JSONLines", train=str(tmp_path / "broken.gz")),
@@ -477,8 +477,8 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     assert found == {
         "cut off": "CorruptData: line 2 of /cut.jsonl cannot be read (...): correct it, or write the file again",
         "no object": "CorruptData: line 1 of /list.jsonl cannot be read (...): correct it, or write the file again",
-        "no text": "ColumnType: column response of /number.jsonl holds int: examples are text, or lists of "
-        "{role, content}",
+        "no text": "ColumnType: column response of /object.jsonl holds dict: examples are text, numbers, booleans, dates or times, "
+        "or lists of {role, content}",
         "null": "NullValue: column response has rows without a value in /null.jsonl: filter them out",
         "other columns": "MissingColumn: /other.jsonl has no column prompt: it has question",
         "broken gzip": "CorruptData: line 1 of /broken.gz cannot be read (...): correct it, or write the file again",

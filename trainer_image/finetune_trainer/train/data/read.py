@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import storage
+from finetune_trainer import plain_text, storage
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.documents import ENCODING
 from finetune_trainer.encodings import parse_json
@@ -144,7 +144,7 @@ def _json_columns(files: AbstractFileSystem, found: list[str]) -> list[Column]:
         with files.open(file, "rb", compression="infer") as opened:
             for row in islice(_objects(opened, show(files, file)), _BATCH_ROWS):
                 first |= {name: value for name, value in row.items() if first.get(name) in (None, [])}
-    return [Column(name, _kind_of_value(value), type(value).__name__) for name, value in first.items()]
+    return [Column(name, _kind_of_value(value), plain_text.name_type(value)) for name, value in first.items()]
 
 
 def _decoded(kind: pa.DataType) -> pa.DataType:
@@ -220,7 +220,7 @@ def _delta(
             fragment.open, columns, where, "restore the table", label=label, only=name, absent=absent
         )
         for batch in batches:
-            yield from _columns_of(batch, f"the split {name} of {splits.path}", may_be_null)
+            yield from _columns_of(batch, f"the split {name} of {splits.path}", may_be_null, label)
 
 
 def _delta_dataset(splits: Splits) -> Any:
@@ -255,7 +255,7 @@ def _parquet(
         absent=dict.fromkeys(optional),
     )
     for batch in batches:
-        yield from _columns_of(batch, where, may_be_null)
+        yield from _columns_of(batch, where, may_be_null, label)
 
 
 def _parquet_batches(
@@ -292,14 +292,26 @@ def _parquet_batches(
             yield pa.RecordBatch.from_arrays(arrays, names=columns)
 
 
-def _columns_of(batch: pa.RecordBatch, where: str, may_be_null: Container[str | None]) -> Iterator[Rows]:
-    for column in batch.schema.names:
-        if batch.column(column).null_count and column not in may_be_null:
-            raise _null_value(column, where)
+def _columns_of(
+    batch: pa.RecordBatch, where: str, may_be_null: Container[str | None], label: str | None
+) -> Iterator[Rows]:
     if batch.num_rows:
         with name_corruption(where, "write it again"):
-            columns = batch.to_pydict()
+            columns = {
+                name: _values(batch.column(name), is_label=name == label) for name in batch.schema.names
+            }
+        for column, values in columns.items():
+            # NaN is no value.
+            if None in values and column not in may_be_null:
+                raise _null_value(column, where)
         yield columns
+
+
+def _values(array: pa.Array, *, is_label: bool) -> list[Any]:
+    """The values of a column: labels and lists as they are, and others as text."""
+    is_text = not is_label and plain_text.is_plain_type(_decoded(array.type))
+    values: list[Any] = plain_text.write_column(array) if is_text else array.to_pylist()
+    return values
 
 
 def _json_lines(
@@ -314,18 +326,24 @@ def _json_lines(
     with files.open(file, "rb", compression="infer") as opened:
         rows = _objects(opened, where)
         while batch := list(islice(rows, _BATCH_ROWS)):
+            texts: Rows = {}
             for column in columns:
                 if column not in may_be_null and not any(column in row for row in batch):
                     raise _missing_column([column], list(batch[0]), where)
-                values = [row.get(column) for row in batch]
+                texts[column] = values = [_value(row.get(column), is_label=column == label) for row in batch]
                 if None in values and column not in may_be_null:
                     raise _null_value(column, where)
                 given = (value for value in values if value is not None)
                 readable = str | bool | int if column == label else str | list
                 other = next((value for value in given if not isinstance(value, readable)), None)
                 if other is not None:
-                    raise _column_type(column, where, type(other).__name__, label)
-            yield {column: [row.get(column) for row in batch] for column in columns}
+                    raise _column_type(column, where, plain_text.name_type(other), label)
+            yield texts
+
+
+def _value(value: Any, *, is_label: bool) -> Any:
+    """A value of JSON: labels, lists and objects as they are, and others as text."""
+    return plain_text.write(value) if not is_label and plain_text.is_plain(value) else value
 
 
 def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
@@ -351,12 +369,18 @@ def _require(schema: pa.Schema, columns: list[str], where: str, label: str | Non
     missing = [column for column in columns if column not in schema.names]
     if missing:
         raise _missing_column(missing, schema.names, where)
-    texts, lists = (pa.types.is_string, pa.types.is_large_string), (pa.types.is_list, pa.types.is_large_list)
-    labels = (pa.types.is_boolean, pa.types.is_integer)
+    lists = (pa.types.is_list, pa.types.is_large_list)
+    labels = (
+        pa.types.is_null,
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_boolean,
+        pa.types.is_integer,
+    )
     for column in columns:
         kind = _decoded(schema.field(column).type)
         # A column of nulls alone has no type; whether it may be null is another question.
-        readable = (pa.types.is_null, *texts, *(labels if column == label else lists))
+        readable = labels if column == label else (plain_text.is_plain_type, *lists)
         if not any(is_kind(kind) for is_kind in readable):
             raise _column_type(column, where, str(kind), label)
 
@@ -372,7 +396,7 @@ def _null_value(column: str, where: str) -> DataError:
 
 
 def _column_type(column: str, where: str, kind: str, label: str | None) -> DataError:
-    wanted = "examples are text, or lists of {role, content}"
+    wanted = "examples are text, numbers, booleans, dates or times, or lists of {role, content}"
     if column == label:
         wanted = "labels are booleans, 1 and 0, or the texts true and false"
     return DataError("ColumnType", f"column {column} of {where} holds {kind}: {wanted}")

@@ -1,0 +1,178 @@
+"""Numbers and other values that are no text: preparations and splits that are read directly make the same text of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from finetune_crds.data import Splits
+from finetune_trainer import documents
+from finetune_trainer.prep import conversations, files, plain_text, source
+from finetune_trainer.prep.plan import plan
+from finetune_trainer.train.data import read
+from unit.trainer.prep.recipes import recipe, table_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from unit.trainer.prep.recipes import Preparer
+
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+# Columns of Parquet, and the texts of their values.
+PARQUET: dict[str, tuple[pa.Array, list[str | None]]] = {
+    "int32": (pa.array([12500000, -18, 0], pa.int32()), ["12500000", "-18", "0"]),
+    "int64": (pa.array([2**62, None]), ["4611686018427387904", None]),
+    "double": (
+        pa.array([12500000.0, 18.0, 0.0005, 0.1, -1.5e-7, 123456.789, 1e22, 2e23, 1 / 3, 2.5e-300, -0.0]),
+        [
+            "12500000",
+            "18",
+            "0.0005",
+            "0.1",
+            "-0.00000015",
+            "123456.789",
+            "1" + "0" * 22,
+            "2" + "0" * 23,
+            "0.3333333333333333",
+            "0." + "0" * 299 + "25",
+            "-0",
+        ],
+    ),
+    "no numbers": (pa.array([float("nan"), float("inf"), float("-inf"), None]), [None] * 4),
+    "float": (
+        pa.array([0.1, 18.0, 16777216.0, 3.4e38, 1 / 3], pa.float32()),
+        ["0.1", "18", "16777216", "34" + "0" * 37, "0.33333334"],
+    ),
+    "decimal": (
+        pa.array([Decimal("18.00"), Decimal("0.0000000001")], pa.decimal128(20, 10)),
+        ["18.0000000000", "0.0000000001"],
+    ),
+    "boolean": (pa.array([True, False]), ["true", "false"]),
+    "date": (pa.array([date(2024, 5, 1)]), ["2024-05-01"]),
+    "time": (
+        pa.array([NOON, NOON.replace(microsecond=500_000)], pa.timestamp("us", "UTC")),
+        ["2024-05-01 12:00:00", "2024-05-01 12:00:00.5"],
+    ),
+}
+# Numbers of JSON lines, and what is learned of them where it is not the number as it is written.
+JSON = ["12500000", "18.0", "18", "0.0005", "1e3", "1.25E7", "-7.50", "123456789012345678901", "1e400"]
+NO_NUMBERS = ["NaN", "null"]
+
+
+def prepared_texts(spark: SparkSession, kind: str, folder: Path) -> dict[str, list[str | None]]:
+    frame = files.frame(spark, kind, [str(folder)])
+    names = [name for name in frame.columns if not plain_text.is_written(name)]
+    table = plain_text.with_texts(frame, names).select(*names).toArrow()
+    return {name: table.column(name).to_pylist() for name in names}
+
+
+def direct_texts(kind: str, folder: Path, names: list[str]) -> dict[str, list[Any]]:
+    splits = Splits.model_validate({"type": kind, "train": str(folder)})
+    (batch,) = read.read(splits, "train", names, may_be_null=names)
+    return batch
+
+
+def test_values_of_parquet(spark: SparkSession, tmp_path: Path) -> None:
+    length = max(len(values) for values, _ in PARQUET.values())
+    rows = {
+        name: values.to_pylist() + [None] * (length - len(values)) for name, (values, _) in PARQUET.items()
+    }
+    columns = {name: pa.array(rows[name], values.type) for name, (values, _) in PARQUET.items()}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    expected = {name: texts + [None] * (length - len(texts)) for name, (_, texts) in PARQUET.items()}
+    assert prepared_texts(spark, "Parquet", tmp_path) == expected
+    assert direct_texts("Parquet", tmp_path, [*PARQUET]) == expected
+
+
+def test_any_double_reads_back(spark: SparkSession, tmp_path: Path) -> None:
+    chance = random.Random(0)  # noqa: S311 - no secret
+    bits = (struct.unpack("<d", chance.randbytes(8))[0] for _ in range(500))
+    doubles = [*(value for value in bits if value == value), *(chance.random() for _ in range(500))]  # noqa: PLR0124 - NaN
+    pq.write_table(pa.table({"double": doubles}), tmp_path / "a.parquet")
+    (texts,) = prepared_texts(spark, "Parquet", tmp_path).values()
+    assert [float(text or "") for text in texts] == doubles
+    direct = direct_texts("Parquet", tmp_path, ["double"])["double"]
+    assert [len(text or "") for text in texts] == [len(text or "") for text in direct]
+
+
+def test_numbers_of_json_lines(spark: SparkSession, tmp_path: Path) -> None:
+    lines = [f'{{"text": {value}, "id": {number}}}' for number, value in enumerate([*JSON, *NO_NUMBERS])]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    expected = {"text": [*JSON, None, None], "id": [str(number) for number in range(len(lines))]}
+    prepared = prepared_texts(spark, "JSONLines", tmp_path)
+    assert {name: prepared[name] for name in expected} == expected
+    assert direct_texts("JSONLines", tmp_path, ["text", "id"]) == expected
+
+
+# Contents of messages in JSON lines: as they are written.
+CONTENTS = ["18", "18.0", "12500000.0", "1.25e7", "0.0005", "true"]
+
+
+def test_numbers_in_messages(spark: SparkSession, tmp_path: Path) -> None:
+    """An integer in a call gets no point because another row has one, and a key without a value is left out."""
+    numbers = ["18", "0.5"]
+    lines = [
+        f'{{"messages": [{{"role": "user", "content": {content}}}, {{"role": "assistant", "content": "", '
+        f'"tool_calls": [{{"name": "f", "arguments": {{"n": {numbers[number % 2]}, "unit": null}}}}]}}]}}'
+        for number, content in enumerate(CONTENTS)
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    expected = [
+        [
+            {"role": "user", "content": content},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"name": "f", "arguments": {"n": [18, 0.5][number % 2]}}],
+            },
+        ]
+        for number, content in enumerate(CONTENTS)
+    ]
+    frame = files.frame(spark, "JSONLines", [str(tmp_path)])
+    form = plan(recipe(columns={"type": "Messages"}), source.conversations(frame)).form
+    prepared = conversations.parsed(frame, form).collect()
+    direct = direct_texts("JSONLines", tmp_path, ["messages"])["messages"]
+    for values in ([row.asDict(recursive=True)["messages"] for row in prepared], direct):
+        made = [documents.conversation(value, "messages") for value in values]
+        assert made == expected
+        (calls, *_) = (messages[1]["tool_calls"] for messages in made)
+        assert json.dumps(calls) == '[{"name": "f", "arguments": {"n": 18}}]'
+
+
+def answers(made: Any) -> dict[str, str]:
+    return {row["prompt"]: row["response"] for row in table_of(made)}
+
+
+def test_answers_are_numbers(prepare: Preparer, tmp_path: Path) -> None:
+    """The filter still compares numbers, and a template in Jinja still computes with them."""
+    rows = [
+        {"question": f"q{number}", "answer": value} for number, value in enumerate([1.25e7, 18.0, 5e-4, -1.0])
+    ]
+    assert answers(prepare(rows, filter="answer > 0")) == {"q0": "12500000", "q1": "18", "q2": "0.0005"}
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("\n".join(f'{{"question": "q{n}", "answer": {n}.50}}' for n in (9, 10)))
+    of_lines = {"type": "JSONLines", "path": str(lines)}
+    assert answers(prepare([], source=of_lines, filter="answer > 10")) == {"q10": "10.50"}
+    jinja: dict[str, Any] = {
+        "promptTemplate": "{{ question }}{{ answer * 2 }}",
+        "responseTemplate": "{{ answer }}",
+    }
+    made = prepare([], source=of_lines, templateSyntax="Jinja", **jinja)
+    assert answers(made) == {"q919": "9.5", "q1021": "10.5"}
+
+
+def test_answers_of_a_mix_that_are_numbers_in_one_source(prepare: Preparer, tmp_path: Path) -> None:
+    lines = {"a": '{"question": "qa", "answer": 7.50}', "b": '{"question": "qb", "answer": "eight"}'}
+    for name, line in lines.items():
+        (tmp_path / f"{name}.jsonl").write_text(line)
+    parts = [{"name": name, "type": "JSONLines", "path": str(tmp_path / f"{name}.jsonl")} for name in lines]
+    assert answers(prepare([], source={"type": "Mix", "sources": parts})) == {"qa": "7.50", "qb": "eight"}
