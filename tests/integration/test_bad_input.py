@@ -74,7 +74,7 @@ def test_reserved_environment_in_a_pod_template_is_refused(world: World) -> None
     containers = [{"name": "trainer", "env": [{"name": "WORLD_SIZE", "value": "1"}]}]
     world.submit(splits_given(podTemplate={"spec": {"containers": containers}}))
     message = "spec.podTemplate sets WORLD_SIZE, which the operator sets: remove it"
-    assert world.wait_condition("tune", "Accepted", "InvalidSpec")["message"] == message
+    assert world.wait_condition("tune", "Accepted", "PodTemplateInvalid")["message"] == message
     assert holding(world) == ["Stalled"]
     change(world, podTemplate=None)
     world.run_pods("tune-train-1", 2)

@@ -42,3 +42,14 @@ def test_a_job_waits_for_the_one_that_it_carries_on(world: World) -> None:
     refused = world.wait_condition("third", "CheckpointFound", "InvalidSpec")
     assert "(training.seed 42 -> 7)" in refused["message"]
     assert world.condition("third", "Stalled")["status"] == "True"
+    assert world.condition("third", "Finished")["status"] == "True"
+    assert world.condition("third", "Ready")["message"].endswith(
+        "; this job has ended: apply the corrected one under another name, or delete this one first"
+    )
+
+    after_third = {**place, "resumeFrom": {"type": "Job", "name": "third"}}
+    world.submit(splits_given("fourth", checkpoint=after_third, training={"seed": 7}))
+    world.wait_phase("fourth", "Failed")
+    assert world.condition("fourth", "Finished")["message"].startswith(
+        "FineTuneJob third ended before it trained, so it has no checkpoint: remove checkpoint.resumeFrom"
+    )

@@ -146,8 +146,8 @@ def test_registering_without_a_server(api: Api, kubeconfig: Path, namespace: str
         world.submit(splits_given())
         found = world.wait_condition("tune", "Accepted", "MlflowNotConfigured")
     assert found["message"] == (
-        "spec.register needs an MLflow server: install the chart with tracking.uri, or create the job with "
-        "spec.tracking.uri"
+        "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with "
+        "spec.tracking.uri and another name"
     )
     assert world.condition("tune", "Ready")["message"] == found["message"]
 

@@ -52,7 +52,7 @@ class Repository:
             if ref:
                 return Resolved(ref.peeled or ref.commit, _branch(ref.target or name))
         hint = ": a commit needs all its digits" if _SHORT_COMMIT.fullmatch(revision) else ""
-        remedy = "push it, or create the job with another spec.trainer.code.git.revision"
+        remedy = "push it, or apply a job with another name and another spec.trainer.code.git.revision"
         raise self._problem(
             ConditionReason.REVISION_NOT_FOUND, f"has no branch or tag {revision}{hint}: {remedy}"
         )
@@ -109,7 +109,7 @@ class Repository:
         if 300 <= status < 400:
             raise self._problem(
                 ConditionReason.GIT_ERROR,
-                f"is at another address, which usually ends in .git: create the job with that one (HTTP {status})",
+                f"is at another address, which usually ends in .git: apply a job with that one and another name (HTTP {status})",
             )
         if status == 429 or status >= 500:
             raise self._problem(ConditionReason.GIT_UNREACHABLE, f"cannot be reached: HTTP {status}")

@@ -266,12 +266,22 @@ def conclude(
     return decide(ftj, replace(seen or observed(), rehearsal=answer), at, settings)
 
 
+CORRECTED = "; this job has ended: apply the corrected one under another name, or delete this one first"
+"""What follows the message of a failure that a correction of the spec or of the data ends."""
+
+
 def said(decision: Decision, kind: ConditionType) -> tuple[str, str, str] | None:
     """Status, reason and message of a condition."""
     for item in decision.status.conditions:
         if item.type == kind:
             return item.status, item.reason, item.message
     return None
+
+
+def failure_of(decision: Decision) -> tuple[str, str, str] | None:
+    """Status, reason and message of Failed, without how to apply a corrected job."""
+    failed = said(decision, ConditionType.FAILED)
+    return (*failed[:2], failed[2].removesuffix(CORRECTED)) if failed else None
 
 
 def applied(decision: Decision) -> list[str]:

@@ -15,6 +15,7 @@ from finetune_operator.finetunejob.decide import (
     spark_manifest,
 )
 from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide.wait import Refusal, refuse
 from finetune_operator.finetunejob.decide.workspace import workspace_mistakes
 from finetune_operator.finetunejob.resolve import resolved
 from finetune_operator.policy.address import passwords
@@ -22,17 +23,17 @@ from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _NO_STORAGE = (
-    "{field} is missing: install the chart with defaults.storage, where each job gets a folder, or create the job with the "
-    "field"
+    "{field} is missing: install the chart with defaults.storage, where each job gets a folder, or apply a job with the field and "
+    "another name"
 )
-_NO_SERVER = "spec.register needs an MLflow server: install the chart with tracking.uri, or create the job with spec.tracking.uri"
+_NO_SERVER = "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with spec.tracking.uri and another name"
 
 
 def accept(draft: Draft) -> Outcome:
     """Accept the job, or say everything that is wrong with it in one message.
 
-    It fails only for what can never change. What may change in its spec, in the installation, or with another version of
-    the operator is judged again at each pass until the job is accepted.
+    It fails for what is wrong in fields that cannot change. What may change in its pod templates, in the installation, or with
+    another version of the operator is judged again at each pass until the job is accepted.
     """
     if draft.ftj.spec is None:
         return _leave_alone(draft)
@@ -40,9 +41,9 @@ def accept(draft: Draft) -> Outcome:
         return Continue
     if _was_at_work(draft):
         return _accept(draft)
-    wrong = [*passwords(draft.spec.tracking)]
+    wrong = [*passwords(draft.spec.tracking), *mistakes_of_fixed_fields(draft.spec, draft.settings)]
     if wrong:
-        return _fail(draft, "; ".join(wrong))
+        return refuse(draft, ConditionType.ACCEPTED, Refusal(ConditionReason.INVALID_SPEC, "; ".join(wrong)))
     waits = next(obstacles(draft.spec, draft.settings, draft.ftj.namespace), None)
     if waits:
         draft.set(ConditionType.ACCEPTED, False, *waits)
@@ -77,31 +78,32 @@ def _was_at_work(draft: Draft) -> bool:
     return unknown and draft.status.start_time is not None
 
 
-def _fail(draft: Draft, message: str) -> Outcome:
-    draft.set(ConditionType.ACCEPTED, False, ConditionReason.INVALID_SPEC, message)
-    draft.fail(ConditionReason.INVALID_SPEC, message)
-    return Stop
+def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
+    """What is wrong with fields that cannot change, so that the job can never be run."""
+    yield from mistakes.of_learning_rate(spec)
+    yield from own_code.mistakes(spec.trainer)
+    yield from workspace_mistakes(spec, settings)
+    yield from databricks_run.mistakes(spec, settings)
+    yield from catalog.mistakes(spec)
+
+
+def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:
+    """What is wrong with pod templates and variables, which can be corrected."""
+    yield from mistakes.of_training(spec)
+    yield from mistakes.of_preparation(spec)
+    yield from mistakes.of_evaluation(spec)
+    yield from executors.unshared(spec)
+    yield from executors.oversized(spec)
+    yield from spark_manifest.mistakes(spec)
 
 
 def obstacles(
     spec: FineTuneJobSpec, settings: Settings, namespace: str
 ) -> Iterator[tuple[ConditionReason, str]]:
     """What a job of a namespace waits for: a change of its spec, of the operator, or of the installation."""
-    wrong = [
-        *mistakes.of_training(spec),
-        *mistakes.of_preparation(spec),
-        *mistakes.of_evaluation(spec),
-        *mistakes.of_learning_rate(spec),
-        *own_code.mistakes(spec.trainer),
-        *executors.unshared(spec),
-        *executors.oversized(spec),
-        *workspace_mistakes(spec, settings),
-        *databricks_run.mistakes(spec, settings),
-        *catalog.mistakes(spec),
-        *spark_manifest.mistakes(spec),
-    ]
+    wrong = [*mistakes_of_pods(spec)]
     if wrong:
-        yield ConditionReason.INVALID_SPEC, "; ".join(wrong)
+        yield ConditionReason.POD_TEMPLATE_INVALID, "; ".join(wrong)
     missing = [*not_implemented(spec)]
     if missing:
         message = (

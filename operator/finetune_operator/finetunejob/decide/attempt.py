@@ -17,6 +17,7 @@ from finetune_operator.text import short
 _RULE = re.compile(r"rule at index (\d+)")
 # Characters of what is said of the attempt before, while the next one starts.
 _CAUSE = 200
+_POD_DELETED = "PodDeleted"
 
 
 def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, failed: Json) -> None:
@@ -25,37 +26,24 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
     Args:
         mine: the pods of the attempt.
         child: the attempt's Job.
-        failed: the Job's condition Failed.
+        failed: the Job's condition Failed; empty where the Job has not failed.
     """
-    per_node = draft.spec.distributed.ranks_per_node
-    own = bool(draft.spec.trainer.command)
-    use_less = "have your command use less" if own else "lower training.perDeviceBatchSize"
-    failure = pods.first_failure(mine, gang.CONTAINER, number, per_node, use_less)
-    if failure is None:
-        failure = LastFailure(
-            reason=failed.get("reason"),
-            message=f"no pod is left to explain it: {failed.get('message', '')}",
-            attempt=number,
-        )
+    failure = _explain(draft, number, mine, failed)
+    deleted = _deleted(failure, mine)
     step = own_code.failed(failure, mine, draft.spec.trainer)
-    if step and failure.reason == pods.UNEXPLAINED:
+    if deleted:
+        failure = failure.model_copy(update={"reason": _POD_DELETED})
+    elif step and failure.reason == pods.UNEXPLAINED:
         failure = failure.model_copy(update={"reason": step.value})
     before = draft.status.last_failure
     saved = draft.status.checkpoint.step if draft.status.checkpoint else None
     draft.update(last_failure=failure.model_copy(update={"checkpoint_step": saved}))
-    where = pods.place(failure.pod, failure.node) if failure.pod else ""
     if was_preempted(failure, mine, child, failed, draft.spec.run_policy.fatal_exit_codes):
-        ended = backoff.Attempt(
-            backoff.run_seconds(child, draft.now), saved, before.checkpoint_step if before else None
-        )
-        backoff.delay(draft, ended)
-        in_vain = " before it had a newer checkpoint" if draft.status.restart_time else ""
-        on = f": {where}" if where else ""
-        _restart(draft, number + 1, counted=False, why=f"attempt {number} was preempted{in_vain}{on}")
+        seconds = backoff.run_seconds(child, draft.now)
+        backoff.delay(draft, backoff.Attempt(seconds, saved, before.checkpoint_step if before else None))
+        _restart(draft, number + 1, counted=False, why=_interruption(draft, number, failure, deleted))
         return
-    sentence = failure.message or ""
-    if where:
-        sentence = f"{where} ended with exit code {failure.exit_code}: {sentence}"
+    sentence = _sentence(failure, deleted)
     if step and failure.exit_code == contract.EXIT_UNAVAILABLE:
         # NB: however long the pods waited for a server, nothing was trained.
         backoff.delay(draft, backoff.Attempt(seconds=0))
@@ -82,6 +70,54 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
         draft.fail(ConditionReason.MAX_RESTARTS_REACHED, message)
     else:
         _restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
+
+
+def _explain(draft: Draft, number: int, mine: list[Json], failed: Json) -> LastFailure:
+    """The failure that ended an attempt, as its pods tell it."""
+    own = bool(draft.spec.trainer.command)
+    use_less = "have your command use less" if own else "lower training.perDeviceBatchSize"
+    per_node = draft.spec.distributed.ranks_per_node
+    failure = pods.first_failure(mine, gang.CONTAINER, number, per_node, use_less)
+    return failure or LastFailure(
+        reason=failed.get("reason"),
+        message=f"no pod is left to explain it: {failed.get('message', '')}",
+        attempt=number,
+    )
+
+
+def _deleted(failure: LastFailure, mine: list[Json]) -> pods.Exit | None:
+    """The pod whose deletion by a person is the failure; None where it is another one."""
+    deleted = pods.deleted_before_the_end(mine, gang.CONTAINER)
+    # NB: the ranks of the other pods agree on the end, with the same exit code.
+    is_cause = deleted is not None and (
+        failure.pod == deleted.pod or failure.exit_code == contract.EXIT_PREEMPTED
+    )
+    return deleted if is_cause else None
+
+
+def _interruption(draft: Draft, number: int, failure: LastFailure, deleted: pods.Exit | None) -> str:
+    """Why an attempt ended that was preempted, or whose pod somebody deleted."""
+    in_vain = _why_it_was_in_vain(draft) if draft.status.restart_time else ""
+    if deleted:
+        return f"attempt {number} was stopped{in_vain}: {pods.place(deleted.pod, deleted.node)} was deleted"
+    on = f": {pods.place(failure.pod, failure.node)}" if failure.pod else ""
+    return f"attempt {number} was preempted{in_vain}{on}"
+
+
+def _why_it_was_in_vain(draft: Draft) -> str:
+    """What an attempt without progress lacked, as a part of a sentence."""
+    if draft.spec.checkpoint is None:
+        return " soon after it started"
+    return " before it had a newer checkpoint" if draft.status.checkpoint else " before it had a checkpoint"
+
+
+def _sentence(failure: LastFailure, deleted: pods.Exit | None) -> str:
+    """What a failure says, with the pod that it is of."""
+    if not failure.pod:
+        return failure.message or ""
+    after = " after it was deleted" if deleted else ""
+    where = pods.place(failure.pod, failure.node)
+    return f"{where} ended with exit code {failure.exit_code}{after}: {failure.message or ''}"
 
 
 def cause_of(draft: Draft, number: int) -> str:

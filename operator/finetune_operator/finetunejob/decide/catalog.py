@@ -27,8 +27,8 @@ def missing(spec: FineTuneJobSpec) -> str | None:
     if not table:
         return None
     return (
-        f"spec.{field} {table} needs a catalog: install the chart with defaults.catalog, or create the job with "
-        "spec.data.prepare.catalog, or with path"
+        f"spec.{field} {table} needs a catalog: install the chart with defaults.catalog, or apply a job with another "
+        "name and spec.data.prepare.catalog, or with path"
     )
 
 

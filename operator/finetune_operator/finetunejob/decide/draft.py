@@ -14,6 +14,12 @@ from finetune_operator.finetunejob.model import Action, Decision, Deletion, Fine
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.settings import Settings
 
+# Ends after which a job is run again with another spec or other data, neither of which the job itself takes up.
+_CORRECTED: frozenset[str] = frozenset(
+    {ConditionReason.INVALID_SPEC, ConditionReason.RECIPE_WRONG, ConditionReason.DATA_WRONG}
+)
+_AGAIN = "this job has ended: apply the corrected one under another name, or delete this one first"
+
 
 @dataclass
 class Draft(StatusBuilder[FineTuneJobStatus]):
@@ -54,8 +60,9 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             self.update(start_time=self.now)
 
     def fail(self, reason: ConditionReason, message: str) -> None:
-        """Mark the job as failed, which is final."""
-        self.set(ConditionType.FAILED, True, reason, message)
+        """Mark the job as failed, which is final; where a correction helps, with how to apply it."""
+        again = f"; {_AGAIN}" if reason in _CORRECTED else ""
+        self.set(ConditionType.FAILED, True, reason, f"{message}{again}")
         self.update(completion_time=self.now)
 
     def unset(self, kind: ConditionType) -> None:

@@ -105,5 +105,5 @@ def _lost_output(spec: FineTuneJobSpec) -> Iterator[str]:
     if not any(is_below(uri, mount) for mount in kept):
         yield (
             f"spec.output.uri {uri} is on no volume that outlives the pods: mount a PersistentVolumeClaim there in the container "
-            f"{names.TRAINER_CONTAINER} of spec.podTemplate, or create the job with a folder of an object store"
+            f"{names.TRAINER_CONTAINER} of spec.podTemplate, or apply a job with another name and a folder of an object store"
         )

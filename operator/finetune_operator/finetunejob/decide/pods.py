@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from finetune_crds import contract
 from finetune_crds.base import Json
@@ -43,6 +44,8 @@ class Exit:
     finished_at: str
     text: str
     evicted: bool
+    deletion_request_time: datetime | None = None
+    """When somebody asked for the deletion of the pod; None where nobody did."""
     outlived: bool = False
     """Whether the pod does not say how the container ended: another container still runs, or failed."""
 
@@ -127,6 +130,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
             finished_at=terminated.get("finishedAt") or "",
             text=terminated.get("message") or "",
             evicted=evicted,
+            deletion_request_time=_deletion_request_time(pod),
             outlived=name == container and _is_outlived(status, failed=bool(terminated.get("exitCode"))),
         )
     if status.get("phase") == "Failed":
@@ -142,6 +146,29 @@ def _exit(pod: Json, container: str) -> Exit | None:
             text=status.get("message") or "",
             evicted=evicted,
         )
+    return None
+
+
+def _deletion_request_time(pod: Json) -> datetime | None:
+    meta = pod["metadata"]
+    if "deletionTimestamp" not in meta:
+        return None
+    # NB: the timestamp is the end of the grace period.
+    grace = timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0)
+    return datetime.fromisoformat(meta["deletionTimestamp"]) - grace
+
+
+def deleted_before_the_end(pods: Iterable[Json], container: str) -> Exit | None:
+    """The pod that somebody deleted while all main containers ran; None where none was, or where it was evicted or preempted.
+
+    NB: once a container has ended, the Job controller deletes the pods of the other ones.
+    """
+    ends = exits(pods, container)
+    first = min((datetime.fromisoformat(item.finished_at) for item in ends if item.finished_at), default=None)
+    for item in ends:
+        at = item.deletion_request_time
+        if at is not None and first is not None and at < first and not item.evicted:
+            return item
     return None
 
 

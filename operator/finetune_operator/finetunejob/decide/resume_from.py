@@ -13,7 +13,7 @@ from finetune_crds.continuation import differences, settings
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import ResumedFrom
 from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.decide.wait import Wait, wait
+from finetune_operator.finetunejob.decide.wait import Refusal, Wait, refuse, wait
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.policy.outcome import Continue, Outcome
 
@@ -32,6 +32,8 @@ def resume_from(draft: Draft) -> Outcome:
     if wanted is None or draft.status.resumed_from or draft.spec.suspend:
         return Continue
     found = ResumedFrom(uri=wanted.uri) if wanted.uri else _of_job(draft, wanted.name or "")
+    if isinstance(found, Refusal):
+        return refuse(draft, ConditionType.CHECKPOINT_FOUND, found)
     if isinstance(found, Wait):
         return wait(draft, ConditionType.CHECKPOINT_FOUND, found)
     draft.update(resumed_from=found)
@@ -61,7 +63,7 @@ def _wanted(ftj: FineTuneJob) -> ResumeFrom | None:
     return ftj.spec.checkpoint.resume_from if ftj.spec and ftj.spec.checkpoint else None
 
 
-def _of_job(draft: Draft, name: str) -> ResumedFrom | Wait:
+def _of_job(draft: Draft, name: str) -> ResumedFrom | Wait | Refusal:
     """The checkpoints of a FineTuneJob, or why they are not known."""
     seen, who = draft.observed.resumed, f"FineTuneJob {name}"
     other = seen.job if seen else None
@@ -73,16 +75,27 @@ def _of_job(draft: Draft, name: str) -> ResumedFrom | Wait:
         return Wait(ConditionReason.WAITING_FOR_JOB, message)
     mistake = _mistake(draft.ftj, other.spec, other, who)
     if mistake:
-        return Wait(ConditionReason.INVALID_SPEC, mistake)
+        return Refusal(ConditionReason.INVALID_SPEC, mistake)
     if not _is_at_rest(other) or seen.pods:
         message = f"{who} still runs: this job starts from its newest checkpoint when it has finished or is suspended"
         return Wait(ConditionReason.WAITING_FOR_JOB, message)
-    if other.status.checkpoint is None and not (other.is_finished and other.status.attempt):
-        message = f"{who} has no checkpoint yet: this job starts when it has one"
-        return Wait(ConditionReason.WAITING_FOR_CHECKPOINT, message)
+    lacking = _lack_of_checkpoints(other, who)
+    if lacking:
+        return lacking
     place = other.spec.checkpoint.uri if other.spec.checkpoint else ""
     uri = contract.checkpoint_folder(place, namespace=other.namespace, name=other.name, uid=other.uid)
     return ResumedFrom(uri=uri, job=name)
+
+
+def _lack_of_checkpoints(other: FineTuneJob, who: str) -> Wait | Refusal | None:
+    """Why a job that is at rest has no checkpoint; None where it may have some."""
+    if other.status.checkpoint or (other.is_finished and other.status.attempt):
+        return None
+    if other.is_finished:
+        message = f"{who} ended before it trained, so it has no checkpoint: remove checkpoint.resumeFrom"
+        return Refusal(ConditionReason.INVALID_SPEC, message)
+    message = f"{who} has no checkpoint yet: this job starts when it has one"
+    return Wait(ConditionReason.WAITING_FOR_CHECKPOINT, message)
 
 
 def _is_at_rest(ftj: FineTuneJob) -> bool:

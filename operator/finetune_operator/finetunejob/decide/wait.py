@@ -1,4 +1,4 @@
-"""What a job waits for before anything is created for it, and may wait for long."""
+"""What a job waits for before anything is created for it, and may wait for long; and what it would wait for in vain."""
 
 from __future__ import annotations
 
@@ -17,6 +17,20 @@ class Wait(NamedTuple):
 
     reason: ConditionReason
     message: str
+
+
+class Refusal(NamedTuple):
+    """Why a job can never go on."""
+
+    reason: ConditionReason
+    message: str
+
+
+def refuse(draft: Draft, kind: ConditionType, why: Refusal) -> Outcome:
+    """Fail the job, with a condition that does not hold."""
+    draft.set(kind, False, *why)
+    draft.fail(*why)
+    return Stop
 
 
 def wait(draft: Draft, kind: ConditionType, why: Wait) -> Outcome:

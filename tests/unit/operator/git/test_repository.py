@@ -87,7 +87,7 @@ def problem(world: World, name: str, revision: str = "main", login: Login = ANON
 
 
 ME = Login("me", "pass:word")
-REMEDY = "push it, or create the job with another spec.trainer.code.git.revision"
+REMEDY = "push it, or apply a job with another name and another spec.trainer.code.git.revision"
 WHERE = "spec.trainer.code.git.secretRef"
 
 
@@ -130,7 +130,7 @@ ANSWERS: dict[str, tuple[Answer, tuple[str, str]]] = {
         Answer(301, SECRET, {"Location": "https://127.0.0.1:1/elsewhere"}),
         (
             ConditionReason.GIT_ERROR,
-            "is at another address, which usually ends in .git: create the job with that one (HTTP 301)",
+            "is at another address, which usually ends in .git: apply a job with that one and another name (HTTP 301)",
         ),
     ),
     "a page": (Answer(200, SECRET), NO_SERVER),

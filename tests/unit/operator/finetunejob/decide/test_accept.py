@@ -115,7 +115,7 @@ def test_not_implemented(parts: Json, expected: list[str]) -> None:
 
 
 REGISTER: Json = {"register": {"model": "m"}}
-NEEDS_MLFLOW = "spec.register needs an MLflow server: install the chart with tracking.uri, or create the job with spec.tracking.uri"
+NEEDS_MLFLOW = "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with spec.tracking.uri and another name"
 PASSWORD = (
     "spec.tracking.uri holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
     "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
@@ -124,7 +124,7 @@ CANNOT = (
     "this version of the operator cannot do: tracking.uri file:/runs (use the http or https address of an MLflow server, "
     "or databricks); the job waits for one that can"
 )
-NO_STORAGE = "{} is missing: install the chart with defaults.storage, where each job gets a folder, or create the job with the field"
+NO_STORAGE = "{} is missing: install the chart with defaults.storage, where each job gets a folder, or apply a job with the field and another name"
 SETS_RANK = "spec.podTemplate sets NODE_RANK, which the operator sets: remove it"
 OWN_RANK: Json = {
     "podTemplate": {
@@ -163,7 +163,7 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
     "a reserved variable": (
         OWN_RANK,
         NO_MLFLOW,
-        ("False", ConditionReason.INVALID_SPEC, SETS_RANK),
+        ("False", ConditionReason.POD_TEMPLATE_INVALID, SETS_RANK),
         "is stalled",
     ),
     "a container of preparation under another name": (
@@ -171,7 +171,7 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
         NO_MLFLOW,
         (
             "False",
-            ConditionReason.INVALID_SPEC,
+            ConditionReason.POD_TEMPLATE_INVALID,
             "spec.data.prepare.podTemplate has the container 'spark' without an image: rename it to 'prep', the container that "
             "the operator fills in",
         ),
@@ -201,7 +201,7 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
         NO_MLFLOW,
         (
             "False",
-            ConditionReason.INVALID_SPEC,
+            ConditionReason.POD_TEMPLATE_INVALID,
             "each pod has 8 processes and spec.podTemplate limits it to 4 nvidia.com/gpu: remove the limit from the template",
         ),
         "is stalled",
@@ -210,7 +210,7 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
         {"training": {"minLearningRate": 2e-5}},
         NO_MLFLOW,
         ("False", ConditionReason.INVALID_SPEC, TOO_HIGH),
-        "is stalled",
+        "fails",
     ),
     "a floor below the default of another method": (
         {"training": {"minLearningRate": 2e-5}, "method": {"type": "LoRA"}},
@@ -222,7 +222,7 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
         {"training": {"scheduler": "WSD", "maxSteps": 100, "decaySteps": 98}},
         NO_MLFLOW,
         ("False", ConditionReason.INVALID_SPEC, TOO_LONG),
-        "is stalled",
+        "fails",
     ),
     "a decay of all that the warm-up leaves": (
         {"training": {"scheduler": "WSD", "maxSteps": 100, "decaySteps": 97}},

@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
-from finetune_crds.status import CheckpointStatus
+from finetune_crds.status import CheckpointStatus, LastFailure
 from finetune_operator.finetunejob.model import Observed
 from worlds.memory.decisions import (
     EVICTED,
@@ -145,6 +145,72 @@ def test_a_restart_says_why_and_is_taken_up_at_once() -> None:
     assert applied(again) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"]
 
 
+def deleted_at(seconds: int, found: Json) -> Json:
+    """The same pod, whose deletion somebody asked for so many seconds after NOW."""
+    asked = {"deletionTimestamp": later(seconds + 120).isoformat(), "deletionGracePeriodSeconds": 120}
+    return {**found, "metadata": found["metadata"] | asked}
+
+
+SAVED = TerminationMessage(error=PodError(reason="Preempted", message="SIGTERM"))
+SPENT = CheckpointStatus(step=9, uri="/c/9")
+DELETED = "attempt 1 was stopped before it had a checkpoint: pod tune-train-1-1-abcde on node n was deleted; "
+# The pods, the newest checkpoint, what is said, the reason of the failure, and the restarts that count.
+DELETIONS: dict[str, tuple[list[Json], CheckpointStatus | None, str, str, int]] = {
+    "a person deleted one": (
+        [ended(JOB, 0, 75, SAVED, at=9), deleted_at(3, ended(JOB, 1, 75, SAVED, at=9, node="n"))],
+        None,
+        DELETED,
+        "PodDeleted",
+        0,
+    ),
+    "the Job controller deleted the others": (
+        [ended(JOB, 0, 75, SAVED, at=9), deleted_at(9, ended(JOB, 1, 75, SAVED, at=12, node="n"))],
+        None,
+        "attempt 1 was preempted before it had a checkpoint: pod tune-train-1-0-abcde; ",
+        "Preempted",
+        0,
+    ),
+    "a node was drained": (
+        [deleted_at(3, ended(JOB, 1, 75, SAVED, at=9, node="n", conditions=EVICTED))],
+        SPENT,
+        "attempt 1 was preempted before it had a newer checkpoint: pod tune-train-1-1-abcde on node n; ",
+        "Preempted",
+        0,
+    ),
+    "a command that ends at once": (
+        [ended(JOB, 0, 1, PEER_LOST, at=5), deleted_at(3, ended(JOB, 1, 143, at=4, node="n"))],
+        None,
+        "attempt 1 failed; pod tune-train-1-1-abcde on node n ended with exit code 143 after it was deleted: the container ended with "
+        "exit code 143 and no message: see kubectl logs tune-train-1-1-abcde; ",
+        "PodDeleted",
+        1,
+    ),
+    "a crash while one is deleted": (
+        [ended(JOB, 0, 1, BOOM, at=9), deleted_at(3, ended(JOB, 1, 1, PEER_LOST, at=9, node="n"))],
+        None,
+        "attempt 1 failed; pod tune-train-1-0-abcde ended with exit code 1: it blew up; ",
+        "Boom",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "checkpoint", "sentence", "reason", "restarts"), DELETIONS.values(), ids=DELETIONS
+)
+def test_a_pod_that_a_person_deleted(
+    found: list[Json], checkpoint: CheckpointStatus | None, sentence: str, reason: str, restarts: int
+) -> None:
+    last = LastFailure(attempt=0, checkpoint_step=9)
+    before = running(checkpoint=checkpoint, last_failure=last)
+    decision = conclude(ftj(before, checkpoint={"uri": "/c"}), failed_attempt(*found), at=later(13))
+    trained, after = said(decision, ConditionType.TRAINED), decision.status
+    assert trained is not None
+    assert trained[2].startswith(sentence)
+    assert after.last_failure is not None
+    assert (after.last_failure.reason, after.restarts) == (reason, restarts)
+
+
 PLACES: dict[str, tuple[Json, str]] = {
     "a failure": (
         ended(JOB, 0, 1, BOOM, node="node-1"),
@@ -152,7 +218,7 @@ PLACES: dict[str, tuple[Json, str]] = {
     ),
     "a preemption": (
         ended(JOB, 1, 143, conditions=EVICTED, node="node-2"),
-        "attempt 1 was preempted before it had a newer checkpoint: pod tune-train-1-1-abcde on node node-2; ",
+        "attempt 1 was preempted soon after it started: pod tune-train-1-1-abcde on node node-2; ",
     ),
 }
 

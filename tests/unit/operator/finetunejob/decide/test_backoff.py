@@ -61,7 +61,7 @@ def test_an_attempt_in_vain_is_followed_after_a_while() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.RESTARTING,
-        "attempt 1 was preempted before it had a newer checkpoint: pod tune-train-1-0-abcde; at 12:00:31 UTC, attempt 2 "
+        "attempt 1 was preempted before it had a checkpoint: pod tune-train-1-0-abcde; at 12:00:31 UTC, attempt 2 "
         "starts from the beginning: no checkpoint is known",
     )
     assert (status.attempt, status.restarts, status.idle_restarts, status.restart_time) == (

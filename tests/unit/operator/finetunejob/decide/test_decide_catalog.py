@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.finetunejob.decide import catalog
-from finetune_operator.finetunejob.decide.accept import obstacles
+from finetune_operator.finetunejob.decide.accept import mistakes_of_fixed_fields, obstacles
 from finetune_operator.finetunejob.decide.workspace import federated
 from finetune_operator.settings import Settings
 
@@ -29,7 +29,7 @@ def spec(source: Json = DELTA, found: Json | None = None, **parts: Any) -> FineT
     )
 
 
-NO_CATALOG = f"{FIELD} needs a catalog: install the chart with defaults.catalog, or create the job with spec.data.prepare.catalog, or with path"
+NO_CATALOG = f"{FIELD} needs a catalog: install the chart with defaults.catalog, or apply a job with another name and spec.data.prepare.catalog, or with path"
 NO_WORKSPACE = (
     "spec.data.prepare.catalog of type Databricks has no workspace: name a Secret with DATABRICKS_HOST in "
     "spec.data.prepare.catalog.databricks.secretRef, or install the chart with databricks.host"
@@ -48,34 +48,6 @@ OBSTACLES: dict[str, tuple[FineTuneJobSpec, Settings, list[tuple[ConditionReason
         [],
     ),
     "a server of Unity Catalog": (spec(found=UNITY), Settings(), []),
-    "two names in Unity Catalog": (
-        spec({"type": "Delta", "table": "support.chats"}, UNITY),
-        Settings(),
-        [
-            (
-                ConditionReason.INVALID_SPEC,
-                "spec.data.source.table support.chats must be catalog.schema.table in Unity Catalog" + ITS,
-            )
-        ],
-    ),
-    "three names in a Hive metastore, in a mix and in an evaluation set": (
-        spec(
-            {"type": "Mix", "sources": [{"name": "a", **DELTA}, {"name": "b", "type": "CSV", "path": "/b"}]},
-            HIVE,
-            prepare={"decontaminate": {"sources": [{"name": "c", "type": "Parquet", "table": "tests"}]}},
-        ),
-        Settings(),
-        [
-            (
-                ConditionReason.INVALID_SPEC,
-                "spec.data.source.sources[a].table main.support.chats must be database.table in a Hive metastore"
-                + ITS
-                + "; "
-                "spec.data.prepare.decontaminate.sources[c].table tests must be database.table in a Hive metastore"
-                + ITS,
-            )
-        ],
-    ),
     "the workspace of the installation": (spec(found={"type": "Databricks"}), INSTALLED, []),
     "no workspace": (
         spec(found={"type": "Databricks"}),
@@ -95,6 +67,33 @@ def test_what_a_job_waits_for(
     given: FineTuneJobSpec, settings: Settings, expected: list[tuple[ConditionReason, str]]
 ) -> None:
     assert [*obstacles(given, settings, "team")] == expected
+
+
+MISNAMED: dict[str, tuple[FineTuneJobSpec, list[str]]] = {
+    "a name of three levels": (spec(found=UNITY), []),
+    "two names in Unity Catalog": (
+        spec({"type": "Delta", "table": "support.chats"}, UNITY),
+        ["spec.data.source.table support.chats must be catalog.schema.table in Unity Catalog" + ITS],
+    ),
+    "three names in a Hive metastore, in a mix and in an evaluation set": (
+        spec(
+            {"type": "Mix", "sources": [{"name": "a", **DELTA}, {"name": "b", "type": "CSV", "path": "/b"}]},
+            HIVE,
+            prepare={"decontaminate": {"sources": [{"name": "c", "type": "Parquet", "table": "tests"}]}},
+        ),
+        [
+            "spec.data.source.sources[a].table main.support.chats must be database.table in a Hive metastore"
+            + ITS,
+            "spec.data.prepare.decontaminate.sources[c].table tests must be database.table in a Hive metastore"
+            + ITS,
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), MISNAMED.values(), ids=MISNAMED)
+def test_names_of_another_catalog(given: FineTuneJobSpec, expected: list[str]) -> None:
+    assert [*mistakes_of_fixed_fields(given, Settings())] == expected
 
 
 def from_secret(name: str, *keys: str, prefix: str = "", optional: bool = True) -> Json:

@@ -280,7 +280,7 @@ def test_a_folder_of_one_pod_is_told_before_the_job_starts() -> None:
     decision = conclude(ftj(data=data(output="/out")), settings=SETTINGS)
     accepted = said(decision, ConditionType.ACCEPTED)
     assert accepted is not None
-    assert accepted[:2] == ("False", ConditionReason.INVALID_SPEC)
+    assert accepted[:2] == ("False", ConditionReason.POD_TEMPLATE_INVALID)
     assert applied(decision) == []
 
 

@@ -28,6 +28,7 @@ from worlds.memory.decisions import (
     condition,
     deleted,
     ended,
+    failure_of,
     ftj,
     later,
     observed,
@@ -350,8 +351,7 @@ def test_a_failure_ends_the_job_and_leaves_the_version(
     end: str, pods: list[Json], parts: Json, reason: str, message: str
 ) -> None:
     decision = evaluate(evaluating(end), pods=pods, evaluation=parts)
-    failed = said(decision, ConditionType.FAILED)
-    assert failed == ("True", reason, f"{message}{STAYS}")
+    assert failure_of(decision) == ("True", reason, f"{message}{STAYS}")
     assert told(decision) == ("False", reason, f"{message}{STAYS}")
     assert (decision.status.phase, has_alias(decision)) == ("Failed", False)
     assert not any(isinstance(action, TagVersion) for action in decision.actions)

@@ -35,7 +35,7 @@ def written(uri: str, *mounts: str, **volume: Json) -> Json:
 CLAIM: Json = {"claimName": "models"}
 LOST = (
     "spec.output.uri /models/tiny is on no volume that outlives the pods: mount a PersistentVolumeClaim there in the container "
-    "trainer of spec.podTemplate, or create the job with a folder of an object store"
+    "trainer of spec.podTemplate, or apply a job with another name and a folder of an object store"
 )
 
 UNNAMED = (

@@ -15,6 +15,7 @@ from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
+    CORRECTED,
     PREPARED,
     child,
     conclude,
@@ -246,11 +247,11 @@ def test_addresses_that_are_none(url: str, expected: list[str]) -> None:
     assert [*own_code.mistakes(given)] == expected
 
 
-def test_a_job_with_an_address_that_is_none_is_stalled() -> None:
+def test_a_job_with_an_address_that_is_none_fails() -> None:
     url = "https://host:abc/a.git"
     decision = conclude(ftj(trainer=trainer(code={"git": {"url": url}})), observed(), settings=SETTINGS)
-    found = said(decision, ConditionType.STALLED)
-    assert found == ("True", ConditionReason.INVALID_SPEC, NO_ADDRESS.format(url))
+    expected = ("True", ConditionReason.INVALID_SPEC, NO_ADDRESS.format(url) + CORRECTED)
+    assert said(decision, ConditionType.FINISHED) == expected
 
 
 JOB = "tune-train-1"

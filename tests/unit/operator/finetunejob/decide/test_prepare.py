@@ -27,6 +27,7 @@ from worlds.memory.decisions import (
     condition,
     deleted,
     ended,
+    failure_of,
     ftj,
     later,
     observed,
@@ -295,7 +296,7 @@ FAILURES: dict[str, tuple[list[Json], str, str]] = {
 @pytest.mark.parametrize(("pods", "reason", "message"), FAILURES.values(), ids=FAILURES)
 def test_it_fails(pods: list[Json], reason: str, message: str) -> None:
     decision = prepare(child(JOB, "Failed", "it was over"), pods=pods)
-    assert said(decision, ConditionType.FAILED) == ("True", reason, message)
+    assert failure_of(decision) == ("True", reason, message)
     assert (decision.status.phase, applied(decision)) == ("Failed", [])
 
 

@@ -16,6 +16,7 @@ from finetune_operator.finetunejob.model import FineTuneJob, Resumed
 from finetune_operator.finetunejob.resolve import resolve
 from worlds.memory.decisions import (
     ADMITTED,
+    CORRECTED,
     FAILED,
     SPLITS,
     SUCCEEDED,
@@ -88,7 +89,13 @@ SEEN: dict[str, tuple[Resumed, tuple[str, str] | None]] = {
     "it is suspended": (Resumed(first(SUSPENDED)), None),
     "it is suspended, and its pods still stop": (Resumed(first(SUSPENDED), pods=1), STILL_RUNS),
     "it was suspended before its first checkpoint": (Resumed(first(SUSPENDED, fields={"attempt": 1})), NONE_YET),
-    "it failed before it trained": (Resumed(first(FAILED, fields={})), NONE_YET),
+    "it failed before it trained": (
+        Resumed(first(FAILED, fields={})),
+        (
+            ConditionReason.INVALID_SPEC,
+            "FineTuneJob first ended before it trained, so it has no checkpoint: remove checkpoint.resumeFrom",
+        ),
+    ),
     # Without MLflow nobody may have told of the last checkpoint: the pods look.
     "it failed and told of none": (Resumed(first(FAILED, fields={"attempt": 1})), None),
     "it keeps none": (
@@ -136,13 +143,17 @@ def test_what_is_known_of_the_other_job(seen: Resumed, waits: tuple[str, str] | 
         assert decision.status.resumed_from == RESOLVED
         assert decision.status.phase == "Starting"
         return
-    stalls = waits[0] == ConditionReason.INVALID_SPEC
-    summary = ConditionType.STALLED if stalls else ConditionType.RECONCILING
     assert found == ("False", *waits)
+    assert (applied(decision), decision.status.start_time, decision.status.resumed_from) == ([], None, None)
+    if waits[0] == ConditionReason.INVALID_SPEC:
+        ended = (waits[0], waits[1] + CORRECTED)
+        assert said(decision, ConditionType.READY) == ("False", *ended)
+        assert said(decision, ConditionType.STALLED) == ("True", *ended)
+        assert said(decision, ConditionType.FINISHED) == ("True", *ended)
+        return
     assert said(decision, ConditionType.READY) == ("False", *waits)
-    assert said(decision, summary) == ("True", *waits)
-    assert (applied(decision), decision.status.phase, decision.status.start_time) == ([], "Pending", None)
-    assert decision.status.resumed_from is None
+    assert said(decision, ConditionType.RECONCILING) == ("True", *waits)
+    assert decision.status.phase == "Pending"
     assert decision.requeue_seconds is not None
     assert decision.requeue_seconds <= 15
 

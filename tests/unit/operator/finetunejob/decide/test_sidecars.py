@@ -25,6 +25,7 @@ from worlds.memory.decisions import (
     condition,
     deleted,
     ended,
+    failure_of,
     ftj,
     later,
     observed,
@@ -151,7 +152,7 @@ def test_a_preparation_that_fails_says_why_it_is_not_tried_again(
     found: Json, reason: ConditionReason
 ) -> None:
     decision = conclude(ftj(PREPARING, data=SOURCE), observed(child(PREP), pods=[found]))
-    assert said(decision, ConditionType.FAILED) == (
+    assert failure_of(decision) == (
         "True",
         reason,
         "preparation failed in pod tune-prep-0-abcde: it blew up; it is not tried again, since istio-proxy still runs in the pod: "

@@ -260,7 +260,7 @@ def test_a_job_with_such_a_template_waits_for_its_correction() -> None:
     assert applied(decision) == []
     found = said(decision, ConditionType.ACCEPTED)
     assert found
-    assert found[:2] == ("False", ConditionReason.INVALID_SPEC)
+    assert found[:2] == ("False", ConditionReason.POD_TEMPLATE_INVALID)
 
 
 def test_the_driver_has_the_credentials_of_the_run_and_executors_do_not() -> None:
