@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from finetune_crds.contract import TerminationMessage
 from support.pods import examples
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from finetune_crds.evaluation import EvaluationResult
     from finetune_crds.recipe import Recipe
+    from support.pods import Pod
 
 PAIRS = {"type": "PromptResponse"}
 
@@ -91,3 +97,26 @@ def save_adapter(base: Path, folder: Path, kind: str = "LoRA") -> Path:
     adapted.save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     return folder
+
+
+def evaluate(pod: Pod, model: str) -> EvaluationResult:
+    """Run the command on a pod's recipe."""
+    from finetune_trainer.evaluate.__main__ import main
+
+    on_sigterm, file = signal.getsignal(signal.SIGTERM), pod.folder / "evaluation.json"
+    environment = {
+        **pod.env,
+        "FINETUNE_RECIPE": str(pod.folder / "recipe.yaml"),
+        "FINETUNE_TERMINATION_PATH": str(file),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        try:
+            assert main(["--model", model]) == 0
+        finally:
+            signal.signal(signal.SIGTERM, on_sigterm)
+    message = TerminationMessage.parse(file.read_text())
+    assert message is not None
+    assert message.evaluation is not None
+    return message.evaluation

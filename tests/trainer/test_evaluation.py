@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from finetune_crds.contract import TerminationMessage
-from finetune_trainer.evaluate.__main__ import main
 from support.cells import WARNINGS
-from support.evaluations import rows_of_splits, save_model, save_splits
+from support.evaluations import evaluate, rows_of_splits, save_model, save_splits
 from support.training import eval_loss_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from finetune_crds.evaluation import EvaluationResult
     from support.pods import Pod
     from support.training import Mlflow
 
@@ -33,27 +29,6 @@ def memorised(tmp_path: Path) -> Path:
     rows: list[dict[str, Any]] = [row for row in rows_of_splits() if row["split"] == "train"][:4]
     splits = [{**row, "split": name} for row in rows for name in ("train", "validation", "test")]
     return save_splits(tmp_path / "memorised", splits)
-
-
-def evaluated(pod: Pod, model: str) -> EvaluationResult:
-    """Run the command on a pod's recipe."""
-    on_sigterm, told = signal.getsignal(signal.SIGTERM), pod.folder / "evaluation.json"
-    environment = {
-        **pod.env,
-        "FINETUNE_RECIPE": str(pod.folder / "recipe.yaml"),
-        "FINETUNE_TERMINATION_PATH": str(told),
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        try:
-            assert main(["--model", model]) == 0
-        finally:
-            signal.signal(signal.SIGTERM, on_sigterm)
-    message = TerminationMessage.parse(told.read_text())
-    assert message is not None
-    assert message.evaluation is not None
-    return message.evaluation
 
 
 def test_a_trained_adapter_answers_where_its_base_does_not(
@@ -78,7 +53,7 @@ def test_a_trained_adapter_answers_where_its_base_does_not(
     pod.env |= mlflow.env
     trained = pod.run_here(capsys)
     assert trained.code == 0, trained
-    found = evaluated(pod, "models:/tiny/1")
+    found = evaluate(pod, "models:/tiny/1")
     assert found.rows == 4
     # The loss is that which training found on the same rows.
     assert found.metrics["evaluation_loss"] == pytest.approx(eval_loss_of(trained), rel=1e-4)
