@@ -118,6 +118,7 @@ class ConditionReason(StrEnum):
     """Reasons, in the order in which a job, and then a promotion, can have them."""
 
     ACCEPTED = "Accepted"
+    ACCEPTED_WITH_WARNING = "AcceptedWithWarning"
     INVALID_SPEC = "InvalidSpec"
     SPEC_UNREADABLE = "SpecUnreadable"
     NOT_IMPLEMENTED = "NotImplemented"

@@ -96,7 +96,7 @@ class NewCluster(ApiModel):
     """Number of workers. 0: a driver that works alone."""
     env: EnvMap = Field(default_factory=dict)
     """Environment variables of driver and workers, such as HF_TOKEN: "{{secrets/scope/key}}", which Databricks reads from a
-    secret scope."""
+    secret scope as the identity of secretRef."""
 
 
 class Compute(ApiModel):

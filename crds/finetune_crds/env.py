@@ -8,6 +8,13 @@ from pydantic import ConfigDict, Field
 
 from finetune_crds.base import ApiModel, EnvName, ObjectName, Passthrough, Rule, by_key, rules
 
+NAMES_SCOPE = "contains('{{secrets/')"
+"""Whether a string names a secret of a Databricks workspace, as a call on it in an expression."""
+NO_SCOPE_IN_PODS = (
+    "Databricks replaces {{secrets/scope/key}} on its own compute alone, and a pod would get this text: use valueFrom.secretKeyRef or "
+    "envFrom with a Secret of the namespace"
+)
+
 # The contract with the pods. torchrun reads PET_*; scripts read the others. Only the operator sets them.
 RESERVED_ENV = (
     "PET_NNODES",
@@ -56,6 +63,7 @@ class EnvVar(ApiModel):
                 "'the operator sets ' + self.name + ' (rendezvous, MLflow run, recipe): remove it'",
             ),
             ("!has(self.value) || !has(self.valueFrom)", "set value or valueFrom, not both"),
+            (f"!has(self.value) || !self.value.{NAMES_SCOPE}", NO_SCOPE_IN_PODS, ".value"),
         )
     )
 

@@ -12,10 +12,12 @@ from finetune_crds.base import (
     ObjectName,
     Positive,
     Quantity,
+    Rule,
     StringMap,
     rules,
 )
 from finetune_crds.databricks import Databricks
+from finetune_crds.env import NAMES_SCOPE, NO_SCOPE_IN_PODS
 
 _HAS_EXECUTORS = "self.mode in ['Kubernetes', 'SparkApplication']"
 
@@ -54,6 +56,12 @@ class Spark(ApiModel):
                 "self.databricks.compute.type == 'NewCluster'",
                 "conf needs databricks.compute of type NewCluster: other compute has its settings already",
                 ".conf",
+            ),
+            Rule(
+                f"self.mode == 'Databricks' || !has(self.conf) || !self.conf.exists(name, self.conf[name].{NAMES_SCOPE})",
+                NO_SCOPE_IN_PODS,
+                ".conf",
+                at_creation=True,
             ),
             spark_conf.rule(),
         )

@@ -189,6 +189,7 @@ DEFAULTS: dict[str, tuple[Json, bool]] = {
         {"env": [{"name": "A", "value": "", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
         False,
     ),
+    "a variable with a secret of a workspace": ({"env": [{"name": "A", "value": "{{secrets/a/b}}"}]}, False),
     "a variable that the operator sets": ({"env": [{"name": "MASTER_PORT", "value": "1"}]}, False),
     "a source with a prefix": ({"envFrom": [{"prefix": "A_", "secretRef": {"name": "s3"}}]}, True),
     "a source with a wrong prefix": ({"envFrom": [{"prefix": "1-", "secretRef": {"name": "s3"}}]}, False),

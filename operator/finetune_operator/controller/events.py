@@ -25,6 +25,7 @@ _WARN_WHEN_FALSE = {
     ConditionType.GATES_PASSED,
 }
 _WARN = {
+    ConditionReason.ACCEPTED_WITH_WARNING,
     ConditionReason.INVALID_SPEC,
     ConditionReason.SPEC_UNREADABLE,
     ConditionReason.QUEUE_INADMISSIBLE,
@@ -92,21 +93,26 @@ def changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Con
     """The conditions that changed, without repetition: only Failed reports the cause of a failure."""
     known = {item.type: item for item in before}
     new = [item for item in after if _is_new(known.get(item.type), item)]
-    failed = {(item.reason, item.message) for item in new if item.type == ConditionType.FAILED}
+    failed = [item for item in new if item.type == ConditionType.FAILED]
     reported = {(item.reason, item.message) for item in new if item.type not in _SUMMARIES}
     return [
         item
         for item in new
         if item.type == ConditionType.FAILED
         or (item.type == ConditionType.PROMOTED and (item.reason, item.message) not in reported)
-        or (item.type not in _SUMMARIES and (item.reason, item.message) not in failed)
+        or (item.type not in _SUMMARIES and not any(_tells(summary, item) for summary in failed))
     ]
+
+
+def _tells(summary: Condition, item: Condition) -> bool:
+    """Whether a summary has all of a condition. NB: Failed may say more: how a corrected job is applied."""
+    return summary.reason == item.reason and summary.message.startswith(item.message)
 
 
 def _is_new(before: Condition | None, after: Condition) -> bool:
     if after.type in SUMMARY:
         return False
-    if after.type == ConditionType.ACCEPTED and after.status == "True":
+    if (after.type, after.reason) == (ConditionType.ACCEPTED, ConditionReason.ACCEPTED):
         return False
     if after.reason in _SILENT and after.type != ConditionType.ACCEPTED:
         return False

@@ -18,6 +18,11 @@ def is_own_login(reference: LocalReference | None) -> bool:
     return reference is not None and not reference.optional
 
 
+def is_reference(value: str) -> bool:
+    """Whether a value names a secret of a workspace."""
+    return _REFERENCE.search(value) is not None
+
+
 def unreadable(variables: Mapping[str, str], field: str, login: str) -> Iterator[str]:
     """Values that name secrets which the service principal of the installation would read.
 
@@ -26,7 +31,7 @@ def unreadable(variables: Mapping[str, str], field: str, login: str) -> Iterator
         field: that holds them.
         login: the field that names a login of the namespace.
     """
-    names = [name for name, value in variables.items() if _REFERENCE.search(value)]
+    names = [name for name, value in variables.items() if is_reference(value)]
     if names:
         yield (
             f"{field} sets {', '.join(names)} to a secret of the workspace, which the installation's service principal would read: "

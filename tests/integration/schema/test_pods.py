@@ -27,9 +27,19 @@ def evaluated(evaluation: Json, **spec: Any) -> Json:
 
 OBJECT = "the name of an object must have lowercase letters"
 VARIABLE = "the name of an environment variable must have letters"
+SCOPED: Json = {"env": [{"name": "TOKEN", "value": "{{secrets/hub/token}}"}]}
+NO_SCOPE = "Databricks replaces {{secrets/scope/key}} on its own compute alone, and a pod would get this text"
 
 
 REFUSED: dict[str, tuple[Json, str]] = {
+    "a secret of a workspace in all pods": (job(**SCOPED), NO_SCOPE),
+    "a secret of a workspace in the trainer": (job(trainer=SCOPED), NO_SCOPE),
+    "a secret of a workspace in the preparation": (job(data=prepared(**SCOPED)), NO_SCOPE),
+    "a secret of a workspace in the evaluation": (evaluated(SCOPED), NO_SCOPE),
+    "a secret of a workspace in the settings of Spark": (
+        job(data=prepared(spark={"conf": {"spark.hadoop.fs.s3a.secret.key": "{{secrets/lake/key}}"}})),
+        NO_SCOPE,
+    ),
     "an output of a script": (
         job(output={"uri": "gs://models/support"}, trainer={"command": ["torchrun", "a.py"]}),
         "output needs the built-in loop",

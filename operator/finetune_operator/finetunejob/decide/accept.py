@@ -12,6 +12,7 @@ from finetune_operator.finetunejob.decide import (
     executors,
     mistakes,
     own_code,
+    parameters,
     spark_manifest,
 )
 from finetune_operator.finetunejob.decide.draft import Draft
@@ -38,6 +39,7 @@ def accept(draft: Draft) -> Outcome:
     if draft.ftj.spec is None:
         return _leave_alone(draft)
     if draft.holds(ConditionType.ACCEPTED):
+        _note_acceptance(draft)
         return Continue
     if _was_at_work(draft):
         return _accept(draft)
@@ -57,8 +59,23 @@ def _accept(draft: Draft) -> Outcome:
             draft.spec, namespace=draft.ftj.namespace, name=draft.ftj.name, defaults=draft.settings.defaults
         )
     )
-    draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be run")
+    _note_acceptance(draft)
     return Continue
+
+
+def _note_acceptance(draft: Draft) -> None:
+    """Write that the spec can be run, with a warning of paths that the pods may not have. A pod template may come to mount them."""
+    reason, message = ConditionReason.ACCEPTED, "the spec can be run"
+    paths = parameters.unmounted_paths(draft.spec)
+    if paths:
+        reason = ConditionReason.ACCEPTED_WITH_WARNING
+        message = (
+            f"the spec can be run; {', '.join(paths)}: pods have no folders of a Databricks workspace, so mount a volume there in "
+            "podTemplate, or apply a job with another name and the object storage behind the folder, unless the command has access of its own"
+        )
+    before = draft.condition(ConditionType.ACCEPTED)
+    if before is None or (before.status, before.reason, before.message) != ("True", reason, message):
+        draft.set(ConditionType.ACCEPTED, True, reason, message)
 
 
 def _leave_alone(draft: Draft) -> Outcome:
@@ -82,6 +99,7 @@ def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Itera
     """What is wrong with fields that cannot change, so that the job can never be run."""
     yield from mistakes.of_learning_rate(spec)
     yield from own_code.mistakes(spec.trainer)
+    yield from parameters.unreadable_secrets(spec)
     yield from workspace_mistakes(spec, settings)
     yield from databricks_run.mistakes(spec, settings)
     yield from catalog.mistakes(spec)

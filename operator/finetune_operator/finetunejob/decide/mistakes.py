@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from finetune_crds.base import Json
-from finetune_crds.env import CODE_ENV, EVALUATION_ENV, RESERVED_ENV
+from finetune_crds.env import CODE_ENV, EVALUATION_ENV, NO_SCOPE_IN_PODS, RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.finetunejob.merge import LOST_WITH_POD, containers, is_below, items, mounts
 from finetune_operator.finetunejob.resolve import gpu_limit
+from finetune_operator.policy import secret_scopes
 
 
 def of_training(spec: FineTuneJobSpec) -> Iterator[str]:
@@ -54,7 +55,7 @@ def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
 def _of_template(
     field: str, template: Json | None, container: str, reserved: Sequence[str] = RESERVED_ENV
 ) -> Iterator[str]:
-    yield from _reserved_env(field, template, container, reserved)
+    yield from _variables(field, template, container, reserved)
     for item in items(template, "containers"):
         name = item.get("name")
         if not isinstance(name, str) or name == container:
@@ -71,13 +72,14 @@ def _of_template(
             )
 
 
-def _reserved_env(
-    field: str, template: Json | None, container: str, reserved: Sequence[str]
-) -> Iterator[str]:
-    """Reserved variables of the main container."""
+def _variables(field: str, template: Json | None, container: str, reserved: Sequence[str]) -> Iterator[str]:
+    """Variables of the main container that are reserved, or name a secret that no pod can read."""
     for item in containers(template, container):
         env = item.get("env")
         variables = [entry for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
+        for entry in variables:
+            if isinstance(entry.get("value"), str) and secret_scopes.is_reference(entry["value"]):
+                yield f"{field} sets {entry.get('name')} to a secret of a Databricks workspace: {NO_SCOPE_IN_PODS}"
         taken = [entry["name"] for entry in variables if entry.get("name") in reserved]
         if taken:
             yield f"{field} sets {', '.join(taken)}, which the operator sets: remove it"

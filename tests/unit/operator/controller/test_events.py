@@ -22,6 +22,10 @@ AWAY = condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_UNREACHA
 RESTARTING = condition(ConditionType.TRAINED, "False", ConditionReason.RESTARTING)
 UNSCHEDULABLE = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.UNSCHEDULABLE)
 
+WITH_WARNING = condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED_WITH_WARNING)
+CORRECTABLE = condition(
+    ConditionType.FAILED, "True", ConditionReason.DATA_WRONG, "no row is left; this job has ended: apply ..."
+)
 CHANGES: dict[str, tuple[list[Condition], list[Condition], list[Condition]]] = {
     "nothing new": ([TRAINING], [TRAINING], []),
     "a new condition": ([], [AWAY], [AWAY]),
@@ -42,7 +46,17 @@ CHANGES: dict[str, tuple[list[Condition], list[Condition], list[Condition]]] = {
         [condition(ConditionType.TRAINED, "False", ConditionReason(FAILED.reason), FAILED.message), FAILED],
         [FAILED],
     ),
+    "how a corrected job is applied is said once": (
+        [],
+        [
+            condition(ConditionType.PREPARED, "False", ConditionReason.DATA_WRONG, "no row is left"),
+            CORRECTABLE,
+        ],
+        [CORRECTABLE],
+    ),
     "accepted goes without saying": ([], [ACCEPTED], []),
+    "accepted with a warning": ([], [WITH_WARNING], [WITH_WARNING]),
+    "what was warned of is corrected": ([WITH_WARNING], [ACCEPTED], []),
     "Ready repeats another condition": (
         [],
         [AWAY, condition(ConditionType.READY, "False", ConditionReason.MLFLOW_UNREACHABLE)],
@@ -104,6 +118,10 @@ KINDS: dict[str, tuple[Condition, str]] = {
     ),
     "a run that cannot be carried on": (
         condition(ConditionType.CHECKPOINT_FOUND, "False", ConditionReason.INVALID_SPEC),
+        "Warning",
+    ),
+    "accepted with a warning": (
+        condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED_WITH_WARNING),
         "Warning",
     ),
     "refused": (condition(ConditionType.ACCEPTED, "False", ConditionReason.INVALID_SPEC), "Warning"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.env import NO_SCOPE_IN_PODS
 from finetune_operator.finetunejob.decide import mistakes
 from worlds.memory.decisions import applied, child, conclude, condition, ftj, observed, running, said, spec
 
@@ -55,6 +56,10 @@ MISTAKES: dict[str, tuple[Json, list[str]]] = {
     "a reserved variable": (
         containers({"name": "trainer", "env": [{"name": "WORLD_SIZE", "value": "1"}, {"name": "MINE"}]}),
         ["spec.podTemplate sets WORLD_SIZE, which the operator sets: remove it"],
+    ),
+    "a secret of a Databricks workspace": (
+        containers({"name": "trainer", "env": [{"name": "TOKEN", "value": "{{secrets/a/b}}"}]}),
+        [f"spec.podTemplate sets TOKEN to a secret of a Databricks workspace: {NO_SCOPE_IN_PODS}"],
     ),
     "the folder of the code": (
         {"trainer": WITH_CODE, **containers({"name": "trainer", "env": [{"name": "CODE_SOURCE_PATH"}]})},

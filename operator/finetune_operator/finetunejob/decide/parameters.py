@@ -1,0 +1,72 @@
+"""Strings in the arguments and parameters of commands that a pod cannot follow: paths and secrets of a Databricks workspace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from finetune_crds.base import Json
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator import names
+from finetune_operator.finetunejob.merge import is_below, mounts
+from finetune_operator.policy import secret_scopes
+
+# At the beginning of a value, or after the equals sign of an option.
+_PATH = re.compile(r"(?:^|=)((?:/Volumes/|/dbfs/|dbfs:/)\S+)")
+_MAX_PATHS = 3
+
+
+def unreadable_secrets(spec: FineTuneJobSpec) -> Iterator[str]:
+    """Parameters that name secrets of a workspace, which reach a command as they are written."""
+    for field, text, _template, _container in _strings(spec):
+        if secret_scopes.is_reference(text):
+            yield (
+                f"spec.{field} names a secret of a Databricks workspace, which no pod can read: give the pod a variable by valueFrom or "
+                "envFrom, from a Secret, and have the command read that"
+            )
+
+
+def unmounted_paths(spec: FineTuneJobSpec) -> list[str]:
+    """Paths of a workspace that the pod of the command mounts nothing at. NB: a command may read them in another way, so this is a warning."""
+    unmounted = [
+        f"spec.{field} has {path}"
+        for field, text, template, container in _strings(spec)
+        for path in _PATH.findall(text)
+        if not any(is_below(path, mount) for mount in mounts(template, container, but=()))
+    ]
+    more = [f"{len(unmounted) - _MAX_PATHS} more"] if len(unmounted) > _MAX_PATHS else []
+    return [*unmounted[:_MAX_PATHS], *more]
+
+
+def _strings(spec: FineTuneJobSpec) -> Iterator[tuple[str, str, Json | None, str]]:
+    """Each string with its field, and with the template and the name of the container that gets it."""
+    parts: list[tuple[str, Any, Json | None, str]] = [
+        (f"trainer.{field}", getattr(spec.trainer, field), spec.pod_template, names.TRAINER_CONTAINER)
+        for field in ("args", "parameters")
+    ]
+    if spec.evaluation:
+        parts += [
+            (
+                f"evaluation.{field}",
+                getattr(spec.evaluation, field),
+                spec.evaluation.pod_template,
+                names.EVALUATE_CONTAINER,
+            )
+            for field in ("args", "parameters")
+        ]
+    for field, value, template, container in parts:
+        for path, text in _leaves(field, value):
+            yield path, text, template, container
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The strings of a JSON value, each with its path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(f"{path}.{name}", part)
+    elif isinstance(value, list):
+        for index, part in enumerate(value):
+            yield from _leaves(f"{path}[{index}]", part)
