@@ -267,6 +267,27 @@ def test_a_conversation_is_answered_as_its_template_renders_it(export: Export) -
     validate_schema(chat[0], CHAT_MODEL_OUTPUT_SCHEMA)
 
 
+PARTS = "{% for m in messages %}{% for part in m.content if part.text is defined %}{{ part.text }}{% endfor %}|{% endfor %}"
+
+
+def test_contents_are_what_the_template_takes(export: Export) -> None:
+    """A template that iterates over parts leaves out texts without a word."""
+    parts = [
+        {"role": "user", "content": [{"type": "text", "text": "red"}, {"type": "text", "text": "house"}]}
+    ]
+    image = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
+    examples = Examples(chat=True, requests=[{"messages": said} for said in (CHAT, parts)], answers=["", ""])
+    folder = export(examples, {"model.chatTemplate": {"type": "Jinja", "jinja": PARTS}})
+    requests = [{"messages": said, "max_tokens": 6} for said in (CHAT, parts, image)]
+    (_, text), (_, joined), (status, refusal) = invoke(folder, *requests)
+    answers = [body[0]["choices"][0]["message"]["content"] for body in (text, joined)]
+    assert answers == [continue_greedily(folder, prompt, 6) for prompt in (f"{ASKED}|", "red\nhouse|")]
+    assert (status, "a content has a part of type image, and the model takes text alone" in refusal) == (
+        400,
+        True,
+    )
+
+
 def test_mlmodel_says_what_the_model_was_made_of(export: Export, base: Path) -> None:
     from mlflow.models import Model
 

@@ -33,6 +33,7 @@ from mlflow.pyfunc import PythonModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 _MODEL, _ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
+_PROBE = "probed content"
 # Settings that have no effect unless tokens are sampled.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 # The settings of a chat client, by their names in transformers.
@@ -58,6 +59,7 @@ class FineTunedModel(PythonModel):
         self._input, self._is_chat, self._name = settings["input"], settings["chat"], settings["name"]
         self._max_new_tokens = int(settings["max_new_tokens"])
         self._tokenizer = AutoTokenizer.from_pretrained(str(root / _TOKENIZER), **trust)
+        self._takes_parts = self._is_chat and _takes_parts(self._tokenizer)
         base, revision = _locate_base(root, settings)
         model = AutoModelForCausalLM.from_pretrained(
             base,
@@ -152,7 +154,7 @@ class FineTunedModel(PythonModel):
             raise MlflowException.invalid_parameter_value("a row has no messages")
         try:
             text = self._tokenizer.apply_chat_template(
-                [_prepare_message(message) for message in messages],
+                [_prepare_message(message, as_parts=self._takes_parts) for message in messages],
                 tools=tools,
                 tokenize=False,
                 add_generation_prompt=True,
@@ -265,15 +267,41 @@ def _is_sampled(settings: dict[str, Any]) -> bool:
     return settings.get("temperature") != 0 and any(name in settings for name in _SAMPLING)
 
 
-def _prepare_message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its content as text and the arguments of its calls as objects, as in training."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "\n".join(part["text"] for part in content)
-    taken = {**message, "content": content or ""}
+def _takes_parts(tokenizer: Any) -> bool:
+    """Whether the chat template renders contents that are lists of parts, and leaves out those that are text."""
+    as_text, as_parts = (
+        _render_content(tokenizer, content) for content in (_PROBE, _split_into_parts(_PROBE))
+    )
+    return _PROBE not in as_text and _PROBE in as_parts
+
+
+def _render_content(tokenizer: Any, content: Any) -> str:
+    try:
+        return str(tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False))
+    except Exception:  # noqa: BLE001 - a template is a program: it can raise anything
+        return ""
+
+
+def _split_into_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _prepare_message(message: dict[str, Any], *, as_parts: bool) -> dict[str, Any]:
+    """A message with the content that the template takes, and the arguments of its calls as objects, as in training."""
+    text = _join_parts(message.get("content") or "")
+    prepared = {**message, "content": _split_into_parts(text) if as_parts else text}
     if message.get("tool_calls"):
-        taken["tool_calls"] = [_parse_arguments(call) for call in message["tool_calls"]]
-    return taken
+        prepared["tool_calls"] = [_parse_arguments(call) for call in message["tool_calls"]]
+    return prepared
+
+
+def _join_parts(content: str | list[dict[str, Any]]) -> str:
+    if isinstance(content, str):
+        return content
+    other = next((part.get("type") for part in content if part.get("type") != "text"), None)
+    if other is not None:
+        raise ValueError(f"a content has a part of type {other}, and the model takes text alone")
+    return "\n".join(part["text"] for part in content)
 
 
 def _parse_arguments(call: dict[str, Any]) -> dict[str, Any]:
