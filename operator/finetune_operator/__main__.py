@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import sys
 import time
@@ -59,11 +58,9 @@ async def run(settings: Settings) -> None:
         Exception: the error of the part that failed.
     """
     async with Kube() as kube:
-        # NB: a call of MLflow's or Databricks' client blocks its thread; a slow server must not delay the other workers.
+        # NB: a request to MLflow or Databricks blocks its thread; a slow server must not delay the other workers.
         threads = 2 * settings.workers
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(threads, "client"))
-        # NB: no connection is kept (mlflow.connections); this only spares the log a warning for each call beyond ten.
-        os.environ.setdefault("MLFLOW_HTTP_POOL_MAXSIZE", str(threads))
         operator = Operator.of(kube, settings)
         _measure(operator.queues)
         if settings.metrics_port:

@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import ssl
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from yarl import URL
 
 SECONDS = 10.0
 _CHUNK = 64 * 1024
+_RESOLVING_THREADS = 32
 
 Take = Callable[[bytes], bool]
 
@@ -33,8 +39,29 @@ class Login:
 ANONYMOUS = Login()
 
 
+@dataclass(frozen=True)
+class Response:
+    """A response.
+
+    Attributes:
+        body: decompressed.
+    """
+
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    body: bytes = field(repr=False)
+
+
 class UnansweredError(Exception):
     """No response came: the message says why, in words that are the operator's own."""
+
+
+class LateError(UnansweredError):
+    """No response came in time."""
+
+
+class AddressError(UnansweredError):
+    """The address is none that can be requested."""
 
 
 async def fetch(
@@ -56,39 +83,121 @@ async def fetch(
         UnansweredError: the server cannot be reached, takes longer, or sends more.
         Exception: what `take` raises, which must not be a ValueError: that would read as a failed request.
     """
-    limit = aiohttp.ClientTimeout(total=SECONDS)
     sent = dict(headers)
     if login.password:
-        sent["Authorization"] = aiohttp.encode_basic_auth(login.username, login.password)
+        sent["Authorization"] = basic_authorization(login)
+    async with _exchange("GET" if body is None else "POST", url, sent, body) as answer:
+        if answer.status == HTTPStatus.OK:
+            await _read(answer, most_bytes, take)
+        return answer.status
+
+
+async def request(
+    method: str, url: str | URL, *, headers: Mapping[str, str], body: bytes | None = None, most_bytes: int
+) -> Response:
+    """The response to a request, whatever its status.
+
+    Args:
+        most_bytes: of the body, after it is decompressed.
+
+    Raises:
+        UnansweredError: the server cannot be reached, takes longer, or sends more.
+    """
+    parts: list[bytes] = []
+
+    def take(part: bytes) -> bool:
+        parts.append(part)
+        return True
+
+    async with _exchange(method, url, headers, body) as answer:
+        await _read(answer, most_bytes, take)
+        return Response(answer.status, answer.headers, b"".join(parts))
+
+
+def request_in_thread(
+    method: str, url: str | URL, *, headers: Mapping[str, str], body: bytes | None = None, most_bytes: int
+) -> Response:
+    """`request`, for clients that block. It must not be called on an event loop.
+
+    Raises:
+        UnansweredError: the server cannot be reached, takes longer, or sends more.
+    """
+    asked = request(method, url, headers=headers, body=body, most_bytes=most_bytes)
+    return asyncio.run_coroutine_threadsafe(asked, _loop()).result()
+
+
+def basic_authorization(login: Login) -> str:
+    """The value of the header Authorization for a name and a password."""
+    return aiohttp.encode_basic_auth(login.username, login.password)
+
+
+@asynccontextmanager
+async def _exchange(
+    method: str, url: str | URL, headers: Mapping[str, str], body: bytes | None
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """A response whose body is yet to be read, within the deadline. Each connection is used once.
+
+    NB: servers close connections that are idle, MLflow's after 5 s, which is how often it is asked. A request that is sent at that
+    moment fails, and whether a write was made is then unknown: 7 of 48 requests over a kept connection failed so (MLflow 3.17 on
+    loopback, November 21, 2026).
+    """
+    limit = aiohttp.ClientTimeout(total=SECONDS)
+    try:
+        address = URL(url)
+    except ValueError:
+        raise AddressError("its address is not valid") from None
     try:
         # NB: trust_env would also send passwords of a .netrc.
-        async with (
-            aiohttp.ClientSession(timeout=limit, trust_env=False) as session,
-            session.request(
-                "GET" if body is None else "POST",
-                url,
+        async with aiohttp.ClientSession(timeout=limit, trust_env=False) as session:
+            # NB: it would send a DELETE again whose answer is lost, and which may have been carried out.
+            session._retry_connection = False  # noqa: SLF001
+            async with session.request(
+                method,
+                address,
                 data=body,
-                headers=sent,
-                proxy=_proxy(url),
+                headers=headers,
+                proxy=_proxy(str(address)),
                 ssl=trusted(),
                 allow_redirects=False,
-            ) as answer,
-        ):
-            try:
-                if answer.status == HTTPStatus.OK:
-                    await _read(answer, most_bytes, take)
-                return answer.status
-            finally:
-                _drop(answer)
+            ) as answer:
+                try:
+                    yield answer
+                finally:
+                    _drop(answer)
+        return
     except TimeoutError:
-        why = f"it took longer than {SECONDS:g} s"
+        raise LateError(f"it took longer than {SECONDS:g} s") from None
     except aiohttp.ClientSSLError:
         why = "its certificate is not trusted"
     except aiohttp.ClientConnectionError:
         why = "no connection can be made"
+    except aiohttp.InvalidURL:
+        raise AddressError("its address is not valid") from None
     except (aiohttp.ClientError, ValueError) as error:
         why = f"the request failed ({type(error).__name__})"
-    raise UnansweredError(why)
+    raise UnansweredError(why) from None
+
+
+_starting = threading.Lock()
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of `request_in_thread`, in a thread of its own."""
+    with _starting:
+        return _started_loop()
+
+
+@functools.cache
+def _started_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    # NB: looking up a name cannot be canceled, and a name server that does not answer must not delay the other requests.
+    loop.set_default_executor(ThreadPoolExecutor(_RESOLVING_THREADS, "resolve"))
+    threading.Thread(target=loop.run_forever, name="requests", daemon=True).start()
+    return loop
+
+
+# A fork has none of the threads.
+os.register_at_fork(after_in_child=_started_loop.cache_clear)
 
 
 @functools.cache
@@ -104,10 +213,17 @@ def _proxy(url: str) -> str | None:
 
 
 async def _read(answer: aiohttp.ClientResponse, most: int, take: Take) -> None:
-    seen = 0
-    async for part in answer.content.iter_chunked(_CHUNK):
-        seen += len(part)
-        if seen > most:
+    size, parts = 0, answer.content.iter_chunked(_CHUNK)
+    while True:
+        try:
+            part = await anext(parts)
+        except StopAsyncIteration:
+            return
+        except RuntimeError:
+            # aiohttp raises it where the connection was closed while it paused reading.
+            raise UnansweredError("the connection was closed") from None
+        size += len(part)
+        if size > most:
             raise UnansweredError(f"its answer is larger than {most} bytes")
         if not take(part):
             return

@@ -11,16 +11,17 @@ from typing import Any, NoReturn
 
 import requests
 from databricks.sdk import WorkspaceClient
+from databricks.sdk._base_client import _BaseClient
 from databricks.sdk.clock import Clock
 from databricks.sdk.config import Config
 from databricks.sdk.credentials_provider import CredentialsStrategy, OAuthCredentialsProvider
-from databricks.sdk.oauth import IgnoreNetrcAuth, Refreshable, Token
+from databricks.sdk.oauth import IgnoreNetrcAuth, Refreshable, Token, get_host_metadata
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.access import Access
+from finetune_operator.databricks.transport import bind
 from finetune_operator.errors import ExternalError, Problem
 
-_SECONDS = 10.0
 _JWT = "urn:ietf:params:oauth:token-type:jwt"
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 
@@ -36,7 +37,9 @@ def client(access: Access) -> WorkspaceClient:
     Raises:
         ValueError: the SDK does not accept the configuration.
     """
-    return WorkspaceClient(config=Login(access))
+    made = WorkspaceClient(config=Login(access))
+    bind(made.api_client._api_client._session)  # noqa: SLF001 - the SDK takes no session
+    return made
 
 
 class Login(Config):
@@ -52,9 +55,10 @@ class Login(Config):
         super().__init__(
             host=access.host,
             product="finetune-operator",
-            http_timeout_seconds=_SECONDS,
             retry_timeout_seconds=1,
             clock=_OneAttempt(),
+            # NB: it sends files by sessions of its own.
+            disable_experimental_files_api_client=True,
             **credentials,
         )
 
@@ -63,6 +67,20 @@ class Login(Config):
 
     def _known_file_config_loader(self) -> None:
         """Reads nothing, for the same reason."""
+
+    def _resolve_host_metadata(self) -> None:
+        """Read the workspace's id and where it logs in. Without an answer, the addresses of a workspace are assumed."""
+        session = _BaseClient(retry_timeout_seconds=self.retry_timeout_seconds, clock=self.clock)
+        bind(session._session)  # noqa: SLF001 - the SDK takes no session
+        try:
+            metadata = get_host_metadata(self.host, client=session)
+        except ValueError:
+            return
+        self.account_id = self.account_id or metadata.account_id or ""
+        self.workspace_id = self.workspace_id or metadata.workspace_id or ""
+        endpoint = metadata.oidc_endpoint.replace("{account_id}", self.account_id or "").rstrip("/")
+        if endpoint and not self.discovery_url:
+            self.discovery_url = f"{endpoint}/.well-known/oauth-authorization-server"
 
     def wrap_debug_info(self, message: str) -> str:
         """The message only: people who read a status must not see the configuration."""
@@ -102,7 +120,7 @@ class _OAuth(CredentialsStrategy):
 class _Tokens(Refreshable):
     """Tokens of the workspace; a new one is requested when the last one expires.
 
-    NB: the SDK's own token sources have no time-out, and send the secret along redirects.
+    NB: the SDK's own token sources do not use the bounded client, and send the secret along redirects.
     """
 
     def __init__(self, access: Access, cfg: Config) -> None:
@@ -112,7 +130,8 @@ class _Tokens(Refreshable):
     def refresh(self) -> Token:
         endpoint = self._endpoint()
         form, auth = self._request()
-        answer = requests.post(endpoint, form, auth=auth, timeout=_SECONDS, allow_redirects=False)
+        with bind(requests.Session()) as session:
+            answer = session.post(endpoint, form, auth=auth)
         if answer.status_code in (400, 401, 403):
             raise ExternalError(Problem(ConditionReason.DATABRICKS_FORBIDDEN, self._refusal(answer)))
         body = _json(answer)
@@ -124,7 +143,8 @@ class _Tokens(Refreshable):
 
     def _endpoint(self) -> str:
         known = self._cfg.discovery_url or f"{self._access.host}/oidc/.well-known/oauth-authorization-server"
-        answer = requests.get(known, auth=IgnoreNetrcAuth(), timeout=_SECONDS)
+        with bind(requests.Session()) as session:
+            answer = session.get(known, auth=IgnoreNetrcAuth())
         return str(_json(answer)["token_endpoint"])
 
     def _request(self) -> tuple[dict[str, str], Any]:

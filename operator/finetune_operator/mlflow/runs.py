@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from finetune_crds import contract
+from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.mlflow.host import ANONYMOUS, Credentials, Host
+from finetune_operator.mlflow.client import ANONYMOUS, EXISTS, MISSING, Client, Credentials, RefusedError
 from finetune_operator.mlflow.model import Run
 
 _USER = "finetune-operator"
-_ACTIVE_ONLY = 1  # mlflow.entities.ViewType
+# As MLflow allows it. NB: statuses show it, and a user may name the server.
+_RUN_ID = re.compile(r"[A-Za-z0-9][\w-]{0,255}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -29,107 +31,158 @@ class Server:
         """The run of a job: by its id if known, otherwise by the job's uid in its experiment.
 
         A run that was deleted is returned only where there is no other.
+
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
         """
-        with self._host.problems():
-            store = self._host.tracking()
-            known = get_run(store, run_id) if run_id else None
-            held = None if known and not known.is_deleted else store.get_experiment_by_name(experiment)
-            if held is None:
-                return known
-            wanted = f"tags.`{contract.TAG_JOB_UID}` = '{uid}'"
-            found = store.search_runs(
-                [held.experiment_id], wanted, _ACTIVE_ONLY, 1, ["attribute.start_time ASC"]
-            )
-            return _run(found[0]) if found else known
+        client = self._client
+        known = get_run(client, run_id) if run_id else None
+        if known and not known.is_deleted:
+            return known
+        parent = _get_experiment(client, experiment)
+        if parent is None:
+            return known
+        answer = client.post(
+            "runs/search",
+            experiment_ids=[_experiment_id(client, parent)],
+            filter=f"tags.`{contract.TAG_JOB_UID}` = '{uid}'",
+            run_view_type="ACTIVE_ONLY",
+            max_results=1,
+            order_by=["attribute.start_time ASC"],
+        )
+        with client.reading():
+            runs = [_run(item) for item in answer.get("runs") or []]
+        return runs[0] if runs else known
 
     def ensure_run(self, uid: str, experiment: str, run_name: str, tags: Mapping[str, str]) -> Run:
-        """The run of a job; created if there is none."""
-        found = self.find_run(uid, experiment)
-        if found:
-            return found
-        with self._host.problems():
-            from mlflow.entities import RunTag
+        """The run of a job; created if there is none.
 
-            store = self._host.tracking()
-            every_tag = {**tags, "mlflow.runName": run_name, "mlflow.user": _USER}
-            return _run(
-                store.create_run(
-                    experiment_id=_experiment(store, experiment),
-                    user_id=_USER,
-                    start_time=int(time.time() * 1000),
-                    tags=[RunTag(key, value) for key, value in every_tag.items()],
-                    run_name=run_name,
-                )
-            )
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
+        """
+        run = self.find_run(uid, experiment)
+        if run:
+            return run
+        client = self._client
+        every_tag = {**tags, "mlflow.runName": run_name, "mlflow.user": _USER}
+        answer = client.post(
+            "runs/create",
+            experiment_id=_ensure_experiment(client, experiment),
+            user_id=_USER,
+            start_time=_now(),
+            tags=[{"key": key, "value": value} for key, value in every_tag.items()],
+            run_name=run_name,
+        )
+        with client.reading():
+            return _run(answer["run"])
 
     def finish_run(self, run_id: str, status: str) -> None:
-        """Close a run as FINISHED, FAILED or KILLED."""
-        with self._host.problems():
-            from mlflow.entities import RunStatus
+        """Close a run as FINISHED, FAILED or KILLED.
 
-            self._host.tracking().update_run_info(
-                run_id, RunStatus.from_string(status), int(time.time() * 1000), None
-            )
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
+        """
+        self._client.post("runs/update", run_id=run_id, status=status, end_time=_now())
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics of a run, of a step."""
-        with self._host.problems():
-            from mlflow.entities import Metric
+        """Log metrics of a run, of a step.
 
-            now = int(time.time() * 1000)
-            entries = [Metric(name, value, now, step) for name, value in metrics.items()]
-            self._host.tracking().log_batch(run_id, entries, [], [])
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
+        """
+        now = _now()
+        entries = [
+            {"key": name, "value": value, "timestamp": now, "step": step} for name, value in metrics.items()
+        ]
+        self._client.post("runs/log-batch", run_id=run_id, metrics=entries)
 
     @property
-    def _host(self) -> Host:
-        return Host(self.uri, self.credentials)
+    def _client(self) -> Client:
+        return Client(self.uri, self.credentials)
 
 
-def _run(found: Any) -> Run:
-    info, data = found.info, found.data
-    planned = data.params.get(contract.PARAM_MAX_STEPS, "")
+def get_run(client: Client, run_id: str) -> Run | None:
+    """A run by its id; None when the server does not have it, for example because its database was lost.
+
+    Raises:
+        ExternalError: the server cannot be reached, or refuses.
+    """
+    try:
+        answer = client.get("runs/get", run_id=run_id)
+    except RefusedError as error:
+        if error.code == MISSING:
+            return None
+        raise
+    with client.reading():
+        return _run(answer["run"])
+
+
+def to_mapping(entries: Iterable[Json]) -> dict[str, str]:
+    """Tags or parameters by their keys."""
+    return {str(item["key"]): str(item.get("value") or "") for item in entries}
+
+
+def _run(answer: Json) -> Run:
+    info, data = answer["info"], answer.get("data") or {}
+    run_id, experiment = str(info["run_id"]), str(info["experiment_id"])
+    if not (_RUN_ID.fullmatch(run_id) and _RUN_ID.fullmatch(experiment)):
+        raise ValueError("an id that MLflow does not allow")
+    metrics = data.get("metrics") or []
+    planned = to_mapping(data.get("params") or []).get(contract.PARAM_MAX_STEPS, "")
     return Run(
-        run_id=info.run_id,
-        experiment_id=info.experiment_id,
-        status=str(info.status),
-        metrics=dict(data.metrics),
-        tags=dict(data.tags),
-        # NB: only the list that MLflow made its mapping from has the steps.
-        steps={metric.key: int(metric.step or 0) for metric in data._metric_objs},  # noqa: SLF001
+        run_id=run_id,
+        experiment_id=experiment,
+        status=str(info.get("status")),
+        # NB: NaN and infinity are texts in the JSON of MLflow.
+        metrics={str(item["key"]): float(item.get("value") or 0.0) for item in metrics},
+        tags=to_mapping(data.get("tags") or []),
+        steps={str(item["key"]): int(item.get("step") or 0) for item in metrics},
         planned_steps=int(planned) if planned.isdecimal() and int(planned) else None,
-        is_deleted=info.lifecycle_stage == "deleted",
+        is_deleted=info.get("lifecycle_stage") == "deleted",
     )
 
 
-def get_run(store: Any, run_id: str) -> Run | None:
-    """A run by its id; None when the server does not have it."""
-    from mlflow.exceptions import MlflowException
-
+def _get_experiment(client: Client, name: str) -> Json | None:
     try:
-        return _run(store.get_run(run_id))
-    except MlflowException as error:
-        # For example because the server's database was lost.
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+        answer = client.get("experiments/get-by-name", experiment_name=name)
+    except RefusedError as error:
+        if error.code == MISSING:
             return None
         raise
+    with client.reading():
+        return dict(answer["experiment"])
 
 
-def _experiment(store: Any, name: str) -> str:
-    from mlflow.exceptions import MlflowException
+def _experiment_id(client: Client, experiment: Json) -> str:
+    with client.reading():
+        return str(experiment["experiment_id"])
 
-    found = store.get_experiment_by_name(name)
-    if found is None:
+
+def _ensure_experiment(client: Client, name: str) -> str:
+    experiment = _get_experiment(client, name)
+    if experiment is None:
         try:
-            return str(store.create_experiment(name))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            return _experiment_id(client, client.post("experiments/create", name=name))
+        except RefusedError as error:
+            if error.code == MISSING:
+                message = (
+                    f"experiment {name} cannot be created at {client.uri}, since its folder does not exist: create the folder, or set "
+                    "spec.tracking.experiment"
+                )
+                raise ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message)) from None
+            if error.code != EXISTS:
                 raise
-            found = store.get_experiment_by_name(name)
-    if found.lifecycle_stage != "active":
+            experiment = _get_experiment(client, name) or {}
+    if experiment.get("lifecycle_stage") != "active":
         raise ExternalError(
             Problem(
                 ConditionReason.MLFLOW_ERROR,
                 f"experiment {name} was deleted in MLflow: restore it, or set spec.tracking.experiment",
             )
         )
-    return str(found.experiment_id)
+    return _experiment_id(client, experiment)
+
+
+def _now() -> int:
+    """The time as MLflow has it, in milliseconds since 1970."""
+    return int(time.time() * 1000)

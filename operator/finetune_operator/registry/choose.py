@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from finetune_crds.base import Json
 from finetune_crds.modelpromotion import PromotionTracking
-from finetune_operator.mlflow.host import Credentials
+from finetune_operator.mlflow.client import Credentials
 from finetune_operator.registry.base import Registry
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.settings import UNITY_CATALOG, Settings

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Self
 
-from finetune_operator.mlflow.host import ANONYMOUS, Credentials, Host
+from finetune_crds.base import Json
+from finetune_operator.mlflow.client import ANONYMOUS, MISSING, Client, Credentials, RefusedError
 from finetune_operator.mlflow.model import Run
-from finetune_operator.mlflow.runs import Server, get_run
+from finetune_operator.mlflow.runs import Server, get_run, to_mapping
 from finetune_operator.registry.base import (
     ModelVersion,
     RegisteredModel,
@@ -22,7 +24,8 @@ from finetune_operator.text import canonical
 
 # NB: databases of MLflow hold versions in 32 bits, and PostgreSQL fails on more.
 _LARGEST_VERSION = 2**31 - 1
-_MISSING = "RESOURCE_DOES_NOT_EXIST"
+# A run has few versions, and a page of MLflow hundreds.
+_MOST_PAGES = 10
 
 
 @dataclass(frozen=True)
@@ -48,108 +51,113 @@ class MlflowRegistry:
 
     def model(self, name: str) -> RegisteredModel | None:
         """A registered model; None when it does not exist."""
-        host = self._registry
-        with host.problems():
-            found = _unless_missing(lambda: host.registry().get_registered_model(name))
-            if found is None:
-                return None
-            return RegisteredModel(name, _aliases(found), from_milliseconds(found.creation_timestamp))
+        client = self._registry
+        answer = _unless_missing(partial(client.get, "registered-models/get", name=name))
+        if answer is None:
+            return None
+        with client.reading():
+            model = answer["registered_model"]
+            created = from_milliseconds(model.get("creation_timestamp"))
+            return RegisteredModel(name, _aliases(model), created)
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
-        host = self._registry
+        client = self._registry
         if int(version) > _LARGEST_VERSION:
             return None
-        with host.problems():
-            found = _unless_missing(lambda: host.registry().get_model_version(name, version))
-        if found is None:
+        answer = _unless_missing(partial(client.get, "model-versions/get", name=name, version=version))
+        if answer is None:
             return None
-        run = self._run(found.run_id) if found.run_id else None
-        tags = dict(found.tags)
-        return ModelVersion(
-            version=str(found.version),
-            ready=found.status == "READY",
-            run_id=found.run_id or None,
-            tags=tags,
-            metrics={
-                key: _unclamped(value)
-                for key, value in {**(run.metrics if run else {}), **_model_metrics(found)}.items()
-            },
-            evaluated_on=evaluated_on(tags, run.tags if run else {}),
-            created=from_milliseconds(found.creation_timestamp),
-        )
+        with client.reading():
+            body = dict(answer["model_version"])
+            run_id = str(body.get("run_id") or "") or None
+        run = self._run(run_id) if run_id else None
+        with client.reading():
+            tags = to_mapping(body.get("tags") or [])
+            return ModelVersion(
+                version=str(body["version"]),
+                ready=_is_ready(body),
+                run_id=run_id,
+                tags=tags,
+                metrics={key: _unclamped(value) for key, value in run.metrics.items()} if run else {},
+                evaluated_on=evaluated_on(tags, run.tags if run else {}),
+                created=from_milliseconds(body.get("creation_timestamp")),
+            )
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
         """The version that a run registered, the newest if there are several, with its tags, and which of `aliases` point at it."""
-        host = self._registry
-        with host.problems():
-            store = host.registry()
+        client = self._registry
+        with client.reading():
             # NB: a model's name may hold quotes, which the filter's grammar cannot express.
-            found = [
+            versions = [
                 item
-                for item in store.search_model_versions(f"run_id = '{run_id}'")
-                if item.name == name and item.status == "READY"
+                for item in _search(client, f"run_id = '{run_id}'")
+                if item.get("name") == name and _is_ready(item)
             ]
-            if not found:
+            if not versions:
                 return None
-            newest = max(found, key=lambda item: int(item.version))
-            held = _aliases(store.get_registered_model(name))
-            pointing = {alias for alias in aliases if held.get(alias) == str(newest.version)}
-            tags = dict(newest.tags or {})
-            return RegisteredVersion(name, str(newest.version), frozenset(pointing), tags)
+            newest = max(versions, key=lambda item: int(item["version"]))
+            version = str(newest["version"])
+            model = client.get("registered-models/get", name=name)["registered_model"]
+            holders = _aliases(model)
+            pointing = {alias for alias in aliases if holders.get(alias) == version}
+            return RegisteredVersion(name, version, frozenset(pointing), to_mapping(newest.get("tags") or []))
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias at a version, regardless of where it points now."""
-        host = self._registry
-        with host.problems():
-            host.registry().set_registered_model_alias(name, alias, version)
+        self._registry.post("registered-models/alias", name=name, alias=alias, version=version)
 
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias. Does nothing if it does not exist."""
-        host = self._registry
-        with host.problems():
-            _unless_missing(lambda: host.registry().delete_registered_model_alias(name, alias))
+        client = self._registry
+        _unless_missing(partial(client.delete, "registered-models/alias", name=name, alias=alias))
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
-        host = self._registry
-        with host.problems():
-            from mlflow.entities.model_registry import ModelVersionTag
-
-            store = host.registry()
-            for key, value in tags.items():
-                store.set_model_version_tag(name, version, ModelVersionTag(key, value))
+        client = self._registry
+        for key, value in tags.items():
+            client.post("model-versions/set-tag", name=name, version=version, key=key, value=value)
 
     @property
-    def _registry(self) -> Host:
-        return Host(self.registry_uri, self.credentials)
+    def _registry(self) -> Client:
+        return Client(self.registry_uri, self.credentials)
 
     def _run(self, run_id: str) -> Run | None:
-        host = Host(self.tracking_uri, self.credentials)
-        with host.problems():
-            return get_run(host.tracking(), run_id)
+        return get_run(Client(self.tracking_uri, self.credentials), run_id)
 
 
-def _unless_missing(call: Any) -> Any:
-    """The result of a call; None when MLflow reports that the object does not exist."""
-    from mlflow.exceptions import MlflowException
+def _search(client: Client, filter_: str) -> Iterator[Json]:
+    """The versions that a filter selects.
 
+    NB: a user may name the server, which could answer with pages without end.
+    """
+    token = ""
+    for _ in range(_MOST_PAGES):
+        more = {"page_token": token} if token else {}
+        page = client.get("model-versions/search", filter=filter_, **more)
+        yield from page.get("model_versions") or []
+        token = str(page.get("next_page_token") or "")
+        if not token:
+            return
+
+
+def _unless_missing(call: Callable[[], Json]) -> Json | None:
+    """The answer to a request; None when MLflow reports that the object does not exist."""
     try:
         return call()
-    except MlflowException as error:
-        if error.error_code == _MISSING:
+    except RefusedError as error:
+        if error.code == MISSING:
             return None
         raise
 
 
-def _model_metrics(version: Any) -> dict[str, float]:
-    """The metrics of the logged model that a version was made from: those of the latest step."""
-    found = sorted(getattr(version, "metrics", None) or [], key=lambda item: item.step or 0)
-    return {item.key: item.value for item in found}
+def _is_ready(version: Json) -> bool:
+    """Whether the files of a version are complete."""
+    return version.get("status") == "READY"
 
 
-def _aliases(model: Any) -> dict[str, str]:
-    return {alias: str(version) for alias, version in (getattr(model, "aliases", None) or {}).items()}
+def _aliases(model: Json) -> dict[str, str]:
+    return {str(item["alias"]): str(item["version"]) for item in model.get("aliases") or []}
 
 
 def _unclamped(value: float) -> float:

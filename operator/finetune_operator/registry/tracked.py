@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.finetunejob import Tracking
 from finetune_operator.errors import ExternalError
-from finetune_operator.mlflow.host import Credentials
+from finetune_operator.mlflow.client import Credentials
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import JobRegistry
 from finetune_operator.registry.mlflow import MlflowRegistry

@@ -28,8 +28,8 @@ T = TypeVar("T")
 ANYWHERE = "any"
 """The value of `MoveAlias.expected` that matches whatever the alias points at."""
 
-# NB: MLflow's client times out 10 s after it connects, and connecting takes at most 10 s.
-_WRITE_SECONDS = 25.0
+# NB: a request takes at most 10 s, and the client of Databricks may make two others before it, to log in again.
+_WRITE_SECONDS = 35.0
 _LEASE_SECONDS = 60
 # Responses of the API server about a Lease that repeat until a role or a policy changes.
 _NOT_ALLOWED = (400, 403, 404, 422)

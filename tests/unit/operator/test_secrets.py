@@ -11,7 +11,7 @@ from finetune_crds.env import LocalReference
 from finetune_operator import secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import KubeError
-from finetune_operator.mlflow.host import Credentials
+from finetune_operator.mlflow.client import Credentials
 from standins.kube import StandIn
 
 Json = dict[str, Any]

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from finetune_crds.conditions import ConditionReason
+from finetune_operator import bounded
+from finetune_operator.databricks import transport
 from finetune_operator.databricks.workspace import problems, workspace
 from finetune_operator.errors import ExternalError
 from finetune_operator.settings import Settings
 from standins.databricks import Fault, Workspace
+from support.http_server import Answer, serving
 
 ENDPOINT = "/api/2.0/serving-endpoints/support"
 
@@ -291,12 +294,12 @@ def test_no_server_listens() -> None:
         host = f"http://127.0.0.1:{taken.getsockname()[1]}"
         assert problem({"DATABRICKS_HOST": host, "DATABRICKS_TOKEN": "dapi-good"}) == (
             ConditionReason.DATABRICKS_UNREACHABLE,
-            f"Databricks at {host} cannot be reached: [Errno 111] Connection refused",
+            f"Databricks at {host} cannot be reached: no connection can be made",
         )
 
 
 def test_no_answer_in_time(databricks: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finetune_operator.databricks.login._SECONDS", 0.2)
+    monkeypatch.setattr(bounded, "SECONDS", 0.5)
     databricks.faults = [Fault(200, path="/api", seconds=2)]
     assert problem(by_token(databricks)) == (
         ConditionReason.DATABRICKS_UNREACHABLE,
@@ -308,3 +311,23 @@ def test_it_says_who_asks(databricks: Workspace) -> None:
     serve_endpoint(databricks)
     ask(by_token(databricks))
     assert any(agent.startswith("finetune-operator/") for agent in databricks.agents)
+
+
+@pytest.mark.parametrize("path", ["/api", "/oidc"], ids=["a request", "a login"])
+def test_a_redirect_is_not_followed(databricks: Workspace, path: str) -> None:
+    with serving(lambda _: Answer(200, {"name": "inside"})) as inside:
+        databricks.faults = [Fault(307, path=path, headers={"Location": inside})]
+        reason, message = problem(by_client(databricks))
+    assert (reason, "inside" in message) == (ConditionReason.DATABRICKS_UNREACHABLE, False)
+    assert "redirects are not followed (HTTP 307)" in message
+
+
+def test_an_answer_of_any_size_takes_no_memory(
+    databricks: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "_MOST_BYTES", 2**20)
+    databricks.faults = [Fault(200, {"name": "x" * 2**20}, path="/api")]
+    assert problem(by_token(databricks)) == (
+        ConditionReason.DATABRICKS_UNREACHABLE,
+        f"Databricks at {databricks.uri} cannot be reached: its answer is larger than 1048576 bytes",
+    )

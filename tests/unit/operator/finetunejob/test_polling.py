@@ -20,7 +20,7 @@ from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.finetunejob.observe import read_finetunejob
 from finetune_operator.finetunejob.polling import RunPoller, place
 from finetune_operator.kube import KubeError
-from finetune_operator.mlflow.host import Credentials
+from finetune_operator.mlflow.client import Credentials
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.mlflow import MlflowRegistry

@@ -1,20 +1,22 @@
-"""MLflow's real client against a server that answers as told."""
+"""Requests to an MLflow server that answers as told. tests/integration asks a real one."""
 
 from __future__ import annotations
 
 import base64
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from finetune_crds.conditions import ConditionReason
+from finetune_operator import bounded
 from finetune_operator.errors import ExternalError
-from finetune_operator.mlflow.host import Credentials
+from finetune_operator.mlflow.client import Credentials
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import RegisteredVersion
@@ -35,8 +37,6 @@ class Answers:
     default: tuple[int, str | Json] = (404, "nothing")
     asked: list[tuple[str, str]] = field(default_factory=list)
     authorization: str | None = None
-    connections: list[str | None] = field(default_factory=list)
-    """What each request said of its connection."""
 
 
 @contextmanager
@@ -48,7 +48,6 @@ def answering() -> Iterator[Answers]:
         path = request.target.split("?")[0].removeprefix(API)
         answers.asked.append((request.method, path))
         answers.authorization = request.headers.get("Authorization")
-        answers.connections.append(request.headers.get("Connection"))
         return Answer(*answers.by_path.get(path, answers.default))
 
     with serving(respond) as answers.uri:
@@ -133,9 +132,14 @@ REFUSALS: dict[str, tuple[int, str | Json, ConditionReason, str]] = {
         403,
         {"error_code": "PERMISSION_DENIED", "message": "not yours"},
         ConditionReason.MLFLOW_FORBIDDEN,
-        NO_ACCESS.replace("{why}", "PERMISSION_DENIED: not yours"),
+        NO_ACCESS.replace("{why}", "PERMISSION_DENIED, HTTP 403"),
     ),
-    "it broke": (500, "oops", ConditionReason.MLFLOW_ERROR, "MLflow at {uri} answered: HTTP 500"),
+    "it broke": (
+        500,
+        "oops",
+        ConditionReason.MLFLOW_ERROR,
+        "MLflow at {uri} fails at experiments/get-by-name (HTTP 500): read the log of the server",
+    ),
     "a proxy without MLflow": (
         502,
         "bad gateway",
@@ -153,17 +157,37 @@ REFUSALS: dict[str, tuple[int, str | Json, ConditionReason, str]] = {
         200,
         HTML,
         ConditionReason.MLFLOW_ERROR,
-        NO_MLFLOW.replace(
-            "{why}",
-            "API request to endpoint was successful but the response body was not in a valid JSON format. "
-            f"Response body: '{HTML}'",
-        ),
+        NO_MLFLOW.replace("{why}", "its answer is not JSON"),
+    ),
+    "JSON of another server": (
+        200,
+        {"kind": "Secret", "data": {"password": "aW5zaWRl"}},
+        ConditionReason.MLFLOW_ERROR,
+        NO_MLFLOW.replace("{why}", "its answer has another form"),
+    ),
+    "an experiment that is a text": (
+        200,
+        {"experiment": "inside"},
+        ConditionReason.MLFLOW_ERROR,
+        NO_MLFLOW.replace("{why}", "its answer has another form"),
+    ),
+    "nested without end": (
+        200,
+        "[" * 100_000,
+        ConditionReason.MLFLOW_ERROR,
+        NO_MLFLOW.replace("{why}", "its answer is not JSON"),
+    ),
+    "another server's refusal": (
+        400,
+        {"error_code": "password=inside", "message": "inside"},
+        ConditionReason.MLFLOW_ERROR,
+        "MLflow at {uri} fails at experiments/get-by-name (HTTP 400): read the log of the server",
     ),
     "a bad request": (
         400,
         {"error_code": "INVALID_PARAMETER_VALUE", "message": "no such filter"},
         ConditionReason.MLFLOW_REFUSED,
-        "MLflow at {uri} answered: INVALID_PARAMETER_VALUE: no such filter",
+        "MLflow at {uri} refuses experiments/get-by-name (INVALID_PARAMETER_VALUE, HTTP 400): the log of the operator has its reason",
     ),
 }
 
@@ -183,7 +207,7 @@ def test_a_server_that_is_not_there_is_unreachable() -> None:
         uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
         assert problem(uri) == (
             ConditionReason.MLFLOW_UNREACHABLE,
-            f"MLflow at {uri} cannot be reached: [Errno 111] Connection refused",
+            f"MLflow at {uri} cannot be reached: no connection can be made",
         )
 
 
@@ -200,21 +224,71 @@ def test_a_server_that_hangs_up_is_unreachable() -> None:
         uri = f"http://127.0.0.1:{server.getsockname()[1]}"
         assert problem(uri) == (
             ConditionReason.MLFLOW_UNREACHABLE,
-            f"MLflow at {uri} cannot be reached: Remote end closed connection without response",
+            f"MLflow at {uri} cannot be reached: no connection can be made",
         )
         thread.join()
 
 
-def test_no_connection_is_left_for_the_server_to_close_while_it_is_used_again(mlflow: Answers) -> None:
-    mlflow.by_path["runs/get"] = (200, {"run": RUN})
-    Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
-    assert mlflow.connections == ["close"]
-
-
 def test_a_host_name_that_does_not_exist_is_unreachable() -> None:
-    reason, message = problem("http://mlflow.invalid:5000")
-    assert reason == ConditionReason.MLFLOW_UNREACHABLE
-    assert message.startswith("MLflow at http://mlflow.invalid:5000 cannot be reached: [Errno ")
+    assert problem("http://mlflow.invalid:5000") == (
+        ConditionReason.MLFLOW_UNREACHABLE,
+        "MLflow at http://mlflow.invalid:5000 cannot be reached: no connection can be made",
+    )
+
+
+def test_a_redirect_is_not_followed() -> None:
+    with serving(lambda _: Answer(200, {"experiment": "inside"})) as inside:
+
+        def redirect(request: Request) -> Answer:
+            return Answer(307, "", {"Location": inside + request.target})
+
+        with serving(redirect) as uri:
+            assert problem(uri) == (
+                ConditionReason.MLFLOW_ERROR,
+                f"MLflow at {uri} is at another address, and redirects are not followed: set that address, and check whether a "
+                "login page stands before it (HTTP 307)",
+            )
+
+
+def test_an_answer_of_any_size_takes_no_memory(mlflow: Answers) -> None:
+    mlflow.default = (200, "x" * (8 * 2**20))
+    assert problem(mlflow.uri) == (
+        ConditionReason.MLFLOW_UNREACHABLE,
+        f"MLflow at {mlflow.uri} cannot be reached: its answer is larger than 4194304 bytes",
+    )
+
+
+def test_a_drip_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while True:
+                    connection.sendall(b" ")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert problem(uri) == (
+            ConditionReason.MLFLOW_UNREACHABLE,
+            f"MLflow at {uri} cannot be reached: it took longer than 0.5 s",
+        )
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_what_mlflow_says_is_in_the_log_alone(mlflow: Answers, caplog: pytest.LogCaptureFixture) -> None:
+    said = {"error_code": "INVALID_PARAMETER_VALUE", "message": "no such filter as s3cr3t"}
+    mlflow.default = (400, said)
+    _, message = problem(mlflow.uri, Credentials(token="s3cr3t"))
+    assert "filter" not in message
+    assert [record.getMessage() for record in caplog.records] == [
+        f"MLflow at {mlflow.uri} refuses experiments/get-by-name (INVALID_PARAMETER_VALUE, HTTP 400): no such filter as ***"
+    ]
 
 
 def test_credentials_never_show() -> None:
@@ -342,3 +416,38 @@ def test_the_newest_version_of_a_run_counts_and_the_aliases_at_it(mlflow: Answer
 def test_no_version_yet(mlflow: Answers) -> None:
     mlflow.by_path["model-versions/search"] = (200, {"model_versions": []})
     assert MlflowRegistry(mlflow.uri, mlflow.uri).find_version("m", "r1", []) is None
+
+
+WRONG_IDS = ["", "r 1", "../runs", "password=inside", "r" * 257]
+
+
+@pytest.mark.parametrize("run_id", WRONG_IDS)
+def test_an_id_that_mlflow_does_not_allow_is_not_shown(mlflow: Answers, run_id: str) -> None:
+    mlflow.by_path["runs/get"] = (200, {"run": {**RUN, "info": {**RUN["info"], "run_id": run_id}}})
+    with pytest.raises(ExternalError) as raised:
+        Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
+    assert str(raised.value) == NO_MLFLOW.format(uri=mlflow.uri, why="its answer has another form")
+
+
+def test_metrics_that_are_no_numbers(mlflow: Answers) -> None:
+    metrics = [{"key": key, "value": key, "step": "2"} for key in ("NaN", "Infinity", "-Infinity")]
+    mlflow.by_path["runs/get"] = (200, {"run": {**RUN, "data": {"metrics": metrics}}})
+    run = Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
+    assert run
+    assert {key: str(value) for key, value in run.metrics.items()} == {
+        "NaN": "nan",
+        "Infinity": "inf",
+        "-Infinity": "-inf",
+    }
+    assert run.steps == {"NaN": 2, "Infinity": 2, "-Infinity": 2}
+
+
+def test_pages_of_versions_are_read_to_the_end_and_not_without_end(mlflow: Answers) -> None:
+    mlflow.by_path["model-versions/search"] = (
+        200,
+        {"model_versions": [version("1", "m")], "next_page_token": "t"},
+    )
+    mlflow.by_path["registered-models/get"] = (200, {"registered_model": {"name": "m"}})
+    found = MlflowRegistry(mlflow.uri, mlflow.uri).find_version("m", "r1", [])
+    assert found == RegisteredVersion("m", "1")
+    assert mlflow.asked.count(("GET", "model-versions/search")) == 10

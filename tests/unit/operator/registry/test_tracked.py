@@ -44,7 +44,10 @@ def test_the_run_of_a_job(databricks: Workspace) -> None:
 def test_an_experiment_in_a_folder_that_does_not_exist(databricks: Workspace) -> None:
     with pytest.raises(ExternalError) as raised:
         opened(databricks).server.ensure_run("u1", "/Nowhere/team", "tune", TAGS)
-    assert "Parent directory /Nowhere does not exist" in str(raised.value)
+    assert str(raised.value) == (
+        f"experiment /Nowhere/team cannot be created at {databricks.uri}, since its folder does not exist: create the folder, or set "
+        "spec.tracking.experiment"
+    )
 
 
 def test_the_version_of_a_run(databricks: Workspace) -> None:

@@ -1,0 +1,79 @@
+"""The bounded client under the Databricks SDK: a deadline for all of a request, a size limit, no redirects.
+
+The SDK is built on requests, whose time-out begins anew with every byte and whose responses have any size.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from http.client import responses
+from typing import Any
+
+import requests
+from requests.adapters import BaseAdapter
+from requests.structures import CaseInsensitiveDict
+from yarl import URL
+
+from finetune_operator.bounded import LateError, UnansweredError, request_in_thread
+
+# A page of runs or versions is some 100 KiB, and the report of a preparation less.
+_MOST_BYTES = 16 * 2**20
+# About the connection, which the bounded client makes and decompresses itself.
+_OF_THE_CONNECTION = frozenset(
+    {"accept-encoding", "connection", "content-encoding", "content-length", "transfer-encoding"}
+)
+
+
+class BoundedAdapter(BaseAdapter):
+    """Sends the requests of a session by the bounded client."""
+
+    def send(self, request: requests.PreparedRequest, *_: Any, **_options: Any) -> requests.Response:
+        """The response, whose body has been read. Options of the session, such as its time-out, change nothing.
+
+        Raises:
+            requests.Timeout: no response came in time.
+            requests.ConnectionError: the server cannot be reached, sends more than the limit, or redirects.
+        """
+        body: Any = request.body
+        if hasattr(body, "read"):
+            body = body.read()
+        try:
+            answer = request_in_thread(
+                request.method or "GET",
+                # NB: requests has quoted it.
+                URL(request.url or "", encoded=True),
+                headers=_without_connection(request.headers),
+                body=body.encode() if isinstance(body, str) else body,
+                most_bytes=_MOST_BYTES,
+            )
+        except LateError as error:
+            raise requests.Timeout(str(error), request=request) from None
+        except UnansweredError as error:
+            raise requests.ConnectionError(str(error), request=request) from None
+        if 300 <= answer.status < 400:
+            raise requests.ConnectionError(
+                f"it is at another address, and redirects are not followed (HTTP {answer.status})",
+                request=request,
+            )
+        response = requests.Response()
+        response.status_code, response.url, response.request = answer.status, request.url or "", request
+        response.reason = responses.get(answer.status, "")
+        response.headers = CaseInsensitiveDict(_without_connection(answer.headers))
+        response.encoding = requests.utils.get_encoding_from_headers(response.headers)
+        response.raw = io.BytesIO(answer.body)
+        return response
+
+    def close(self) -> None:
+        """Nothing: each connection is used once."""
+
+
+def bind(session: requests.Session) -> requests.Session:
+    """The session, which from now on sends by the bounded client."""
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, BoundedAdapter())
+    return session
+
+
+def _without_connection(headers: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in headers.items() if name.lower() not in _OF_THE_CONNECTION}

@@ -1,0 +1,248 @@
+"""Requests to MLflow's REST API, and the meaning of its errors.
+
+https://mlflow.org/docs/latest/api_reference/rest-api.html
+
+MLflow's own client is not used: it follows redirects, reads answers of any size, waits as long as a byte comes now and then,
+and needs 36 MiB of memory. NB: authors of jobs name servers, so that no text of an answer may reach a condition or an Event.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from yarl import URL
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
+from finetune_operator.bounded import (
+    AddressError,
+    Login,
+    Response,
+    UnansweredError,
+    basic_authorization,
+    request_in_thread,
+)
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.text import masked, short
+
+log = logging.getLogger(__name__)
+
+MISSING = "RESOURCE_DOES_NOT_EXIST"
+EXISTS = "RESOURCE_ALREADY_EXISTS"
+
+_API = "/api/2.0/mlflow"
+# A run with 1,000 metrics and 500 parameters is about 0.5 MiB.
+_MOST_BYTES = 4 * 2**20
+# What a header takes, and servers: they close the connection where one is too long.
+_LONGEST = 8192
+_SENDABLE = re.compile(rf"[^\r\n\u0100-\U0010ffff]{{0,{_LONGEST}}}")
+_FORBIDDEN = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"})
+# A retry would fail in the same way: the request itself must change.
+_REFUSED = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST"})
+# Of mlflow/protos/databricks.proto. Other texts in their place are not shown.
+_CODES = (
+    _FORBIDDEN
+    | _REFUSED
+    | {
+        MISSING,
+        EXISTS,
+        "ENDPOINT_NOT_FOUND",
+        "FEATURE_DISABLED",
+        "INTERNAL_ERROR",
+        "INVALID_STATE",
+        "NOT_FOUND",
+        "NOT_IMPLEMENTED",
+        "REQUEST_LIMIT_EXCEEDED",
+        "RESOURCE_CONFLICT",
+        "RESOURCE_EXHAUSTED",
+        "RESOURCE_LIMIT_EXCEEDED",
+        "TEMPORARILY_UNAVAILABLE",
+    }
+)
+_INVALID_HOST = b"Invalid Host header"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """How to log in to an MLflow server; all empty for none."""
+
+    username: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, secret: Mapping[str, str] | None) -> Credentials:
+        """From the keys of a Secret, named as MLflow's client reads them; without a Secret, anonymous."""
+        values = secret or {}
+        return cls(
+            username=values.get("MLFLOW_TRACKING_USERNAME", ""),
+            password=values.get("MLFLOW_TRACKING_PASSWORD", ""),
+            token=values.get("MLFLOW_TRACKING_TOKEN", ""),
+        )
+
+
+ANONYMOUS = Credentials()
+
+
+class RefusedError(ExternalError):
+    """MLflow refused a request.
+
+    Attributes:
+        code: MLflow's error code; empty where the answer has none that is known.
+    """
+
+    def __init__(self, problem: Problem, code: str) -> None:
+        super().__init__(problem)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Client:
+    """Requests to an MLflow server. Every method blocks: call it outside the event loop."""
+
+    uri: str
+    credentials: Credentials = ANONYMOUS
+
+    def get(self, path: str, **fields: str) -> Json:
+        """The answer to a GET of a path, such as runs/get.
+
+        Raises:
+            RefusedError: MLflow refuses the request, and says why.
+            ExternalError: the server cannot be reached, does not let the operator in, or is no MLflow server.
+        """
+        return self._call("GET", path, query=fields)
+
+    def post(self, path: str, **fields: Any) -> Json:
+        """The answer to a POST of fields as JSON.
+
+        Raises:
+            RefusedError: MLflow refuses the request, and says why.
+            ExternalError: the server cannot be reached, does not let the operator in, or is no MLflow server.
+        """
+        return self._call("POST", path, body=json.dumps(fields).encode())
+
+    def delete(self, path: str, **fields: Any) -> Json:
+        """The answer to a DELETE of fields as JSON.
+
+        Raises:
+            RefusedError: MLflow refuses the request, and says why.
+            ExternalError: the server cannot be reached, does not let the operator in, or is no MLflow server.
+        """
+        return self._call("DELETE", path, body=json.dumps(fields).encode())
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A context that reads an answer: JSON of another shape than MLflow's becomes an ExternalError."""
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError):
+            raise self._no_mlflow("its answer has another form") from None
+
+    def _call(
+        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> Json:
+        headers = {"Accept": "application/json", "Content-Type": "application/json", **self._authorization()}
+        try:
+            url = URL(f"{self.uri.rstrip('/')}{_API}/{path}").with_query(query)
+            response = request_in_thread(method, url, headers=headers, body=body, most_bytes=_MOST_BYTES)
+        except (AddressError, ValueError):
+            message = f"{self.uri} is not the address of an MLflow server: use one such as http://mlflow:5000"
+            raise ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message)) from None
+        except UnansweredError as error:
+            raise self._unreachable(str(error)) from None
+        answer = _parse(response.body)
+        if response.status != 200:
+            raise self._refusal(response, answer, path)
+        if answer is None:
+            raise self._no_mlflow("its answer is not JSON")
+        return answer
+
+    def _authorization(self) -> dict[str, str]:
+        known = self.credentials
+        # NB: the connection would fail, and the operator would ask the server for no job of any namespace.
+        if not _SENDABLE.fullmatch(known.token):
+            message = (
+                f"the token for MLflow at {self.uri} has a line break or a character that cannot be sent, or is too long: correct "
+                "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef"
+            )
+            raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
+        if len(b64encode(f"{known.username}:{known.password}".encode())) > _LONGEST:
+            message = (
+                f"the username and the password for MLflow at {self.uri} are too long: correct MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD in the Secret in spec.tracking.secretRef"
+            )
+            raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
+        if known.username and known.password:
+            return {"Authorization": basic_authorization(Login(known.username, known.password))}
+        return {"Authorization": f"Bearer {known.token}"} if known.token else {}
+
+    def _refusal(self, response: Response, answer: Json | None, path: str) -> ExternalError:
+        """What a status other than 200 means."""
+        status, code = response.status, str((answer or {}).get("error_code"))
+        code = code if code in _CODES else ""
+        why = f"{code}, HTTP {status}" if code else f"HTTP {status}"
+        if status == 403 and _INVALID_HOST in response.body:
+            host = self.uri.split("://", 1)[-1].split("/", 1)[0]
+            message = (
+                f"MLflow at {self.uri} refuses its own host name (403): start it with --allowed-hosts '{host}' "
+                "(MLFLOW_SERVER_ALLOWED_HOSTS), beside the names it already has"
+            )
+            return ExternalError(Problem(ConditionReason.MLFLOW_HOST_NOT_ALLOWED, message))
+        if status in (401, 403) or code in _FORBIDDEN:
+            message = (
+                f"MLflow at {self.uri} refuses access: check the Secret in spec.tracking.secretRef ({why})"
+            )
+            return ExternalError(Problem(ConditionReason.MLFLOW_FORBIDDEN, message))
+        if 300 <= status < 400:
+            message = (
+                f"MLflow at {self.uri} is at another address, and redirects are not followed: set that address, and check whether "
+                f"a login page stands before it ({why})"
+            )
+            return ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message))
+        if status in (429, 502, 503, 504):
+            return self._unreachable(why)
+        if status == 404 and not code:
+            return self._no_mlflow(why)
+        reason = ConditionReason.MLFLOW_REFUSED if code in _REFUSED else ConditionReason.MLFLOW_ERROR
+        if not code:
+            message = f"MLflow at {self.uri} fails at {path} ({why}): read the log of the server"
+        elif code in (MISSING, EXISTS):
+            message = f"MLflow at {self.uri} refuses {path} ({why})"
+        else:
+            message = f"MLflow at {self.uri} refuses {path} ({why}): the log of the operator has its reason"
+            self._log_reason(path, why, answer or {})
+        return RefusedError(Problem(reason, message), code)
+
+    def _log_reason(self, path: str, why: str, answer: Json) -> None:
+        secrets = [secret for secret in (self.credentials.password, self.credentials.token) if secret]
+        reason = short(masked(str(answer.get("message", "")), secrets))
+        log.warning("MLflow at %s refuses %s (%s): %s", self.uri, path, why, reason)
+
+    def _unreachable(self, why: str) -> ExternalError:
+        message = f"MLflow at {self.uri} cannot be reached: {why}"
+        return ExternalError(Problem(ConditionReason.MLFLOW_UNREACHABLE, message))
+
+    def _no_mlflow(self, why: str) -> ExternalError:
+        message = (
+            f"{self.uri} answers, but not as an MLflow server: check the address, and whether a login page or a "
+            f"proxy stands before it ({why})"
+        )
+        return ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message))
+
+
+def _parse(body: bytes) -> Json | None:
+    """The JSON object of an answer; None where it is none. Some servers answer a write with nothing."""
+    if not body.strip():
+        return {}
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) else None

@@ -1,0 +1,71 @@
+"""The bounded client. test_repository tests its limits, as a server of Git can strain them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+from yarl import URL
+
+from finetune_operator.bounded import Response, request, request_in_thread
+from support.http_server import Answer, Request, serving
+
+
+def echo(asked: Request) -> Answer:
+    return Answer(409, {"method": asked.method, "target": asked.target, "body": asked.body.decode()})
+
+
+async def test_the_body_of_any_status_is_read() -> None:
+    with serving(echo) as uri:
+        response = await request(
+            "DELETE", URL(f"{uri}/a?b=c%2Fd", encoded=True), headers={}, body=b"{}", most_bytes=1000
+        )
+    assert (response.status, response.body) == (
+        409,
+        b'{"method": "DELETE", "target": "/a?b=c%2Fd", "body": "{}"}',
+    )
+
+
+async def test_each_connection_is_used_once() -> None:
+    connections: list[int] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(0)
+        while await reader.readuntil(b"\r\n\r\n"):
+            connections[-1] += 1
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    uri = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        for _ in range(3):
+            await request("GET", uri, headers={}, most_bytes=1000)
+    finally:
+        server.close()
+    assert connections == [1, 1, 1]
+
+
+def test_threads_ask_at_the_same_time() -> None:
+    def ask(number: int) -> Response:
+        return request_in_thread("GET", f"{uri}/{number}", headers={}, most_bytes=1000)
+
+    with serving(echo) as uri, ThreadPoolExecutor(8) as threads:
+        responses = list(threads.map(ask, range(16)))
+    assert [response.body.split(b'"')[7] for response in responses] == [
+        f"/{number}".encode() for number in range(16)
+    ]
+
+
+def test_a_fork_asks_too() -> None:
+    # The operator of the tests is a fork of a process that may have asked before.
+    with serving(echo) as uri:
+        request_in_thread("GET", uri, headers={}, most_bytes=1000)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = int(request_in_thread("GET", uri, headers={}, most_bytes=1000).status != 409)
+            finally:
+                os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
