@@ -22,21 +22,29 @@ Alias = Annotated[
         ),
     ),
 ]
+THREE_LEVELS = "^[^.]{1,255}[.][^.]{1,255}[.][^.]{1,255}$"
+"""Pattern of the name of a model in Unity Catalog: catalog.schema.name."""
 ModelName = Annotated[
     str,
     Field(
         min_length=1,
-        max_length=253,
+        max_length=768,
         json_schema_extra=rules(
             Rule(
                 "!self.matches('[/:]|^[.][.]|^[.]$|^ *$')",
                 "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them",
                 at_creation=True,
-            )
+            ),
+            Rule(
+                f"size(self) <= 256 || self.matches('{THREE_LEVELS}')",
+                "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts: shorten it",
+                at_creation=True,
+            ),
         ),
     ),
 ]
-"""Name of a registered model. Source: MLflow, utils/validation.py, `_validate_model_name`."""
+"""Name of a registered model. Sources: MLflow, utils/validation.py, `_validate_model_name`, and store/model_registry/dbmodels,
+`SqlRegisteredModel.name`; https://docs.databricks.com/aws/en/sql/language-manual/sql-ref-names."""
 Tags = Annotated[
     StringMap,
     Field(

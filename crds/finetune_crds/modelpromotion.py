@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from finetune_crds.base import ApiModel, Rule, Uri, immutable, renamed, rules
 from finetune_crds.env import LocalReference, ObjectReference
 from finetune_crds.gates import Gates
-from finetune_crds.mlflow_names import Alias, Tags
+from finetune_crds.mlflow_names import Alias, ModelName, Tags
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.serving import Serving
 
@@ -146,11 +146,6 @@ class ModelPromotionSpec(ApiModel):
                 ".source.alias",
             ),
             (
-                "!has(self.model) || !self.model.matches('[/:]')",
-                "MLflow allows no slash and no colon in the name of a model: remove them",
-                ".model",
-            ),
-            (
                 "!has(self.tracking.registryUri) || !self.tracking.registryUri.startsWith('databricks-uc') || "
                 "(has(self.model) && self.model.matches('^[^.]+[.][^.]+[.][^.]+$'))",
                 "a model in Unity Catalog has three names: write spec.model as catalog.schema.name",
@@ -172,7 +167,7 @@ class ModelPromotionSpec(ApiModel):
         )
     )
 
-    model: Annotated[str, Field(min_length=1, max_length=768)] = ""
+    model: ModelName = ""
     """The registered model; catalog.schema.name in Unity Catalog. Default: metadata.name."""
     alias: Alias
     """The alias that this resource manages."""

@@ -28,7 +28,8 @@ NOT_REQUIRED = (
     "approval.required is false: remove version, by, bypassSoak and timeoutSeconds, or set it to true"
 )
 THREE_NAMES = "a model in Unity Catalog has three names: write spec.model as catalog.schema.name"
-NO_SLASH = "MLflow allows no slash and no colon in the name of a model: remove them"
+NO_SLASH = "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them"
+TOO_LONG = "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts"
 RISING = "each step must give the new version more traffic than the step before"
 REPLACED = (
     "provisionedThroughput replaces workloadSize, workloadType, concurrency and scaleToZero: remove them"
@@ -44,6 +45,9 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "an empty model": (promotion(model=""), "spec.model: Invalid value"),
     "a model that is a folder": (promotion(model="team/llama"), NO_SLASH),
     "a model that is an address": (promotion(model="models:llama"), NO_SLASH),
+    "a model that looks like a path": (promotion(model="../llama"), NO_SLASH),
+    "a model too long for MLflow": (promotion(model="m" * 257), TOO_LONG),
+    "a model too long for Unity Catalog": (promotion(model=f"ml.prod.{'m' * 256}"), TOO_LONG),
     "a model too long": (promotion(model="m" * 769), "spec.model: Too long: may not be "),
     "one name in Unity Catalog": (promotion(tracking={"registryUri": "databricks-uc"}), THREE_NAMES),
     "two names in Unity Catalog": (

@@ -285,6 +285,10 @@ REFUSED: dict[str, tuple[Json, str]] = {
         job(register={"model": "team/support"}),
         "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them",
     ),
+    "a name of a model that is too long": (
+        job(register={"model": "m" * 257}),
+        "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts: shorten it",
+    ),
     "a sign in the key of a tag of the version": (
         job(register={"tags": {"a$": "b"}}),
         "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the keys of tags, which must not look like relative paths: rename them",
@@ -308,6 +312,7 @@ def test_the_schema_refuses(api: Api, case: str) -> None:
 
 
 ACCEPTED: dict[str, Json] = {
+    "a long name in Unity Catalog": job(register={"model": f"{'c' * 120}.{'s' * 120}.{'m' * 120}"}),
     **{method: job(method={"type": method}) for method in ("Full", "LoRA", "QLoRA", "DoRA")},
     **{
         method: job(method={"type": method, "softPrompt": {"virtualTokens": 8}}, training=NO_PACKS)
