@@ -256,7 +256,7 @@ class Prepare(ApiModel):
     language is not certain, such as a short text or code, stays."""
     redact: cleaning.Redact | None = None
     """What to replace by a placeholder in the texts of an example: Email (<EMAIL>), Phone (<PHONE>), CardNumber (<CARD_NUMBER>,
-    with a valid check digit), Secret (<SECRET>: keys and tokens of known services, private keys, JWTs). Patterns find these; a
+    with a valid check digit), Secret (<SECRET>: keys and tokens of known services, passwords in URLs, private keys, JWTs). Patterns find these; a
     person's name or address they do not find."""
     decontaminate: cleaning.Decontaminate | None = None
     """Evaluation sets with which no example may share a run of words. Examples that do are dropped."""
