@@ -121,7 +121,7 @@ class PlanStatus(ApiModel):
     """What the built-in trainer plans before it loads the weights."""
 
     activation_checkpointing: Recomputation
-    """The one of training.activationCheckpointing, also where that is Auto."""
+    """What training.activationCheckpointing says or Auto chooses; Full if Selective would change gradients."""
     memory: Quantity
     """Peak memory of a rank, as estimated."""
     limit: Quantity | None = None

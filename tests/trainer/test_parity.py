@@ -78,7 +78,7 @@ WAYS = {
         (Case(LORA, DPO), "FSDP", "Selective"),
         (Case(FULL, SFT), "DDP", "None"),
         (Case(LORA, SFT), "DDP", "Full"),
-        (Case(QLORA, SFT), "DDP", "None"),
+        (Case(QLORA, SFT), "DDP", "Selective"),
     ],
     4: [
         *((case, "HSDP", "None") for case in CASES if case.method["type"] != "LoRA"),

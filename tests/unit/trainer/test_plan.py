@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finetune_crds.recipe import Recipe
+    from finetune_crds.status_parts import Recomputation
     from finetune_trainer.train.data.pack import Batch
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
@@ -156,7 +157,7 @@ class Plain(Objective):
 
 @pytest.mark.parametrize("recompute", ["None", "Full"])
 def test_a_plan_is_what_torch_tracks_in_a_real_step(
-    config: Path, recompute: str, monkeypatch: pytest.MonkeyPatch
+    config: Path, recompute: Recomputation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = recipe(
         config, precision="FP32", perDeviceBatchSize=1, maxLength=128, activationCheckpointing=recompute

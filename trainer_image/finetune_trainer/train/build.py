@@ -11,7 +11,17 @@ from finetune_crds.objective import Orpo as OrpoSpec
 from finetune_crds.objective import Simpo as SimpoSpec
 from finetune_crds.training import Method
 from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
-from finetune_trainer.train.model import adapt, load, memory, merge, parity, pissa, shard, weights
+from finetune_trainer.train.model import (
+    adapt,
+    load,
+    memory,
+    merge,
+    parity,
+    pissa,
+    recomputation,
+    shard,
+    weights,
+)
 from finetune_trainer.train.model.network import Network, Objective
 from finetune_trainer.train.model.new_tokens import NewTokens
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
@@ -32,10 +42,28 @@ if TYPE_CHECKING:
 
     from finetune_crds.contract import MemoryPlan
     from finetune_crds.recipe import Recipe
+    from finetune_crds.status_parts import Recomputation
     from finetune_trainer.artifacts import Source
     from finetune_trainer.train.runtime.distributed import World
 
 _TEACHER = "objective.distillation.teacher"
+
+
+def check(recipe: Recipe, config: Path, world: World) -> None:
+    """Check by the config of a base whether it can be trained as the recipe says, before its weights are fetched.
+
+    Args:
+        recipe: the recipe.
+        config: folder of the config.
+        world: this rank.
+
+    Raises:
+        RecipeRefusedError: the base cannot be loaded, adapted, or recomputed.
+    """
+    model = load.skeleton(recipe, config, world)
+    recomputation.check_supported(model, recipe)
+    if recipe.model.adapter != "Continue":
+        adapt.adapt(model, recipe.method, recipe.model.base)
 
 
 def network(
@@ -49,6 +77,8 @@ def network(
     resume: Callable[[nn.Module], None] | None = None,
     on_plan: Callable[[MemoryPlan], None] = lambda _plan: None,
     is_checked: bool = False,
+    verdict: recomputation.Verdict | None = None,
+    on_verdict: Callable[[recomputation.Verdict], None] = lambda _verdict: None,
 ) -> Network:
     """The model with what the method trains and what the objective asks, sharded, with all its weights.
 
@@ -60,8 +90,10 @@ def network(
         teacher_folder: where a teacher is downloaded to.
         going_on: the base with its adapter, where that is trained further; None: the adapter is a new one.
         resume: loads what the layers of PiSSA began as in an earlier attempt; None: there was none, or it has left no checkpoint.
-        on_plan: gets what is planned, before weights are loaded.
+        on_plan: gets what is planned, before weights are loaded, and again where activation checkpointing changes.
         is_checked: whether an earlier attempt has compared the logits with the models' own.
+        verdict: of an earlier attempt on the activation checkpointing.
+        on_verdict: gets that of this attempt, if there is one.
 
     Raises:
         RecipeRefusedError: a model cannot be loaded or adapted, does not fit into memory, or computes other logits than its own.
@@ -94,13 +126,23 @@ def network(
         teacher.fill(world, is_checked=is_checked)
     if not is_checked:
         _check_logits(made, parity.Subject.of(recipe), world)
+    if recomputation.must_verify(choice.kind, recipe):
+        if verdict is None or not verdict.holds(choice.kind, recipe, world):
+            verdict = recomputation.verify(made, choice.kind, recipe, world)
+        on_verdict(verdict)
+        if verdict.kind != choice.kind:
+            world.say(
+                f"activation checkpointing {verdict.kind} in place of {choice.kind}, which changes gradients"
+            )
+            recomputation.enable(made.model, verdict.kind)
+            on_plan(memory.with_recomputation(choice, verdict.kind, recipe, world, row_tokens(recipe)).plan)
     pissa.begin(adapted, world, resume)
     if recipe.training.compile:
         world.agree(lambda: shard.compile_layers(made))
     return made
 
 
-def wrap(network: Network, recipe: Recipe, recompute: str, over: DeviceMesh) -> None:
+def wrap(network: Network, recipe: Recipe, recompute: Recomputation, over: DeviceMesh) -> None:
     """Let a network recompute its activations, and shard it.
 
     Args:
@@ -110,7 +152,7 @@ def wrap(network: Network, recipe: Recipe, recompute: str, over: DeviceMesh) -> 
         over: the ranks.
     """
     training, quantized = recipe.training, recipe.method.type == "QLoRA"
-    shard.recompute_activations(network.model, recompute, compiled=training.compile)
+    recomputation.enable(network.model, recompute, compiled=training.compile)
     shard.shard(network, over, training.precision, replicate_frozen=quantized)
     pissa.keep(network.model)
 

@@ -15,7 +15,7 @@ from torch.nn.attention import varlen
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.dataset import Split
-from finetune_trainer.train.model import adapt, load, shard, weights
+from finetune_trainer.train.model import adapt, load, recomputation, shard, weights
 from finetune_trainer.train.model.network import Network, decoder_layers
 from finetune_trainer.train.runtime.distributed import World
 from finetune_trainer.train.runtime.recipe import row_tokens
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from finetune_crds.recipe import Recipe
+    from finetune_crds.status_parts import Recomputation
     from finetune_trainer.train.runtime.device import Card
 
 _PACKS, _MAX_LENGTH, _VOCABULARY = 20, 64, 128
@@ -65,7 +66,7 @@ def count(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
         model = load.skeleton(small, Path(folder), world)
     adapted = adapt.adapt(model, small.method, small.model.base)
     network = Network(adapted, build.objective(small, None), small.training.neftune_alpha)
-    shard.recompute_activations(network.model, small.training.activation_checkpointing, compiled=True)
+    recomputation.enable(network.model, _recomputation(recipe), compiled=True)
     weights.materialize(network, world.device)
     for weight in network.parameters():
         nn.init.normal_(weight, std=0.02)
@@ -82,15 +83,16 @@ def count(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
 def _small(recipe: Recipe) -> Recipe:
     """The recipe, for the small model; four-bit weights change no graph but need a base with values."""
     training = recipe.training
-    recompute = training.activation_checkpointing
-    changed: dict[str, Any] = {
-        "max_length": _MAX_LENGTH,
-        "activation_checkpointing": "None" if recompute == "Auto" else recompute,
-    }
+    changed: dict[str, Any] = {"max_length": _MAX_LENGTH, "activation_checkpointing": _recomputation(recipe)}
     method = recipe.method
     if method.type == "QLoRA":
         method = method.model_copy(update={"type": "LoRA", "quantization": None})
     return recipe.model_copy(update={"training": training.model_copy(update=changed), "method": method})
+
+
+def _recomputation(recipe: Recipe) -> Recomputation:
+    kind = recipe.training.activation_checkpointing
+    return "None" if kind == "Auto" else kind
 
 
 def _write_small_config(source: Path, to: Path) -> None:

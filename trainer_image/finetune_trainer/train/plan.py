@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from finetune_crds.recipe import Recipe
+    from finetune_crds.status_parts import Recomputation
 
 _GIB = 2**30
 # The GPU of a plan whose recipe and command line name none; a product's name says how much memory it has.
@@ -232,7 +233,7 @@ def _quantized(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode)
 
 
 def measured(
-    network: Network, recipe: Recipe, over: DeviceMesh, recompute: str, fake: FakeTensorMode
+    network: Network, recipe: Recipe, over: DeviceMesh, recompute: Recomputation, fake: FakeTensorMode
 ) -> Step:
     """Take one step on fake tensors, and return what it takes.
 

@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from finetune_trainer.train.delivery import export, lineage, output, signature, 
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.evaluator import Evaluator
 from finetune_trainer.train.loop import Loop
-from finetune_trainer.train.model import continued, merge, parity, precision
+from finetune_trainer.train.model import continued, merge, parity, precision, recomputation
 from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.model.schedule import Schedule
 from finetune_trainer.train.reporter import Reporter
@@ -144,7 +144,11 @@ class Run:
         world.agree(lambda: precision.check(self.recipe, world.card))
         world.agree(lambda: self._check_delivery() if world.leads else None)
         fetched = merge.fetch(
-            self.recipe.model, scratch.path() / "base", world, named=export.names_base(self.recipe)
+            self.recipe.model,
+            scratch.path() / "base",
+            world,
+            named=export.names_base(self.recipe),
+            check=lambda config: build.check(self.recipe, config, world),
         )
         source, adapter = fetched.base, fetched.adapter
         if adapter is not None:
@@ -166,6 +170,7 @@ class Run:
 
         going_on = fetched if adapter is not None else None
         check_key = parity.key(recipe, world)
+        verdicts: list[recomputation.Verdict] = []
         network = build.network(
             recipe,
             source,
@@ -176,8 +181,13 @@ class Run:
             resume=checkpointer.load_initial if checkpointer is not None and resumed is not None else None,
             on_plan=self._log_plan,
             is_checked=progress.logits_checked == check_key,
+            verdict=recomputation.Verdict.of(progress.recomputation),
+            on_verdict=verdicts.append,
         )
-        progress = replace(progress, logits_checked=check_key)
+        # The newest checkpoint keeps the results.
+        progress = replace(
+            progress, logits_checked=check_key, recomputation=asdict(verdicts[0]) if verdicts else None
+        )
         optimizer = Optimizer(network, recipe.training, data.plan.max_steps)
         collator = Collator.of(recipe, world, pad_id(tokenizer))
         # NB: before a checkpoint is loaded: an objective may need the model as it was before its first step.

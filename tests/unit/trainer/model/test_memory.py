@@ -16,7 +16,7 @@ from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint import shards
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import accounting, adapt, attention, chunks, memory, pissa, shard
+from finetune_trainer.train.model import accounting, adapt, attention, chunks, memory, pissa, recomputation
 from finetune_trainer.train.model.head import Head
 from finetune_trainer.train.model.network import Network, trained
 from finetune_trainer.train.model.optimizer import optimizers
@@ -30,6 +30,7 @@ from support.shapes import ADAPTER_8B, ENDS_8B, LLAMA_8B, LLAMA_70B, PARAMETERS,
 
 if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
+    from finetune_crds.status_parts import Recomputation
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
 
@@ -208,13 +209,13 @@ def kept_by_a_forward_pass(network: Network, batch: pack.Batch) -> int:
 @pytest.mark.parametrize("method", ["Full", "LoRA"])
 @pytest.mark.parametrize("recompute", memory.KINDS)
 def test_activations_are_estimated_within_a_factor_of_two(
-    method: str, recompute: str, precision: str
+    method: str, recompute: Recomputation, precision: str
 ) -> None:
     recipe = networks.recipe(BASE, method={"type": method}, precision=precision, perDeviceBatchSize=2)
     model = small().to(torch.bfloat16 if precision == "BF16" else torch.float32).train()
     attention.isolate(model, card=None, half=False, soft_prompt=False)
     adapted = adapt.adapt(model, recipe.method, "base")
-    shard.recompute_activations(adapted, recompute)
+    recomputation.enable(adapted, recompute)
     network = Network(adapted, Sft())
     batch = pack.collate(networks.of_documents([3] * 256, [4] * 256), [[0], [1]], pad_id=0)
     network(batch)[0].backward()

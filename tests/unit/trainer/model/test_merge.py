@@ -10,11 +10,12 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, JetMoeConfig, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from finetune_trainer import artifacts, origin
 from finetune_trainer.origin import Origin
 from finetune_trainer.outcome import PodFailure
+from finetune_trainer.train import build
 from finetune_trainer.train.model import merge, standalone
 from finetune_trainer.train.model.standalone import Standalone
 from support import networks
@@ -145,6 +146,22 @@ def test_a_base_that_is_stored_quantized_is_refused_before_its_weights_are_fetch
         merge.fetch(networks.recipe(base).model, tmp_path, world, field="the teacher")
     assert (refused.value.exit_code, refused.value.reason) == (64, "ModelNotLoadable")
     assert refused.value.message.startswith(f"the teacher {base} is stored quantized (fp8), ")
+
+
+def test_what_a_config_rules_out_is_refused_before_weights_are_fetched(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    JetMoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+        kv_channels=8,
+    ).save_pretrained(base)
+    recipe = networks.recipe(base, activationCheckpointing="Full", packing=False)
+    with networks.alone() as world, pytest.raises(PodFailure) as refused:
+        merge.fetch(recipe.model, tmp_path, world, check=lambda config: build.check(recipe, config, world))
+    assert (refused.value.exit_code, refused.value.reason) == (64, "RecomputationUnsupported")
 
 
 def test_an_adapter_that_cannot_be_merged_is_refused(base_model: Path, tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ class Progress:
     """Digest of the tokenized training split; empty in checkpoints of earlier releases."""
     day: str = ""
     """The day that the chat template writes, in ISO 8601; empty in checkpoints of earlier releases."""
+    recomputation: Mapping[str, str] | None = None
+    """The fields of the newest `recomputation.Verdict`; None: nothing was checked."""
     eval_data: str | None = None
     """What losses of evaluation are comparable on."""
     logits_checked: str = ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from finetune_crds.contract import MemoryPlan
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import chunks, precision
+from finetune_trainer.train.model import chunks, precision, recomputation
 from finetune_trainer.train.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -256,8 +256,7 @@ def decide(
     room to spare, on a GPU and with the output layer trained: a frozen one has no gradient to add up, and a CPU no time to win.
     """
     shape = Shape.of(network, teacher, quantized=recipe.method.type == "QLoRA", ranks=world.size)
-    asked = recipe.training.activation_checkpointing
-    kinds = KINDS if asked == "Auto" else (asked,)
+    kinds = _kinds(network, recipe)
     shards = _shards(recipe, world)
     limit = available(world) * _USABLE
     needed = partial(estimate, shape, recipe, shards=shards, row_tokens=row_tokens)
@@ -272,6 +271,29 @@ def decide(
         if larger.total <= _ROOM_FOR_LARGE * limit:
             found, chunk_numbers = larger, chunks.LARGE
     return Choice(kind, chunk_numbers, found, limit, shape, staged(shape, recipe, shards=shards))
+
+
+def _kinds(network: Network, recipe: Recipe) -> tuple[Recomputation, ...]:
+    """The activation checkpointing to choose from."""
+    kind = recipe.training.activation_checkpointing
+    if kind != "Auto":
+        return (kind,)
+    return KINDS if recomputation.is_supported(network.model) else ("None",)
+
+
+def with_recomputation(
+    choice: Choice, kind: Recomputation, recipe: Recipe, world: World, row_tokens: int
+) -> Choice:
+    """Return a choice with another activation checkpointing, and the estimate for it."""
+    changed = estimate(
+        choice.shape,
+        recipe,
+        shards=_shards(recipe, world),
+        row_tokens=row_tokens,
+        recompute=kind,
+        chunk_numbers=choice.chunk_numbers,
+    )
+    return replace(choice, kind=kind, estimate=changed)
 
 
 def choose(
@@ -294,38 +316,46 @@ def choose(
     if choice.estimate.total > limit:
         raise RecipeRefusedError(
             f"the job needs about {choice.estimate} and a rank has {limit / _GIB:.1f} GiB: "
-            + _what_would_fit(choice.shape, recipe, world, row_tokens, limit),
+            + _what_would_fit(choice, recipe, world, row_tokens, _most(network)),
             reason="OutOfMemory",
         )
     return choice
+
+
+def _most(network: Network) -> Recomputation:
+    """The activation checkpointing that saves most memory."""
+    return "Full" if recomputation.is_supported(network.model) else "None"
 
 
 def _shards(recipe: Recipe, world: World) -> int:
     return {"FSDP": world.size, "HSDP": world.local_size, "DDP": 1}[recipe.distributed.strategy]
 
 
-def _what_would_fit(shape: Shape, recipe: Recipe, world: World, row_tokens: int, limit: float) -> str:
-    """Describe the smallest changes of the recipe that make the estimate fit."""
-    training, found = recipe.training, []
+def _what_would_fit(
+    choice: Choice, recipe: Recipe, world: World, row_tokens: int, recompute: Recomputation
+) -> str:
+    """Describe the smallest changes of the recipe that make the estimate fit, with the most recomputation that the model supports."""
+    training, found, limit = recipe.training, [], choice.limit
 
     def fits(
         shards: int,
         *,
-        shape: Shape = shape,
+        shape: Shape = choice.shape,
         training: Training = training,
         batch_size: int = training.per_device_batch_size,
     ) -> bool:
         changed = recipe.model_copy(
             update={"training": training.model_copy(update={"per_device_batch_size": batch_size})}
         )
-        need = estimate(shape, changed, shards=shards, row_tokens=row_tokens, recompute="Full")
+        need = estimate(shape, changed, shards=shards, row_tokens=row_tokens, recompute=recompute)
         return need.total <= limit
 
     shards = _shards(recipe, world)
     if fits(shards):
         return "what would fit: training.activationCheckpointing Full (or Auto)"
     if training.per_device_batch_size > 1 and fits(shards, batch_size=1):
-        found.append("training.perDeviceBatchSize 1 with activationCheckpointing Full")
+        beside = " with activationCheckpointing Full" if recompute == "Full" else ""
+        found.append(f"training.perDeviceBatchSize 1{beside}")
     if recipe.distributed.strategy != "FSDP" and fits(world.size):
         found.append("distributed.strategy FSDP")
     ranks = world.size
@@ -336,7 +366,7 @@ def _what_would_fit(shape: Shape, recipe: Recipe, world: World, row_tokens: int,
             break
     if recipe.method.type == "Full":
         found += _smaller_states(recipe, lambda training: fits(shards, training=training))
-    if recipe.method.type == "Full" and fits(shards, shape=_adapted(shape), training=_plain(training)):
+    if recipe.method.type == "Full" and fits(shards, shape=_adapted(choice.shape), training=_plain(training)):
         found.append("method LoRA")
     return (
         f"what would fit: {'; '.join(found)}" if found else "use a smaller model, or lower training.maxLength"

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
 
 def fetch(
-    spec: Model, to: Path, world: World, field: str = "model.base", *, named: bool = False
+    spec: Model,
+    to: Path,
+    world: World,
+    field: str = "model.base",
+    *,
+    named: bool = False,
+    check: Callable[[Path], None] = lambda _config: None,
 ) -> artifacts.Source:
     """Fetch a model into each pod as a standalone model: an adapter is merged into its base, unless it goes on itself.
 
@@ -34,6 +40,7 @@ def fetch(
         world: the ranks; all of them must call this, and the first of each pod does the work.
         field: the recipe's field that names it.
         named: whether an adapter is to name its base, so that rank 0 needs the digest of a base that lies elsewhere.
+        check: gets the folder of the base's config before the weights are fetched, and raises what is wrong with it.
 
     Raises:
         RecipeRefusedError: it cannot be fetched, loaded or merged.
@@ -43,7 +50,9 @@ def fetch(
     def alone() -> artifacts.Source:
         how: dict[str, Any] = {"revision": spec.revision, "cache": Cache.of(spec), "field": field}
         # Before the weights are fetched, which may be hundreds of GB.
-        _check_base(spec, artifacts.fetch(spec.base, to / "config", **how, without_weights=True), field)
+        config = artifacts.fetch(spec.base, to / "config", **how, without_weights=True)
+        _check_base(spec, config, field)
+        check(config.base)
         source = artifacts.fetch(spec.base, to / "fetched", **how)
         if spec.adapter == "Continue":
             if source.adapter is None:

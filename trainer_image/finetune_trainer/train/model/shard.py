@@ -1,4 +1,4 @@
-"""Sharding, activation checkpointing and compilation of a network."""
+"""Sharding and compilation of a network."""
 
 from __future__ import annotations
 
@@ -102,61 +102,6 @@ def _prefetch(head: Any, layers: Sequence[Any]) -> None:
 def sharded(network: nn.Module) -> list[FSDPModule]:
     """Return the FSDP modules of a network, the root included."""
     return [module for module in network.modules() if isinstance(module, FSDPModule)]
-
-
-def recompute_activations(model: Any, kind: str, *, compiled: bool = False) -> None:
-    """Enable activation checkpointing for each decoder layer.
-
-    Full saves only the input of a layer. Selective also saves the outputs of attention and of every other matrix
-    product, as torchtitan does. The RNG state is restored, so that dropout repeats. In compiled layers, Selective is
-    the compiler's memory budget of one half.
-    """
-    if kind == "None":
-        return
-    if kind == "Selective" and compiled:
-        import torch._functorch.config as compiler
-
-        compiler.activation_memory_budget = 0.5
-        return
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
-    if kind == "Selective":
-        from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
-        options["context_fn"] = lambda: create_selective_checkpoint_contexts(_save_expensive_operations())
-    model.activation_checkpointing_enable(options)
-
-
-def _save_expensive_operations() -> Any:
-    """Return a policy for one layer; it counts operations, so that forward and recomputation agree."""
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    products = _operations("aten", "mm", "addmm", "bmm", "_grouped_mm")
-    products |= _operations("bitsandbytes", "gemm_4bit")
-    attention = _operations(
-        "aten",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    ) | _operations("torch_attn", "_varlen_attn")
-    seen = {False: 0, True: 0}
-
-    def policy(context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-        if operation in attention:
-            return CheckpointPolicy.MUST_SAVE
-        if operation in products:
-            seen[context.is_recompute] += 1
-            if seen[context.is_recompute] % 2:
-                return CheckpointPolicy.MUST_SAVE
-        return CheckpointPolicy.PREFER_RECOMPUTE
-
-    return policy
-
-
-def _operations(library: str, *names: str) -> set[Any]:
-    """Operations of a library, without those that it registers when something else imports it."""
-    found = getattr(torch.ops, library)
-    return {getattr(found, name).default for name in names if hasattr(found, name)}
 
 
 def compile_layers(network: Network, backend: str | Callable[..., Any] = "inductor") -> None:
