@@ -12,7 +12,7 @@ from finetune_crds.training import Method, SoftPrompt
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError
 from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import adapt
+from finetune_trainer.train.model import adapt, load
 from finetune_trainer.train.model.network import trained
 from finetune_trainer.train.model.new_tokens import NewTokens
 from support import networks
@@ -33,6 +33,35 @@ LORA = {"rank": 4, "alpha": 8}
 def world() -> Iterator[World]:
     with networks.alone() as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def gpt2(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base whose layers keep their weights as [in, out]."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    tokenizer = load_tokenizer(networks.recipe(base_model).model, base_model)
+    torch.manual_seed(0)
+    GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer),
+            n_embd=32,
+            n_layer=1,
+            n_head=4,
+            n_positions=128,
+            bos_token_id=1,
+            eos_token_id=1,
+        )
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def base(request: pytest.FixtureRequest, base_model: Path) -> Path:
+    folder: Path = base_model if request.param == "llama" else request.getfixturevalue("gpt2")
+    return folder
 
 
 def base_logits(base: Path, batch: pack.Batch) -> torch.Tensor:
@@ -97,26 +126,24 @@ def test_new_values_are_distributed_as_those_of_peft() -> None:
 
 
 @pytest.mark.parametrize("method", ["LoRA", "DoRA"])
-def test_an_adapted_model_begins_as_its_base(base_model: Path, world: World, method: str) -> None:
-    recipe = networks.recipe(base_model, method={"type": method, "lora": LORA})
-    network = networks.build(recipe, base_model, world).eval()
+def test_an_adapted_model_begins_as_its_base(base: Path, world: World, method: str) -> None:
+    recipe = networks.recipe(base, method={"type": method, "lora": LORA})
+    network = networks.build(recipe, base, world).eval()
     batch = one_document()
-    torch.testing.assert_close(
-        own_logits(network, batch), base_logits(base_model, batch), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(own_logits(network, batch), base_logits(base, batch), rtol=1e-4, atol=1e-4)
     assert {weight.dtype for weight in trained(network)} == {torch.float32}
 
 
 @pytest.mark.parametrize("method", ["LoRA", "DoRA"])
-def test_an_adapter_computes_as_that_of_peft(base_model: Path, world: World, method: str) -> None:
+def test_an_adapter_computes_as_that_of_peft(base: Path, world: World, method: str) -> None:
     """With rsLoRA's scale, alpha / sqrt(rank), and with the magnitudes that peft gives DoRA."""
     import peft
     from transformers import AutoModelForCausalLM
 
     lora = {**LORA, "scaling": "RankStabilized"}
-    recipe = networks.recipe(base_model, method={"type": method, "lora": lora})
-    network = networks.build(recipe, base_model, world).eval()
-    model = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
+    recipe = networks.recipe(base, method={"type": method, "lora": lora})
+    network = networks.build(recipe, base, world).eval()
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=4,
@@ -124,6 +151,7 @@ def test_an_adapter_computes_as_that_of_peft(base_model: Path, world: World, met
         target_modules="all-linear",
         use_rslora=True,
         use_dora=method == "DoRA",
+        fan_in_fan_out=model.config.model_type == "gpt2",
     )
     theirs = peft.get_peft_model(model, config).eval()
     parameters = dict(theirs.named_parameters())
@@ -398,3 +426,68 @@ def test_what_experts_cannot_be_adapted_with_is_refused(kind: str, method: Metho
         "method.lora.targetModules includes the experts of the model, which peft adapts with LoRA and without dropout only: "
         f"{change}, or name the layers of its attention there"
     )
+
+
+def test_layers_of_gpt2_can_be_named(gpt2: Path, world: World) -> None:
+    recipe = networks.recipe(gpt2, method={"type": "LoRA", "lora": {**LORA, "targetModules": ["c_attn"]}})
+    model = load.skeleton(recipe, gpt2, world)
+    adapted = adapt.adapt(model, recipe.method, "base")
+    assert {
+        name.rsplit(".", 2)[0] for name, weight in adapted.named_parameters() if weight.requires_grad
+    } == {f"base_model.model.transformer.h.0.attn.c_attn.lora_{part}" for part in "AB"}
+
+
+def gemma3() -> Any:
+    """A wrapper of a vision tower, a projector and a decoder."""
+    from transformers import Gemma3Config
+
+    text = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    return load.empty(config, torch.float32, trust=False)
+
+
+# Method, and the names that its fields give.
+OF_GEMMA3: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "all linear layers": (
+        {},
+        {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+    ),
+    "layers that the tower has too": ({"targetModules": ["q_proj"]}, {"q_proj"}),
+    "a layer beside them": ({"targetModules": ["q_proj"], "modulesToSave": ["k_proj"]}, {"q_proj", "k_proj"}),
+}
+
+
+@pytest.mark.parametrize("case", OF_GEMMA3)
+def test_a_tower_of_images_is_not_adapted(case: str) -> None:
+    fields, expected = OF_GEMMA3[case]
+    method = Method.model_validate({"type": "LoRA", "lora": {**LORA, **fields}})
+    adapted = adapt.adapt(gemma3(), method, "base")
+    names = [name for name, weight in adapted.named_parameters() if weight.requires_grad]
+    within = "base_model.model.model.language_model.layers.0."
+    assert all(name.startswith(within) for name in names)
+    assert {name.removeprefix(within).split(".")[1] for name in names} == expected
+
+
+@pytest.mark.parametrize("field", ["targetModules", "modulesToSave"])
+def test_a_layer_of_a_tower_is_refused(field: str) -> None:
+    method = Method.model_validate({"type": "LoRA", "lora": {**LORA, field: ["fc1"]}})
+    with pytest.raises(
+        RecipeRefusedError, match=rf"^method\.lora\.{field} fc1 is not a (linear )?layer of the model"
+    ):
+        adapt.adapt(gemma3(), method, "base")

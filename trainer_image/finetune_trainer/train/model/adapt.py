@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from finetune_crds.training import SOFT_PROMPTS, Lora, SoftPrompt
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.model import pissa
-from finetune_trainer.train.model.network import trained
+from finetune_trainer.train.model.network import is_linear, towers, trained
 from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens, names_of_ends
 
 if TYPE_CHECKING:
@@ -79,9 +80,11 @@ def _why_not(method: Method, error: str) -> str:
 def _lora_config(model: PreTrainedModel, method: Method, new: NewTokens) -> Any:
     import peft
     from peft.utils.constants import EMBEDDING_LAYER_NAMES
+    from transformers.pytorch_utils import Conv1D
 
     lora = method.lora or Lora()
-    _check_targets(model, lora.target_modules)
+    without = towers(model)
+    _check_targets(model, lora.target_modules, without)
     names, ends = _whole_layers(model, method), names_of_ends(model)
     if new.ids:
         _check_targets_beside_new_tokens(lora.target_modules, ends)
@@ -103,17 +106,22 @@ def _lora_config(model: PreTrainedModel, method: Method, new: NewTokens) -> Any:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules) or "all-linear",
+        # NB: they get no gradient. peft matches whole names with a text.
+        exclude_modules="|".join(rf"{re.escape(name)}(\..+)?" for name in without) or None,
         use_rslora=lora.scaling == "RankStabilized",
         use_dora=method.type == "DoRA",
         bias=_BIAS[lora.bias],
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         modules_to_save=names or None,
         ensure_weight_tying=tied and bool(whole),
         trainable_token_indices={end: list(new.ids) for end in rest} if new.ids and rest else None,
     )
 
 
-def _check_targets(model: nn.Module, wanted: list[str]) -> None:
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+def _check_targets(model: nn.Module, wanted: list[str], without: list[str]) -> None:
+    linear = [
+        name for name, module in model.named_modules() if is_linear(module) and not _is_within(name, without)
+    ]
     for target in wanted:
         if not any(_is_name_of(target, name) for name in linear):
             known = sorted({name.rsplit(".", 1)[-1] for name in linear})
@@ -147,7 +155,7 @@ def _check_bias_beside_new_tokens(model: PreTrainedModel, with_rows: list[str]) 
 
 def _whole_layers(model: PreTrainedModel, method: Method) -> list[str]:
     """The layers of modulesToSave, as peft finds them: by the end of a name, whatever is before it."""
-    wanted = (method.lora or Lora()).modules_to_save
+    wanted, without = (method.lora or Lora()).modules_to_save, towers(model)
     layers = {
         name: module
         for name, module in model.named_modules()
@@ -155,14 +163,14 @@ def _whole_layers(model: PreTrainedModel, method: Method) -> list[str]:
     }
     names: list[str] = []
     for name in wanted:
-        meant = [layer for layer in layers if _is_name_of(name, layer)]
+        meant = [layer for layer in layers if _is_name_of(name, layer) and not _is_within(layer, without)]
         if not meant:
-            known = sorted({layer.rsplit(".", 1)[-1] for layer in layers})
+            known = sorted({layer.rsplit(".", 1)[-1] for layer in layers if not _is_within(layer, without)})
             raise RecipeRefusedError(
                 f"method.lora.modulesToSave {name} is not a layer of the model: it has {', '.join(known)}"
             )
         head = model.get_output_embeddings()
-        four_bits = [layers[layer] for layer in meant if isinstance(layers[layer], nn.Linear)]
+        four_bits = [layers[layer] for layer in meant if is_linear(layers[layer])]
         if method.type == "QLoRA" and any(layer is not head for layer in four_bits):
             raise RecipeRefusedError(
                 f"method.lora.modulesToSave {name} has four bits with method QLoRA, which cannot be trained: remove it, "
@@ -171,6 +179,11 @@ def _whole_layers(model: PreTrainedModel, method: Method) -> list[str]:
         ending = [layer for layer in layers if layer.endswith(name)]
         names += meant if len(ending) > len(meant) else [name]
     return names
+
+
+def _is_within(layer: str, modules: list[str]) -> bool:
+    """Whether a layer is one of some modules, or a part of one."""
+    return any(layer == name or layer.startswith(f"{name}.") for name in modules)
 
 
 def _is_name_of(name: str, layer: str) -> bool:

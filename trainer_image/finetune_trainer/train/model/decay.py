@@ -7,9 +7,11 @@ Jamba its `A_log`.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
+
+from finetune_trainer.train.model.network import is_linear
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,12 +43,7 @@ def find_decaying(model: nn.Module) -> set[nn.Parameter]:
 
 def find_matrices(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
     """Return the trained matrices that layers multiply their inputs with, in order: the weights of Linear and Conv1D."""
-    from transformers.pytorch_utils import Conv1D
-
-    weights = (
-        module.weight
-        for layer in layers
-        for module in layer.modules()
-        if isinstance(module, nn.Linear | Conv1D)
-    )
+    weights: list[Any] = [
+        module.weight for layer in layers for module in layer.modules() if is_linear(module)
+    ]
     return [weight for weight in dict.fromkeys(weights) if weight.requires_grad]

@@ -224,6 +224,29 @@ def decoder_layers(network: Network) -> list[nn.Module]:
     return max(lists, key=len, default=[])
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether a layer multiplies its input by a matrix: a Linear, or the Conv1D of GPT-2, whose weight is [in, out]."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def towers(model: PreTrainedModel) -> list[str]:
+    """Return the names of the modules that take no part in text: the towers of images or sound of a model, and their projectors."""
+    ends = (model.get_decoder(), model.get_output_embeddings())
+
+    def outside(name: str, module: nn.Module) -> Iterator[str]:
+        if any(module is end for end in ends):
+            return
+        if not any(part is end for part in module.modules() for end in ends):
+            yield name
+            return
+        for child, part in module.named_children():
+            yield from outside(f"{name}.{child}" if name else child, part)
+
+    return [*outside("", model)]
+
+
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """Return the trainable parameters."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]

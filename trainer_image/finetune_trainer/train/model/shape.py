@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from finetune_trainer.train.model import experts, muon, pissa
+from finetune_trainer.train.model.network import is_linear
 from finetune_trainer.train.model.new_tokens import at_ends
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _stored_bytes(network: Network) -> float:
     Four bits a number and an fp32 constant every 64, which double quantization makes less (Dettmers et al.,
     arXiv:2305.14314, section 3); the embedding and the output layer are not quantized.
     """
-    products = {id(module.weight) for module in network.base.modules() if isinstance(module, nn.Linear)} - {
+    products = {id(module.weight) for module in network.base.modules() if is_linear(module)} - {
         id(weight) for weight in network.head.parameters()
     }
     stored = 0.0

@@ -226,15 +226,19 @@ def _broadcast(wanted: dict[str, _Wanted], spec: Model, source: Path, world: Wor
 
 
 def _set_magnitudes(model: nn.Module) -> None:
-    """Initialize DoRA's magnitudes with the norms of the base's rows (Liu et al., arXiv:2402.09353, equation 2).
-
-    A rank holds the same rows of both.
-    """
+    """Initialize DoRA's magnitudes: the norm of the weights of each output (Liu et al., arXiv:2402.09353, equation 2)."""
     parameters = dict(model.named_parameters())
     for name, magnitude in parameters.items():
-        if ".lora_magnitude_vector." in name:
-            base = parameters[f"{name.split('.lora_magnitude_vector.')[0]}.base_layer.weight"]
-            with torch.no_grad():
+        if ".lora_magnitude_vector." not in name:
+            continue
+        layer: Any = model.get_submodule(name.split(".lora_magnitude_vector.")[0])
+        base = layer.base_layer.weight
+        with torch.no_grad():
+            if layer.fan_in_fan_out:
+                # A Conv1D has an output in each column, of which a rank holds some rows.
+                rows.set_rows(magnitude, rows.whole(base).float().norm(dim=0))
+            else:
+                # A rank holds the same rows of both.
                 rows.local_rows(magnitude)[0].copy_(rows.local_rows(base)[0].float().norm(dim=1))
 
 
