@@ -11,13 +11,16 @@ from pathlib import Path
 
 import botocore.exceptions
 import pytest
+import torch
+from torch import nn
 
 from finetune_trainer import storage
 from finetune_trainer.outcome import PodFailure
 from finetune_trainer.train.checkpoint.folder import MARKER, CheckpointFolder
+from finetune_trainer.train.model.compact_adamw import CompactAdamW
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
-from support.checkpoints import Run, same
+from support.checkpoints import RATE, Run, compact, same
 
 
 @pytest.fixture
@@ -266,6 +269,33 @@ def test_a_checkpoint_of_another_model_is_refused(run: Run) -> None:
         f"the checkpoint {run.steps}/step-00000001 was made from another model than model.base /models/tiny is now: "
         "0.bias is 32 there and 64 here; restore that model, or delete the folder "
         f"{run.steps} to start over",
+    )
+
+
+def test_moments_of_another_type_are_refused(tmp_path: Path, world: World) -> None:
+    """They are codes: as numbers they would be wrong by orders of magnitude."""
+
+    def in_fp32(model: nn.Module) -> list[torch.optim.Optimizer]:
+        weights = list(model.parameters())
+        return [
+            CompactAdamW(
+                [{"params": weights}],
+                lr=RATE,
+                betas=(0.9, 0.999),
+                eps=1e-8,
+                eight_bit=True,
+                embeddings=weights,
+                seed=7,
+            )
+        ]
+
+    run = Run(tmp_path, world, width=1024, optimizers_of=compact)
+    run.train_and_save(1)
+    assert refusal(Run(tmp_path, world, width=1024, optimizers_of=in_fp32).resume) == (
+        64,
+        "ForeignCheckpoint",
+        f"the checkpoint {run.steps}/step-00000001 was made by another release, whose optimizer kept exp_avg of 1.weight as "
+        f"torch.uint8 and not as torch.float32: finish the job with that release, or delete the folder {run.steps} to start over",
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from finetune_trainer.train.model import compact_adamw
-from finetune_trainer.train.model.compact_adamw import CompactAdamW, round_stochastically
+from finetune_trainer.train.model.compact_adamw import CompactAdamW, find_embeddings, round_stochastically
 
 RATE, BETAS, EPSILON, DECAY, STEPS = 1e-2, (0.9, 0.98), 1e-6, 0.1, 6
 # Half of the distance between two numbers of bf16, as a share of them: at most.
@@ -26,7 +26,15 @@ def groups(network: nn.Module) -> list[dict[str, Any]]:
 
 
 def compact(network: nn.Module, *, eight_bit: bool = True, seed: int = 0) -> CompactAdamW:
-    return CompactAdamW(groups(network), lr=RATE, betas=BETAS, eps=EPSILON, eight_bit=eight_bit, seed=seed)
+    return CompactAdamW(
+        groups(network),
+        lr=RATE,
+        betas=BETAS,
+        eps=EPSILON,
+        eight_bit=eight_bit,
+        embeddings=find_embeddings(network),
+        seed=seed,
+    )
 
 
 def plain(network: nn.Module) -> torch.optim.Optimizer:
@@ -70,6 +78,39 @@ def test_each_step_is_that_of_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> N
         # A number between two codes may go to either.
         assert (state[name].int() - expected[f"state{number}"].int()).abs().max() <= 1
         assert (state[name] != expected[f"state{number}"]).float().mean() < 0.01
+
+
+def test_embeddings_keep_fp32_moments_as_in_bitsandbytes() -> None:
+    """With the setting that the Trainer of transformers makes for each embedding."""
+    from bitsandbytes.optim.adamw import AdamW8bit
+    from bitsandbytes.optim.optimizer import GlobalOptimManager
+
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Embedding(24, 512), nn.Linear(512, 24, bias=False))
+    theirs = copy.deepcopy(ours)
+    manager = GlobalOptimManager.get_instance()  # type: ignore[no-untyped-call]
+    manager.register_module_override(theirs[0], "weight", {"optim_bits": 32})
+    mine = compact(ours)
+    other = AdamW8bit(groups(theirs), lr=RATE, betas=BETAS, eps=EPSILON)  # type: ignore[no-untyped-call]
+    for _ in range(STEPS):
+        give_gradients(ours, theirs)
+        mine.step()
+        other.step()
+        torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-4, atol=1e-6)
+    types = [
+        (mine.state[own.weight]["exp_avg"].dtype, other.state[their.weight]["state1"].dtype)
+        for own, their in zip(ours, theirs, strict=True)
+    ]
+    assert types == [(torch.float32, torch.float32), (torch.uint8, torch.uint8)]
+
+
+def test_a_tied_output_layer_has_fp32_moments_too() -> None:
+    tied = nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 64, bias=False))
+    tied[1].weight = tied[0].weight
+    optimizer = compact(tied)
+    give_gradients(tied)
+    optimizer.step()
+    assert [state["exp_avg"].dtype for state in optimizer.state.values()] == [torch.float32]
 
 
 @pytest.mark.parametrize(

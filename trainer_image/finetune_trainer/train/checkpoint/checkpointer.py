@@ -25,8 +25,9 @@ from finetune_trainer.train.checkpoint.shards import (
     TRAINED_ONLY,
     Reader,
     Writer,
+    describe_other_model,
+    describe_other_optimizer,
     first_failure,
-    of_frozen,
     stager,
     trained_state,
     training_state,
@@ -35,7 +36,7 @@ from finetune_trainer.train.checkpoint.shards import (
 from finetune_trainer.train.model import pissa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
@@ -168,7 +169,7 @@ class Checkpointer:
             TrainingError: the storage failed, or another job has deleted the checkpoint.
         """
         state = training_state(model, optimizers)
-        self._read(progress.step, state, state["model"])
+        self._read(progress.step, state, state["model"], state["optimizer"]["state"])
         set_model_state_dict(model, state["model"], options=TRAINED_ONLY)
         set_optimizer_state_dict(model, tuple(optimizers), state["optimizer"], options=TRAINED_ONLY)
 
@@ -187,11 +188,20 @@ class Checkpointer:
         self._read(self._begin.progress.step, {"model": initial}, weights)
         set_model_state_dict(model, initial, options=TRAINED_ONLY)
 
-    def _read(self, step: int, state: dict[str, Any], weights: dict[str, torch.Tensor]) -> None:
-        """Read a part of a checkpoint, which must have the names and shapes of `weights`."""
+    def _read(
+        self,
+        step: int,
+        state: dict[str, Any],
+        weights: dict[str, torch.Tensor],
+        moments: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Read a part of a checkpoint, which must have the names and shapes of `weights`, and the types of `moments`."""
         uri = self._uri_of(step)
         reader = Reader(uri)
-        self._world.agree(lambda: self._check_model(step, reader, weights) if self._world.leads else None)
+
+        self._world.agree(
+            lambda: self._check(step, reader, weights, moments or {}) if self._world.leads else None
+        )
         try:
             dcp.load(state, storage_reader=reader, process_group=self._group)
         except CheckpointException as error:
@@ -208,31 +218,35 @@ class Checkpointer:
         first = "the start" if newest.resume_place(self._recipe) is None else "checkpoint.resumeFrom"
         return f"delete this folder to go on from an older checkpoint, or from {first} where there is none"
 
-    def _check_model(self, step: int, reader: Reader, weights: dict[str, torch.Tensor]) -> None:
-        """Compare names and shapes: DCP's own errors repeat a long message for each weight."""
+    def _check(
+        self,
+        step: int,
+        reader: Reader,
+        weights: dict[str, torch.Tensor],
+        moments: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Compare names, shapes and types: DCP's own errors repeat a long message for each weight, and it converts types."""
         uri = self._uri_of(step)
         try:
             stored = reader.read_metadata().state_dict_metadata
         except Exception as error:
             raise unreadable(uri, error, self._remedy(step), shared=step in self._elsewhere) from error
-        prefix = "model."
-        otherwise = (
-            self._remedy(step) if step in self._elsewhere else newest.start_over(self.folder, self._recipe)
-        )
-        there = {
-            name.removeprefix(prefix): tuple(entry.size)
-            for name, entry in stored.items()
-            if name.startswith(prefix) and not of_frozen(name)
-        }
-        here = {name: tuple(weight.shape) for name, weight in weights.items()}
-        for name in sorted(there.keys() | here.keys()):
-            if there.get(name) != here.get(name):
-                raise RecipeRefusedError(
-                    f"the checkpoint {uri} was made from another model than model.base {self._recipe.model.base} is now: {name} "
-                    f"is {_shape(there.get(name))} there and {_shape(here.get(name))} here; restore that model, "
-                    f"or {otherwise}",
-                    reason="ForeignCheckpoint",
-                )
+        model = describe_other_model(stored, weights)
+        optimizer = describe_other_optimizer(stored, moments)
+        if model or optimizer:
+            cause = (
+                f"from another model than model.base {self._recipe.model.base} is now: {model}; restore that model"
+                if model
+                else f"by another release, {optimizer}: finish the job with that release"
+            )
+            otherwise = (
+                self._remedy(step)
+                if step in self._elsewhere
+                else newest.start_over(self.folder, self._recipe)
+            )
+            raise RecipeRefusedError(
+                f"the checkpoint {uri} was made {cause}, or {otherwise}", reason="ForeignCheckpoint"
+            )
 
     def save(
         self,
@@ -381,7 +395,3 @@ def _in_thread(work: Callable[[], None], device: torch.device) -> Future[None]:
 
     threading.Thread(target=run, name="checkpoint").start()
     return done
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "missing" if shape is None else " x ".join(map(str, shape)) or "a number"

@@ -19,7 +19,7 @@ from finetune_trainer import storage
 from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
     from torch import nn
@@ -143,6 +143,51 @@ def training_state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
         "model": trained_state(model),
         "optimizer": get_optimizer_state_dict(model, tuple(optimizers), options=TRAINED_ONLY),
     }
+
+
+def describe_other_model(stored: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> str | None:
+    """Describe the first weight that a checkpoint has in another shape; None: it has the same weights.
+
+    Args:
+        stored: what the checkpoint says of its tensors, by their names.
+        weights: those of the model, by their names.
+    """
+    prefix = "model."
+    there = {
+        name.removeprefix(prefix): tuple(entry.size)
+        for name, entry in stored.items()
+        if name.startswith(prefix) and not of_frozen(name)
+    }
+    here = {name: tuple(weight.shape) for name, weight in weights.items()}
+    for name in sorted(there.keys() | here.keys()):
+        if there.get(name) != here.get(name):
+            return f"{name} is {_shape(there.get(name))} there and {_shape(here.get(name))} here"
+    return None
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "missing" if shape is None else " x ".join(map(str, shape)) or "a number"
+
+
+def describe_other_optimizer(
+    stored: Mapping[str, Any], moments: Mapping[str, Mapping[str, Any]]
+) -> str | None:
+    """Describe the first number of an optimizer that a checkpoint has in another type; None: all types are the same.
+
+    NB: DCP converts types, and makes numbers of the codes of moments in 8 bits.
+
+    Args:
+        stored: what the checkpoint says of its tensors, by their names.
+        moments: what the optimizers keep of each weight, by its name.
+    """
+    for weight, state in moments.items():
+        for name, value in state.items():
+            properties = getattr(stored.get(f"optimizer.state.{weight}.{name}"), "properties", None)
+            if properties is not None and properties.dtype != value.dtype:
+                return (
+                    f"whose optimizer kept {name} of {weight} as {properties.dtype} and not as {value.dtype}"
+                )
+    return None
 
 
 def stager(*, pinned: bool) -> DefaultStager:

@@ -7,13 +7,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from finetune_trainer.train.model import seeds
 from finetune_trainer.train.model.rows import local_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
 # Numbers of a block, which share a scale: as many as divide a row.
 _BLOCKS = (256, 128, 64)
@@ -30,7 +31,7 @@ class CompactAdamW(torch.optim.Optimizer):
     arXiv:2110.02861). A block never leaves its row: ranks hold whole blocks however many there are, so that a checkpoint of 8-bit
     moments is read by another number of ranks as it is. bitsandbytes' own optimizer does not know sharded tensors; that of torchao
     decides by the size of a shard which moments have 8 bits. Moments of small tensors, and of those whose rows are no multiple of 64,
-    are fp32.
+    are fp32, and so are those of embeddings.
 
     A weight in bf16 is rounded up or down with the probability of its distance to the other one (as in arXiv:2010.06192), so that
     updates below half of its precision are not lost. All ranks that hold the same rows round them alike.
@@ -44,6 +45,7 @@ class CompactAdamW(torch.optim.Optimizer):
         betas: decay of the moments.
         eps: added to the denominator.
         eight_bit: whether moments have 8 bits.
+        embeddings: the weights whose moments stay in fp32 all the same.
         seed: of the rounding.
     """
 
@@ -55,12 +57,15 @@ class CompactAdamW(torch.optim.Optimizer):
         betas: tuple[float, float],
         eps: float,
         eight_bit: bool,
+        embeddings: Collection[torch.Tensor] = (),
         seed: int,
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         self.number = 0
         """Of the step: the same one is rounded the same way."""
         self._eight_bit = eight_bit
+        # NB: tensors compare their values.
+        self._embeddings = {id(weight) for weight in embeddings}
         self._seed = seed
         self._codes: dict[tuple[torch.device, bool], torch.Tensor] = {}
 
@@ -127,8 +132,9 @@ class CompactAdamW(torch.optim.Optimizer):
     def _initial(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         state = {"step": torch.zeros((), device=weight.device)}
         block = next((size for size in _BLOCKS if weight.shape[-1] % size == 0), None)
+        in_fp32 = not self._eight_bit or id(weight) in self._embeddings
         for name in ("exp_avg", "exp_avg_sq"):
-            if self._eight_bit and block and weight.ndim > 1 and weight.numel() >= _LEAST:
+            if not in_fp32 and block and weight.ndim > 1 and weight.numel() >= _LEAST:
                 scales = (*weight.shape[:-1], weight.shape[-1] // block)
                 # NB: not the code of 0, but with a scale of 0 each code is 0.
                 state[name] = _zeros(weight, weight.shape, torch.uint8)
@@ -179,6 +185,16 @@ def _updated(
     denominator = square.sqrt_().div_((1 - beta2**step).sqrt()).add_(group["eps"])
     update = mean.div_(1 - beta1**step).div_(denominator)
     return (weight * (1 - rate * group["weight_decay"])).sub_(update, alpha=rate)
+
+
+def find_embeddings(model: nn.Module) -> list[nn.Parameter]:
+    """Return the trained weights of embeddings, also of one that is the output layer too.
+
+    Few rows of an embedding get a gradient in a step, and they differ in size: transformers keeps their moments in fp32 with
+    the AdamW8bit of bitsandbytes (transformers.Trainer.create_optimizer; arXiv:2110.02861, section 2.3).
+    """
+    weights = (module.weight for module in model.modules() if isinstance(module, nn.Embedding))
+    return [weight for weight in dict.fromkeys(weights) if weight.requires_grad]
 
 
 def finite(optimizer: Any, device: torch.device) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from finetune_crds.contract import MemoryPlan
 from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import chunks, precision, recomputation
+from finetune_trainer.train.model import chunks, precision
 from finetune_trainer.train.model.shape import Shape
 
 if TYPE_CHECKING:
@@ -185,7 +185,9 @@ def _moments(shape: Shape, recipe: Recipe) -> float:
     kind = recipe.training.optimizer.type
     if kind == "Muon":
         return 4 * shape.matrices + 8 * (shape.trained - shape.matrices)
-    return (_EIGHT_BITS if kind == "AdamW8bit" else 8) * shape.trained
+    if kind == "AdamW8bit":
+        return 8 * shape.embeddings + _EIGHT_BITS * (shape.trained - shape.embeddings)
+    return 8 * shape.trained
 
 
 def staged(shape: Shape, recipe: Recipe, *, shards: int) -> float:
@@ -256,7 +258,7 @@ def decide(
     room to spare, on a GPU and with the output layer trained: a frozen one has no gradient to add up, and a CPU no time to win.
     """
     shape = Shape.of(network, teacher, quantized=recipe.method.type == "QLoRA", ranks=world.size)
-    kinds = _kinds(network, recipe)
+    kinds = _kinds(shape, recipe)
     shards = _shards(recipe, world)
     limit = available(world) * _USABLE
     needed = partial(estimate, shape, recipe, shards=shards, row_tokens=row_tokens)
@@ -273,12 +275,12 @@ def decide(
     return Choice(kind, chunk_numbers, found, limit, shape, staged(shape, recipe, shards=shards))
 
 
-def _kinds(network: Network, recipe: Recipe) -> tuple[Recomputation, ...]:
+def _kinds(shape: Shape, recipe: Recipe) -> tuple[Recomputation, ...]:
     """The activation checkpointing to choose from."""
     kind = recipe.training.activation_checkpointing
     if kind != "Auto":
         return (kind,)
-    return KINDS if recomputation.is_supported(network.model) else ("None",)
+    return KINDS if shape.can_recompute else KINDS[:1]
 
 
 def with_recomputation(
@@ -316,26 +318,20 @@ def choose(
     if choice.estimate.total > limit:
         raise RecipeRefusedError(
             f"the job needs about {choice.estimate} and a rank has {limit / _GIB:.1f} GiB: "
-            + _what_would_fit(choice, recipe, world, row_tokens, _most(network)),
+            + _what_would_fit(choice, recipe, world, row_tokens),
             reason="OutOfMemory",
         )
     return choice
-
-
-def _most(network: Network) -> Recomputation:
-    """The activation checkpointing that saves most memory."""
-    return "Full" if recomputation.is_supported(network.model) else "None"
 
 
 def _shards(recipe: Recipe, world: World) -> int:
     return {"FSDP": world.size, "HSDP": world.local_size, "DDP": 1}[recipe.distributed.strategy]
 
 
-def _what_would_fit(
-    choice: Choice, recipe: Recipe, world: World, row_tokens: int, recompute: Recomputation
-) -> str:
+def _what_would_fit(choice: Choice, recipe: Recipe, world: World, row_tokens: int) -> str:
     """Describe the smallest changes of the recipe that make the estimate fit, with the most recomputation that the model supports."""
     training, found, limit = recipe.training, [], choice.limit
+    recompute = "Full" if choice.shape.can_recompute else "None"
 
     def fits(
         shards: int,
@@ -393,5 +389,12 @@ def _adapted(shape: Shape) -> Shape:
     """Return the shape of the model with an adapter of about a hundredth of its parameters."""
     trained = shape.parameters // 100
     return replace(
-        shape, trained=trained, embedding_trained=0, output_trained=0, copied=0, head=0, matrices=0
+        shape,
+        trained=trained,
+        embedding_trained=0,
+        output_trained=0,
+        copied=0,
+        head=0,
+        matrices=0,
+        embeddings=0,
     )

@@ -8,7 +8,7 @@ import torch
 
 from finetune_crds.optimizer import DEFAULT_MOMENTUM
 from finetune_trainer.train.model import precision, rows
-from finetune_trainer.train.model.compact_adamw import CompactAdamW
+from finetune_trainer.train.model.compact_adamw import CompactAdamW, find_embeddings
 from finetune_trainer.train.model.decay import find_decaying
 from finetune_trainer.train.model.loss_scale import LossScale
 from finetune_trainer.train.model.muon import Muon, matrices
@@ -99,12 +99,15 @@ def optimizers(network: nn.Module, training: Training) -> tuple[torch.optim.Opti
             adjust_lr_fn="match_rms_adamw",
         )
         rest = [weight for weight in parameters if id(weight) not in chosen]
-        return muon, _adamw(rest, decaying, training)
-    return (_adamw(parameters, decaying, training),)
+        return muon, _adamw(rest, decaying, find_embeddings(network), training)
+    return (_adamw(parameters, decaying, find_embeddings(network), training),)
 
 
 def _adamw(
-    parameters: Sequence[nn.Parameter], decaying: Collection[nn.Parameter], training: Training
+    parameters: Sequence[nn.Parameter],
+    decaying: Collection[nn.Parameter],
+    embeddings: Collection[nn.Parameter],
+    training: Training,
 ) -> torch.optim.Optimizer:
     """AdamW over some parameters: torch's fused one, unless it has to save memory."""
     spec = training.optimizer
@@ -123,5 +126,5 @@ def _adamw(
     }
     eight_bit = spec.type == "AdamW8bit"
     if eight_bit or precision.trained(training) == torch.bfloat16:
-        return CompactAdamW(groups, **options, eight_bit=eight_bit, seed=training.seed)
+        return CompactAdamW(groups, **options, eight_bit=eight_bit, embeddings=embeddings, seed=training.seed)
     return torch.optim.AdamW(groups, **options, fused=True)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from finetune_trainer.train.model import experts, muon, pissa
+from finetune_trainer.train.model import experts, muon, pissa, recomputation
+from finetune_trainer.train.model.compact_adamw import find_embeddings
 from finetune_trainer.train.model.network import is_linear
 from finetune_trainer.train.model.new_tokens import at_ends
 
@@ -51,10 +52,14 @@ class Shape:
     vocabulary: int = 0
     matrices: int = 0
     """Trained parameters in matrices of the layers, which Muon takes."""
+    embeddings: int = 0
+    """Trained parameters of all embeddings, whose moments AdamW8bit keeps in fp32."""
     initial: int = 0
     """Numbers of what layers of PiSSA began as, in fp32."""
     copies: int = 0
     """Experts of a layer that get a copy of a token."""
+    can_recompute: bool = True
+    """Whether transformers can recompute the layers."""
     adapted_experts: int = 0
     """Parameters of experts to which a forward pass adds the product of an adapter."""
 
@@ -96,8 +101,10 @@ class Shape:
             head=_numbers(network.head.parameters(), trained=True),
             vocabulary=network.head.vocabulary,
             matrices=sum(weight.numel() for weight in muon.matrices(network)),
+            embeddings=_numbers(find_embeddings(network)),
             initial=pissa.size(network.model),
             copies=experts.of_a_token(sizes),
+            can_recompute=recomputation.is_supported(network.model),
             adapted_experts=sum(
                 module.get_param().numel() for module in network.modules() if isinstance(module, ParamWrapper)
             ),
