@@ -269,6 +269,8 @@ class MemoryPlan(ApiModel):
     """Of the host, for the copy of a rank from which asynchronous checkpoints are written."""
     parameters: _Count
     trained_parameters: _Count
+    four_bit_parameters: _Count | None = None
+    """Those of a QLoRA that are packed into four bits; None with another method."""
     parts: dict[str, _Count] = Field(default_factory=dict)
     """Bytes of the peak by what they are for."""
 

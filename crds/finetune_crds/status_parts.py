@@ -132,6 +132,9 @@ class PlanStatus(ApiModel):
     """Parameters of the model with its adapter."""
     trained_parameters: NonNegative
     """Those of them that are trained."""
+    four_bit_parameters: NonNegative | None = None
+    """Those of them that are in four bits, with method QLoRA. The others stay whole: experts that the model keeps in one tensor, the
+    embedding and the output layer."""
 
 
 class JobUsage(ApiModel):

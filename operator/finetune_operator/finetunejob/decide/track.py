@@ -153,6 +153,7 @@ def _copy_plan(draft: Draft, run: Run) -> None:
             host_memory=quantity.of_bytes(plan.staged_bytes) if plan.staged_bytes else None,
             parameters=plan.parameters,
             trained_parameters=plan.trained_parameters,
+            four_bit_parameters=plan.four_bit_parameters,
         )
         draft.update(plan=after)
 

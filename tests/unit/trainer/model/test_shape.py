@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+import torch
 
-from finetune_trainer.train.model import adapt, load
+from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.train.model import adapt, load, memory
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.model.new_tokens import NewTokens
 from finetune_trainer.train.model.shape import Shape
 from finetune_trainer.train.objectives.sft import Sft
+from finetune_trainer.train.runtime.device import Card
+from finetune_trainer.train.runtime.distributed import World
 from support import networks
 from support.shapes import ADAPTER_8B, ENDS_8B, LLAMA_8B, LLAMA_70B, PARAMETERS, shape_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
 
@@ -68,3 +69,42 @@ def test_a_four_bit_base_is_counted_as_it_is_stored(base_model: Path) -> None:
     linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
     rest = model.get_input_embeddings().weight.numel() + 5 * 32
     assert (shape.whole, shape.whole_bytes) == (linear // 2 + rest, linear // 2 + 4 * rest)
+
+
+def test_experts_in_one_tensor_are_not_packed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures of docs/finetunejob/methods.md."""
+    from transformers import MixtralConfig, Qwen3MoeConfig
+
+    sizes = {
+        "Mixtral 8x7B": MixtralConfig(tie_word_embeddings=False),
+        "Qwen3-30B-A3B": Qwen3MoeConfig(
+            num_experts=128,
+            hidden_size=2048,
+            moe_intermediate_size=768,
+            num_hidden_layers=48,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            vocab_size=151936,
+            tie_word_embeddings=False,
+        ),
+    }
+    recipe = networks.recipe(Path("/base"), method={"type": "QLoRA"}, precision="BF16")
+    card = Card("NVIDIA-T4", 2**30, (8, 0))
+    world = World(0, 1, 0, 1, torch.device("cpu"), card=card)
+    shares: dict[str, float] = {}
+    gibibytes: dict[str, int] = {}
+    for name, config in sizes.items():
+        network = Network(
+            adapt.adapt(load.empty(config, torch.bfloat16, trust=False), recipe.method, "base"), Sft()
+        )
+        shape = Shape.of(network, None, quantized=True)
+        shares[name] = round(shape.four_bits / (shape.parameters - shape.trained), 2)
+        gibibytes[name] = round(shape.whole_bytes / 2**30)
+        with pytest.raises(RecipeRefusedError) as refused:
+            memory.choose(network, recipe, world, 2048, None)
+        sentence = f"{shares[name]:.0%} of the base is in four bits: experts that a model keeps in one tensor are not packed"
+        assert refused.value.message.endswith(f"; {sentence}")
+        assert sentence in capsys.readouterr().out.splitlines()
+    assert shares == {"Mixtral 8x7B": 0.03, "Qwen3-30B-A3B": 0.03}
+    assert gibibytes == {"Mixtral 8x7B": 85, "Qwen3-30B-A3B": 56}

@@ -31,6 +31,8 @@ _USABLE = 0.92
 # must not fill the card for a gain of time.
 _ROOM_FOR_LARGE = 0.9
 _GIB = 2**30
+# A base with less than this share in four bits is that of a mixture: embeddings are at most a quarter of small models.
+_MOSTLY = 0.5
 # Two codes of a byte, and an fp32 scale of each for 256 of them.
 _EIGHT_BITS = 2 * (1 + 4 / 256)
 # What a Full run may change of its optimizer to need less.
@@ -245,6 +247,7 @@ class Choice:
             staged_bytes=int(self.staged),
             parameters=self.shape.parameters,
             trained_parameters=self.shape.trained,
+            four_bit_parameters=self.shape.four_bits or None,
             parts={name: int(size) for name, size in asdict(self.estimate).items()},
         )
 
@@ -312,16 +315,28 @@ def choose(
         f"memory: about {choice.estimate} of {limit / _GIB:.1f} GiB; activation checkpointing {choice.kind}; "
         f"logits of {choice.chunk} tokens at a time"
     )
+    unpacked = _describe_unpacked(choice.shape)
+    if unpacked:
+        world.say(unpacked)
     if choice.staged:
         where = f"{'pinned ' if world.card else ''}memory of the host"
         world.say(f"asynchronous checkpoints: a copy of {choice.staged / _GIB:.1f} GiB a rank in {where}")
     if choice.estimate.total > limit:
         raise RecipeRefusedError(
             f"the job needs about {choice.estimate} and a rank has {limit / _GIB:.1f} GiB: "
-            + _what_would_fit(choice, recipe, world, row_tokens),
+            + _what_would_fit(choice, recipe, world, row_tokens)
+            + (f"; {unpacked}" if unpacked else ""),
             reason="OutOfMemory",
         )
     return choice
+
+
+def _describe_unpacked(shape: Shape) -> str | None:
+    """Say how little of a quantized base is in four bits; None: most of it is, or the base is not quantized."""
+    frozen = shape.parameters - shape.trained
+    if not shape.four_bits or shape.four_bits >= _MOSTLY * frozen:
+        return None
+    return f"{shape.four_bits / frozen:.0%} of the base is in four bits: experts that a model keeps in one tensor are not packed"
 
 
 def _shards(recipe: Recipe, world: World) -> int:

@@ -58,6 +58,8 @@ class Shape:
     """Numbers of what layers of PiSSA began as, in fp32."""
     copies: int = 0
     """Experts of a layer that get a copy of a token."""
+    four_bits: int = 0
+    """Parameters of a base on the meta device that will be packed into four bits."""
     can_recompute: bool = True
     """Whether transformers can recompute the layers."""
     adapted_experts: int = 0
@@ -75,6 +77,7 @@ class Shape:
         """
         from peft.tuners.lora.layer import ParamWrapper
 
+        packed = _packed(network) if quantized else set()
         config = network.base.config.get_text_config()
         sizes = experts.fields(config)
         frozen = [weight for weight in network.base.parameters() if not weight.requires_grad]
@@ -85,7 +88,8 @@ class Shape:
             parameters=sum(weight.numel() for weight in network.parameters()),
             trained=sum(weight.numel() for weight in network.parameters() if weight.requires_grad),
             whole=sum(weight.numel() for weight in frozen) if quantized else 0,
-            whole_bytes=_stored_bytes(network) if quantized else 0,
+            whole_bytes=_stored_bytes(network, packed) if quantized else 0,
+            four_bits=_numbers(packed),
             teacher=0 if teacher is None else _held_of_teacher(teacher, ranks),
             layers=config.num_hidden_layers,
             width=config.hidden_size,
@@ -124,18 +128,28 @@ def _held_of_teacher(teacher: Network, ranks: int) -> int:
     return parameters // ranks + 2 * a_layer + _numbers(teacher.head.parameters())
 
 
-def _stored_bytes(network: Network) -> float:
-    """Return the bytes of a frozen base in four bits; on the meta device, after quantization.
+def _packed(network: Network) -> set[nn.Parameter]:
+    """Return the frozen weights of a base on the meta device that will be packed into four bits.
+
+    These are the weights of linear layers. The embedding and the output layer are not packed, nor experts that a model keeps in one
+    tensor, which are no linear layers.
+    """
+    weights: set[nn.Parameter] = {module.weight for module in network.base.modules() if is_linear(module)}
+    return {
+        weight
+        for weight in weights - {*network.head.parameters()}
+        if weight.is_meta and not weight.requires_grad
+    }
+
+
+def _stored_bytes(network: Network, packed: set[nn.Parameter]) -> float:
+    """Return the bytes of a frozen base in four bits, before and after its weights are packed.
 
     Four bits a number and an fp32 constant every 64, which double quantization makes less (Dettmers et al.,
-    arXiv:2305.14314, section 3); the embedding and the output layer are not quantized.
+    arXiv:2305.14314, section 3).
     """
-    products = {id(module.weight) for module in network.base.modules() if is_linear(module)} - {
-        id(weight) for weight in network.head.parameters()
-    }
     stored = 0.0
     for weight in network.base.parameters():
         if not weight.requires_grad:
-            pending = weight.is_meta and id(weight) in products
-            stored += weight.numel() * (_FOUR_BITS if pending else weight.element_size())
+            stored += weight.numel() * (_FOUR_BITS if weight in packed else weight.element_size())
     return stored

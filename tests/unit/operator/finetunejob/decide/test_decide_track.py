@@ -420,6 +420,7 @@ PLAN = {
     "limitBytes": 79_026_978_816,
     "parameters": 8_072_204_288,
     "trainedParameters": 41_943_040,
+    "fourBitParameters": 6_979_321_856,
     "parts": {"weights": 16_128_466_944},
 }
 PLANNED = PlanStatus(
@@ -428,6 +429,7 @@ PLANNED = PlanStatus(
     limit="73.6Gi",
     parameters=8_072_204_288,
     trained_parameters=41_943_040,
+    four_bit_parameters=6_979_321_856,
 )
 PLANS: dict[str, tuple[str, PlanStatus | None]] = {
     "of a GPU": (json.dumps(PLAN), PLANNED),
