@@ -41,13 +41,13 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
     if was_preempted(failure, mine, child, failed, draft.spec.run_policy.fatal_exit_codes):
         seconds = backoff.run_seconds(child, draft.now)
         backoff.delay(draft, backoff.Attempt(seconds, saved, before.checkpoint_step if before else None))
-        _restart(draft, number + 1, counted=False, why=_interruption(draft, number, failure, deleted))
+        restart(draft, number + 1, counted=False, why=_interruption(draft, number, failure, deleted))
         return
     sentence = _sentence(failure, deleted)
     if step and failure.exit_code == contract.EXIT_UNAVAILABLE:
         # NB: however long the pods waited for a server, nothing was trained.
         backoff.delay(draft, backoff.Attempt(seconds=0))
-        _restart(
+        restart(
             draft,
             number + 1,
             counted=False,
@@ -69,7 +69,7 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
         draft.set(ConditionType.TRAINED, False, ConditionReason.MAX_RESTARTS_REACHED, message)
         draft.fail(ConditionReason.MAX_RESTARTS_REACHED, message)
     else:
-        _restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
+        restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
 
 
 def _explain(draft: Draft, number: int, mine: list[Json], failed: Json) -> LastFailure:
@@ -164,7 +164,13 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
     return None
 
 
-def _restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
+def restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
+    """Have another attempt begin.
+
+    Args:
+        number: of that attempt.
+        counted: whether it counts against runPolicy.maxRestarts.
+    """
     at = draft.status.restart_time
     draft.update(attempt=number)
     if counted:

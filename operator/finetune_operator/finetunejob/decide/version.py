@@ -5,6 +5,7 @@ from __future__ import annotations
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import Register
 from finetune_crds.status import ModelStatus
+from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
@@ -47,6 +48,12 @@ def _wait(draft: Draft, wanted: Register) -> Outcome:
     if waited < draft.settings.registration_patience_seconds:
         draft.requeue_after(draft.settings.poll_seconds)
         return Stop
+    if _can_register_again(draft):
+        number = draft.status.attempt or 1
+        draft.unset(ConditionType.REGISTERED)
+        why = f"attempt {number} ended without a version of {wanted.model} that is READY, and registers it again"
+        attempts.restart(draft, number + 1, counted=True, why=why)
+        return Stop
     run = draft.status.run_id
     message = (
         f"training ended without a version of {wanted.model} from run {run}: have the script register one from "
@@ -54,6 +61,13 @@ def _wait(draft: Draft, wanted: Register) -> Outcome:
     )
     _fail(draft, message)
     return Stop
+
+
+def _can_register_again(draft: Draft) -> bool:
+    """Whether another attempt may register the model: the training loop trains again only what came after its last checkpoint."""
+    saved = draft.status.checkpoint is not None and draft.status.checkpoint.step is not None
+    left = draft.spec.run_policy.max_restarts - (draft.status.restarts or 0)
+    return saved and left > 0 and not draft.spec.trainer.command
 
 
 def wait_for_lost(draft: Draft, kind: ConditionType, reason: ConditionReason) -> None:

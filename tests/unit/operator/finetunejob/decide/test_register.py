@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus
+from finetune_crds.status import CheckpointStatus, FineTuneJobStatus, MlflowStatus, ModelStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import FinishRun, Mlflow, SetAlias
 from finetune_operator.registry.base import RegisteredVersion
@@ -160,6 +161,43 @@ def test_waiting(message: str, mlflow: Mlflow | None, seconds: float, expected: 
     assert decision.status.phase == ("Failed" if failed else "Registering")
     assert not any(isinstance(action, SetAlias) for action in decision.actions)
     assert failed or decision.requeue_seconds == SETTINGS.poll_seconds
+
+
+CHECKPOINT = CheckpointStatus(step=40, uri="/checkpoints/tune")
+# What the status has, and parts of the spec; whether another attempt registers the model.
+AGAIN: dict[str, tuple[Json, Json, bool]] = {
+    "from its last checkpoint": ({"checkpoint": CHECKPOINT}, {}, True),
+    "not where it would train again": ({}, {}, False),
+    "not more often than it may restart": (
+        {"checkpoint": CHECKPOINT, "restarts": 1},
+        {"runPolicy": {"maxRestarts": 1}},
+        False,
+    ),
+    "not a script, which registers as it likes": (
+        {"checkpoint": CHECKPOINT},
+        {"trainer": {"command": ["python", "train.py"]}},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("known", "parts", "again"), AGAIN.values(), ids=AGAIN)
+def test_a_version_that_does_not_become_ready_is_registered_again(
+    known: Json, parts: Json, again: bool
+) -> None:
+    waiting = condition(ConditionType.REGISTERED, "False", ConditionReason.REGISTERING, EXPECTED)
+    before = BEFORE.model_copy(update={"conditions": [*BEFORE.conditions, waiting], "attempt": 2, **known})
+    job = ftj(before, register={"model": "tuned"}, **parts)
+    decision = conclude(job, observed(mlflow=tracked()), at=later(60), settings=SETTINGS)
+    assert (decision.status.phase == "Failed") != again
+    if again:
+        assert (decision.status.attempt, decision.status.restarts) == (3, 1)
+        assert said(decision, ConditionType.REGISTERED) is None
+        assert said(decision, ConditionType.TRAINED) == (
+            "False",
+            ConditionReason.RESTARTING,
+            "attempt 2 ended without a version of tuned that is READY, and registers it again; attempt 3 resumes from the newest checkpoint",
+        )
 
 
 def test_nothing_is_registered_when_nothing_is_asked_for() -> None:
