@@ -257,6 +257,16 @@ def test_a_result_that_went_with_its_pod_is_asked_for_again() -> None:
     assert applied(evaluate(before=lost.status)) == ["ConfigMap/tune-evaluate", "Job/tune-evaluate"]
 
 
+def test_it_is_done_when_its_container_is_also_where_another_one_keeps_the_pod() -> None:
+    kept = its_end(0, DONE)
+    proxy = {"name": "istio-proxy", "state": {"running": {}}}
+    kept["status"] |= {"phase": "Running", "containerStatuses": [*kept["status"]["containerStatuses"], proxy]}
+    decision = evaluate(evaluating(), pods=[kept])
+    assert (decision.status.evaluation, deleted(decision)) == (FOUND, [])
+    again = evaluate(evaluating(), pods=[kept], before=decision.status)
+    assert deleted(again) == [JOB]
+
+
 def test_a_version_that_was_registered_later_is_evaluated_in_its_place() -> None:
     later_one = tracked(RegisteredVersion("tuned", "5", tags=TAGS))
     stopped = evaluate(evaluating(), pods=[its_pod()], mlflow=later_one)
