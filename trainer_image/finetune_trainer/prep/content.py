@@ -22,6 +22,8 @@ _LISTS = ArrayType(StructType([StructField("content", ArrayType(StringType()))])
 _HAS_LIST = r'"content"\s*:\s*\['
 # NB: Spark does not keep how a number is written where it parses a text.
 _NUMBER = r'"content"\s*:\s*(-?[0-9][0-9.eE+-]*)'
+# NB: without it a text may have 20 million characters.
+_PARSER = {"maxStringLen": str(2**31 - 1)}
 _CONTENTS = ArrayType(StructType([StructField("content", StringType())]))
 
 
@@ -93,11 +95,11 @@ def parse_conversations(text: Column, kind: DataType) -> Column:
     assert isinstance(kind.elementType, StructType)  # noqa: S101
     texts = ArrayType(StructType([StructField(name, StringType()) for name in kind.elementType.fieldNames()]))
 
-    lists = sf.when(text.rlike(_HAS_LIST), sf.from_json(text, _LISTS))
+    lists = sf.when(text.rlike(_HAS_LIST), sf.from_json(text, _LISTS, _PARSER))
     as_texts = sf.regexp_replace(text, _NUMBER, r'"content": "$1"')
-    numbers = sf.when(text.rlike(_NUMBER), sf.from_json(as_texts, _CONTENTS))
+    numbers = sf.when(text.rlike(_NUMBER), sf.from_json(as_texts, _CONTENTS, _PARSER))
     return sf.transform(
-        sf.from_json(text, texts),
+        sf.from_json(text, texts, _PARSER),
         lambda turn, number: turn.withField(
             "content",
             sf.coalesce(

@@ -7,13 +7,14 @@ import re
 import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from finetune_crds.base import PLACES
 from finetune_trainer.outcome import DataError, PodFailure, TrainingError
-from finetune_trainer.prep import chat, delta_table
+from finetune_trainer.prep import chat, delta_table, schemas
 from finetune_trainer.prep.place import OWN_SCHEME, S3, as_named
 from finetune_trainer.prep.session import spark_path
 
@@ -75,8 +76,10 @@ def telling(asked: Request) -> Iterator[None]:
         # NB: Spark Connect has no exception of the JVM.
         known = (
             chat.failure(str(error))
+            or schemas.find_refusal(str(error))
             or _of_text(asked, str(error))
             or _expired(_causes(getattr(error, "_origin", None)))
+            or _of_columns(asked, error.getCondition() or "", first_line(error))
             or _of_spark(asked, error.getCondition() or "", first_line(error))
         )
         if known is None:
@@ -89,7 +92,8 @@ def telling(asked: Request) -> Iterator[None]:
     except Py4JJavaError as error:
         causes = _causes(error.java_exception)
         known = (
-            _expired(causes)
+            schemas.find_refusal(str(error))
+            or _expired(causes)
             or _of_file(asked, causes)
             or _of_disk(asked, causes, error)
             or _of_hadoop(causes)
@@ -136,6 +140,21 @@ def _of_spark(asked: Request, condition: str, detail: str) -> PodFailure | None:
     return None
 
 
+def _of_columns(asked: Request, condition: str, detail: str) -> PodFailure | None:
+    """The error of columns that Spark cannot read, or cannot tell from each other."""
+    if condition == "COLUMN_ALREADY_EXISTS":
+        return DataError(
+            "ColumnsAmbiguous",
+            f"{asked.source_name} has columns whose names differ at most in case ({detail[:_MOST_CHARS]}): rename them",
+        )
+    if condition.startswith("PARQUET_TYPE_"):
+        return DataError(
+            "WrongColumnType",
+            f"{asked.source_name} has a column of a type that Spark does not read ({detail[:_MOST_CHARS]}): write it with another type",
+        )
+    return None
+
+
 def _of_file(asked: Request, causes: list[tuple[str, str]]) -> PodFailure | None:
     """The error of a file that Spark cannot read: it names the file, and its last cause says why."""
     read = next((detail for _, detail in causes if detail.startswith("[FAILED_READ_FILE")), None)
@@ -147,7 +166,7 @@ def _of_file(asked: Request, causes: list[tuple[str, str]]) -> PodFailure | None
     why = _plain(causes[-1][1])
     return DataError(
         "UnreadableSource",
-        f"{as_named(file.group(1)) if file else asked.source_name} cannot be read: {why}; correct or remove it",
+        f"{as_named(unquote(file.group(1))) if file else asked.source_name} cannot be read: {why}; correct or remove it",
     )
 
 

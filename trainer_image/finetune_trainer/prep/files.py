@@ -11,7 +11,7 @@ from pyspark.sql.types import DecimalType, DoubleType, StringType, StructField, 
 
 from finetune_crds.preparation import digest_of
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import content, plain_text, schemas, text_files
+from finetune_trainer.prep import content, plain_text, schemas, session, text_files
 from finetune_trainer.prep.place import OWN_SCHEME
 from finetune_trainer.prep.template import quoted
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
 # What names the columns of text files, and what reads their lines besides.
 _HEADER: dict[str, dict[str, Any]] = {
-    "JSONLines": {},
+    # NB: without it a text may have 20 million characters.
+    "JSONLines": {"maxStringLen": 2**31 - 1},
     # NB: Spark's own escape is a backslash, which is text elsewhere.
     "CSV": {"header": True, "multiLine": True, "escape": '"'},
 }
@@ -42,6 +43,13 @@ _STRICT: dict[str, dict[str, Any]] = {
     },
 }
 _CORRUPT = "_corrupt_record"
+# Spark's option to take paths as they are, also those with brackets. Source: Spark, DataSource.GLOB_PATHS_KEY.
+_LITERAL = {"__globPaths__": "false"}
+# NB: Hadoop's own reader of local files looks for a checksum beside each, and cannot name that of a file with a colon.
+_WITHOUT_CHECKSUMS = {
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
 
 
 def read(
@@ -66,6 +74,10 @@ def read(
         # NB: Spark reads the subfolders of partitions alone, unless it is told.
         recursive = {"recursiveFileLookup": "true"} if has_subfolders(place.path, paths) else {}
         rows = frame(spark, source.type, [place.path], {**place.options, **recursive}, paths)
+        if not rows.columns:
+            raise DataError(
+                "EmptySource", f"{field}.{_named(source)} has no rows: check what was written to it"
+            )
         return rows, _digest(files)
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
@@ -83,6 +95,11 @@ def _named(source: Source | NamedSource) -> str:
     return f"table {source.table}" if source.table else f"path {source.path}"
 
 
+def _literal(settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a reader that takes paths as they are."""
+    return {**settings, **_LITERAL, **({} if session.on_databricks() else _WITHOUT_CHECKSUMS)}
+
+
 class _File(NamedTuple):
     path: str
     bytes: int
@@ -91,7 +108,7 @@ class _File(NamedTuple):
 
 def _list_files(spark: SparkSession, place: Place) -> list[_File]:
     """List the files of a source, also those in its subfolders, but for those whose name begins with _ or a dot."""
-    reader = spark.read.format("binaryFile").options(**place.options, recursiveFileLookup="true")
+    reader = spark.read.format("binaryFile").options(**_literal(place.options), recursiveFileLookup="true")
     listed = reader.load(place.path).select("path", "length", sf.unix_micros("modificationTime"))
     return [_File(*row) for row in listed.collect()]
 
@@ -147,15 +164,16 @@ def frame(
     Raises:
         DataError: the types of a column differ between Parquet files.
     """
+    literal = _literal(settings or {})
     if kind not in _HEADER:
-        return schemas.read_parquet(spark, paths, files or paths, settings or {})
-    text_files.check(spark, kind, paths, settings)
-    reader = spark.read.format(_FORMATS[kind]).options(**settings or {})
+        return schemas.read_parquet(spark, paths, files or paths, literal)
+    text_files.check(spark, kind, paths, literal)
+    reader = spark.read.format(_FORMATS[kind]).options(**literal)
     options = _HEADER[kind]
     # NB: with FAILFAST in this first look, which keeps a broken line in a column of its own, nothing would name the file.
     found = reader.options(**options).load(paths).schema
     known = StructType([field for field in found.fields if field.name != _CORRUPT])
-    strict = {**(settings or {}), **options, **_STRICT[kind], "mode": "FAILFAST"}
+    strict = {**literal, **options, **_STRICT[kind], "mode": "FAILFAST"}
     # NB: where some contents are text and some are lists, Spark takes all for text. Only the whole text of the conversation says
     # which was which. And only the text of a number says how it is written.
     spoken = [field.name for field in known.fields if content.has_plain_contents(field.dataType)]

@@ -141,10 +141,11 @@ def attach() -> SparkSession:
     spark = SparkSession.builder.getOrCreate()
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     for name, value in (
+        ("spark.sql.caseSensitive", "true"),
         ("spark.sql.optimizer.excludedRules", _EXCLUDED_RULES),
         ("spark.sql.adaptive.optimizer.excludedRules", _EXCLUDED_ADAPTIVE_RULES),
     ):
-        # Serverless compute has neither; what a step dropped is then counted again.
+        # Serverless compute has none of them; what a step dropped is then counted again.
         with contextlib.suppress(PySparkException):
             spark.conf.set(name, value)
     return spark
@@ -277,6 +278,8 @@ def settings(
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.shuffle.partitions": str(4 * cores),
         "spark.sql.session.timeZone": "UTC",
+        # NB: files may have the columns ID and id. Hive's own names are in lower case, whatever its files say.
+        "spark.sql.caseSensitive": str(not (catalog and catalog.hive)).lower(),
         "spark.sql.optimizer.excludedRules": _EXCLUDED_RULES,
         "spark.sql.adaptive.optimizer.excludedRules": _EXCLUDED_ADAPTIVE_RULES,
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",

@@ -187,11 +187,19 @@ def require(frame: DataFrame, names: Sequence[str], where: str) -> None:
     """Check that columns exist.
 
     Raises:
-        DataError: one of them is missing.
+        DataError: one of them is missing, or another one has its name in another case.
     """
     missing = [name for name in names if name not in frame.columns]
     if missing:
         raise DataError("MissingColumn", f"{where} has no column {_and(missing)}: {has(frame)}")
+    for name in names:
+        twins = [other for other in frame.columns if other != name and other.lower() == name.lower()]
+        if twins:
+            # NB: they may be one column, with a name for each of two writers.
+            raise DataError(
+                "ColumnsAmbiguous",
+                f"{where} has the columns {_and(sorted([name, *twins]))}, which differ only in case: rename all but {name}",
+            )
 
 
 def schema(frame: DataFrame) -> list[Column]:

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from pyspark.sql import functions as sf
 
 from finetune_trainer.encodings import HALF_CHARACTER, NOT_UTF8
+from finetune_trainer.file_formats import ARRAY, BEGINNING_OF_POINTER, POINTER, explain
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep.place import as_named
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_VALUE, _FILE, _BLOCK, _NUMBER, _WRONG, _UTF8 = "value", "file", "block", "number", "wrong", "utf8"
+_VALUE, _FILE, _BLOCK, _NUMBER, _REASON = "value", "file", "block", "number", "reason"
 # An escape of half of a surrogate pair, behind an even number of backslashes: the other half does not follow, or is not before it.
 _HALF_ESCAPED = (
     r"(?<!\\)(?:\\\\)*\\u(?:"
@@ -41,16 +42,18 @@ def check(
         DataError: a line is not; the message names it.
     """
     lines = _lines(spark, [*paths], settings)
-    wrong = lines.where(_is_wrong(kind)).select(_FILE).head()
+    wrong = lines.where(_find_reason(kind).isNotNull()).select(_FILE).head()
     if wrong is None:
         return
     file = str(wrong[_FILE])
-    number, is_utf8 = _find_line(lines.where(sf.col(_FILE) == file), kind)
-    raise DataError(
-        "UnreadableSource",
-        f"line {number} of {as_named(unquote(file))} cannot be read ({HALF_CHARACTER if is_utf8 else NOT_UTF8}): correct it, or write the file "
-        "again",
-    )
+    number, reason = _find_line(lines.where(sf.col(_FILE) == file), kind)
+    raise DataError("UnreadableSource", explain(number, as_named(unquote(file)), reason))
+
+
+def is_pointer(spark: SparkSession, file: str, settings: Mapping[str, str]) -> bool:
+    """Return whether a file, of any kind, is a pointer of Git LFS."""
+    first = _lines(spark, [file], settings).head()
+    return first is not None and str(first[_VALUE]).startswith(BEGINNING_OF_POINTER)
 
 
 def _lines(spark: SparkSession, paths: list[str], settings: Mapping[str, str] | None) -> DataFrame:
@@ -60,27 +63,28 @@ def _lines(spark: SparkSession, paths: list[str], settings: Mapping[str, str] | 
     )
 
 
-def _is_wrong(kind: str) -> Column:
+def _find_reason(kind: str) -> Column:
+    """Why a line cannot be read, or null."""
     value = sf.col(_VALUE)
-    wrong = ~sf.is_valid_utf8(value)
+    reason = sf.when(~sf.is_valid_utf8(value), NOT_UTF8).when(value.startswith(BEGINNING_OF_POINTER), POINTER)
     if kind != "JSONLines":
-        return wrong
-    return wrong | (value.contains("\\u") & value.rlike(_HALF_ESCAPED))
+        return reason
+    has_half = value.contains("\\u") & value.rlike(_HALF_ESCAPED)
+    return reason.when(value.rlike(r"^\s*\["), ARRAY).when(has_half, HALF_CHARACTER)
 
 
-def _find_line(lines: DataFrame, kind: str) -> tuple[int, bool]:
-    """The number of the first wrong line of a file, from 1, and whether it is UTF-8.
+def _find_line(lines: DataFrame, kind: str) -> tuple[int, str]:
+    """The number of the first wrong line of a file, from 1, and why it cannot be read.
 
     NB: the blocks of a large file are read in any order, and the lines of each in theirs.
     """
     numbered = lines.select(
         _BLOCK,
         sf.monotonically_increasing_id().alias(_NUMBER),
-        _is_wrong(kind).alias(_WRONG),
-        sf.is_valid_utf8(_VALUE).alias(_UTF8),
+        _find_reason(kind).alias(_REASON),
     )
-    first = numbered.where(_WRONG).orderBy(_BLOCK, _NUMBER).head()
+    first = numbered.where(sf.col(_REASON).isNotNull()).orderBy(_BLOCK, _NUMBER).head()
     assert first is not None  # noqa: S101 - the file has one
     is_before = sf.col(_NUMBER) <= first[_NUMBER]
     through = (sf.col(_BLOCK) < first[_BLOCK]) | ((sf.col(_BLOCK) == first[_BLOCK]) & is_before)
-    return numbered.where(through).count(), bool(first[_UTF8])
+    return numbered.where(through).count(), str(first[_REASON])

@@ -476,7 +476,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         found[name] = re.sub(r"part-\S+", "PART", re.sub(r"\(.*\)", "(...)", told))
     assert found == {
         "cut off": "CorruptData: line 2 of /cut.jsonl cannot be read (...): correct it, or write the file again",
-        "no object": "CorruptData: line 1 of /list.jsonl cannot be read (...): correct it, or write the file again",
+        "no object": "CorruptData: line 1 of /list.jsonl cannot be read (...): convert the file with jq -c '.[]'",
         "no text": "ColumnType: column response of /object.jsonl holds dict: examples are text, numbers, booleans, dates or times, "
         "or lists of {role, content}",
         "null": "NullValue: column response has rows without a value in /null.jsonl: filter them out",

@@ -125,6 +125,7 @@ def test_the_session_of_a_hive_metastore() -> None:
     usual, hive = settings(None), settings(CATALOG)
     assert settings({"type": "Databricks"}) == usual
     assert dict(hive.items() - usual.items()) == {
+        "spark.sql.caseSensitive": "false",
         "spark.sql.catalogImplementation": "hive",
         "spark.hadoop.hive.metastore.uris": "thrift://a:9083,thrift://b:9083",
         "spark.hadoop.fs.s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",

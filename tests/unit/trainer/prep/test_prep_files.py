@@ -212,10 +212,10 @@ def test_types_that_no_type_holds_are_refused_with_their_files(spark: SparkSessi
     assert reason == "WrongColumnType"
     first, second = sorted(
         [("a.parquet", "bigint"), ("b.parquet", "string")],
-        key=lambda pair: f" in file:{pair[0]}, and " not in sentence,
+        key=lambda pair: f" in {pair[0]}, and " not in sentence,
     )
     assert sentence == (
-        f"column m.of holds {first[1]} in file:{first[0]}, and {second[1]} in file:{second[0]} and others: write the files with one "
+        f"column m.of holds {first[1]} in {first[0]}, and {second[1]} in {second[0]} and others: write the files with one "
         "type"
     )
 

@@ -14,6 +14,7 @@ from finetune_trainer import plain_text, storage
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.documents import ENCODING
 from finetune_trainer.encodings import parse_json
+from finetune_trainer.file_formats import explain, find_other_format
 from finetune_trainer.outcome import DataError, TrainingError, first_line
 from finetune_trainer.train.data.split_files import find_files, name_corruption, open_parquet, show
 from finetune_trainer.turns import are_fields_of_messages
@@ -347,7 +348,7 @@ def _value(value: Any, *, is_label: bool) -> Any:
 
 
 def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
-    number = 0
+    number, line = 0, b""
     try:
         for number, line in enumerate(lines, start=1):  # noqa: B007 - the number is for the error
             if line.strip():
@@ -358,8 +359,7 @@ def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
     except (ValueError, TypeError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
             "CorruptData",
-            f"line {max(number, 1)} of {where} cannot be read ({first_line(error)}): correct it, or write the file "
-            "again",
+            explain(max(number, 1), where, find_other_format(line) or first_line(error)),
         ) from error
 
 

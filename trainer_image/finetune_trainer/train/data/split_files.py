@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer import storage
+from finetune_trainer.file_formats import BEGINNING_OF_POINTER, POINTER, explain
 from finetune_trainer.outcome import DataError, TrainingError, first_line
 
 if TYPE_CHECKING:
@@ -64,11 +65,27 @@ def open_parquet(opening: Callable[[], Any], where: str, remedy: str) -> Iterato
 
     with (
         name_corruption(where, remedy, lambda: _read_through(opening())),
+        _name_pointer(opening, where),
         opening() as opened,
         # NB: a scan of a pyarrow.dataset holds a whole row group, of any size.
         pq.ParquetFile(opened, buffer_size=_BUFFER_BYTES, pre_buffer=False) as parquet,
     ):
         yield parquet
+
+
+@contextmanager
+def _name_pointer(opening: Callable[[], Any], where: str) -> Iterator[None]:
+    """Raise DataError for a file that Arrow cannot read because it is a pointer of Git LFS."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        with opening() as opened:
+            beginning = opened.read(len(BEGINNING_OF_POINTER))
+        if beginning != BEGINNING_OF_POINTER.encode():
+            raise
+        raise DataError("CorruptData", explain(1, where, POINTER)) from error
 
 
 @contextmanager

@@ -1,0 +1,209 @@
+"""The same odd files through both readers: that of preparations, and that of splits which training and evaluation read directly."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from finetune_crds.data import Splits
+from finetune_crds.source import Source
+from finetune_trainer.encodings import HALF_CHARACTER, NOT_UTF8
+from finetune_trainer.file_formats import ARRAY, POINTER, explain
+from finetune_trainer.outcome import DataError
+from finetune_trainer.prep import errors, plain_text, source
+from finetune_trainer.prep.plan import request
+from finetune_trainer.train.data import read
+from unit.trainer.prep.recipes import recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+NOON = datetime(2024, 5, 1, 12)  # noqa: DTZ001 - a time without a zone
+
+
+def parquet(**columns: Any) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def nanoseconds(zone: str | None = None) -> pa.Array:
+    return pa.array([NOON], pa.timestamp("us", zone)).cast(pa.timestamp("ns", zone))
+
+
+def line(text: str) -> bytes:
+    return json.dumps({"text": text}).encode() + b"\n"
+
+
+# Files of a folder by format, and the texts of the column `text` in them, or the sentence about one of them.
+READ: dict[str, tuple[str, dict[str, bytes], list[str] | str]] = {
+    "compressed": (
+        "JSONLines",
+        {
+            "a.jsonl.gz": gzip.compress(line("a")),
+            "b.jsonl.bz2": bz2.compress(line("b")),
+            "c.jsonl": line("c"),
+        },
+        ["a", "b", "c"],
+    ),
+    "hidden files and subfolders": (
+        "JSONLines",
+        {"_a.jsonl": b"x", ".b.jsonl": b"x", "2024/c.jsonl": line("c"), "d.jsonl": line("d")},
+        ["c", "d"],
+    ),
+    "names that are patterns": (
+        "JSONLines",
+        {"[a].jsonl": line("a"), "b*.jsonl": line("b"), "{c}.jsonl": line("c"), "d:e.jsonl": line("d")},
+        ["a", "b", "c", "d"],
+    ),
+    "an empty file": ("JSONLines", {"a.jsonl": b"", "b.jsonl": line("b")}, ["b"]),
+    "a byte order mark": ("JSONLines", {"a.jsonl": b"\xef\xbb\xbf" + line("a")}, ["a"]),
+    "names in two cases": ("JSONLines", {"a.jsonl": b'{"ID": 1, "id": 2, "text": "a"}'}, ["a"]),
+    "surrogate pairs": (
+        "JSONLines",
+        {"a.jsonl": b'{"text": "\\ud83d\\ude00"}\n{"text": "\\\\ud800"}'},
+        ["\\ud800", "😀"],
+    ),
+    "half a pair": (
+        "JSONLines",
+        {"a.jsonl": line("a") + b'{"text": "\\ud83d x"}'},
+        explain(2, "a.jsonl", HALF_CHARACTER),
+    ),
+    "the other half": (
+        "JSONLines",
+        {"a.jsonl": b'{"text": "x\\ude00"}'},
+        explain(1, "a.jsonl", HALF_CHARACTER),
+    ),
+    "another encoding": (
+        "JSONLines",
+        {"a.jsonl": line("a") * 3 + '{"text": "schön"}'.encode("cp1252"), "b.jsonl": line("b")},
+        explain(4, "a.jsonl", NOT_UTF8),
+    ),
+    "an array": ("JSONLines", {"a.jsonl": b'[\n{"text": "a"}\n]'}, explain(1, "a.jsonl", ARRAY)),
+    "a pointer": ("JSONLines", {"a.jsonl": line("a"), "[b].jsonl": LFS}, explain(1, "[b].jsonl", POINTER)),
+    "a pointer in place of Parquet": ("Parquet", {"a.parquet": LFS}, explain(1, "a.parquet", POINTER)),
+    "names of Parquet that are patterns": (
+        "Parquet",
+        {"[a].parquet": parquet(text=["a"]), "b:c.parquet": parquet(text=["b"])},
+        ["a", "b"],
+    ),
+    "names of Parquet in two cases": ("Parquet", {"a.parquet": parquet(ID=[1], id=[2], text=["a"])}, ["a"]),
+    "a dictionary": (
+        "Parquet",
+        {"a.parquet": parquet(text=pa.array(["a", "a"]).dictionary_encode())},
+        ["a", "a"],
+    ),
+    "unused columns that Spark does not read": (
+        "Parquet",
+        {
+            "a.parquet": parquet(
+                text=["a"], time=pa.array([1], pa.time64("ns")), half=pa.array([1], pa.float16())
+            ),
+            "b.parquet": parquet(text=["b"], other=[1]),
+        },
+        ["a", "b"],
+    ),
+    "nanoseconds": ("Parquet", {"a.parquet": parquet(text=nanoseconds())}, ["2024-05-01 12:00:00"]),
+    "nanoseconds in UTC": (
+        "Parquet",
+        {"a.parquet": parquet(text=nanoseconds("UTC"))},
+        ["2024-05-01 12:00:00"],
+    ),
+}
+
+
+def prepared(spark: SparkSession, kind: str, folder: Path, scratch: Path) -> list[str]:
+    asked = request(recipe(source={"type": kind, "path": str(folder)}))
+    with errors.telling(asked):
+        frame = source.read(spark, asked.source, scratch).frame
+        source.require(frame, ["text"], str(folder))
+        return [row["text"] for row in plain_text.with_texts(frame, ["text"]).select("text").collect()]
+
+
+def direct(kind: str, folder: Path) -> list[str]:
+    splits = Splits.model_validate({"type": kind, "train": str(folder)})
+    return [text for batch in read.read(splits, "train", ["text"]) for text in batch["text"]]
+
+
+@pytest.mark.parametrize("case", READ)
+def test_both_readers_read_the_same(case: str, spark: SparkSession, tmp_path: Path) -> None:
+    kind, contents, expected = READ[case]
+    folder = tmp_path / "corpus"
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    readers: dict[str, Callable[[], list[str]]] = {
+        "prepared": lambda: sorted(prepared(spark, kind, folder, tmp_path)),
+        "direct": lambda: sorted(direct(kind, folder)),
+    }
+    outcomes: dict[str, list[str] | str] = {}
+    for name, reader in readers.items():
+        try:
+            outcomes[name] = reader()
+        except DataError as error:
+            outcomes[name] = error.message.replace(f"{folder}/", "")
+    assert outcomes == dict.fromkeys(readers, expected)
+
+
+# Sources that only preparations have: format, content of the file `a`, reason and sentence.
+REFUSED: dict[str, tuple[str, bytes, str, str]] = {
+    "CSV in another encoding": (
+        "CSV",
+        "text\nja\nschön\n".encode("cp1252"),
+        "UnreadableSource",
+        explain(3, "a", NOT_UTF8),
+    ),
+    "a pointer in place of CSV": ("CSV", LFS, "UnreadableSource", explain(1, "a", POINTER)),
+    "nothing": (
+        "JSONLines",
+        b"",
+        "EmptySource",
+        "data.source.path a has no rows: check what was written to it",
+    ),
+    "blank lines": (
+        "JSONLines",
+        b"\n\n",
+        "EmptySource",
+        "data.source.path a has no rows: check what was written to it",
+    ),
+    "a used column that Spark does not read": (
+        "Parquet",
+        parquet(text=pa.array([1], pa.time64("ns"))),
+        "WrongColumnType",
+        "column text holds int64 (TIME(NANOS,false)) in a, which Spark does not read: write it with another type",
+    ),
+    "a used name in two cases": (
+        "Parquet",
+        parquet(text=["a"], Text=["b"]),
+        "ColumnsAmbiguous",
+        " has the columns Text and text, which differ only in case: rename all but text",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_preparation_refuses(case: str, spark: SparkSession, tmp_path: Path) -> None:
+    kind, content, *expected = REFUSED[case]
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(DataError) as refused:
+        prepared(spark, kind, tmp_path / "a", tmp_path)
+    message = refused.value.message.replace(f"{tmp_path}/a has the", " has the").replace(f"{tmp_path}/", "")
+    assert [refused.value.reason, message] == expected
+
+
+def test_a_text_of_25_million_characters(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(line("x" * 25_000_000))
+    frame = source.read(spark, Source(type="JSONLines", path=str(tmp_path)), tmp_path).frame
+    assert frame.selectExpr("length(text) AS length").collect()[0]["length"] == 25_000_000
