@@ -275,7 +275,74 @@ _ABSENT = {
     },
 }
 
-_NOT_CAUSAL = {"bert", "bert-generation", "electra", "marian", "roberta"}
+_REFUSED = {
+    **dict.fromkeys(
+        ("bert", "bert-generation", "electra", "roberta"),
+        "an encoder (is_decoder is false in its config.json): choose a causal language model",
+    ),
+    **dict.fromkeys(
+        ("bloom", "falcon_mamba", "mamba", "mamba2", "marian", "mpt", "rwkv"),
+        "which takes no position ids, so its documents cannot be kept apart: choose another model",
+    ),
+    **dict.fromkeys(
+        ("inkling_text", "modernbert-decoder"),
+        "which makes its logits in a way that is not known here",
+    ),
+}
+"""Families that no recipe can train, and how the sentence goes on after the model type."""
+_REFUSED_PACKED = {
+    # Recurrent layers and convolutions.
+    "bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "lfm3", "minimax", "nemotron_h", "olmo_hybrid",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "zaya",
+    # Chunks, or an indexer that chooses tokens.
+    "axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4", "inkling_text", "llama4_text",
+    # A mask without documents.
+    "gpt_oss",
+    # Attention of earlier designs of transformers.
+    "biogpt", "codegen", "falcon", "gpt_neo", "gpt_neox_japanese", "gptj", "openai-gpt", "stablelm", "xglm", "xlm",
+}  # fmt: skip
+"""Families that are trained with training.packing false only."""
+_NOT_RECOMPUTED = {"ctrl", "gpt_neox_japanese", "jetmoe", "openai-gpt", "xlm"}
+"""Families whose layers transformers cannot recompute."""
+COMMON = (
+    "deepseek_v3", "gemma2", "gemma3_text", "gemma3n_text", "gpt2", "gpt_oss", "granite", "jetmoe", "llama", "llama4_text",
+    "mistral", "mixtral", "nemotron", "olmo2", "opt", "phi3", "phimoe", "qwen2", "qwen3_moe", "qwen3_next",
+)  # fmt: skip
+"""Twenty families for a faster tier: the commonest, and one of each kind of layer and of each mistake that was made."""
+
+TRAINED = "trained"
+"""The outcome of a run whose loss and gradients are right."""
+
+
+def expected_outcome(model_type: str, *, packing: bool, recomputation: str) -> str:
+    """Return what the trainer does with a family: `TRAINED`, or how its sentence begins."""
+    if packing and model_type in _REFUSED_PACKED:
+        return (
+            f"model.base BASE is a {model_type}, whose layers mix the documents of a row: "
+            "set training.packing to false"
+        )
+    if model_type in _REFUSED:
+        return f"model.base BASE is a {model_type}, {_REFUSED[model_type]}"
+    if recomputation != "None" and model_type in _NOT_RECOMPUTED:
+        return f"training.activationCheckpointing {recomputation} is not supported by BASE"
+    return TRAINED
+
+
+def table() -> str:
+    """Return the table of docs/finetunejob/families.md."""
+    lines = [
+        "| Family | `packing: true` | `packing: false` | `activationCheckpointing` |",
+        "|---|---|---|---|",
+    ]
+    for model_type in FAMILIES:
+        if model_type in _REFUSED:
+            reason = _REFUSED[model_type].partition(":")[0]
+            lines.append(f"| {model_type} | no | no | refused: {reason} |")
+        else:
+            packed = "no" if model_type in _REFUSED_PACKED else "yes"
+            kinds = "None" if model_type in _NOT_RECOMPUTED else "any"
+            lines.append(f"| {model_type} | {packed} | yes | {kinds} |")
+    return "\n".join(lines) + "\n"
 
 
 def config_of(model_type: str) -> Any:

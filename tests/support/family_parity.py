@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,19 +11,25 @@ import torch
 from torch.nn import functional
 
 from finetune_trainer.outcome import PodFailure
+from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import merge
-from support import networks
+from support import families, networks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from finetune_trainer.train.data.dataset import Split
     from finetune_trainer.train.runtime.distributed import World
 
 RECOMPUTATIONS = ("None", "Selective", "Full")
-TRAINED = "trained"
-"""The outcome of a run whose loss and gradients are right."""
+WARNINGS = (
+    *networks.PEFT_WARNINGS,
+    # The layers of OPT and XLM return a view, and nothing changes it in place.
+    "ignore:FSDP2-wrapped module .* returned a view tensor:UserWarning",
+)
+"""Of libraries, which change no gradient."""
 _TOLERANCE = 1e-3
 # A gradient that is smaller than this share of all of them is compared as one of this size.
 _LEAST = 1e-4
@@ -42,7 +49,8 @@ class Gradients:
         for name, slope in reference.of_weights.items():
             apart = (self.of_weights[name] - slope).norm().item()
             shares[name] = apart / max(slope.norm().item(), _LEAST * total)
-        name = max(shares, key=lambda each: shares[each] if shares[each] == shares[each] else float("inf"))
+        # NB: no number is greater than NaN.
+        name = max(shares, key=lambda each: float("inf") if math.isnan(shares[each]) else shares[each])
         return shares[name], name
 
 
@@ -76,13 +84,15 @@ def eager(base: Path) -> Gradients:
 
 
 def outcome(base: Path, world: World, *, packing: bool, recomputation: str, reference: Gradients) -> str:
-    """Return what the trainer does with a model: `TRAINED`, why it refuses it, or which gradient is wrong by how much."""
+    """Return what the trainer does with a model: `families.TRAINED`, why it refuses it, or which gradient is wrong by how much."""
     recipe = networks.recipe(base, packing=packing, activationCheckpointing=recomputation)
     try:
-        merge.fetch(recipe.model, base / "fetched", world)
+        merge.fetch(
+            recipe.model, base / "fetched", world, check=lambda config: build.check(recipe, config, world)
+        )
         network = networks.build(recipe, base, world)
     except PodFailure as error:
-        return error.message.replace(f"model.base {base} is a ", "")
+        return error.message.replace(str(base), "BASE")
     train(network)
     documents = split()
     rows = [[0, 1], [2, 3]] if packing else [[0], [1], [2], [3]]
@@ -93,7 +103,7 @@ def outcome(base: Path, world: World, *, packing: bool, recomputation: str, refe
         for name, slope in _gradients(network.base).items()
     }
     share, name = Gradients(loss.item(), slopes).difference(reference)
-    return TRAINED if share < _TOLERANCE else f"{name} differs by {share:.1%}"
+    return families.TRAINED if share < _TOLERANCE else f"{name} differs by {share:.1%}"
 
 
 def _gradients(model: Any) -> dict[str, torch.Tensor]:
@@ -103,3 +113,27 @@ def _gradients(model: Any) -> dict[str, torch.Tensor]:
         slope = torch.zeros_like(weight) if weight.grad is None else weight.grad
         found[name] = (slope.full_tensor() if hasattr(slope, "full_tensor") else slope).detach()
     return found
+
+
+def check(model_type: str, folder: Path, world: World, runs: Iterable[tuple[bool, str]]) -> None:
+    """Check what the trainer does with a family.
+
+    Args:
+        model_type: the family.
+        folder: an empty folder.
+        world: a process group.
+        runs: whether rows are packed, and the activation checkpointing.
+
+    Raises:
+        AssertionError: something else than the table says.
+    """
+    base = families.save(model_type, folder)
+    reference = eager(base)
+    outcomes, expected = {}, {}
+    for packing, recomputation in runs:
+        run = f"packing {packing}, activationCheckpointing {recomputation}"
+        expected[run] = families.expected_outcome(model_type, packing=packing, recomputation=recomputation)
+        outcomes[run] = outcome(
+            base, world, packing=packing, recomputation=recomputation, reference=reference
+        )[: len(expected[run])]
+    assert outcomes == expected

@@ -1,0 +1,42 @@
+"""Loss and every gradient of tiny models of all families, as the trainer computes them and as the models do with eager attention."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from support import families, family_parity, networks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from finetune_trainer.train.runtime.distributed import World
+
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in family_parity.WARNINGS]
+
+PAGE = Path(__file__).parents[3] / "docs" / "finetunejob" / "families.md"
+RUNS = (*product((True, False), family_parity.RECOMPUTATIONS),)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with networks.alone() as alone:
+        yield alone
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("model_type", families.FAMILIES)
+def test_a_family_learns_what_it_would_by_itself(model_type: str, world: World, tmp_path: Path) -> None:
+    family_parity.check(model_type, tmp_path, world, RUNS)
+
+
+def test_the_page_names_the_versions_of_the_last_run() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert f"transformers {version('transformers')} and torch {version('torch').partition('+')[0]}" in text
