@@ -116,13 +116,12 @@ def experts(base: Path, folder: Path, *, of: str, pieces: str = "5GB", **options
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=128,
         tie_word_embeddings=True,
         bos_token_id=like.bos_token_id,
         eos_token_id=like.eos_token_id,
         pad_token_id=like.pad_token_id,
-        **options,
+        **{"num_key_value_heads": 2, **options},
     )
     torch.manual_seed(4)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size=pieces)
@@ -133,6 +132,8 @@ def experts(base: Path, folder: Path, *, of: str, pieces: str = "5GB", **options
 # A small DeepSeek-V3, whose routers have a buffer in the files.
 CORRECTED: dict[str, Any] = {
     "of": "deepseek_v3",
+    # Its latent attention has keys for each head.
+    "num_key_value_heads": 4,
     "n_routed_experts": 4,
     "first_k_dense_replace": 1,
     "n_group": 2,

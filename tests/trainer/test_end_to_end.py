@@ -146,6 +146,7 @@ LINES = (
     r"72 examples with 936 tokens in 18 sequences \(81% full\); 60 steps of 4 sequences on 2 ranks",
     r"memory: about \S+ GiB a rank \(.*\) of \S+ GiB; activation checkpointing None; logits of \d+ tokens at a time",
     r"asynchronous checkpoints: a copy of \S+ GiB a rank in memory of the host",
+    r"model\.base \S+ computes the same logits in training as by itself",
     r"evaluation before training: loss \S+",
     r"step \d+/60  \d+%  loss \S+  lr \S+  grad \S+  \S+ tok/s  mem \S+ GiB  eta \S+",
     r"evaluation at step 60: loss \S+  perplexity \S+",

@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_W
 @pytest.mark.parametrize("method", ["Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning"])
 def test_the_state_has_the_trained_weights_alone(base_model: Path, method: str) -> None:
     with networks.alone() as world:
-        network = networks.build(networks.recipe(base_model, method={"type": method}), base_model, world)
+        recipe = networks.recipe(base_model, method={"type": method}, packing=method != "PrefixTuning")
+        network = networks.build(recipe, base_model, world)
         trained = {
             name for name, weight in network.named_parameters(remove_duplicate=False) if weight.requires_grad
         }
