@@ -122,7 +122,9 @@ def use(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> None:
 # What a template calls for the date of today. Source: transformers, chat_template_utils.py, `_compile_jinja_template`.
 _CLOCK = "strftime_now"
 # The codes of its formats. Source: Python's documentation of strftime, and glibc's for those without a leading 0.
-_DATE_CODES = [f"%{code}" for code in (*"aAwdbBmyYHIMSfzZjpUWcxXGuVDFRTe", "-d", "-m", "-j", "-H", "-I")]
+_DATE_CODES = [
+    f"%{padding}{code}" for padding in ("-", "") for code in "aAbBcCdDeFfgGhHIjklmMnpPrRsStTuUVwWxXyYzZ"
+]
 # What a template may leave out, as messages call it.
 _TOOLS, _CALLS, _RESULTS = "tools", "tool calls", "messages of role tool"
 # What ends the reasoning in the content of an answer.
@@ -203,7 +205,9 @@ def _of_day(
 def _clock_at(day: date) -> str:
     """A macro that formats the beginning of a day, as `strftime` does it."""
     moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001 - it has no time, and so no zone
-    replaced = "".join(f".replace({code!r}, {moment.strftime(code)!r})" for code in _DATE_CODES)
+    # NB: two signs are one that begins no code, so they are out of the way until the codes are replaced.
+    codes = [("%%", "\0"), *((code, moment.strftime(code)) for code in _DATE_CODES), ("\0", "%")]
+    replaced = "".join(f".replace({code!r}, {written!r})" for code, written in codes)
     return f"{{% macro {_CLOCK}(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}"
 
 
@@ -349,7 +353,8 @@ def _dropped_reasoning(
     dropped = {field for field in texts if _drops_reasoning(tokenizer, template, field)}
     rendered = [texts[field] for field in texts if field not in dropped]
     left_out = {field for field in dropped if texts[field] not in rendered}
-    if _THOUGHT in str(last.get("content")) and _drops_thought(tokenizer, template):
+    is_answer = last.get("role") == "assistant"
+    if is_answer and _THOUGHT in str(last.get("content")) and _drops_thought(tokenizer, template):
         left_out.add(f"what an answer has before {_THOUGHT}")
     return left_out
 

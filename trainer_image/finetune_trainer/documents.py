@@ -142,7 +142,14 @@ class Documents:
     @property
     def depend_on_day(self) -> bool:
         """Whether another day may give the same rows other documents."""
-        return not isinstance(self.tokenizer, TextTokenizer) and chat_templates.writes_date(self.tokenizer)
+        columns = self.columns
+        is_rendered = columns.text is None and columns.response is None
+        # NB: a preference may be of texts, which only its rows show.
+        return (
+            is_rendered
+            and not isinstance(self.tokenizer, TextTokenizer)
+            and chat_templates.writes_date(self.tokenizer)
+        )
 
     @property
     def unknown_answers(self) -> str:

@@ -145,7 +145,7 @@ def _find_end_of_header(
 ) -> int | None:
     """Where an answer begins in a template that asks for it with more than it writes before it, such as DeepSeek's with <think>.
 
-    The header of an answer ends with a special token then.
+    The header of an answer ends with a special token then, behind which the template writes nothing but another one in the request.
 
     Args:
         before: the conversation without the answer.
@@ -154,9 +154,16 @@ def _find_end_of_header(
     """
     if not asked.startswith(before):
         return None
-    special = [added.content for added in tokenizer.added_tokens_decoder.values()]
-    ends = (end for end in range(len(asked), len(before), -1) if asked[:end].endswith(tuple(special)))
-    return next((end for end in ends if through.startswith(asked[:end])), None)
+    special = _special_texts(tokenizer, len(tokenizer))
+    ends = (end for end in range(len(asked), len(before), -1) if asked[:end].endswith(special))
+    end = next((end for end in ends if through.startswith(asked[:end])), None)
+    return end if end is None or asked[end:].strip() in special else None
+
+
+@lru_cache(maxsize=4)
+def _special_texts(tokenizer: PreTrainedTokenizerBase, _size: int) -> tuple[str, ...]:
+    """The texts of the tokens that a tokenizer does not make of parts; `_size`: of its vocabulary, which may grow."""
+    return tuple(added.content for added in tokenizer.added_tokens_decoder.values())
 
 
 @lru_cache(maxsize=4)

@@ -258,6 +258,27 @@ def test_a_template_that_writes_the_date_writes_that_of_the_job(
     assert made[0].encoding == made[2].encoding
 
 
+@pytest.mark.parametrize(
+    ("columns", "depends"),
+    [
+        ({"type": "Text"}, False),
+        ({"type": "PromptResponse"}, False),
+        ({"type": "Messages"}, True),
+        ({"type": "Preference"}, True),
+        ({"type": "Unpaired"}, True),
+    ],
+    ids=lambda value: value["type"] if isinstance(value, dict) else "",
+)
+def test_only_what_a_template_may_render_depends_on_the_day(
+    columns: dict[str, str], depends: bool, tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", DATED)
+    made = Documents(tokenizer, Columns.model_validate(columns), answers_only=True)
+    assert made.depend_on_day == depends
+    encodings = {replace(made, day=date(2026, 11, day)).encoding for day in (24, 25)}
+    assert len(encodings) == (2 if depends else 1)
+
+
 def test_an_unpaired_preference_is_one_document_with_the_loss_on_the_answer(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
 ) -> None:

@@ -6,7 +6,7 @@ The templates are those that TRL brings: those of models, and the same with {% g
 from __future__ import annotations
 
 import copy
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,6 +225,30 @@ BLOCKS = (
     "{% for turn in messages %}{% if turn.role == 'assistant' %}A:{% generation %}{{ turn.content }};{% endgeneration %}"
     "{% else %}{{ turn.role }}:{{ turn.content }};{% endif %}{% endfor %}"
 )
+# As QwQ's: a request begins a thought, and an answer may have none. The header of an answer ends with no special token.
+ASKS_FOR_A_THOUGHT = (
+    "{% for turn in messages %}<|im_start|>{{ turn.role }}\n{{ turn.content.split('</think>')[-1] if turn.role == 'assistant' else "
+    "turn.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+def test_a_header_that_ends_with_no_special_token_hides_the_answers(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    made = copy.deepcopy(tokenizer)
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<think>"]})
+    made.chat_template = ASKS_FOR_A_THOUGHT
+    assert learned(made, document(made, TWO)) is None
+
+
+def test_a_question_may_have_the_end_of_a_thought(tokenizer: PreTrainedTokenizerFast) -> None:
+    made = copy.deepcopy(tokenizer)
+    made.chat_template = ASKS_FOR_A_THOUGHT
+    assert "mean </think>?" in chat_templates.render(
+        made, [user("What does it mean </think>?")], add_generation_prompt=True
+    )
+
+
 WITHOUT_END = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 NO_STOP = "a model trained with the chat template of org/base would not learn to stop, since it writes "
 # Templates by name, or their texts, and the end of the sentence with which they are refused; "" where they are not.
@@ -281,6 +305,14 @@ def test_templates_of_models_write_the_day_that_they_are_given(
     assert texts[0].count(written) == 1
     assert texts[1] == texts[2]
     assert texts[0] != texts[1] or today() == date(2026, 11, 25)
+
+
+def test_a_date_is_written_as_by_strftime(tokenizer: PreTrainedTokenizerFast) -> None:
+    made = copy.deepcopy(tokenizer)
+    day = datetime(2026, 1, 5)  # noqa: DTZ001 - it has no time, and so no zone
+    for code in (*chat_templates._DATE_CODES, "%%", "%%d", "100%% of %B %-d"):
+        made.chat_template = "{{ strftime_now('" + code + "') }}"
+        assert (code, chat_templates.render(made, TWO, day=day.date())) == (code, day.strftime(code))
 
 
 def test_blocks_of_a_template_that_writes_the_day(tokenizer: PreTrainedTokenizerFast) -> None:
