@@ -138,8 +138,7 @@ def prepare(draft: Draft) -> Outcome:
     run, seen = draft.status.databricks_run, draft.observed.preparation
     if run is None or run.state in ("Canceled", "Failed"):
         if track.run_is_coming(draft):
-            message = "preparation starts when the MLflow run exists"
-            draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
+            draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, track.RUN_IS_COMING)
         elif not share.waits(draft):
             _begin(draft, run, failures=run.failures if run else 0)
         return Stop
@@ -179,6 +178,9 @@ def _begin(draft: Draft, before: DatabricksRunStatus | None, *, failures: int, w
 def _submit(draft: Draft) -> None:
     if names.RUN_FINALIZER not in draft.ftj.finalizers:
         # `guard` sets it, and the pass after that submits.
+        return
+    if track.run_is_coming(draft):
+        draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, track.RUN_IS_COMING)
         return
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "a Databricks run is being submitted")
     draft.actions.append(SubmitRun(submission(draft)))

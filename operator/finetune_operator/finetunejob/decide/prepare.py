@@ -65,8 +65,7 @@ def _in_a_pod(draft: Draft) -> Outcome:
     child, mine = found.current, found.pods
     if child is None:
         if track.run_is_coming(draft):
-            message = "preparation starts when the MLflow run exists"
-            draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
+            draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, track.RUN_IS_COMING)
         else:
             _start(draft, found)
         return Stop

@@ -133,7 +133,7 @@ def _begin(draft: Draft, seen: Applications, children: Children, *, failures: in
         return
     if name not in seen.found:
         if track.run_is_coming(draft):
-            _say(draft, "preparation starts when the MLflow run exists")
+            _say(draft, track.RUN_IS_COMING)
             return
         health.forget_refusal(draft)
         draft.apply += children(name)

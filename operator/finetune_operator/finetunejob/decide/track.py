@@ -20,6 +20,8 @@ from finetune_operator.policy.outcome import Continue, Outcome
 
 # The width of the column that shows the step of the preparation.
 _LONGEST_STEP = 24
+RUN_IS_COMING = "preparation starts when the MLflow run exists"
+"""What a preparation waits for while `run_is_coming`."""
 
 
 def tracking_uri(draft: Draft) -> str:
@@ -105,10 +107,15 @@ def may_train(draft: Draft) -> bool:
 
 
 def run_is_coming(draft: Draft) -> bool:
-    """Whether this pass is the first that creates the run: a pod that is made now would not know its id."""
-    return any(isinstance(action, EnsureRun) for action in draft.actions) and not any(
-        item.type == ConditionType.TRACKED for item in draft.ftj.status.conditions
-    )
+    """Whether a run is about to be created, or looked for again: a preparation that starts now would not know the id of training's run.
+
+    One whose creation has failed holds no preparation up.
+    """
+    tracked = draft.condition(ConditionType.TRACKED)
+    if tracked and tracked.reason == ConditionReason.RUN_NOT_FOUND:
+        return True
+    creates = any(isinstance(action, EnsureRun) for action in draft.actions)
+    return creates and (tracked is None or tracked.status == "True")
 
 
 def _ensure_run(draft: Draft) -> EnsureRun:

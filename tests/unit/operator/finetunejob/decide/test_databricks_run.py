@@ -27,6 +27,7 @@ from finetune_operator.finetunejob.model import (
     Preparation,
     SubmitRun,
 )
+from finetune_operator.mlflow.model import Run as MlflowRun
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
     ACCEPTED,
@@ -237,6 +238,22 @@ def test_a_run_waits_for_the_mlflow_run_and_learns_its_id_and_its_workspace() ->
         assert isinstance(action, SubmitRun)
         found.append((action.submission.mlflow_run, action.submission.mlflow_host))
     assert found == [("r1", "https://w"), ("", ""), ("", "")]
+
+
+@pytest.mark.parametrize("known", [None, run("Submitting", run_id=None)], ids=["begins", "submits"])
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "not found"])
+def test_it_waits_for_the_mlflow_run_that_replaces_one(known: Json | None, *, deleted: bool) -> None:
+    gone = MlflowRun("r1", "e1", "RUNNING", is_deleted=True) if deleted else None
+    job, settings = the_job(known), dataclasses.replace(SETTINGS, tracking_uri="http://mlflow:5000")
+    logged = MlflowStatus(experiment_id="e1", run_id="r1")
+    job = dataclasses.replace(job, status=job.status.model_copy(update={"mlflow": logged}))
+    decision = conclude(job, Observed(mlflow=Mlflow(run=gone)), settings=settings)
+    assert [item for item in decision.actions if isinstance(item, SubmitRun)] == []
+    assert said(decision, ConditionType.PREPARED) == (
+        "False",
+        "Preparing",
+        "preparation starts when the MLflow run exists",
+    )
 
 
 def test_the_result_goes_to_the_status_and_training_starts() -> None:

@@ -234,6 +234,32 @@ def test_a_run_that_is_gone_is_replaced_before_an_attempt_and_never_during_one(
         assert not applied(decision)
 
 
+READY = condition(ConditionType.TRACKED, "True", ConditionReason.RUN_READY)
+GONE: dict[str, tuple[Mlflow, Condition, float]] = {
+    "deleted": (DELETED, READY, 0),
+    "not found at first": (Mlflow(), READY, 0),
+    "not found for too long": (Mlflow(), NOT_FOUND, 60),
+}
+
+
+@pytest.mark.parametrize(("mlflow", "before", "seconds"), GONE.values(), ids=GONE)
+def test_a_preparation_waits_for_the_run_that_replaces_one(
+    mlflow: Mlflow, before: Condition, seconds: float
+) -> None:
+    of = ftj(status(ADMITTED, before, mlflow=KNOWN), data=SOURCE)
+    decision = conclude(of, observed(mlflow=mlflow), at=later(seconds), settings=SETTINGS)
+    assert applied(decision) == []
+    assert said(decision, ConditionType.PREPARED) == (
+        "False",
+        ConditionReason.PREPARING,
+        "preparation starts when the MLflow run exists",
+    )
+    replaced = conclude(ftj(decision.status, data=SOURCE), observed(mlflow=ANOTHER), settings=SETTINGS)
+    assert applied(replaced) == ["ConfigMap/tune-prep", "Job/tune-prep"]
+    env = replaced.apply[1]["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert {item["name"]: item.get("value") for item in env}["MLFLOW_RUN_ID"] == "r2"
+
+
 def test_a_run_that_was_just_created_is_in_the_status() -> None:
     of = ftj(status(mlflow=KNOWN))
     decision = conclude(of, observed(mlflow=DELETED), settings=SETTINGS)
