@@ -37,7 +37,9 @@ def has_failed(mine: Sequence[Json], container: str, now: datetime) -> bool:
     if not failed:
         return False
     all_ended = len(pods.exits(mine, container)) == len(mine)
-    return all_ended or now - datetime.fromisoformat(failed[0].finished_at) >= _PEERS_TIMEOUT
+    # NB: the end of a container whose state is lost (ContainerStatusUnknown) has no time.
+    first = next((ended.finished_at for ended in failed if ended.finished_at), "")
+    return all_ended or not first or now - datetime.fromisoformat(first) >= _PEERS_TIMEOUT
 
 
 def release(draft: Draft, component: str, name: str, container: str) -> None:

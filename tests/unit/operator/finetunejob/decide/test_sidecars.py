@@ -65,6 +65,14 @@ def kept(job_name: str, index: int, code: int, said: TerminationMessage | str = 
     return beside(PROXY, ended(job_name, index, code, said, **more))
 
 
+def lost(found: Json) -> Json:
+    """The same pod with a main container whose state was lost: the kubelet gives it no time."""
+    first, *others = found["status"]["containerStatuses"]
+    unknown = {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": None}
+    statuses = [{**first, "state": {"terminated": unknown}}, *others]
+    return {**found, "status": {**found["status"], "containerStatuses": statuses}}
+
+
 # The pods, the seconds since the first end, and the reason of Trained.
 GANGS: dict[str, tuple[list[Json], float, ConditionReason]] = {
     "all trainers have succeeded": ([kept(JOB, 0, 0), kept(JOB, 1, 0)], 0, ConditionReason.TRAINED),
@@ -73,6 +81,12 @@ GANGS: dict[str, tuple[list[Json], float, ConditionReason]] = {
     "all trainers have ended": ([kept(JOB, 0, 1, BOOM), kept(JOB, 1, 0)], 0, ConditionReason.RESTARTING),
     "a peer may still say why": ([pod(JOB, 0), kept(JOB, 1, 1, PEER_LOST)], 5, ConditionReason.STARTING),
     "a peer hangs": ([pod(JOB, 0), kept(JOB, 1, 1, PEER_LOST)], 30, ConditionReason.RESTARTING),
+    "an end without a time": ([pod(JOB, 0), lost(kept(JOB, 1, 137))], 0, ConditionReason.RESTARTING),
+    "an end without a time, and one with": (
+        [pod(JOB, 0), lost(kept(JOB, 1, 137)), kept(JOB, 2, 1, PEER_LOST)],
+        5,
+        ConditionReason.STARTING,
+    ),
     "no proxy": ([pod(JOB, 0), ended(JOB, 1, 1, PEER_LOST)], 600, ConditionReason.STARTING),
     "a wrong recipe": ([kept(JOB, 0, 64, BOOM), kept(JOB, 1, 64)], 0, ConditionReason.RECIPE_WRONG),
 }
