@@ -286,7 +286,7 @@ _REFUSED = {
     ),
     **dict.fromkeys(
         ("inkling_text", "modernbert-decoder"),
-        "which makes its logits in a way that is not known here",
+        "which has an unsupported LM head",
     ),
 }
 """Families that no recipe can train, and how the sentence goes on after the model type."""

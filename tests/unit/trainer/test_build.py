@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
 
 
-def test_a_model_that_makes_its_logits_in_an_unknown_way_is_refused(
+def test_a_model_with_an_unsupported_lm_head_is_refused(
     base_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = Network.own_logits
@@ -37,7 +37,7 @@ def test_a_model_that_makes_its_logits_in_an_unknown_way_is_refused(
     with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
         networks.build(networks.recipe(base_model), base_model, world)
     assert refused.value.message == (
-        f"model.base {base_model} is a llama, which makes its logits in a way that is not known here (they differ by "
+        f"model.base {base_model} is a llama, which has an unsupported LM head (the logits differ by "
         "50%): choose another model, or train it with your own script"
     )
 
@@ -51,7 +51,7 @@ def test_a_model_that_overflows_in_fp16_is_told_to_use_another_precision(
         networks.build(networks.recipe(base, precision="FP16"), base, world)
     assert (refused.value.reason, refused.value.message) == (
         "ModelOverflows",
-        f"model.base {base} computes logits that are not numbers: it overflows in FP16, unless its weights are broken: set "
+        f"model.base {base} computes NaN logits: it overflows in FP16, unless its weights are broken: set "
         "training.precision to BF16 or FP32",
     )
     with networks.alone() as world:
@@ -76,14 +76,14 @@ def test_a_teacher_that_overflows_in_fp16_is_refused(base_model: Path, tmp_path:
         networks.build(distilled(base_model, teacher, "FP16"), base_model, world)
     assert (refused.value.reason, refused.value.message) == (
         "ModelOverflows",
-        f"objective.distillation.teacher {teacher} computes logits that are not numbers: it overflows in FP16, unless its weights "
+        f"objective.distillation.teacher {teacher} computes NaN logits: it overflows in FP16, unless its weights "
         "are broken: set training.precision to BF16 or FP32",
     )
     with networks.alone() as world:
         networks.build(distilled(base_model, teacher, "BF16"), base_model, world)
 
 
-def test_a_teacher_that_makes_its_logits_in_an_unknown_way_is_refused(
+def test_a_teacher_with_an_unsupported_lm_head_is_refused(
     base_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = Network.own_logits
@@ -95,8 +95,8 @@ def test_a_teacher_that_makes_its_logits_in_an_unknown_way_is_refused(
     with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
         networks.build(distilled(base_model, base_model, "FP32"), base_model, world)
     assert refused.value.message == (
-        f"objective.distillation.teacher {base_model} is a llama, which makes its logits in a way that is not known here "
-        "(they differ by 50%): choose another teacher"
+        f"objective.distillation.teacher {base_model} is a llama, which has an unsupported LM head "
+        "(the logits differ by 50%): choose another teacher"
     )
 
 

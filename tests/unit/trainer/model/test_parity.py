@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[str, str | None, bool, str]] = {
         "inkling_text",
         None,
         False,
-        f"inkling_text, which makes its logits in a way that is not known here (they differ by SHARE): {REMEDY}",
+        f"inkling_text, which has an unsupported LM head (the logits differ by SHARE): {REMEDY}",
     ),
 }
 

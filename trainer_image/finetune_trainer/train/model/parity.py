@@ -106,7 +106,7 @@ class Comparison:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all logits are numbers."""
+        """Whether no logits are NaN or infinite."""
         return all(math.isfinite(value) for value in (self.own, self.context, self.ahead, self.noise))
 
 
@@ -142,7 +142,7 @@ def check(
         gather: returns the value of every rank.
 
     Raises:
-        RecipeRefusedError: it does not, its logits are not numbers, or its forward pass fails.
+        RecipeRefusedError: it does not, its logits are NaN, or its forward pass fails.
     """
     is_packed = subject.packing_remedy is not None
 
@@ -172,7 +172,7 @@ def check(
     raise _refuse(
         network,
         subject,
-        f"which makes its logits in a way that is not known here (they differ by {alone.own:.0%}): {subject.remedy}",
+        f"which has an unsupported LM head (the logits differ by {alone.own:.0%}): {subject.remedy}",
     )
 
 
@@ -187,12 +187,12 @@ def _check_finite(comparison: Comparison, subject: Subject) -> None:
         return
     if subject.overflow_remedy is not None:
         raise RecipeRefusedError(
-            f"{subject} computes logits that are not numbers: it overflows in FP16, unless its weights are broken: "
+            f"{subject} computes NaN logits: it overflows in FP16, unless its weights are broken: "
             f"{subject.overflow_remedy}",
             reason="ModelOverflows",
         )
     raise RecipeRefusedError(
-        f"{subject} computes logits that are not numbers: its weights are broken", reason="WeightsNotFinite"
+        f"{subject} computes NaN logits: its weights are broken", reason="WeightsNotFinite"
     )
 
 
