@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,6 +25,8 @@ from yarl import URL
 SECONDS = 10.0
 _CHUNK = 64 * 1024
 _RESOLVING_THREADS = 32
+# Control characters, which aiohttp refuses in headers.
+_UNSENDABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 Take = Callable[[bytes], bool]
 
@@ -64,6 +67,14 @@ class AddressError(UnansweredError):
     """The address is none that can be requested."""
 
 
+class UnsendableError(UnansweredError):
+    """The request has a header that cannot be sent; nothing was sent."""
+
+
+class TooLargeError(UnansweredError):
+    """The server answered with more than the size limit."""
+
+
 async def fetch(
     url: str,
     *,
@@ -80,7 +91,7 @@ async def fetch(
         take: gets the body of a response with status 200, a part at a time; returns whether the rest is needed.
 
     Raises:
-        UnansweredError: the server cannot be reached, takes longer, or sends more.
+        UnansweredError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
         Exception: what `take` raises, which must not be a ValueError: that would read as a failed request.
     """
     sent = dict(headers)
@@ -101,7 +112,7 @@ async def request(
         most_bytes: of the body, after it is decompressed.
 
     Raises:
-        UnansweredError: the server cannot be reached, takes longer, or sends more.
+        UnansweredError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
     """
     parts: list[bytes] = []
 
@@ -120,7 +131,7 @@ def request_in_thread(
     """`request`, for clients that block. It must not be called on an event loop.
 
     Raises:
-        UnansweredError: the server cannot be reached, takes longer, or sends more.
+        UnansweredError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
     """
     asked = request(method, url, headers=headers, body=body, most_bytes=most_bytes)
     return asyncio.run_coroutine_threadsafe(asked, _loop()).result()
@@ -141,6 +152,8 @@ async def _exchange(
     moment fails, and whether a write was made is then unknown: 7 of 48 requests over a kept connection failed so (MLflow 3.17 on
     loopback, November 21, 2026).
     """
+    if any(_UNSENDABLE.search(value) for value in headers.values()):
+        raise UnsendableError("a header has a control character")
     limit = aiohttp.ClientTimeout(total=SECONDS)
     try:
         address = URL(url)
@@ -224,7 +237,7 @@ async def _read(answer: aiohttp.ClientResponse, most: int, take: Take) -> None:
             raise UnansweredError("the connection was closed") from None
         size += len(part)
         if size > most:
-            raise UnansweredError(f"its answer is larger than {most} bytes")
+            raise TooLargeError(f"its answer is larger than {most} bytes")
         if not take(part):
             return
         # NB: parts that have come already would be read one after the other, and nothing beside them.

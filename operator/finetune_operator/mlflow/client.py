@@ -25,7 +25,9 @@ from finetune_operator.bounded import (
     AddressError,
     Login,
     Response,
+    TooLargeError,
     UnansweredError,
+    UnsendableError,
     basic_authorization,
     request_in_thread,
 )
@@ -42,7 +44,7 @@ _API = "/api/2.0/mlflow"
 _MOST_BYTES = 4 * 2**20
 # What a header takes, and servers: they close the connection where one is too long.
 _LONGEST = 8192
-_SENDABLE = re.compile(rf"[^\r\n\u0100-\U0010ffff]{{0,{_LONGEST}}}")
+_SENDABLE = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u0100-\U0010ffff]{{0,{_LONGEST}}}")
 _FORBIDDEN = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"})
 # A retry would fail in the same way: the request itself must change.
 _REFUSED = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST"})
@@ -155,6 +157,11 @@ class Client:
         except (AddressError, ValueError):
             message = f"{self.uri} is not the address of an MLflow server: use one such as http://mlflow:5000"
             raise ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message)) from None
+        except UnsendableError:
+            message = f"the credentials for MLflow at {self.uri} cannot be sent: correct the Secret in spec.tracking.secretRef"
+            raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message)) from None
+        except TooLargeError as error:
+            raise self._no_mlflow(str(error)) from None
         except UnansweredError as error:
             raise self._unreachable(str(error)) from None
         answer = _parse(response.body)
@@ -169,7 +176,7 @@ class Client:
         # NB: the connection would fail, and the operator would ask the server for no job of any namespace.
         if not _SENDABLE.fullmatch(known.token):
             message = (
-                f"the token for MLflow at {self.uri} has a line break or a character that cannot be sent, or is too long: correct "
+                f"the token for MLflow at {self.uri} has a line break, or another character that cannot be sent, or is too long: correct "
                 "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef"
             )
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))

@@ -6,9 +6,10 @@ import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from yarl import URL
 
-from finetune_operator.bounded import Response, request, request_in_thread
+from finetune_operator.bounded import Response, UnsendableError, request, request_in_thread
 from support.http_server import Answer, Request, serving
 
 
@@ -25,6 +26,12 @@ async def test_the_body_of_any_status_is_read() -> None:
         409,
         b'{"method": "DELETE", "target": "/a?b=c%2Fd", "body": "{}"}',
     )
+
+
+@pytest.mark.parametrize("character", [chr(code) for code in [*range(32), 127] if chr(code) != "\t"])
+async def test_a_header_that_cannot_be_sent(character: str) -> None:
+    with pytest.raises(UnsendableError):
+        await request("GET", "http://127.0.0.1:1", headers={"A": f"a{character}b"}, most_bytes=1000)
 
 
 async def test_each_connection_is_used_once() -> None:

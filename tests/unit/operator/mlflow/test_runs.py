@@ -21,6 +21,7 @@ from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.mlflow import MlflowRegistry
+from finetune_operator.registry.outages import Outages
 from support.http_server import Answer, Request, serving
 
 Json = dict[str, Any]
@@ -71,12 +72,24 @@ def problem(uri: str, credentials: Credentials | None = None) -> tuple[Condition
 
 
 @pytest.mark.parametrize(
-    "token", ["to\nken", "to\rken", "to\u2019ken", "t" * 8193], ids=["\\n", "\\r", "a quote", "too long"]
+    "token",
+    [
+        "to\nken",
+        "to\rken",
+        "to\x00ken",
+        "to\x01ken",
+        "to\tken",
+        "to\x7fken",
+        "to\x85ken",
+        "to\u2019ken",
+        "t" * 8193,
+    ],
+    ids=["\\n", "\\r", "NUL", "SOH", "a tab", "DEL", "NEL", "a quote", "too long"],
 )
 def test_a_token_that_no_header_takes_is_no_word_of_the_server(token: str) -> None:
     assert problem("http://127.0.0.1:1", Credentials(token=token)) == (
         ConditionReason.CREDENTIALS_UNREADABLE,
-        "the token for MLflow at http://127.0.0.1:1 has a line break or a character that cannot be sent, or is too long: correct "
+        "the token for MLflow at http://127.0.0.1:1 has a line break, or another character that cannot be sent, or is too long: correct "
         "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef",
     )
 
@@ -253,9 +266,30 @@ def test_a_redirect_is_not_followed() -> None:
 def test_an_answer_of_any_size_takes_no_memory(mlflow: Answers) -> None:
     mlflow.default = (200, "x" * (8 * 2**20))
     assert problem(mlflow.uri) == (
-        ConditionReason.MLFLOW_UNREACHABLE,
-        f"MLflow at {mlflow.uri} cannot be reached: its answer is larger than 4194304 bytes",
+        ConditionReason.MLFLOW_ERROR,
+        NO_MLFLOW.format(uri=mlflow.uri, why="its answer is larger than 4194304 bytes"),
     )
+
+
+@pytest.mark.parametrize("character", ["\x00", "\x01", "\r", "\n", "\x7f"])
+async def test_a_token_that_cannot_be_sent_does_not_block_the_server(mlflow: Answers, character: str) -> None:
+    mlflow.by_path["experiments/get-by-name"] = (200, EXPERIMENT)
+    mlflow.by_path["runs/search"] = (200, {"runs": [RUN]})
+    outages = Outages(lambda: 0.0, 10)
+    with pytest.raises(ExternalError) as raised:
+        await outages.ask(mlflow.uri, lambda: ask(mlflow.uri, Credentials(token=f"to{character}ken")))
+    assert raised.value.problem.reason == ConditionReason.CREDENTIALS_UNREADABLE
+    assert await outages.ask(mlflow.uri, lambda: ask(mlflow.uri)) == FOUND
+
+
+async def test_an_answer_that_is_too_large_does_not_block_the_server(mlflow: Answers) -> None:
+    outages = Outages(lambda: 0.0, 10)
+    mlflow.default = (200, "x" * (8 * 2**20))
+    with pytest.raises(ExternalError):
+        await outages.ask(mlflow.uri, lambda: ask(mlflow.uri))
+    mlflow.by_path["experiments/get-by-name"] = (200, EXPERIMENT)
+    mlflow.by_path["runs/search"] = (200, {"runs": [RUN]})
+    assert await outages.ask(mlflow.uri, lambda: ask(mlflow.uri)) == FOUND
 
 
 def test_a_drip_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
