@@ -120,6 +120,7 @@ class ConditionReason(StrEnum):
     ACCEPTED = "Accepted"
     ACCEPTED_WITH_WARNING = "AcceptedWithWarning"
     INVALID_SPEC = "InvalidSpec"
+    INSTALLATION_MISMATCH = "InstallationMismatch"
     SPEC_UNREADABLE = "SpecUnreadable"
     NOT_IMPLEMENTED = "NotImplemented"
     NAME_TAKEN = "NameTaken"

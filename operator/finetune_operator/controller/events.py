@@ -28,6 +28,7 @@ _WARN = {
     ConditionReason.ACCEPTED_WITH_WARNING,
     ConditionReason.INVALID_SPEC,
     ConditionReason.SPEC_UNREADABLE,
+    ConditionReason.INSTALLATION_MISMATCH,
     ConditionReason.QUEUE_INADMISSIBLE,
     ConditionReason.CHECK_FAILED,
     ConditionReason.RESTARTING,

@@ -23,8 +23,8 @@ from finetune_operator.registry.base import RegisteredVersion
 class FineTuneJob:
     """A FineTuneJob as the API server holds it.
 
-    `spec` is None when it does not fit this version's schema; `invalid` then says why. `version` is its resource
-    version. `created` is None only where that does not matter.
+    `spec` is None when it does not fit this version's schema; `invalid` then says why. It has the defaults of the
+    installation, and `written` has not. `version` is its resource version. `created` is None only where that does not matter.
     """
 
     name: str
@@ -34,6 +34,7 @@ class FineTuneJob:
     generation: int
     spec: FineTuneJobSpec | None
     status: FineTuneJobStatus
+    written: FineTuneJobSpec | None = None
     invalid: str | None = None
     finalizers: tuple[str, ...] = ()
     deleting: bool = False

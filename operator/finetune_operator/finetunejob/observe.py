@@ -42,11 +42,12 @@ def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
         UnreadableStatusError: a newer version of the operator wrote the status.
     """
     meta = body["metadata"]
-    spec, invalid = read_spec(FineTuneJobSpec, body)
+    written, invalid = read_spec(FineTuneJobSpec, body)
     status = read_status(FineTuneJobStatus, body, "job")
-    if spec:
+    spec = None
+    if written:
         name, namespace, known = meta["name"], meta["namespace"], status.resolved
-        spec = resolve(spec, namespace=namespace, name=name, known=known, defaults=defaults)
+        spec = resolve(written, namespace=namespace, name=name, known=known, defaults=defaults)
         spec = pinned(spec, status.pinned)
     return FineTuneJob(
         name=meta["name"],
@@ -56,6 +57,7 @@ def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
         generation=int(meta.get("generation", 1)),
         spec=spec,
         status=status,
+        written=written,
         invalid=invalid,
         finalizers=tuple(meta.get("finalizers") or ()),
         deleting="deletionTimestamp" in meta,

@@ -53,8 +53,11 @@ def spec(**parts: Any) -> FineTuneJobSpec:
 NODES: Json = {"nodes": 2, "processesPerNode": 2}
 
 
-def ftj(status: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJob:
-    """The FineTuneJob team/tune."""
+def ftj(
+    status: FineTuneJobStatus | None = None, *, defaults: Defaults | None = None, **parts: Any
+) -> FineTuneJob:
+    """The FineTuneJob team/tune in an installation with these defaults."""
+    written = spec(**parts)
     return FineTuneJob(
         name="tune",
         namespace="team",
@@ -62,13 +65,14 @@ def ftj(status: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJob:
         version="1",
         generation=1,
         spec=resolve(
-            spec(**parts),
+            written,
             namespace="team",
             name="tune",
             known=status.resolved if status else None,
-            defaults=Defaults(),
+            defaults=defaults or Defaults(),
         ),
         status=status or FineTuneJobStatus(),
+        written=written,
     )
 
 

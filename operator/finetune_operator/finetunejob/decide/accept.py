@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.decide import (
     catalog,
     databricks_run,
@@ -18,7 +19,8 @@ from finetune_operator.finetunejob.decide import (
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.wait import Refusal, refuse
 from finetune_operator.finetunejob.decide.workspace import workspace_mistakes
-from finetune_operator.finetunejob.resolve import resolved
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.resolve import resolve, resolved
 from finetune_operator.policy.address import passwords
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
@@ -27,14 +29,20 @@ _NO_STORAGE = (
     "{field} is missing: install the chart with defaults.storage, where each job gets a folder, or apply a job with the field and "
     "another name"
 )
+_MISMATCH = (
+    "{mistakes}; other values of the chart would fit the job, which waits for them: change those, or apply a job with other fields "
+    "and another name"
+)
+# A job that no server is named in may be one of either.
+_INSTALLATIONS = (Settings(tracking_uri=DATABRICKS), Settings(tracking_uri="http://mlflow"))
 _NO_SERVER = "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with spec.tracking.uri and another name"
 
 
 def accept(draft: Draft) -> Outcome:
     """Accept the job, or say everything that is wrong with it in one message.
 
-    It fails for what is wrong in fields that cannot change. What may change in its pod templates, in the installation, or with
-    another version of the operator is judged again at each pass until the job is accepted.
+    It fails for what is wrong in fields that cannot change, in any installation. What may change in its pod templates, in the
+    values of the chart, or with another version of the operator is judged again at each pass until the job is accepted.
     """
     if draft.ftj.spec is None:
         return _leave_alone(draft)
@@ -43,7 +51,7 @@ def accept(draft: Draft) -> Outcome:
         return Continue
     if _was_at_work(draft):
         return _accept(draft)
-    wrong = [*passwords(draft.spec.tracking), *mistakes_of_fixed_fields(draft.spec, draft.settings)]
+    wrong = [*passwords(draft.spec.tracking), *lasting_mistakes(draft.ftj)]
     if wrong:
         return refuse(draft, ConditionType.ACCEPTED, Refusal(ConditionReason.INVALID_SPEC, "; ".join(wrong)))
     waits = next(obstacles(draft.spec, draft.settings, draft.ftj.namespace), None)
@@ -95,8 +103,17 @@ def _was_at_work(draft: Draft) -> bool:
     return unknown and draft.status.start_time is not None
 
 
+def lasting_mistakes(ftj: FineTuneJob) -> list[str]:
+    """What is wrong with fields that cannot change, whatever the values of the chart: the job can never be run."""
+    if ftj.written is None:
+        return []
+    spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, known=None, defaults=Defaults())
+    found, *others = ([*mistakes_of_fixed_fields(spec, settings)] for settings in _INSTALLATIONS)
+    return [mistake for mistake in found if all(mistake in other for other in others)]
+
+
 def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
-    """What is wrong with fields that cannot change, so that the job can never be run."""
+    """What is wrong with fields that cannot change, with these values of the chart."""
     yield from mistakes.of_learning_rate(spec)
     yield from own_code.mistakes(spec.trainer)
     yield from parameters.unreadable_secrets(spec)
@@ -130,6 +147,9 @@ def obstacles(
         yield ConditionReason.NOT_IMPLEMENTED, message
     if spec.register_ and not settings.servers(spec.tracking)[0]:
         yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_SERVER
+    wrong = [*mistakes_of_fixed_fields(spec, settings)]
+    if wrong:
+        yield ConditionReason.INSTALLATION_MISMATCH, _MISMATCH.format(mistakes="; ".join(wrong))
     yield from databricks_run.obstacles(spec, settings, namespace)
     if lacking := catalog.missing(spec):
         yield ConditionReason.CATALOG_NOT_CONFIGURED, lacking
