@@ -12,11 +12,14 @@ from torch.distributed.tensor import DTensor
 from finetune_trainer.tokenizer import load_tokenizer
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
+from finetune_trainer.train.model import memory
 from support import networks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.model.network import Network
     from finetune_trainer.train.model.recomputation import Verdict
     from finetune_trainer.train.runtime.distributed import World
 
@@ -56,6 +59,42 @@ def one_rank(world: World, base: Path) -> None:
         }
         found.append(([verdict.kind for verdict in verdicts], whole))
     torch.save(found, base / f"gradients-{world.rank}.pt")
+
+
+def rank_on_its_own_gpu(world: World, base: Path) -> None:
+    """Save what is planned and verified where rank 0 has more memory than the others need to recompute nothing."""
+    decide = memory.decide
+
+    def decide_for_own_gpu(network: Network, recipe: Recipe, world: World, *rest: Any) -> memory.Choice:
+        choice = decide(network, recipe, world, *rest)
+        if world.leads:
+            return choice
+        return memory.with_recomputation(choice, "Selective", recipe, world, 64)
+
+    pytest.MonkeyPatch().setattr(memory, "decide", decide_for_own_gpu)
+    recipe = networks.recipe(base, activationCheckpointing="Auto")
+    verdicts: list[Verdict] = []
+    plans: list[str] = []
+    build.network(
+        recipe,
+        base,
+        load_tokenizer(recipe.model, base),
+        world,
+        base / "teacher",
+        on_plan=lambda plan: plans.append(plan.activation_checkpointing),
+        on_verdict=verdicts.append,
+    )
+    torch.save((plans, [verdict.kind for verdict in verdicts]), base / f"plans-{world.rank}.pt")
+
+
+def test_ranks_on_different_gpus_use_the_same_activation_checkpointing(
+    one_layer: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(one_layer, base)
+    networks.on_ranks(RANKS, tmp_path / "rendezvous", rank_on_its_own_gpu, base)
+    for rank in range(RANKS):
+        assert torch.load(base / f"plans-{rank}.pt") == (["Selective"], ["Selective"])
 
 
 def test_ranks_agree_on_full_recomputation(one_layer: Path, tmp_path: Path) -> None:

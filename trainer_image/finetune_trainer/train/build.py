@@ -112,6 +112,7 @@ def network(
     made = Network(adapted, objective(recipe, learner), recipe.training.neftune_alpha)
     # Nothing has weights so far: what does not fit is refused before minutes of loading.
     choice = world.agree(lambda: memory.choose(made, recipe, world, row_tokens(recipe), learner))
+    choice = memory.agree(choice, world)
     on_plan(choice.plan)
 
     if quantized:

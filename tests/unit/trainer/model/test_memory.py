@@ -316,6 +316,31 @@ def test_chunks_are_large_where_the_output_layer_is_trained_and_they_fit(
     assert choice.chunk == choice.chunk_numbers // 128256
 
 
+def test_ranks_on_different_gpus_make_the_choice_of_the_smallest(
+    monkeypatch: pytest.MonkeyPatch, shapes: dict[str, Shape], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise they would recompute different layers, and only some of them would check it."""
+    monkeypatch.setattr(Shape, "of", lambda *_network, **_options: shapes["8B Full"])
+    recipe = networks.recipe(BASE, precision="BF16", perDeviceBatchSize=1, activationCheckpointing="Auto")
+    worlds = [
+        World(rank, 16, 0, 8, torch.device("cpu"), card=Card("NVIDIA-A100", memory_gib * 2**30, (8, 0)))
+        for rank, memory_gib in enumerate((80, 24, 40))
+    ]
+    choices = [memory.decide(Network(small(), Sft()), recipe, world, 4096, None) for world in worlds]
+    assert [choice.kind for choice in choices] == ["None", "Selective", "None"]
+    monkeypatch.setattr(World, "gather", lambda _world, _choice: choices)
+    assert [memory.agree(choice, world) for choice, world in zip(choices, worlds, strict=True)] == 3 * [
+        choices[1]
+    ]
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"memory of the smallest rank: about {choices[1].estimate} of 22.1 GiB; ")
+    assert "activation checkpointing Selective; " in line
+    # The same GPU everywhere: nothing to say.
+    choices = choices[:1]
+    assert memory.agree(choices[0], worlds[0]) == choices[0]
+    assert not capsys.readouterr().out
+
+
 @pytest.mark.parametrize("kind", memory.KINDS)
 def test_auto_recomputes_no_more_than_it_must(
     monkeypatch: pytest.MonkeyPatch, kind: str, capsys: pytest.CaptureFixture[str]

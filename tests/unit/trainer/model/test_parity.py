@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -167,10 +168,32 @@ def test_errors_of_memory_and_of_other_ranks_are_not_those_of_the_model(
 
 def test_the_result_holds_for_the_same_model_settings_and_device(base_model: Path) -> None:
     """A restart does not repeat the check; a job that carries the run on with other settings does."""
-    world = World(0, 1, 0, 1, CPU)
     recipe = networks.recipe(base_model)
-    key = parity.key(recipe, world)
-    assert key == parity.key(networks.recipe(base_model, logEverySteps=7, maxSteps=9), world)
-    assert key != parity.key(networks.recipe(base_model, packing=not recipe.training.packing), world)
-    assert key != parity.key(networks.recipe(base_model, precision="BF16"), world)
-    assert key != parity.key(recipe, World(0, 1, 0, 1, CPU, card=Card("H100", 80 * 2**30, (9, 0))))
+    with networks.alone() as world:
+        key = parity.key(recipe, world)
+        assert key == parity.key(networks.recipe(base_model, logEverySteps=7, maxSteps=9), world)
+        assert key != parity.key(networks.recipe(base_model, packing=not recipe.training.packing), world)
+        assert key != parity.key(networks.recipe(base_model, precision="BF16"), world)
+        assert key != parity.key(recipe, replace(world, card=Card("H100", 80 * 2**30, (9, 0))))
+
+
+def test_ranks_on_different_gpus_agree_on_whether_the_result_holds(
+    base_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise some of them would wait for the others in the check."""
+    names = ["A100-SXM4-80GB", "A100-SXM4-40GB", "A100-SXM4-80GB"]
+    recipe = networks.recipe(base_model)
+
+    def compute_keys(*names: str) -> set[str]:
+        """The keys of all ranks."""
+        monkeypatch.setattr(World, "gather", lambda _world, _value: list(names))
+        return {
+            parity.key(recipe, World(rank, len(names), 0, 1, CPU, card=Card(name, 2**30, (8, 0))))
+            for rank, name in enumerate(names)
+        }
+
+    keys = compute_keys(*names)
+    assert len(keys) == 1
+    # Ranks may be on other nodes after a restart.
+    assert compute_keys(*reversed(names[:2])) == keys
+    assert compute_keys(names[0], names[0]) != keys

@@ -232,6 +232,12 @@ class Choice:
     shape: Shape
     staged: float
 
+    def __str__(self) -> str:
+        return (
+            f"about {self.estimate} of {self.limit / _GIB:.1f} GiB; activation checkpointing {self.kind}; "
+            f"logits of {self.chunk} tokens at a time"
+        )
+
     @property
     def chunk(self) -> int:
         """Tokens of a chunk of the loss."""
@@ -311,10 +317,7 @@ def choose(
     """
     choice = decide(network, recipe, world, row_tokens, teacher)
     limit = choice.limit
-    world.say(
-        f"memory: about {choice.estimate} of {limit / _GIB:.1f} GiB; activation checkpointing {choice.kind}; "
-        f"logits of {choice.chunk} tokens at a time"
-    )
+    world.say(f"memory: {choice}")
     unpacked = _describe_unpacked(choice.shape)
     if unpacked:
         world.say(unpacked)
@@ -329,6 +332,17 @@ def choose(
             reason="OutOfMemory",
         )
     return choice
+
+
+def agree(choice: Choice, world: World) -> Choice:
+    """Return the choice of the rank that recomputes most, or else has the least memory, on all ranks together.
+
+    NB: ranks on different GPUs choose differently for Auto, and all of them must take part in `recomputation.verify`.
+    """
+    agreed = max(world.gather(choice), key=lambda each: (KINDS.index(each.kind), -each.limit))
+    if (agreed.kind, agreed.chunk_numbers) != (choice.kind, choice.chunk_numbers):
+        world.say(f"memory of the smallest rank: {agreed}")
+    return agreed
 
 
 def _describe_unpacked(shape: Shape) -> str | None:

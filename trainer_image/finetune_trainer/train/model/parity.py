@@ -118,10 +118,14 @@ def packing_remedy(recipe: Recipe) -> str | None:
 
 
 def key(recipe: Recipe, world: World) -> str:
-    """Return what the result of `check` depends on: the settings, this release, the libraries and the kind of the device."""
+    """Return what the result of `check` depends on: the settings, this release, the libraries and the devices of all ranks.
+
+    All ranks call this together, and get the same, so that all of them run a check or none does.
+    """
     device = world.card.name if world.card is not None else world.device.type
+    devices = ", ".join(sorted(set(world.gather(device))))
     libraries = " ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
-    return f"{continuation.digest(recipe)} {release()} {libraries} {device}"
+    return f"{continuation.digest(recipe)} {release()} {libraries} {devices}"
 
 
 def check(

@@ -64,7 +64,7 @@ class Verdict:
         return cls(*(written[name] for name in names)) if written and {*names} <= {*written} else None
 
     def holds(self, kind: Recomputation, recipe: Recipe, world: World) -> bool:
-        """Whether it is the result of `verify` for an activation checkpointing in this attempt."""
+        """Whether it is the result of `verify` for an activation checkpointing in this attempt; all ranks call this together."""
         return (self.requested, self.key) == (kind, parity.key(recipe, world))
 
 
