@@ -46,12 +46,20 @@ _EMAIL = re.compile(
 )
 # Accounts that servers of code have for everybody.
 _ACCOUNTS_OF_SERVERS = frozenset({"git", "hg", "svn"})
+# Commands that name a server and its account in front of a file or a repository: scp model.bin root@host.com:model.bin.
+_COPY_COMMAND = re.compile(r"\b(?:scp|sftp|rsync|git clone)\b[^\n]*\Z")
+_LONGEST_COMMAND = 200
 _ACCOUNT_OF_URL = re.compile(r"://[^\s/:@]*:[^\s/:@]*\Z")
 _LONGEST_ACCOUNT = 100
-# What a list of stolen logins has behind an address: letters with a digit or a sign.
+# The password in a list of stolen logins: an address and a password are a whole line or field.
 _PASSWORD_OF_EMAIL = re.compile(
-    rf"@(?:[{_LETTER}0-9-]{{1,63}}\.){{1,8}}[{_LETTER}]{{2,24}}:"
-    r"(?P<value>(?=[^\s/:@,;|]{0,63}[A-Za-z])(?=[^\s/:@,;|]{0,63}[0-9!#$%^&*?+=_-])[^\s/:@,;|]{6,64})(?![^\s,;|])"
+    r"(?m)(?:^[ ]{0,20}|[,;\t]|\|[ ]{0,20})"
+    rf"(?!(?:git|hg|svn)@)[{_LETTER}0-9._%+-]{{1,64}}@(?:[{_LETTER}0-9-]{{1,63}}\.){{1,8}}[{_LETTER}]{{2,24}}:"
+    # Letters with a digit or a sign. Hyphens and underscores are in names of files and repositories too.
+    r"(?P<value>(?=[^\s/:@,;|]{0,63}[A-Za-z])(?=[^\s/:@,;|]{0,63}[0-9!#$%^&*?+=])"
+    # A file that a command copies, such as user@host.com:model2.bin.
+    r"(?![^\s/:@,;|]{1,63}\.[A-Za-z][A-Za-z0-9]{0,11}(?![^\s,;|]))"
+    r"[^\s/:@,;|]{6,64})(?=[,;\t]|[ ]{0,20}(?:\||\r?$))"
 )
 
 _LABEL = "(?:tel|telephone|phone|mobile|cell|fax|telefon|handy|mobil|t\u00e9l\u00e9phone|t\u00e9l|tel\u00e9fono|telefono|whatsapp)"
@@ -146,13 +154,19 @@ _CLASS_NAME = re.compile(r"sk-[a-z_-]+[0-9]{0,4}(?:[_-][a-z]+|[_-][0-9]{1,4})*")
 
 def _emails(text: str) -> Iterator[Span]:
     for match in _EMAIL.finditer(text):
-        # NB: `git@host.com:code` is the address of a repository, and a URL may have a password before its host.
-        is_repository = (
-            match["account"] in _ACCOUNTS_OF_SERVERS and text[match.end() : match.end() + 1] == ":"
-        )
+        # NB: a URL may have a password before its host.
         before = max(0, match.start() - _LONGEST_ACCOUNT)
-        if not is_repository and not _ACCOUNT_OF_URL.search(text, before, match.start()):
+        if not _is_account_of_server(text, match) and not _ACCOUNT_OF_URL.search(text, before, match.start()):
             yield match.span()
+
+
+def _is_account_of_server(text: str, address: re.Match[str]) -> bool:
+    """Whether an address is that of a repository or of a file, such as `git@host.com:code`."""
+    before = max(0, address.start() - _LONGEST_COMMAND)
+    return text[address.end() : address.end() + 1] == ":" and (
+        address["account"] in _ACCOUNTS_OF_SERVERS
+        or _COPY_COMMAND.search(text, before, address.start()) is not None
+    )
 
 
 def _phones(text: str) -> Iterator[Span]:

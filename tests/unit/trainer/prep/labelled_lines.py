@@ -1,4 +1,4 @@
-"""500 labelled lines of what redaction meets: 280 with values, in the shapes in which people paste them, and 220 that look like it.
+"""500 labelled lines of what redaction meets: 280 with values, in the shapes in which people paste them, and 220 with what looks like one.
 
 A line is text with marked values, such as `call [[Phone|+49 30 1234567]] now`. Values are made from a seed: keys in the text of
 this file would be found by the scanners that read the repository.
@@ -201,6 +201,10 @@ _LOOK_ALIKES = (
     "IBAN DE89 3704 0044 0532 0130 ##, tax 123-45-####",
     "git clone git@github.com:team/{word}.git",
     "scp {word}.txt deploy@host.example.com:/srv/{word}",
+    "scp model.bin root@gpu.example.com:model-v#.bin",
+    "rsync -a user@server.example.com:backup_## .",
+    "git clone deploy@git.example.com:infra-tools",
+    "Mail [[Email|joe@example.com]]:out-of-office today",
     "<img src='logo@2x.png'> <img src='icon@3x.jpg'>",
     "y = q@k.transpose(-2, -1) + (a@b.sum())",
     "@app.route('/{word}/<int:number>') def {word}(number): return number",

@@ -70,7 +70,11 @@ FOUND: dict[RedactKind, dict[str, str]] = {
         "postgres://app:s3cr3t@db:5432/orders": "postgres://app:<SECRET>@db:5432/orders",
         f"{'GOCSPX' + '-a1B2' * 5} {'ya29' + '.' + 'a0AfH6SM' * 4}": "<SECRET> <SECRET>",
         f"{'SG' + '.' + 'aB3_' * 5}.{'xY7-' * 10} {'hvs' + '.' + 'aB3x' * 24}": "<SECRET> <SECRET>",
-        f"{'pypi' + '-AgEIcHlwaS5vcmc'}{'aB3_' * 20} a@gmail.com:hunter2": "<SECRET> a@gmail.com:<SECRET>",
+        f"{'pypi' + '-AgEIcHlwaS5vcmc'}{'aB3_' * 20}": "<SECRET>",
+        "a@gmail.com:hunter2\r\n b_c@mail.example.org:s3cr$t.2024 \nd@web.de:correct#": "a@gmail.com:<SECRET>\r\n "
+        "b_c@mail.example.org:<SECRET> \nd@web.de:<SECRET>",
+        "1,a@gmail.com:hunter2;b@web.de:hunter3\tc@web.de:hunter4| d@web.de:hunter5 |": "1,a@gmail.com:<SECRET>;"
+        "b@web.de:<SECRET>\tc@web.de:<SECRET>| d@web.de:<SECRET> |",
         f"{'dapi' + '0123456789abcdef' * 2} {'glpat-' + 'x1Y2' * 5} {'sk_' + 'live_4eC39HqLyjWDarjt'}": "<SECRET> <SECRET> <SECRET>",
     },
 }
@@ -110,6 +114,8 @@ STAYS = {
     "arithmetic": "x=a+14155552671 y=1+4155552671 c++11 2014 2017 2020, f(+1, +2), 200-300-4000-5000",
     "decorators, products and handles": "@app.route('/'), q@k.transpose(-2, -1), (a@b.sum()), @octocat, user@localhost, a @ b.c",
     "passwords of examples": "postgres://user:password@localhost, https://$USER:$PASSWORD@example.org, redis://:<key>@host",
+    "accounts of servers in commands": "scp model.bin root@gpu.example.com:model-v2.bin\n"
+    "rsync -a user@server.example.com:backup_1 .\ngit clone deploy@git.example.com:infra-tools",
     "accounts of Git servers": "git clone git@github.com:team/code.git; pip install pkg@git+https://x.org/a",
     "images at twice their size": "logo@2x.png icon@3x.jpg",
     "names like keys": "sk-toggleable__content-arrow-right sk-estimator-doc-link-2024 sk-learn task-manager-of-the-year-2024 AKIA ASIA",
@@ -119,6 +125,26 @@ STAYS = {
     "words of phones": "phone 12, mobile 2023, tel: 112, fax machine, cell 0.5, telephone 0x1234567",
     "code": "rgb(255, 255, 255); 0xDEADBEEF; 1_000_000_000; range(1000000000, 2000000000); id-555-0100-1234; [4, 5, 6]",
 }
+
+
+# Lines in which an address is followed by no password.
+NO_PASSWORDS = (
+    "scp model.bin root@gpu.example.com:model-v2.bin",
+    "root@gpu.example.com:model-v2.bin",
+    "root@gpu.example.com:model2.safetensors",
+    "rsync -a user@server.example.com:backup_1 .",
+    "rsync -a . user@server.example.com:backup_1",
+    "git clone deploy@git.example.com:infra-tools",
+    "deploy@git.example.com:infra-tools",
+    "git@git.example.com:infra2tools",
+    "Mail joe@example.com:out-of-office today",
+    "joe@example.com:room101 is free",
+)
+
+
+@pytest.mark.parametrize("text", NO_PASSWORDS)
+def test_what_follows_an_address_in_a_command_or_a_sentence_stays(text: str) -> None:
+    assert replaced(text, PATTERNS["Secret"]) == (text, 0)
 
 
 @pytest.mark.parametrize("text", STAYS.values(), ids=STAYS)
