@@ -167,6 +167,19 @@ def test_the_base_of_an_adapter_comes_from_the_registry_or_from_where_the_reader
     assert invoke(folder, request, base=str(base)) == [(200, body)]
 
 
+def test_the_configuration_of_a_server_sets_the_length_of_answers(
+    export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that sets max_new_tokens has its own length."""
+    folder = export()
+    request: dict[str, Any] = {"inputs": {"prompt": ASKED}}
+    requests = [request, {**request, "params": {"max_new_tokens": 2}}]
+    expected = [(200, {"predictions": [continue_greedily(folder, ASKED, count)]}) for count in (6, 2)]
+    assert invoke(folder, *requests, max_new_tokens=6) == expected
+    monkeypatch.setenv("MLFLOW_PYFUNC_INFERENCE_CONFIG", '{"max_new_tokens": 6}')
+    assert invoke(folder, *requests) == expected
+
+
 def test_an_adapter_stops_where_its_generation_config_says(export: Export) -> None:
     from transformers import AutoTokenizer
 

@@ -175,8 +175,7 @@ def test_parameters_are_settings_of_transformers(*, chat: bool) -> None:
 
     parameters = signature.infer(Examples(chat)).params.params
     assert {parameter.name for parameter in parameters} <= set(GenerationConfig().to_dict())
-    defaults = {parameter.name: parameter.default for parameter in parameters if parameter.default}
-    assert defaults == {"max_new_tokens": 256}
+    assert [parameter.name for parameter in parameters if parameter.default] == []
 
 
 @pytest.mark.usefixtures("mlflow_imported")

@@ -31,6 +31,7 @@ MAX_NEW_TOKENS = 256
 """Tokens of an answer at most, where a request says nothing. Source: transformers, TextGenerationPipeline."""
 # Settings of transformers' GenerationConfig and their types in MLflow.
 _SETTINGS = {
+    "max_new_tokens": "long",
     "min_new_tokens": "long",
     "do_sample": "boolean",
     "temperature": "double",
@@ -179,12 +180,14 @@ def infer(found: Examples) -> ModelSignature:
 
 
 def _parameters() -> ParamSchema:
-    """The parameters of a request. Without a value, each is as in greedy decoding."""
+    """The parameters of a request. Without a value, each is as in greedy decoding.
+
+    NB: MLflow puts a default that stands here into each request without the parameter, so that no setting of the server would count.
+    """
     from mlflow.types import ParamSchema, ParamSpec
 
     return ParamSchema(
         [
-            ParamSpec("max_new_tokens", "long", MAX_NEW_TOKENS),
             *(ParamSpec(name, kind, None) for name, kind in _SETTINGS.items()),
             ParamSpec("stop_strings", "string", [], shape=(-1,)),
         ]
