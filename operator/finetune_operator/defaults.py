@@ -26,6 +26,7 @@ from finetune_crds.base import (
 from finetune_crds.catalog import HTTP_SERVER, METASTORES, Catalog
 from finetune_crds.env import NO_SCOPE_IN_PODS, RESERVED_ENV, EnvFromSource, EnvVar, ObjectReference
 from finetune_crds.training import ModelCache
+from finetune_operator import names
 
 
 class DefaultsError(ValueError):
@@ -73,6 +74,12 @@ def _check_template(template: Json) -> None:
             raise ValueError(f"podTemplate.spec.{name} is no list of objects")
         if name in _NAMED and not all("name" in item for item in items):
             raise ValueError(f"an item of podTemplate.spec.{name} has no name")
+    others = [item["name"] for item in spec.get("containers", []) if item["name"] != names.TRAINER_CONTAINER]
+    if others:
+        raise ValueError(
+            f"podTemplate has the container {others[0]!r} beside {names.TRAINER_CONTAINER!r}, and no training would end before it "
+            "does: move it to initContainers with restartPolicy: Always"
+        )
 
 
 def _check_catalog(catalog: Catalog) -> None:

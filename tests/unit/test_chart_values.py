@@ -219,6 +219,14 @@ DEFAULTS: dict[str, tuple[Json, bool]] = {
     "containers by their names": ({"podTemplate": {"spec": {"containers": {"trainer": {}}}}}, False),
     "a container as a word": ({"podTemplate": {"spec": {"containers": ["trainer"]}}}, False),
     "a container without a name": ({"podTemplate": {"spec": {"containers": [{"image": "x"}]}}}, False),
+    "a container beside the trainer": (
+        {"podTemplate": {"spec": {"containers": [{"name": "trainer"}, {"name": "proxy", "image": "x"}]}}},
+        False,
+    ),
+    "a sidecar": (
+        {"podTemplate": {"spec": {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}]}}},
+        True,
+    ),
     "volumes that are no list": ({"podTemplate": {"spec": {"volumes": {"name": "shm"}}}}, False),
     "one toleration": ({"podTemplate": {"spec": {"tolerations": {"key": "gpu"}}}}, False),
     "a node as a word": ({"podTemplate": {"spec": {"nodeSelector": "gpu"}}}, False),
