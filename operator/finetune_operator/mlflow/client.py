@@ -187,6 +187,12 @@ class Client:
             )
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
         if known.username and known.password:
+            if ":" in known.username:
+                message = (
+                    f"the username for MLflow at {self.uri} has a colon, which HTTP does not allow: correct MLFLOW_TRACKING_USERNAME in "
+                    "the Secret in spec.tracking.secretRef"
+                )
+                raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
             return {"Authorization": basic_authorization(Login(known.username, known.password))}
         return {"Authorization": f"Bearer {known.token}"} if known.token else {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from finetune_operator.text import canonical
 
 # NB: databases of MLflow hold versions in 32 bits, and PostgreSQL fails on more.
 _LARGEST_VERSION = 2**31 - 1
+_VERSION = re.compile(r"[0-9]{1,10}")
 # A run has few versions, and a page of MLflow hundreds.
 _MOST_PAGES = 10
 
@@ -75,7 +77,7 @@ class MlflowRegistry:
         with client.reading():
             tags = to_mapping(body.get("tags") or [])
             return ModelVersion(
-                version=str(body["version"]),
+                version=_version_of(body),
                 ready=_is_ready(body),
                 run_id=run_id,
                 tags=tags,
@@ -96,8 +98,8 @@ class MlflowRegistry:
             ]
             if not versions:
                 return None
-            newest = max(versions, key=lambda item: int(item["version"]))
-            version = str(newest["version"])
+            newest = max(versions, key=lambda item: int(_version_of(item)))
+            version = _version_of(newest)
             model = client.get("registered-models/get", name=name)["registered_model"]
             holders = _aliases(model)
             pointing = {alias for alias in aliases if holders.get(alias) == version}
@@ -157,7 +159,19 @@ def _is_ready(version: Json) -> bool:
 
 
 def _aliases(model: Json) -> dict[str, str]:
-    return {str(item["alias"]): str(item["version"]) for item in model.get("aliases") or []}
+    return {str(item["alias"]): _version_of(item) for item in model.get("aliases") or []}
+
+
+def _version_of(item: Json) -> str:
+    """The version of an answer.
+
+    Raises:
+        ValueError: it is not a number of a version.
+    """
+    version = str(item["version"])
+    if not _VERSION.fullmatch(version):
+        raise ValueError(version)
+    return version
 
 
 def _unclamped(value: float) -> float:

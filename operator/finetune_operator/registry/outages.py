@@ -70,9 +70,9 @@ class Outages:
             self._until[server] = (self.clock() + _ATTEMPT_SECONDS, self._until[server][1])
         try:
             answer = await asyncio.to_thread(call)
-        except ExternalError as error:
+        except BaseException as error:
             self._until.pop(server, None)
-            if is_remembered(error.problem):
+            if isinstance(error, ExternalError) and is_remembered(error.problem):
                 self._remember(server, error.problem)
             raise
         self._until.pop(server, None)

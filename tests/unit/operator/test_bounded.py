@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from yarl import URL
 
-from finetune_operator.bounded import Response, UnsendableError, request, request_in_thread
+from finetune_operator.bounded import (
+    Login,
+    Response,
+    UnsendableError,
+    basic_authorization,
+    request,
+    request_in_thread,
+)
 from support.http_server import Answer, Request, serving
 
 
@@ -32,6 +40,12 @@ async def test_the_body_of_any_status_is_read() -> None:
 async def test_a_header_that_cannot_be_sent(character: str) -> None:
     with pytest.raises(UnsendableError):
         await request("GET", "http://127.0.0.1:1", headers={"A": f"a{character}b"}, most_bytes=1000)
+
+
+@pytest.mark.parametrize("login", [Login("a:b", "c"), Login("\u00e9", "\u2019"), Login()])
+def test_basic_authorization(login: Login) -> None:
+    kind, _, encoded = basic_authorization(login).partition(" ")
+    assert (kind, b64decode(encoded).decode()) == ("Basic", f"{login.username}:{login.password}")
 
 
 async def test_each_connection_is_used_once() -> None:

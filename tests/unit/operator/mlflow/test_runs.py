@@ -6,7 +6,7 @@ import base64
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,6 +113,14 @@ def test_which_keys_of_a_secret_are_too_long() -> None:
     assert problem("http://127.0.0.1:1", Credentials("me", "p" * 2**20))[1] == (
         "the username and the password for MLflow at http://127.0.0.1:1 are too long: correct MLFLOW_TRACKING_USERNAME and "
         "MLFLOW_TRACKING_PASSWORD in the Secret in spec.tracking.secretRef"
+    )
+
+
+def test_a_username_with_a_colon() -> None:
+    assert problem("http://127.0.0.1:1", Credentials("a:b", "c")) == (
+        ConditionReason.CREDENTIALS_UNREADABLE,
+        "the username for MLflow at http://127.0.0.1:1 has a colon, which HTTP does not allow: correct MLFLOW_TRACKING_USERNAME in "
+        "the Secret in spec.tracking.secretRef",
     )
 
 
@@ -445,6 +453,32 @@ def test_the_newest_version_of_a_run_counts_and_the_aliases_at_it(mlflow: Answer
     assert registry.find_version("it's mine", "r1", ["candidate", "champion"]) == RegisteredVersion(
         "it's mine", "10", frozenset({"candidate"}), {"eval_f1": "0.5"}
     )
+
+
+WRONG_VERSIONS = ["", "ten", "-1", "1.0", " 1", "1_0", "\u0661", "1" * 5000, None]
+
+
+@pytest.mark.parametrize("number", WRONG_VERSIONS)
+@pytest.mark.parametrize("path", ["registered-models/get", "model-versions/get", "model-versions/search"])
+def test_a_version_that_is_no_number(mlflow: Answers, path: str, number: str | None) -> None:
+    item = {**version("1", "m"), "version": number}
+    mlflow.by_path = {
+        "registered-models/get": (
+            200,
+            {"registered_model": {"aliases": [{"alias": "a", "version": number}]}},
+        ),
+        "model-versions/get": (200, {"model_version": {**item, "run_id": ""}}),
+        "model-versions/search": (200, {"model_versions": [item]}),
+    }
+    registry = MlflowRegistry(mlflow.uri, mlflow.uri)
+    calls: dict[str, Callable[[], object]] = {
+        "registered-models/get": lambda: registry.model("m"),
+        "model-versions/get": lambda: registry.version("m", "1"),
+        "model-versions/search": lambda: registry.find_version("m", "r1", []),
+    }
+    with pytest.raises(ExternalError) as raised:
+        calls[path]()
+    assert str(raised.value) == NO_MLFLOW.format(uri=mlflow.uri, why="its answer has another form")
 
 
 def test_no_version_yet(mlflow: Answers) -> None:

@@ -77,3 +77,17 @@ async def test_a_server_that_answers_with_an_error_is_back() -> None:
     with pytest.raises(ExternalError):
         await outages.ask("http://a", refuse)
     assert await outages.ask("http://a", lambda: "answer") == "answer"
+
+
+async def test_a_fault_of_the_operator_is_no_word_of_the_server() -> None:
+    seconds = 100.0
+    outages = Outages(lambda: seconds, 10)
+    outages.note("http://a", AWAY)
+    seconds = 110.0
+
+    def fail() -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError, match=r"^$"):
+        await outages.ask("http://a", fail)
+    assert await outages.ask("http://a", lambda: "answer") == "answer"
