@@ -42,13 +42,13 @@ def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
     if floor is not None and floor >= peak:
         yield (
             f"spec.training.minLearningRate {floor:g} is not below the learning rate, by default {peak:g} for method "
-            f"{spec.method.type}: create the job with a lower one, or with spec.training.learningRate"
+            f"{spec.method.type}: use a lower one, or set spec.training.learningRate"
         )
     steps, decay = training.max_steps, training.decay_steps
     if steps is not None and decay is not None and training.warmup_of(steps) + decay > steps:
         yield (
             f"spec.training.decaySteps {decay} and a warm-up of {training.warmup_of(steps)} steps are longer than maxSteps {steps}: "
-            "create the job with less of either"
+            "use less of either"
         )
 
 

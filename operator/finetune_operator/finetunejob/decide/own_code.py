@@ -40,13 +40,13 @@ _REASONS = {
 def mistakes(trainer: Trainer) -> Iterator[str]:
     """What is wrong with requirements and with the address of the code, beyond what the schema can tell."""
     if trainer.code and trainer.code.git and not _is_address(trainer.code.git.url):
-        yield f"spec.trainer.code.git.url {trainer.code.git.url} is no address: create the job with another"
+        yield f"spec.trainer.code.git.url {trainer.code.git.url} is not a valid address"
     for text in trainer.dependencies:
         try:
             Requirement(text)
         except InvalidRequirement as error:
             why = str(error).splitlines()[0]
-            yield f"spec.trainer.dependencies has {text!r}, which is no requirement ({why}): create the job with another"
+            yield f"spec.trainer.dependencies has {text!r}, which is not a valid requirement ({why})"
 
 
 def _is_address(url: str) -> bool:

@@ -133,10 +133,12 @@ OWN_RANK: Json = {
     }
 }
 TOO_HIGH = (
-    "spec.training.minLearningRate 2e-05 is not below the learning rate, by default 2e-05 for method Full: create the job with a "
-    "lower one, or with spec.training.learningRate"
+    "spec.training.minLearningRate 2e-05 is not below the learning rate, by default 2e-05 for method Full: use a lower one, or "
+    "set spec.training.learningRate"
 )
-TOO_LONG = "spec.training.decaySteps 98 and a warm-up of 3 steps are longer than maxSteps 100: create the job with less of either"
+TOO_LONG = (
+    "spec.training.decaySteps 98 and a warm-up of 3 steps are longer than maxSteps 100: use less of either"
+)
 NO_SCHEME: Json = {"tracking": {"uri": "file:/runs"}}
 
 # The parts, the installation, the reason and the message of Accepted, and what the job does then.

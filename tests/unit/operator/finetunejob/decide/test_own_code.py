@@ -218,7 +218,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "none": (["datasets>=3", "torch (>=2)", "a[b]==1; python_version < '4'", "a @ https://host/a.whl"], []),
     "a version that is none": (
         ["datasets>=x.y"],
-        ["spec.trainer.dependencies has 'datasets>=x.y', which is no requirement (Expected"],
+        ["spec.trainer.dependencies has 'datasets>=x.y', which is not a valid requirement (Expected"],
     ),
 }
 
@@ -229,7 +229,7 @@ def test_requirements_that_are_none(given: list[str], expected: list[str]) -> No
     assert [text[: len(start)] for text, start in zip(wrong, expected, strict=True)] == expected
 
 
-NO_ADDRESS = "spec.trainer.code.git.url {} is no address: create the job with another"
+NO_ADDRESS = "spec.trainer.code.git.url {} is not a valid address"
 ADDRESSES: dict[str, tuple[str, list[str]]] = {
     "one with a port": ("https://host:8443/a.git", []),
     "one of IPv6": ("https://[::1]:8443/a.git", []),
