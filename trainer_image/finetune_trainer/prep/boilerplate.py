@@ -8,30 +8,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pyspark.sql import functions as sf
 
-from finetune_trainer.prep.sketch import shingles_of
+from finetune_trainer.prep.sketch import Boilerplate, shingles_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import numpy.typing as npt
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    Longs = npt.NDArray[np.uint64]
-
-# The runs of words that more texts share are boilerplate, in a corpus of any size: GPT-3's decontamination leaves them out
-# (Brown et al. 2020, appendix C).
+# The runs of words that no more texts share are no boilerplate, in a corpus of any size: GPT-3's decontamination leaves out those
+# that more texts share (Brown et al. 2020, appendix C).
 _MAX_TEXTS = 10
-# Texts that are counted. A run in one of a thousand texts is in 20 of them.
+# Of the texts of a corpus. Fewer are copies of a text, which near duplicates are.
+_SHARE = 0.02
+# Texts that are counted. A run in one of fifty texts is in 400 of them.
 _SAMPLED_TEXTS = 20_000
 _BUCKETS = 2**30
 _TEXTS_PER_BATCH = 500
-# Runs that every Python worker keeps in memory, 8 bytes each. The most frequent ones count.
+# Runs that every Python worker keeps in memory, 9 bytes each. The most frequent ones count.
 _MAX_SHINGLES = 200_000
 _SHINGLE, _TEXTS = "shingle", "texts"
 
 
-def limit(texts: int, share: float = 0.001) -> int:
+def limit(texts: int, share: float = _SHARE) -> int:
     """Return in how many of several texts a run of words may be before it is boilerplate.
 
     Args:
@@ -42,8 +41,8 @@ def limit(texts: int, share: float = 0.001) -> int:
     return max(2, min(_MAX_TEXTS, texts // 2), int(texts * share))
 
 
-def shared_shingles(frame: DataFrame, text: str, texts: int) -> Longs:
-    """Return the shingles that are boilerplate, sorted.
+def shared_shingles(frame: DataFrame, text: str, texts: int) -> Boilerplate:
+    """Return the shingles that are boilerplate.
 
     They are counted in a sample of the texts, chosen by a hash of their ids.
 
@@ -53,7 +52,7 @@ def shared_shingles(frame: DataFrame, text: str, texts: int) -> Longs:
     """
     sampled = min(texts, _SAMPLED_TEXTS)
     if sampled <= limit(sampled):
-        return np.empty(0, np.uint64)
+        return Boilerplate(np.empty(0, np.uint64), np.empty(0, np.bool_))
     if sampled < texts:
         bucket = sf.pmod(sf.xxhash64("id", sf.lit("boilerplate")), sf.lit(_BUCKETS))
         frame = frame.where(bucket < sf.lit(_BUCKETS * sampled // texts))
@@ -62,9 +61,11 @@ def shared_shingles(frame: DataFrame, text: str, texts: int) -> Longs:
     shared = (
         counts.where(sf.col(_TEXTS) > limit(sampled)).orderBy(sf.desc(_TEXTS), _SHINGLE).limit(_MAX_SHINGLES)
     )
-    return np.sort(
-        np.array([row[_SHINGLE] for row in shared.select(_SHINGLE).collect()], np.int64).view(np.uint64)
-    )
+    rows = shared.collect()
+    hashes = np.array([row[_SHINGLE] for row in rows], np.int64).view(np.uint64)
+    of_most = np.array([2 * row[_TEXTS] > sampled for row in rows], np.bool_)
+    order = np.argsort(hashes)
+    return Boilerplate(hashes[order], of_most[order])
 
 
 def _shingles(batches: Iterable[pa.RecordBatch], *, text: str) -> Iterator[pa.RecordBatch]:

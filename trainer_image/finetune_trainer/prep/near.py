@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from finetune_crds.prepare import NearDedupe
-    from finetune_trainer.prep.sketch import Banding
+    from finetune_trainer.prep.sketch import Banding, Boilerplate
 
     Longs = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float64]
@@ -200,7 +200,7 @@ def _pairs(frame: DataFrame, gone: DataFrame, characters: int) -> list[Pair]:
 
 
 def _sketched(
-    batches: Iterable[pa.RecordBatch], *, shape: Banding, boilerplate: npt.NDArray[np.uint64]
+    batches: Iterable[pa.RecordBatch], *, shape: Banding, boilerplate: Boilerplate
 ) -> Iterator[pa.RecordBatch]:
     """Yield the sketches of examples. Those without words are like none."""
     import pyarrow as pa

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
     Longs = npt.NDArray[np.uint64]
     Counts = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
 
 SHINGLE_WORDS = 3
 """Words in a shingle."""
 OWN_WORDS = 3
 """Words in a row by which a text says something besides boilerplate; fewer may be edits of a copy."""
+# The least share of a text's words that are its own beside boilerplate. With less, the text is a copy of the boilerplate, such as
+# an article behind another headline.
+_OWN_SHARE = 0.1
 _HASHES = 128
 # Least probability that a pair just at the threshold shares a band.
 _FOUND = 0.97
@@ -37,7 +41,19 @@ _FACTORS: Longs = _RANDOM.integers(0, 2**64, _HASHES, dtype=np.uint64) | np.uint
 _OFFSETS: Longs = _RANDOM.integers(0, 2**64, _HASHES, dtype=np.uint64)
 _PLACES: Longs = _RANDOM.integers(0, 2**64, SHINGLE_WORDS, dtype=np.uint64) | np.uint64(1)
 _HALF = np.uint64(32)
-_NO_SHINGLES: Longs = np.empty(0, np.uint64)
+
+
+class Boilerplate(NamedTuple):
+    """Shingles that many texts of a corpus share.
+
+    shingles: sorted. of_most: which of them are in more than half of the texts.
+    """
+
+    shingles: Longs
+    of_most: Flags
+
+
+_NO_BOILERPLATE = Boilerplate(np.empty(0, np.uint64), np.empty(0, np.bool_))
 
 
 class Banding(NamedTuple):
@@ -70,12 +86,14 @@ def banding(threshold: float) -> Banding:
     return next((found for found in fitting if found.found(threshold) >= _FOUND), Banding(_HASHES, 1))
 
 
-def sketch(texts: Sequence[str], shape: Banding, boilerplate: Longs = _NO_SHINGLES) -> Sketches:
+def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_BOILERPLATE) -> Sketches:
     """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle, and one without words has none.
 
     Args:
-        boilerplate: shingles that count for nothing, sorted. They count in texts that have nothing else to say: no
-            OWN_WORDS words in a row that are in no such shingle. These are copies of the boilerplate, with edited words.
+        boilerplate: shingles that count for nothing in a text that says something else: that has OWN_WORDS words in a row
+            that are in no such shingle. Other texts are copies of the boilerplate, with edited words. Shingles that most
+            texts do not have count for nothing only where a tenth of the words, without those that most texts have, is in
+            no such shingle.
     """
     shingles, owners = shingles_of(texts, boilerplate)
     starts = np.searchsorted(owners, np.arange(len(texts)))
@@ -83,7 +101,7 @@ def sketch(texts: Sequence[str], shape: Banding, boilerplate: Longs = _NO_SHINGL
     return Sketches(shingles, ends, _bands(shingles, starts, ends, shape))
 
 
-def shingles_of(texts: Sequence[str], boilerplate: Longs = _NO_SHINGLES) -> tuple[Longs, Counts]:
+def shingles_of(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLATE) -> tuple[Longs, Counts]:
     """Return the distinct shingles of each text, and the index of the text of each, which is sorted.
 
     Args:
@@ -105,7 +123,7 @@ def shingles_of(texts: Sequence[str], boilerplate: Longs = _NO_SHINGLES) -> tupl
         found = mixed(found + hashes[place : place + last] * factor)
     # A shingle does not reach from one text into the next.
     whole = owners[:last] == owners[SHINGLE_WORDS - 1 :]
-    if boilerplate.size:
+    if boilerplate.shingles.size:
         whole &= ~_counts_for_nothing(found, whole, owners, boilerplate)
     found, owners = found[whole], owners[:last][whole]
     order = np.lexsort((found, owners))
@@ -115,26 +133,44 @@ def shingles_of(texts: Sequence[str], boilerplate: Longs = _NO_SHINGLES) -> tupl
     return found[new], owners[new]
 
 
-def _counts_for_nothing(
-    shingles: Longs, is_whole: npt.NDArray[np.bool_], owners: Counts, boilerplate: Longs
-) -> npt.NDArray[np.bool_]:
+def _counts_for_nothing(shingles: Longs, is_whole: Flags, owners: Counts, boilerplate: Boilerplate) -> Flags:
     """Return which shingles are boilerplate, in texts that say something else.
 
     Args:
         shingles: at each word but the last ones. is_whole: whether a shingle is of one text. owners: the text of each word.
     """
-    places = np.minimum(np.searchsorted(boilerplate, shingles), len(boilerplate) - 1)
-    is_shared = is_whole & (boilerplate[places] == shingles)
-    own = np.ones(len(owners), bool)
+    if not owners.size:
+        return np.zeros(len(shingles), np.bool_)
+    places = np.minimum(np.searchsorted(boilerplate.shingles, shingles), len(boilerplate.shingles) - 1)
+    is_shared = is_whole & (boilerplate.shingles[places] == shingles)
+    is_of_most = is_shared & boilerplate.of_most[places]
+    own, not_of_most = _words_outside(is_shared), _words_outside(is_of_most)
+    texts = int(owners[-1]) + 1
+    own_words, words = (np.bincount(owners[chosen], minlength=texts) for chosen in (own, not_of_most))
+    is_mostly_shared = own_words < _OWN_SHARE * words
+    text = owners[: len(shingles)]
+    counts_for_nothing: Flags = (is_of_most & _says_something(not_of_most, owners)[text]) | (
+        is_shared & (_says_something(own, owners) & ~is_mostly_shared)[text]
+    )
+    return counts_for_nothing
+
+
+def _words_outside(is_chosen: Flags) -> Flags:
+    """Return which words are in no chosen shingle."""
+    outside = np.ones(len(is_chosen) + SHINGLE_WORDS - 1, np.bool_)
     for word in range(SHINGLE_WORDS):
-        own[word : word + len(shingles)] &= ~is_shared
+        outside[word : word + len(is_chosen)] &= ~is_chosen
+    return outside
+
+
+def _says_something(own: Flags, owners: Counts) -> Flags:
+    """Return which texts have OWN_WORDS words of their own in a row."""
     runs = own[: len(own) - OWN_WORDS + 1].copy()
     for word in range(1, OWN_WORDS):
         runs &= own[word : word + len(runs)] & (owners[word : word + len(runs)] == owners[: len(runs)])
-    says_something = np.zeros(int(owners[-1]) + 1 if len(owners) else 0, bool)
+    says_something = np.zeros(int(owners[-1]) + 1, np.bool_)
     says_something[owners[: len(runs)][runs]] = True
-    counts_for_nothing: npt.NDArray[np.bool_] = is_shared & says_something[owners[: len(shingles)]]
-    return counts_for_nothing
+    return says_something
 
 
 def _bands(shingles: Longs, starts: Counts, ends: Counts, shape: Banding) -> Longs:

@@ -44,6 +44,11 @@ def own(number: int, words: int = 24) -> str:
 # Texts of which each says something else, by what they share.
 SHARED = {
     "one of three instructions": [f"{instruction(number % 3)} {own(number)}" for number in range(42)],
+    "one of three instructions, each before a sixth": [
+        f"{instruction(number % 6)} {own(number)}" if number % 6 < 3 else own(number, 60)
+        for number in range(84)
+    ],
+    "an instruction": [f"{instruction()} {own(number)}" for number in range(40)],
     "an instruction before three words": [f"{instruction()} {own(number, 3)}" for number in range(40)],
     "an instruction, in a corpus of five": [f"{instruction()} {own(number)}" for number in range(5)],
     "no words": ["", "?", "!!", "..."],
@@ -55,6 +60,20 @@ def test_what_many_examples_share_makes_no_duplicates(spark: SparkSession, texts
     rows = {f"{number:02}": text for number, text in enumerate(texts)}
     left, found = clusters(spark, rows, 2)
     assert (sorted(left), found.dropped) == (sorted(rows), 0)
+
+
+@pytest.mark.parametrize(("copies", "texts"), [(12, 100), (12, 1_000), (60, 1_000)])
+def test_copies_of_an_article_behind_headlines_are_removed(
+    spark: SparkSession, copies: int, texts: int
+) -> None:
+    article = own(texts, 300)
+    rows = {
+        f"{number:03}": f"{own(number, 6)} {article}" if number < copies else own(number, 60)
+        for number in range(texts)
+    }
+    left, found = clusters(spark, rows, 2)
+    assert (len(left), found.sizes) == (texts - copies + 1, {copies: 1})
+    assert min(pair.similarity for pair in found.pairs) > 0.9
 
 
 @pytest.fixture(scope="module")

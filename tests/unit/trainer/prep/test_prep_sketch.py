@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from finetune_trainer.prep.sketch import Banding, Sketches, banding, shingles_of, sketch
+from finetune_trainer.prep.sketch import Banding, Boilerplate, Sketches, banding, shingles_of, sketch
 
 
 def shingles(found: Sketches) -> list[set[int]]:
@@ -83,13 +83,50 @@ BOILERPLATE = {
 }
 
 
+def boilerplate_of(runs: list[str], of_most: list[str]) -> Boilerplate:
+    hashes = np.sort(np.concatenate([shingles_of([run])[0] for run in runs]))
+    return Boilerplate(
+        hashes, np.isin(hashes, [hashed for run in of_most for hashed in shingles_of([run])[0].tolist()])
+    )
+
+
 @pytest.mark.parametrize(("text", "boilerplate", "counted"), BOILERPLATE.values(), ids=BOILERPLATE)
 def test_boilerplate_counts_for_nothing_in_a_text_that_says_more(
     text: str, boilerplate: list[str], counted: list[str]
 ) -> None:
-    shared = np.sort(np.concatenate([shingles_of([run])[0] for run in boilerplate]))
+    shared = boilerplate_of(boilerplate, of_most=[])
     # Beside another text, whose words are not part of this one.
     others = ["some other words", text, "some more words"]
     found, owners = shingles_of(others, shared)
     wanted = [shingles_of([run])[0] for run in counted]
     assert found[owners == 1].tolist() == np.sort(np.concatenate([np.empty(0, np.uint64), *wanted])).tolist()
+
+
+FRAME, ARTICLE = (" ".join(f"{name}{at}" for at in range(30)) for name in ("frame", "article"))
+# Texts, and the parts of them whose runs of three words count, where most texts share the frame, and fewer the article.
+TIERS = {
+    "a frame": (f"{FRAME} own1 own2 own3", ["frame28 frame29 own1 own2 own3"]),
+    "a frame alone": (FRAME, [FRAME]),
+    "an article with little else": (f"{ARTICLE} own1 own2 own3", [f"{ARTICLE} own1 own2 own3"]),
+    "an article with more": (
+        f"{ARTICLE} own1 own2 own3 own4",
+        ["article28 article29 own1 own2 own3 own4"],
+    ),
+    "an article with little else in a frame": (
+        f"{FRAME} {ARTICLE} own1 own2 own3",
+        [f"frame28 frame29 {ARTICLE} own1 own2 own3"],
+    ),
+    "an article with more in a frame": (
+        f"{FRAME} {ARTICLE} own1 own2 own3 own4",
+        ["frame28 frame29 article0 article1", "article28 article29 own1 own2 own3 own4"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "counted"), TIERS.values(), ids=TIERS)
+def test_what_fewer_texts_share_counts_for_nothing_where_a_tenth_of_the_words_is_not_shared(
+    text: str, counted: list[str]
+) -> None:
+    runs = [" ".join(shared.split()[at : at + 3]) for shared in (FRAME, ARTICLE) for at in range(28)]
+    found = shingles(sketch([text], banding(0.7), boilerplate_of(runs, of_most=runs[:28])))
+    assert found == [{hashed for part in counted for hashed in shingles_of([part])[0].tolist()}]
