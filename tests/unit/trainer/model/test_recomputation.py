@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -58,6 +59,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.5, 0.0],
     },
     "gpt2": {"n_embd": 32, "n_head": 4, "n_layer": 2},
+    # Only its second layer has experts.
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "mlp_only_layers": [0],
+    },
 }
 
 
@@ -194,7 +202,47 @@ DIFFERENCES: dict[str, tuple[list[float], list[float], list[float], str | None]]
 def test_noise_is_tolerated(case: str) -> None:
     *runs, expected = DIFFERENCES[case]
     plain, again, recomputed = ({"w": torch.tensor(values)} for values in runs)
-    assert recomputation._describe_difference("layer 0", plain, again, recomputed) == expected
+    noise = recomputation._measure_distances(plain, again)
+    assert recomputation._describe_difference("layer 0", plain, noise, recomputed) == expected
+
+
+def test_no_more_than_two_sets_of_gradients_exist_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are those of whole layers, which each rank has, and stay on the device."""
+    compute = recomputation._compute_gradients
+    sets: list[list[weakref.ref[torch.Tensor]]] = []
+    alive: list[int] = []
+
+    def count(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
+        alive.append(sum(any(gradient() is not None for gradient in each) for each in sets))
+        gradients = compute(*args, **options)
+        sets.append([weakref.ref(gradient) for gradient in gradients.values()])
+        return gradients
+
+    monkeypatch.setattr(recomputation, "_compute_gradients", count)
+    copy_to_host = torch.Tensor.cpu
+
+    def copy_state(values: torch.Tensor) -> torch.Tensor:
+        """That of random numbers may be copied."""
+        assert not values.is_floating_point()
+        return copy_to_host(values)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", copy_state)
+    # Its two layers differ.
+    network = make_network("qwen3_moe")
+    recomputation.verify(network, "Full", networks.recipe(BASE), world)
+    assert alive == [0, 1, 1] * 2
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (7, 5), (3, 7, 5)])
+def test_distances_do_not_depend_on_the_size_of_the_pieces(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recomputation, "_MAX_PIECE_NUMBERS", 10)
+    first, second = torch.randn(shape), torch.randn(shape)
+    assert recomputation._norm(first) == pytest.approx(float(first.norm()))
+    assert recomputation._distance(first, second) == pytest.approx(float((first - second).norm()))
 
 
 def make_jetmoe() -> Network:

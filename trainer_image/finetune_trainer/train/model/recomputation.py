@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _NOISE_FACTOR, _ROUNDING_ERRORS = 10.0, 4.0
 # A gradient smaller than this share of the gradient of the layer may be rounding errors alone, as that of a bias of keys is.
 _SMALL = 1e-3
+# Numbers of a gradient that are compared at a time.
+_MAX_PIECE_NUMBERS = 2**24
 # Tokens for which layers are compared.
 _TOKENS = 8
 _LONGEST_ERROR = 150
@@ -266,16 +268,25 @@ def _find_difference(
     differences: list[str | None] = []
     for call in calls:
         with _prepared(call.layer):
-            plain, again = (_compute_gradients(call, world.device) for _ in range(2))
-            try:
-                recomputed = _compute_gradients(call, world.device, **_options(network.model, kind))
-            except (torch.OutOfMemoryError, torch.AcceleratorError):
-                raise
-            except RuntimeError as error:
-                differences.append(f"{call.name} fails with {first_line(error)[:_LONGEST_ERROR]}")
-                continue
-        differences.append(_describe_difference(call.name, plain, again, recomputed))
+            differences.append(_compare_layer(call, world.device, _options(network.model, kind)))
     return next((each for every in world.gather(differences) for each in every if each), None)
+
+
+def _compare_layer(call: _Call, device: torch.device, options: Mapping[str, Any]) -> str | None:
+    """Describe the first gradient of a layer that recomputation changes; None: there is none.
+
+    NB: only two sets of gradients exist at a time, on the device, which has room for them: there are no states of the optimizer so
+    far. On the host, those of all ranks of a pod would need more than status.plan.hostMemory.
+    """
+    plain = _compute_gradients(call, device)
+    noise = _measure_distances(plain, _compute_gradients(call, device))
+    try:
+        recomputed = _compute_gradients(call, device, **options)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError as error:
+        return f"{call.name} fails with {first_line(error)[:_LONGEST_ERROR]}"
+    return _describe_difference(call.name, plain, noise, recomputed)
 
 
 @contextmanager
@@ -300,7 +311,7 @@ def _prepared(layer: nn.Module) -> Iterator[None]:
 
 
 def _compute_gradients(call: _Call, device: torch.device, **options: Any) -> Gradients:
-    """Return the gradients of a layer, on the host.
+    """Return the gradients of a layer, on the device.
 
     Args:
         call: of the layer.
@@ -319,27 +330,53 @@ def _compute_gradients(call: _Call, device: torch.device, **options: Any) -> Gra
         seed = torch.linspace(0, 100, states.numel(), device=device).sin().view_as(states).to(states.dtype)
         gradients = torch.autograd.grad(states, [hidden, *weights.values()], seed, allow_unused=True)
     return {
-        name: gradient.cpu()
+        name: gradient
         for name, gradient in zip(["the input", *weights], gradients, strict=True)
         if gradient is not None
     }
 
 
-def _describe_difference(layer: str, plain: Gradients, again: Gradients, recomputed: Gradients) -> str | None:
-    """Describe the first gradient that recomputation changes by more than noise; None: there is none."""
+def _measure_distances(plain: Gradients, again: Gradients) -> dict[str, float]:
+    """Return the norm of the difference of each gradient between two runs."""
+    return {name: _distance(again[name], gradient) for name, gradient in plain.items()}
+
+
+def _describe_difference(
+    layer: str, plain: Gradients, noise: Mapping[str, float], recomputed: Gradients
+) -> str | None:
+    """Describe the first gradient that recomputation changes by more than noise; None: there is none.
+
+    Args:
+        layer: its name.
+        plain: the gradients without recomputation.
+        noise: the distance of each from that of an equal run.
+        recomputed: the gradients with recomputation.
+    """
     whole = math.hypot(*(_norm(gradient) for gradient in plain.values()))
     for name, gradient in plain.items():
         size = _norm(gradient) + _SMALL * whole
-        noise = _norm(again[name] - gradient)
-        if not math.isfinite(noise):
+        if not math.isfinite(noise[name]):
             # It overflows in FP16, where training skips the step: there is nothing to compare.
             continue
         rounding = _ROUNDING_ERRORS * torch.finfo(gradient.dtype).eps * size
-        distance = _norm(recomputed[name] - gradient) if name in recomputed else size
-        if not distance <= _NOISE_FACTOR * noise + rounding:
+        distance = _distance(recomputed[name], gradient) if name in recomputed else size
+        if not distance <= _NOISE_FACTOR * noise[name] + rounding:
             return f"that of {name} in {layer} differs by {distance / size:.1%}"
     return None
 
 
 def _norm(values: torch.Tensor) -> float:
-    return float(values.float().norm())
+    return math.hypot(*(float(piece.float().norm()) for piece in _pieces(values)))
+
+
+def _distance(first: torch.Tensor, second: torch.Tensor) -> float:
+    pieces = zip(_pieces(first), _pieces(second), strict=True)
+    return math.hypot(*(_norm(one - other) for one, other in pieces))
+
+
+def _pieces(values: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Views of a tensor of limited size, so that copies of them in fp32 are small."""
+    values = torch.atleast_1d(values)
+    rows = max(1, _MAX_PIECE_NUMBERS * len(values) // max(1, values.numel()))
+    pieces: Sequence[torch.Tensor] = values.split(rows)
+    return pieces
