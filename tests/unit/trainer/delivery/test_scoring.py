@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from finetune_crds.recipe import Recipe
+from finetune_trainer import turns
 from finetune_trainer.origin import Origin
 from finetune_trainer.train.delivery.signature import Examples
 from support.evaluations import save_model
@@ -35,6 +36,12 @@ CHATML: dict[str, Any] = {"model.chatTemplate": {"type": "ChatML"}}
 LORA = {"type": "LoRA", "lora": {"rank": 4}}
 PREFIX = {"type": "PrefixTuning", "softPrompt": {"virtualTokens": 3}}
 CHAT = [{"role": "user", "content": ASKED}]
+
+
+def make_call(arguments: Any) -> dict[str, Any]:
+    """A message that calls a tool."""
+    call = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +254,16 @@ REFUSED: dict[str, tuple[Examples, dict[str, Any], str]] = {
         "n is not supported: remove it from the request",
     ),
     "no messages": (CONVERSATIONS, {"messages": []}, "a row has no messages"),
+    "arguments of a call that are not JSON": (
+        CONVERSATIONS,
+        {"messages": [*CHAT, make_call("house")]},
+        "arguments in tool_calls of message 2 are not JSON",
+    ),
+    "arguments of a call that are a list": (
+        CONVERSATIONS,
+        {"messages": [*CHAT, make_call('["house"]')]},
+        "arguments in tool_calls of message 2 are not a JSON object",
+    ),
 }
 
 
@@ -264,8 +281,7 @@ def test_a_conversation_is_answered_as_its_template_renders_it(export: Export) -
 
     template = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.arguments.at }}{% endfor %}|{% endfor %}"
     folder = export(CONVERSATIONS, {"model.chatTemplate": {"type": "Jinja", "jinja": template}})
-    call = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at": "house"}'}}
-    messages = [*CHAT, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "red"}]
+    messages = [*CHAT, make_call('{"at": "house"}'), {"role": "tool", "content": "red"}]
     requests = [
         {"messages": messages, "max_tokens": 6},
         {"inputs": {"messages": messages}, "params": {"max_new_tokens": 6}},
@@ -295,10 +311,67 @@ def test_contents_are_what_the_template_takes(export: Export) -> None:
     (_, text), (_, joined), (status, refusal) = invoke(folder, *requests)
     answers = [body[0]["choices"][0]["message"]["content"] for body in (text, joined)]
     assert answers == [continue_greedily(folder, prompt, 6) for prompt in (f"{ASKED}|", "red\nhouse|")]
-    assert (status, "a content has a part of type image, and the model takes text alone" in refusal) == (
-        400,
-        True,
+    assert status == 400
+    assert refusal.endswith("Error: message 1 has a part of type image, and the model takes only text")
+
+
+# Messages that training takes: a served model continues them as training renders them.
+TRAINED: dict[str, list[dict[str, Any]]] = {
+    "a call without arguments": [*CHAT, make_call("")],
+    "a call with blank arguments": [*CHAT, make_call(" ")],
+    "a call with arguments": [*CHAT, make_call('{"at": "it"}')],
+    "a call with arguments as an object": [*CHAT, make_call({"at": "it"})],
+    "a call without a wrapper": [
+        *CHAT,
+        {"role": "assistant", "tool_calls": [{"name": "look", "arguments": ""}]},
+    ],
+    "no calls": [*CHAT, {"role": "assistant", "content": "red", "tool_calls": []}],
+    "texts as parts": [{"role": "user", "content": ["red", "house"]}],
+    "a part without a type": [{"role": "user", "content": [{"text": "red"}, "house"]}],
+    "no parts": [*CHAT, {"role": "user", "content": []}],
+}
+# Messages that a served model refuses, and the sentence.
+BROKEN: dict[str, tuple[Any, str]] = {
+    "a text part without a text": (
+        [*CHAT, {"role": "user", "content": [{"type": "text"}]}],
+        "message 2 has a text part without a text",
+    ),
+    "a part that is a number": (
+        [{"role": "user", "content": [1]}],
+        "message 1 has a text part without a text",
+    ),
+    "a content that is a number": ([{"role": "user", "content": 1}], "the content of message 1 is not text"),
+    "calls that are text": (
+        [{"role": "assistant", "content": "", "tool_calls": "look"}],
+        "tool_calls of message 1 are not a list of calls",
+    ),
+    "a message that is text": (["red"], "message 1 is not an object with a role and a content"),
+}
+
+
+def test_messages_are_read_as_in_training(export: Export) -> None:
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from transformers import AutoTokenizer
+
+    template = (
+        "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}|{% endfor %}"
     )
+    unsigned = {"model": "tiny", "signature": False}
+    folder = export(
+        CONVERSATIONS, {"model.chatTemplate": {"type": "Jinja", "jinja": template}, "register": unsigned}
+    )
+    model = mlflow.pyfunc.load_model(str(folder), model_config={"max_new_tokens": 2})
+    tokenizer = AutoTokenizer.from_pretrained(folder / "components/tokenizer")
+    for case, messages in TRAINED.items():
+        text = tokenizer.apply_chat_template(turns.messages(messages), tokenize=False)
+        (body,) = model.predict({"messages": messages})
+        answer, usage = body["choices"][0]["message"]["content"], body["usage"]
+        count = len(tokenizer(text, add_special_tokens=False).input_ids)
+        assert (usage["prompt_tokens"], answer) == (count, continue_greedily(folder, text, 2)), case
+    for messages, sentence in BROKEN.values():
+        with pytest.raises(MlflowException, match=f"^{sentence}$"):
+            model.predict({"messages": messages})
 
 
 def test_mlmodel_says_what_the_model_was_made_of(export: Export, base: Path) -> None:

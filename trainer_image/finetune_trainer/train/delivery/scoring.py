@@ -152,9 +152,13 @@ class FineTunedModel(PythonModel):
     def _encode_conversation(self, messages: Any, tools: Any) -> list[int]:
         if not messages:
             raise MlflowException.invalid_parameter_value("a row has no messages")
+        prepared = [
+            _prepare_message(message, number, as_parts=self._takes_parts)
+            for number, message in enumerate(messages, start=1)
+        ]
         try:
             text = self._tokenizer.apply_chat_template(
-                [_prepare_message(message, as_parts=self._takes_parts) for message in messages],
+                prepared,
                 tools=tools,
                 tokenize=False,
                 add_generation_prompt=True,
@@ -286,29 +290,61 @@ def _split_into_parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def _prepare_message(message: dict[str, Any], *, as_parts: bool) -> dict[str, Any]:
+def _prepare_message(message: Any, number: int, *, as_parts: bool) -> dict[str, Any]:
     """A message with the content that the template takes, and the arguments of its calls as objects, as in training."""
-    text = _join_parts(message.get("content") or "")
-    prepared = {**message, "content": _split_into_parts(text) if as_parts else text}
-    if message.get("tool_calls"):
-        prepared["tool_calls"] = [_parse_arguments(call) for call in message["tool_calls"]]
+    if not isinstance(message, dict):
+        raise MlflowException.invalid_parameter_value(
+            f"message {number} is not an object with a role and a content"
+        )
+    text = _join_parts(message.get("content", ""), number)
+    prepared = {name: value for name, value in message.items() if name != "tool_calls"}
+    prepared["content"] = _split_into_parts(text) if as_parts else text
+    if calls := message.get("tool_calls"):
+        prepared["tool_calls"] = _parse_calls(calls, f"tool_calls of message {number}")
     return prepared
 
 
-def _join_parts(content: str | list[dict[str, Any]]) -> str:
+def _join_parts(content: Any, number: int) -> str:
+    """The text of a content, which may be a list of parts: texts, or objects as clients of OpenAI send them."""
     if isinstance(content, str):
         return content
-    other = next((part.get("type") for part in content if part.get("type") != "text"), None)
-    if other is not None:
-        raise ValueError(f"a content has a part of type {other}, and the model takes text alone")
-    return "\n".join(part["text"] for part in content)
+    if not isinstance(content, list):
+        raise MlflowException.invalid_parameter_value(f"the content of message {number} is not text")
+    return "\n".join(_read_part(part, number) for part in content)
 
 
-def _parse_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    arguments = call["function"].get("arguments")
-    if not isinstance(arguments, str):
+def _read_part(part: Any, number: int) -> str:
+    kind, text = (part.get("type", "text"), part.get("text")) if isinstance(part, dict) else ("text", part)
+    if kind != "text":
+        raise MlflowException.invalid_parameter_value(
+            f"message {number} has a part of type {kind}, and the model takes only text"
+        )
+    if not isinstance(text, str):
+        raise MlflowException.invalid_parameter_value(f"message {number} has a text part without a text")
+    return text
+
+
+def _parse_calls(calls: Any, field: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise MlflowException.invalid_parameter_value(f"{field} are not a list of calls")
+    return [_parse_arguments(call, field) for call in calls]
+
+
+def _parse_arguments(call: dict[str, Any], field: str) -> dict[str, Any]:
+    """A call with its arguments as an object; some clients send a blank text for a call without arguments."""
+    function = call.get("function")
+    if isinstance(function, dict):
+        return {**call, "function": _parse_arguments(function, field)}
+    text = call.get("arguments")
+    if not isinstance(text, str):
         return call
-    return {**call, "function": {**call["function"], "arguments": json.loads(arguments)}}
+    try:
+        arguments = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise MlflowException.invalid_parameter_value(f"arguments in {field} are not JSON") from error
+    if not isinstance(arguments, dict):
+        raise MlflowException.invalid_parameter_value(f"arguments in {field} are not a JSON object")
+    return {**call, "arguments": arguments}
 
 
 def _describe_completion(
