@@ -83,6 +83,12 @@ def invoke(folder: Path, *requests: dict[str, Any], **settings: Any) -> list[tup
     return answers
 
 
+def read_text(body: Any) -> str:
+    """The text of the only answer, which a chat client gets without predictions."""
+    (answer,) = body["predictions"] if isinstance(body, dict) else body
+    return str(answer if isinstance(answer, str) else answer["choices"][0]["message"]["content"])
+
+
 def continue_greedily(folder: Path, text: str, count: int) -> str:
     """The most probable tokens behind a text that is tokenized as it is, one forward pass each."""
     import mlflow
@@ -124,17 +130,17 @@ def test_the_requests_of_the_docs_are_answered_without_the_prompt(title: str, ex
     request, examples = read_requests()[title], SERVED[title]
     folder = export(examples, CHATML)
     greedy = {name: value for name, value in request.items() if name != "temperature"}
-    greedy |= {"params": {"max_new_tokens": 20}} if "inputs" in request else {}
-    (status, body), *again = invoke(folder, request, greedy, greedy)
-    assert status == 200, body
-    (answer,) = body["predictions"] if isinstance(body, dict) else body
-    text = answer["choices"][0]["message"]["content"] if examples.chat else answer
-    assert isinstance(text, str)
-    assert ASKED not in text
-    if not examples.chat:
-        assert again[0] == again[1]
-        asked = request["inputs"][examples.prompt]
-        assert again[0][1] == {"predictions": [continue_greedily(folder, asked, 20)]}
+    greedy |= {"params": {"max_new_tokens": 20}} if "inputs" in request else {"max_tokens": 20}
+    (prompt,) = (
+        request.get("inputs", request)[examples.input] if examples.chat else request["inputs"].values()
+    )
+    asked = prompt["content"] if examples.chat else prompt
+    rendered = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n" if examples.chat else asked
+    answers = invoke(folder, request, greedy)
+    assert [status for status, _ in answers] == [200, 200], answers
+    text, greedy_text = (read_text(body) for _, body in answers)
+    assert asked not in text
+    assert greedy_text == continue_greedily(folder, rendered, 20)
 
 
 # What changes in the recipe, and the registry.
