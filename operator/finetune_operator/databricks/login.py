@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from databricks.sdk.clock import Clock
 from databricks.sdk.config import Config
 from databricks.sdk.credentials_provider import CredentialsStrategy, OAuthCredentialsProvider
 from databricks.sdk.oauth import IgnoreNetrcAuth, Refreshable, Token, get_host_metadata
+from yarl import URL
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.access import Access
@@ -23,6 +25,7 @@ from finetune_operator.databricks.transport import bind
 from finetune_operator.errors import ExternalError, Problem
 
 _JWT = "urn:ietf:params:oauth:token-type:jwt"
+_ACCOUNT_HOST = re.compile(r"accounts\.([a-z0-9-]+\.)?databricks\.com")
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 
 # NB: it logs warnings on every attempt, and request bodies at level DEBUG.
@@ -74,13 +77,16 @@ class Login(Config):
         bind(session._session)  # noqa: SLF001 - the SDK takes no session
         try:
             metadata = get_host_metadata(self.host, client=session)
-        except ValueError:
+        except (AttributeError, LookupError, TypeError, ValueError):
             return
-        self.account_id = self.account_id or metadata.account_id or ""
-        self.workspace_id = self.workspace_id or metadata.workspace_id or ""
-        endpoint = metadata.oidc_endpoint.replace("{account_id}", self.account_id or "").rstrip("/")
-        if endpoint and not self.discovery_url:
-            self.discovery_url = f"{endpoint}/.well-known/oauth-authorization-server"
+        self.account_id = self.account_id or _text_or_empty(metadata.account_id)
+        self.workspace_id = self.workspace_id or _text_or_empty(metadata.workspace_id)
+        endpoint = (
+            _text_or_empty(metadata.oidc_endpoint).replace("{account_id}", self.account_id or "").rstrip("/")
+        )
+        discovery_url = _login_url(self.host, f"{endpoint}/.well-known/oauth-authorization-server")
+        if endpoint and discovery_url and not self.discovery_url:
+            self.discovery_url = discovery_url
 
     def wrap_debug_info(self, message: str) -> str:
         """The message only: people who read a status must not see the configuration."""
@@ -145,7 +151,14 @@ class _Tokens(Refreshable):
         known = self._cfg.discovery_url or f"{self._access.host}/oidc/.well-known/oauth-authorization-server"
         with bind(requests.Session()) as session:
             answer = session.get(known, auth=IgnoreNetrcAuth())
-        return str(_json(answer)["token_endpoint"])
+        endpoint = _login_url(self._access.host, _json(answer).get("token_endpoint"))
+        if not endpoint:
+            message = (
+                f"Databricks at {self._access.host} has no token endpoint at its own address: check the address, and use the one that "
+                "the workspace itself uses"
+            )
+            raise ExternalError(Problem(ConditionReason.DATABRICKS_ERROR, message))
+        return endpoint
 
     def _request(self) -> tuple[dict[str, str], Any]:
         access = self._access
@@ -172,6 +185,25 @@ class _Tokens(Refreshable):
             why = why.replace(secret, "***")
         host, remedy = self._access.host, self._access.remedy
         return f"Databricks at {host} does not accept the credentials: {remedy} ({why[:300]})"
+
+
+def _text_or_empty(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _login_url(host: str | None, address: object) -> str | None:
+    """An address that a workspace names for logins; None where it is neither the workspace's own nor that of a Databricks account.
+
+    NB: a user names the workspace, which could have the operator send requests to servers that only the operator reaches.
+    """
+    try:
+        url, workspace = URL(_text_or_empty(address)), URL(host or "")
+        if url.user is not None or url.password is not None:
+            return None
+        is_account = url.scheme == "https" and url.port == 443 and _ACCOUNT_HOST.fullmatch(url.host or "")
+        return str(url) if is_account or url.origin() == workspace.origin() else None
+    except ValueError:
+        return None
 
 
 def _json(answer: requests.Response) -> dict[str, Any]:

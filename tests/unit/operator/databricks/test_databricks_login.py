@@ -6,17 +6,19 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import bounded
 from finetune_operator.databricks import transport
+from finetune_operator.databricks.login import _login_url
 from finetune_operator.databricks.workspace import problems, workspace
 from finetune_operator.errors import ExternalError
 from finetune_operator.settings import Settings
 from standins.databricks import Fault, Workspace
-from support.http_server import Answer, serving
+from support.http_server import Answer, Request, serving
 
 ENDPOINT = "/api/2.0/serving-endpoints/support"
 
@@ -104,6 +106,87 @@ def test_a_token_that_is_no_longer_accepted_is_replaced(databricks: Workspace) -
     assert problem(by_client(databricks))[0] == ConditionReason.DATABRICKS_FORBIDDEN
     ask(by_client(databricks))
     assert databricks.logins == ["client_credentials"] * 2
+
+
+MALFORMED: dict[str, object] = {
+    "no object": [],
+    "a text": "inside",
+    "a null": {"oidc_endpoint": None},
+    "a number": {"oidc_endpoint": 1},
+    "an object": {"oidc_endpoint": {}, "account_id": [], "workspace_id": {}},
+    "no cloud": {"oidc_endpoint": "", "cloud": None},
+    "no address": {"oidc_endpoint": "http://[inside"},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("metadata", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_metadata_is_no_answer(databricks: Workspace, metadata: Any) -> None:
+    serve_endpoint(databricks)
+    databricks.faults = [Fault(200, metadata, path="/.well-known/databricks-config")]
+    ask(by_client(databricks))
+    databricks.faults = [Fault(200, metadata, path="/.well-known/databricks-config")]
+    ask(by_token(databricks))
+
+
+FOREIGN: dict[str, Callable[[str, str], object]] = {
+    "another server": lambda inside, _: f"{inside}/oidc/v1/token",
+    "a login in the address": lambda _, own: own.replace("://", "://me:secret@") + "/oidc/v1/token",
+    "another port": lambda _, own: f"{own}1/oidc/v1/token",
+    "a name before a server": lambda inside, own: f"{own}@{inside.removeprefix('http://')}/token",
+    "no address": lambda _, _own: "http://[inside",
+    "a path": lambda _, _own: "/oidc/v1/token",
+    "a file": lambda _, _own: "file:///etc/passwd",
+    "an account without TLS": lambda _, _own: "http://accounts.cloud.databricks.com/oidc",
+    "a name like an account": lambda _, _own: "https://accounts.cloud.databricks.com.inside/oidc",
+    "nothing": lambda _, _own: None,
+}
+
+
+@pytest.mark.parametrize("address", FOREIGN.values(), ids=FOREIGN)
+def test_a_login_stays_at_the_workspace(databricks: Workspace, address: Callable[[str, str], object]) -> None:
+    targets: list[str] = []
+
+    def inside(request: Request) -> Answer:
+        targets.append(request.target)
+        return Answer(401, {"error": "s3cr3t of inside", "error_description": "s3cr3t of inside"})
+
+    with serving(inside) as uri:
+        endpoint = {"token_endpoint": address(uri, databricks.uri)}
+        databricks.faults = [Fault(200, endpoint, path="/oidc/.well-known")]
+        reason, message = problem(by_client(databricks))
+    assert (reason, targets, databricks.logins) == (ConditionReason.DATABRICKS_ERROR, [], [])
+    assert message == (
+        f"Databricks at {databricks.uri} has no token endpoint at its own address: check the address, and use the one that the "
+        "workspace itself uses"
+    )
+
+
+def test_discovery_stays_at_the_workspace(databricks: Workspace) -> None:
+    targets: list[str] = []
+
+    def inside(request: Request) -> Answer:
+        targets.append(request.target)
+        return Answer(200, {"token_endpoint": f"{databricks.uri}/oidc/v1/token"})
+
+    serve_endpoint(databricks)
+    with serving(inside) as uri:
+        databricks.faults = [
+            Fault(200, {"oidc_endpoint": f"{uri}/oidc"}, path="/.well-known/databricks-config")
+        ]
+        ask(by_client(databricks))
+    assert (targets, databricks.logins) == ([], ["client_credentials"])
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://accounts.cloud.databricks.com/oidc/accounts/a/v1/token",
+        "https://accounts.databricks.com:443/oidc",
+    ],
+)
+def test_a_login_at_the_account(address: str) -> None:
+    assert _login_url("https://w.cloud.databricks.com", address) == address.replace(":443", "")
 
 
 def test_a_client_made_while_the_workspace_was_away_is_made_again(databricks: Workspace) -> None:
