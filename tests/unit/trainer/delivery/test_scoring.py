@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,13 @@ from finetune_crds.recipe import Recipe
 from finetune_trainer import turns
 from finetune_trainer.origin import Origin
 from finetune_trainer.train.delivery.signature import Examples
+from support import networks
 from support.evaluations import save_model
 from support.exports import CONVERSATIONS, PROMPTS, written
+from support.pods import Pod
 
 if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
-    from support.pods import Pod
     from support.training import Mlflow
 
 pytestmark = [
@@ -50,19 +52,55 @@ def base(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(base_model, tmp_path_factory.mktemp("talker"), width=64, deviation=0.2)
 
 
-@pytest.fixture
-def export(pod: Pod, base: Path, world: World) -> Export:
-    """A function that exports a model of some changes to the recipe."""
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """A gang of one rank, for all exports."""
+    with networks.alone() as found:
+        yield found
 
-    def exported(
-        examples: Examples = PROMPTS, changes: dict[str, Any] | None = None, origin: Origin | None = None
+
+@pytest.fixture(scope="module")
+def export(
+    recipe: dict[str, Any], base: Path, world: World, tmp_path_factory: pytest.TempPathFactory
+) -> Export:
+    """A function that exports a model of some changes to the recipe, once: a test that writes into the folder takes a copy."""
+    exports: dict[str, Path] = {}
+
+    def export_once(
+        examples: Examples = PROMPTS,
+        changes: dict[str, Any] | None = None,
+        origin: Origin | None = None,
+        *,
+        registry: str = "",
     ) -> Path:
-        recipe = Recipe.model_validate(pod.but({"model.base": str(base), **(changes or {})}).recipe)
-        folder = pod.folder / "export"
-        written(recipe, folder, base, world, examples, base=origin or Origin(str(base)))
-        return folder
+        key = repr((examples, changes or {}, origin, registry))
+        if key not in exports:
+            folder = tmp_path_factory.mktemp("exports") / "export"
+            changed = Pod(folder.parent, recipe).but({"model.base": str(base), **(changes or {})})
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("MLFLOW_REGISTRY_URI", registry)
+                written(
+                    Recipe.model_validate(changed.recipe),
+                    folder,
+                    base,
+                    world,
+                    examples,
+                    base=origin or Origin(str(base)),
+                )
+            exports[key] = folder
+        return exports[key]
 
-    return exported
+    return export_once
+
+
+def export_for(export: Export, examples: Examples) -> Path:
+    """The export of a model of these requests, with a chat template if they are conversations."""
+    return export(examples, CHATML if examples.chat else None)
+
+
+def copy_export(folder: Path, copy: Path) -> Path:
+    """A copy that a test may change."""
+    return shutil.copytree(folder, copy / "export")
 
 
 def invoke(folder: Path, *requests: dict[str, Any], **settings: Any) -> list[tuple[int, Any]]:
@@ -128,7 +166,7 @@ def test_the_docs_have_a_request_for_each_kind_of_model() -> None:
 @pytest.mark.parametrize("title", SERVED)
 def test_the_requests_of_the_docs_are_answered_without_the_prompt(title: str, export: Export) -> None:
     request, examples = read_requests()[title], SERVED[title]
-    folder = export(examples, CHATML)
+    folder = export_for(export, examples)
     greedy = {name: value for name, value in request.items() if name != "temperature"}
     greedy |= {"params": {"max_new_tokens": 20}} if "inputs" in request else {"max_tokens": 20}
     (prompt,) = (
@@ -145,7 +183,7 @@ def test_the_requests_of_the_docs_are_answered_without_the_prompt(title: str, ex
 
 # What changes in the recipe, and the registry.
 KINDS: dict[str, tuple[dict[str, Any], str]] = {
-    "a model": ({"method": {"type": "Full"}}, ""),
+    "a model": ({}, ""),
     "a merged adapter": ({"method": {**LORA, "export": "Merged"}}, ""),
     "an adapter of a volume's base": ({"method": LORA}, ""),
     "an adapter in Unity Catalog, with its base": ({"method": LORA}, "databricks-uc"),
@@ -154,15 +192,11 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_model_answers_greedily(
-    kind: str, export: Export, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_kind_of_model_answers_greedily(kind: str, export: Export) -> None:
     changes, registry = KINDS[kind]
-    monkeypatch.setenv("MLFLOW_REGISTRY_URI", registry)
-    folder = export(PROMPTS, changes)
+    folder = export(PROMPTS, changes, registry=registry)
     prompts = [ASKED, "Who?"]
     request = {"inputs": {"prompt": prompts}, "params": {"max_new_tokens": 6}}
-    monkeypatch.delenv("MLFLOW_REGISTRY_URI")
     expected = [continue_greedily(folder, asked, 6) for asked in prompts]
     assert invoke(folder, request) == [(200, {"predictions": expected})]
 
@@ -193,10 +227,10 @@ def test_the_configuration_of_a_server_sets_the_length_of_answers(
     assert invoke(folder, *requests) == expected
 
 
-def test_an_adapter_stops_where_its_generation_config_says(export: Export) -> None:
+def test_an_adapter_stops_where_its_generation_config_says(export: Export, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    folder = export(PROMPTS, {"method": LORA})
+    folder = copy_export(export(PROMPTS, {"method": LORA}), tmp_path)
     request = {"inputs": {"prompt": ASKED}, "params": {"max_new_tokens": 6}}
     tokenizer = AutoTokenizer.from_pretrained(folder / "components/tokenizer")
     ((_, body),) = invoke(folder, request)
@@ -219,9 +253,9 @@ DECODING: dict[str, tuple[dict[str, Any], bool]] = {
 }
 
 
-def test_a_temperature_or_top_p_has_tokens_sampled(export: Export) -> None:
+def test_a_temperature_or_top_p_has_tokens_sampled(export: Export, tmp_path: Path) -> None:
     """Also where the base samples by default, nothing asked is greedy."""
-    folder = export()
+    folder = copy_export(export(), tmp_path)
     sampling = {"do_sample": True, "temperature": 50.0, "repetition_penalty": 9.0}
     config = folder / "model/generation_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | sampling))
@@ -276,7 +310,7 @@ REFUSED: dict[str, tuple[Examples, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_answered_is_refused_with_the_reason(case: str, export: Export) -> None:
     examples, request, sentence = REFUSED[case]
-    ((status, message),) = invoke(export(examples, CHATML), request)
+    ((status, message),) = invoke(export_for(export, examples), request)
     assert (status, sentence in message) == (400, True), message
 
 
