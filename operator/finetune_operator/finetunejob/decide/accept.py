@@ -10,11 +10,10 @@ from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.decide import (
     catalog,
     databricks_run,
-    executors,
     mistakes,
     own_code,
     parameters,
-    spark_manifest,
+    preparation_pods,
 )
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.decide.wait import Refusal, refuse
@@ -125,11 +124,8 @@ def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Itera
 def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:
     """What is wrong with pod templates and variables, which can be corrected."""
     yield from mistakes.of_training(spec)
-    yield from mistakes.of_preparation(spec)
+    yield from preparation_pods.mistakes(spec)
     yield from mistakes.of_evaluation(spec)
-    yield from executors.unshared(spec)
-    yield from executors.oversized(spec)
-    yield from spark_manifest.mistakes(spec)
 
 
 def obstacles(

@@ -83,11 +83,9 @@ def driver_env(ftj: FineTuneJob, executor: Json) -> list[Json]:
     Args:
         executor: the pod of an executor.
     """
-    # NB: the kubelet expands $(NAME) in a value, and takes $$ for a dollar.
-    text = json.dumps(executor, separators=(",", ":")).replace("$", "$$")
     values = {
         contract.ENV_DRIVER_HOST: f"{names.prep_name(ftj.name)}.{ftj.namespace}.svc",
-        contract.ENV_EXECUTOR_TEMPLATE: text,
+        contract.ENV_EXECUTOR_TEMPLATE: _as_value(executor),
     }
     pod = {"name": contract.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return [
@@ -95,6 +93,11 @@ def driver_env(ftj: FineTuneJob, executor: Json) -> list[Json]:
         *submitted_driver_env(ftj),
         *({"name": name, "value": value} for name, value in values.items()),
     ]
+
+
+def _as_value(body: Json) -> str:
+    """JSON as the value of a variable. NB: the kubelet expands $(NAME) in a value, and takes $$ for a dollar."""
+    return json.dumps(body, separators=(",", ":")).replace("$", "$$")
 
 
 def selector(ftj: FineTuneJob) -> str:
@@ -207,8 +210,10 @@ def oversized(spec: FineTuneJobSpec) -> Iterator[str]:
     prepare = spec.prepare
     if prepare is None or prepare.spark.mode != "Kubernetes":
         return
-    parts = prepare.model_dump(mode="json", include={"env", "env_from", "pod_template"})
-    size = len(json.dumps(parts).encode())
+    parts = prepare.model_dump(
+        mode="json", by_alias=True, exclude_none=True, include={"env", "env_from", "pod_template"}
+    )
+    size = len(_as_value(parts))
     if size > _MAX_TEMPLATE_BYTES:
         yield (
             f"env, envFrom and podTemplate of the preparation have {size:,} bytes, and executors get at most "

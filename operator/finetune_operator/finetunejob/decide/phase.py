@@ -9,6 +9,7 @@ from finetune_crds.status import Phase
 
 _WHILE_PREPARING: dict[str, Phase] = {
     ConditionReason.WAITING_FOR_PREPARATION.value: "Pending",
+    ConditionReason.POD_TEMPLATE_INVALID.value: "Pending",
     ConditionReason.SPARK_OPERATOR_MISSING.value: "Pending",
     ConditionReason.SPARK_OPERATOR_FORBIDDEN.value: "Pending",
 }

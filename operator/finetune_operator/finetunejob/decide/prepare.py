@@ -15,6 +15,7 @@ from finetune_operator.finetunejob.decide import (
     executors,
     health,
     pods,
+    preparation_pods,
     rendezvous,
     result,
     share,
@@ -95,6 +96,8 @@ def _in_a_pod(draft: Draft) -> Outcome:
 
 
 def _start(draft: Draft, found: Sorted) -> None:
+    if preparation_pods.wait_for_a_correction(draft):
+        return
     if found.ghosts or found.ghost_pods:
         draft.note_start()
         # Two preparations at once would write the same table.

@@ -18,7 +18,15 @@ from finetune_crds.status import LastFailure
 from finetune_crds.status_parts import SparkApplicationStatus
 from finetune_operator import names
 from finetune_operator.finetunejob.children import is_being_deleted
-from finetune_operator.finetunejob.decide import executors, health, pods, result, share, track
+from finetune_operator.finetunejob.decide import (
+    executors,
+    health,
+    pods,
+    preparation_pods,
+    result,
+    share,
+    track,
+)
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.finetunejob.model import APPLICATION_ENDED, Applications, FineTuneJob
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
@@ -124,6 +132,8 @@ def _begin(draft: Draft, seen: Applications, children: Children, *, failures: in
     known = draft.ftj.status.spark_application
     attempt = known.attempt + 1 if known else 1
     name = names.application_name(draft.ftj.name, attempt)
+    if name not in seen.found and preparation_pods.wait_for_a_correction(draft):
+        return
     if share.waits(draft):
         return
     draft.note_start()

@@ -12,6 +12,7 @@ from finetune_operator import names
 from finetune_operator.finetunejob.decide import executors
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
+    ACCEPTED,
     ADMITTED,
     NOW,
     SETTINGS,
@@ -207,6 +208,53 @@ def test_a_template_that_is_too_long_for_a_variable_is_refused() -> None:
     )
     assert [*executors.oversized(spec(data=data(env=variables, spark={"mode": "Local"})))] == []
     assert [*executors.oversized(spec(data=data(env=variables[:6])))] == []
+    dollars = [{"name": f"V{number}", "value": "$" * 15_000} for number in range(4)]
+    [doubled] = executors.oversized(spec(data=data(env=dollars)))
+    assert doubled.startswith("env, envFrom and podTemplate of the preparation have 120,")
+
+
+CHANGED: dict[str, tuple[str, Json, str]] = {
+    "a template that is too long": (
+        "Kubernetes",
+        {"podTemplate": {"metadata": {"annotations": {"a": "x" * 110_000}}}},
+        "env, envFrom and podTemplate of the preparation have 110,",
+    ),
+    "a folder that pods no longer share": (
+        "Kubernetes",
+        {"output": "/splits"},
+        "data.prepare.output /splits is on no volume",
+    ),
+    "a folder that the pods of a SparkApplication no longer share": (
+        "SparkApplication",
+        {"output": "/splits"},
+        "data.prepare.output /splits is on no volume",
+    ),
+    "a container beside prep": (
+        "Kubernetes",
+        {"podTemplate": {"spec": {"containers": [{"name": "side", "image": "a"}]}}},
+        "spec.data.prepare.podTemplate has the container 'side' beside 'prep'",
+    ),
+}
+
+
+STARTS = {"Kubernetes": "Job/tune-prep", "SparkApplication": "SparkApplication/tune-prep-1"}
+
+
+@pytest.mark.parametrize(("mode", "prepare", "said_of_it"), CHANGED.values(), ids=CHANGED)
+def test_a_template_that_was_changed_is_read_again_before_the_preparation(
+    mode: str, prepare: Json, said_of_it: str
+) -> None:
+    accepted, spark = status(ACCEPTED, ADMITTED), {"mode": mode}
+    held = conclude(ftj(accepted, data=data(spark=spark, **prepare)), settings=SETTINGS)
+    found, stalled = said(held, ConditionType.PODS_HEALTHY), said(held, ConditionType.STALLED)
+    assert found
+    assert stalled
+    assert (applied(held), held.status.phase, stalled[0]) == ([], "Pending", "True")
+    assert (found[0], found[1]) == ("False", ConditionReason.POD_TEMPLATE_INVALID)
+    assert found[2].startswith(said_of_it)
+    corrected = conclude(ftj(held.status, data=data(spark=spark)), settings=SETTINGS)
+    assert applied(corrected)[-1] == STARTS[mode]
+    assert said(corrected, ConditionType.PODS_HEALTHY) is None
 
 
 ODD: dict[str, Json] = {

@@ -45,7 +45,8 @@ BEGINS = ["ConfigMap/tune-prep", "Job/tune-prep"]
 
 def job(**prepare: Any) -> FineTuneJob:
     """The job of these tests, created at NOW."""
-    data = SOURCE | {"prepare": SOURCE["prepare"] | prepare}
+    source = SOURCE["source"] | {"path": "s3://lake/corpus"}
+    data = SOURCE | {"source": source, "prepare": SOURCE["prepare"] | prepare}
     return dataclasses.replace(ftj(NEW, data=data), created=NOW)
 
 

@@ -178,6 +178,7 @@ def test_the_whole_of_it() -> None:
     }
 
 
+SIDECAR: Json = {"name": "sidecar", "image": "sidecar:1", "restartPolicy": "Always"}
 TEAM: Json = {
     "metadata": {"annotations": {"team": "a"}, "name": "mine", "finalizers": ["mine"]},
     "spec": {
@@ -192,8 +193,8 @@ TEAM: Json = {
                     "limits": {"cpu": "1500m"},
                 },
             },
-            {"name": "sidecar", "image": "sidecar:1"},
         ],
+        "initContainers": [SIDECAR],
     },
 }
 
@@ -206,9 +207,9 @@ def test_a_pod_template_counts_as_far_as_spark_submit_takes_it() -> None:
         "coreRequest": "1",
         "coreLimit": "1500m",
     }
-    main, sidecar = driver["template"]["spec"]["containers"]
+    [main], [sidecar] = (driver["template"]["spec"][kind] for kind in ("containers", "initContainers"))
     assert (main["resources"], "args" in main) == ({"requests": {"ephemeral-storage": "9Gi"}}, False)
-    assert sidecar == {"name": "sidecar", "image": "sidecar:1"}
+    assert sidecar == SIDECAR
     assert [part["template"]["spec"]["nodeSelector"] for part in (driver, executor)] == [
         {"pool": "spark"},
         {"pool": "spark"},
