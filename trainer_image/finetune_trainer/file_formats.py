@@ -4,7 +4,7 @@ from __future__ import annotations
 
 BEGINNING_OF_POINTER = "version https://git-lfs.github.com/spec/"
 """How a pointer of Git LFS begins. Source: git-lfs, docs/spec.md."""
-POINTER = "it begins a pointer of Git LFS, which stands for the file"
+POINTER = "the file is a Git LFS pointer"
 ARRAY = "it begins a JSON array, and JSON lines are objects"
 """Why a line cannot be read."""
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-_VALUE, _FILE, _BLOCK, _NUMBER, _REASON = "value", "file", "block", "number", "reason"
+_VALUE, _FILE, _BLOCK, _BYTES, _NUMBER, _REASON = "value", "file", "block", "bytes", "number", "reason"
+# A pointer of Git LFS is smaller. Source: git-lfs, docs/spec.md.
+_POINTER_LIMIT_BYTES = 1024
 # An escape of half of a surrogate pair, behind an even number of backslashes: the other half does not follow, or is not before it.
 _HALF_ESCAPED = (
     r"(?<!\\)(?:\\\\)*\\u(?:"
@@ -42,6 +44,9 @@ def check(
         DataError: a line is not; the message names it.
     """
     lines = _lines(spark, [*paths], settings)
+    pointer = _find_pointer(lines)
+    if pointer is not None:
+        raise DataError("UnreadableSource", explain(1, as_named(unquote(pointer)), POINTER))
     wrong = lines.where(_find_reason(kind).isNotNull()).select(_FILE).head()
     if wrong is None:
         return
@@ -56,17 +61,34 @@ def is_pointer(spark: SparkSession, file: str, settings: Mapping[str, str]) -> b
     return first is not None and str(first[_VALUE]).startswith(BEGINNING_OF_POINTER)
 
 
+def _find_pointer(lines: DataFrame) -> str | None:
+    """Return a file whose first line begins a pointer of Git LFS: a later line may be a value that quotes one.
+
+    NB: Spark lists the files by their size, and opens the small ones only.
+    """
+    small = lines.where(sf.col(_BYTES) < _POINTER_LIMIT_BYTES)
+    quoting = small.where(sf.col(_VALUE).startswith(BEGINNING_OF_POINTER)).select(_FILE).distinct()
+    for (file,) in quoting.collect():
+        first = small.where(sf.col(_FILE) == file).head()
+        if first is not None and str(first[_VALUE]).startswith(BEGINNING_OF_POINTER):
+            return str(file)
+    return None
+
+
 def _lines(spark: SparkSession, paths: list[str], settings: Mapping[str, str] | None) -> DataFrame:
     rows = spark.read.options(**settings or {}).option("lineSep", "\n").text(paths)
     return rows.select(
-        _VALUE, sf.col("_metadata.file_path").alias(_FILE), sf.col("_metadata.file_block_start").alias(_BLOCK)
+        _VALUE,
+        sf.col("_metadata.file_path").alias(_FILE),
+        sf.col("_metadata.file_block_start").alias(_BLOCK),
+        sf.col("_metadata.file_size").alias(_BYTES),
     )
 
 
 def _find_reason(kind: str) -> Column:
     """Why a line cannot be read, or null."""
     value = sf.col(_VALUE)
-    reason = sf.when(~sf.is_valid_utf8(value), NOT_UTF8).when(value.startswith(BEGINNING_OF_POINTER), POINTER)
+    reason = sf.when(~sf.is_valid_utf8(value), NOT_UTF8)
     if kind != "JSONLines":
         return reason
     has_half = value.contains("\\u") & value.rlike(_HALF_ESCAPED)

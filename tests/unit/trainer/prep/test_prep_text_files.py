@@ -80,6 +80,33 @@ def test_what_is_no_text_is_refused_with_file_and_line(
     assert sentence == (expected.format(wrong[0], tmp_path / name, wrong[1]) if wrong else "")
 
 
+POINTER_LINE = "version https://git-lfs.github.com/spec/v1"
+# The kind of file, its text, and whether it is a pointer of Git LFS.
+POINTERS: dict[str, tuple[str, str, bool]] = {
+    "a pointer": ("CSV", f"{POINTER_LINE}\noid sha256:4d7a\nsize 12345\n", True),
+    "a pointer in place of JSON lines": ("JSONLines", f"{POINTER_LINE}\noid sha256:4d7a\nsize 12345\n", True),
+    "a value that quotes a pointer": (
+        "CSV",
+        f'a,b\n1,"{POINTER_LINE}\noid"\n2,"as in\n{POINTER_LINE}\n"\n',
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", POINTERS)
+def test_only_a_file_that_begins_as_a_pointer_is_one(spark: SparkSession, tmp_path: Path, case: str) -> None:
+    kind, text, is_pointer = POINTERS[case]
+    (tmp_path / "[a]").write_text(text)
+    (tmp_path / "b").write_text("{}\n")
+    sentence = ""
+    try:
+        text_files.check(spark, kind, [str(tmp_path)])
+    except DataError as error:
+        sentence = error.message
+    expected = f"line 1 of {tmp_path}/[a] cannot be read (the file is a Git LFS pointer): run git lfs pull, and copy the file again"
+    assert sentence == (expected if is_pointer else "")
+
+
 def test_lines_are_counted_over_the_blocks_of_a_file(spark: SparkSession, tmp_path: Path) -> None:
     lines = [b"%d,text" % number for number in range(1000)]
     lines[700] = lines[900] = b"\xe9"
