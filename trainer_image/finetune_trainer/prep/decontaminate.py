@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, StringType
 
 from finetune_crds import status_parts
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import boilerplate, source
+from finetune_trainer.prep import boilerplate, source, text_files
 from finetune_trainer.prep.content import is_conversation, text_of
 from finetune_trainer.prep.keep import keep
 from finetune_trainer.prep.ngrams import of_evaluation, of_examples
@@ -85,8 +85,9 @@ def read(
     for one in wanted:
         field = f"{_FIELD}[{one.name}]"
         made = EvaluationSet(one, source.read(spark, one, scratch / one.name, field, catalog))
-        source.require(made.corpus.frame, one.columns or [], one.address)
-        _texts(made)
+        with text_files.checking_on_failure(spark, made.corpus.texts):
+            source.require(made.corpus.frame, one.columns or [], one.address)
+            _texts(made)
         found.append(made)
     return found
 

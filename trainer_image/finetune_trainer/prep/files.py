@@ -54,10 +54,10 @@ _WITHOUT_CHECKSUMS = {
 
 def read(
     spark: SparkSession, source: Source | NamedSource, place: Place, field: str
-) -> tuple[DataFrame, str]:
-    """Read the files of a source, and return the digest of their listing too. All columns of CSV are text.
+) -> tuple[DataFrame, str, text_files.TextFiles | None]:
+    """Read the files of a source, and return the digest of their listing too, and its text files. All columns of CSV are text.
 
-    A line that does not parse fails the pass that reads it.
+    A line that does not parse fails the pass that reads it. Lines that are no text do not: `text_files.check` must come before.
 
     Args:
         field: the recipe's field that holds the source, for messages.
@@ -73,12 +73,17 @@ def read(
         paths = [file.path for file in files]
         # NB: Spark reads the subfolders of partitions alone, unless it is told.
         recursive = {"recursiveFileLookup": "true"} if has_subfolders(place.path, paths) else {}
-        rows = frame(spark, source.type, [place.path], {**place.options, **recursive}, paths)
-        if not rows.columns:
-            raise DataError(
-                "EmptySource", f"{field}.{_named(source)} has no rows: check what was written to it"
-            )
-        return rows, _digest(files)
+        settings = {**place.options, **recursive}
+        texts = None
+        if source.type in _HEADER:
+            texts = text_files.TextFiles(source.type, [place.path], _literal(settings))
+        with text_files.checking_on_failure(spark, texts):
+            rows = frame(spark, source.type, [place.path], settings, paths)
+            if not rows.columns:
+                raise DataError(
+                    "EmptySource", f"{field}.{_named(source)} has no rows: check what was written to it"
+                )
+        return rows, _digest(files), texts
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             raise DataError(
@@ -167,7 +172,6 @@ def frame(
     literal = _literal(settings or {})
     if kind not in _HEADER:
         return schemas.read_parquet(spark, paths, files or paths, literal)
-    text_files.check(spark, kind, paths, literal)
     reader = spark.read.format(_FORMATS[kind]).options(**literal)
     options = _HEADER[kind]
     # NB: with FAILFAST in this first look, which keeps a broken line in a column of its own, nothing would name the file.

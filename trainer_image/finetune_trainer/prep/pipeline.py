@@ -29,6 +29,7 @@ from finetune_trainer.prep import (
     report,
     session,
     source,
+    text_files,
 )
 from finetune_trainer.prep.plan import plan as planned
 from finetune_trainer.prep.progress import Progress, SparkTasks
@@ -116,7 +117,9 @@ def prepare(
             day = recipe.job.created if writes_date else None
             digest = identity.digest(recipe, corpus.identities, tokenizer.folder, day)
             result = _reused(spark, recipe, asked, known, digest)
-            result = result or _make(corpus, recipe, asked, tokenizer, told, digest=digest, publish=publish)
+            if result is None:
+                _check_lines(spark, corpus)
+                result = _make(corpus, recipe, asked, tokenizer, told, digest=digest, publish=publish)
     tell(result)
     return result
 
@@ -141,11 +144,11 @@ def _reused(
 class Corpus:
     """The rows to prepare: of one source, or of the sources of a mix, each as it was read.
 
-    plan: the preparation, with the columns that hold an example, named by the recipe or found. evaluation: sets that examples
+    get_rows: returns the rows; of a mix, it counts those of each part. plan: the preparation, with the columns that hold an example, named by the recipe or found. evaluation: sets that examples
     may share no words with.
     """
 
-    frame: DataFrame
+    get_rows: Callable[[], DataFrame]
     columns: Columns
     plan: Plan
     read: list[source.Corpus]
@@ -154,7 +157,12 @@ class Corpus:
     @property
     def identities(self) -> list[str]:
         """What was read, at its versions: the sources, then the evaluation sets."""
-        return [one.identity for one in (*self.read, *(made.corpus for made in self.evaluation))]
+        return [corpus.identity for corpus in self.sources]
+
+    @property
+    def sources(self) -> list[source.Corpus]:
+        """What was read: the sources, then the evaluation sets."""
+        return [*self.read, *(evaluation.corpus for evaluation in self.evaluation)]
 
 
 def _read(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
@@ -171,24 +179,38 @@ def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) 
     if asked.source.sources is None:
         one = source.read(spark, asked.source, scratch, catalog=asked.prepare.catalog)
         say(f"source {asked.source_name}{one.at}")
-        columns = recipe.data.columns or _found(one.frame, recipe, asked, asked.source_name)
-        known = source.conversations(one.frame, columns.message_weight)
-        plan = planned(_with_columns(recipe, columns), known)
-        source.check(one.frame, plan, asked.source_name)
-        return Corpus(one.frame, columns, plan, [one])
+        with text_files.checking_on_failure(spark, one.texts):
+            columns = recipe.data.columns or _found(one.frame, recipe, asked, asked.source_name)
+            known = source.conversations(one.frame, columns.message_weight)
+            plan = planned(_with_columns(recipe, columns), known)
+            source.check(one.frame, plan, asked.source_name)
+        return Corpus(lambda: one.frame, columns, plan, [one])
     parts, read = [], []
     for part in asked.source.sources:
         field = f"data.source.sources[{part.name}]"
         made = source.read(spark, part, scratch / part.name, field, asked.prepare.catalog)
         say(f"source {part.name}: {part.address}{made.at}")
-        columns = recipe.data.columns or _found(made.frame, recipe, asked, part.address)
+        with text_files.checking_on_failure(spark, made.texts):
+            columns = recipe.data.columns or _found(made.frame, recipe, asked, part.address)
         parts.append(mix.Part(part, made.frame, columns))
         read.append(made)
     parts, columns = mix.agreed(parts, asked.templates)
     plan = planned(_with_columns(recipe, columns), mix.conversations(parts, columns))
-    for checked in parts:
-        source.check(checked.frame, plan, checked.source.address)
-    return Corpus(mix.mixed(parts, plan.form, plan.prepare.split_ratios.seed), columns, plan, read)
+    for checked, made in zip(parts, read, strict=True):
+        with text_files.checking_on_failure(spark, made.texts):
+            source.check(checked.frame, plan, checked.source.address)
+    get_rows = partial(mix.mixed, parts, plan.form, plan.prepare.split_ratios.seed)
+    return Corpus(get_rows, columns, plan, read)
+
+
+def _check_lines(spark: SparkSession, corpus: Corpus) -> None:
+    """Check the lines of text files, which takes a pass over them.
+
+    Raises:
+        DataError: a line cannot be read.
+    """
+    for texts in filter(None, (read.texts for read in corpus.sources)):
+        text_files.check(spark, *texts)
 
 
 def _make(
@@ -207,7 +229,7 @@ def _make(
         chat.check(tokenizer.tokenizer, complete)
     with ExitStack() as held:
         seen = funnel.Observed(held, told, corpus.evaluation)
-        prepared = funnel.examples(corpus.frame, complete, plan, tokenizer, seen)
+        prepared = funnel.examples(corpus.get_rows(), complete, plan, tokenizer, seen)
         prepared = seen.keep(prepared)
         found = funnel.counts(prepared, plan, seen)
         publish(_facts(recipe, plan, corpus, found))

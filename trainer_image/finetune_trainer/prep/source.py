@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 from finetune_trainer import turns
 from finetune_trainer.columns import Column, Kind
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import by_name, delta_table, files, hub, plain_text, session
+from finetune_trainer.prep import by_name, delta_table, files, hub, plain_text, session, text_files
 from finetune_trainer.prep.content import is_conversation
 from finetune_trainer.prep.place import Place
 
@@ -43,13 +43,15 @@ _NUMBERS = (IntegralType, FloatType, DoubleType, BooleanType)
 class Corpus:
     """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set.
 
-    identity: the same for the same rows of the source, as far as can be told without reading them.
+    identity: the same for the same rows of the source, as far as can be told without reading them. texts: the files of text, whose
+    lines must be checked before the rows are read.
     """
 
     frame: DataFrame
     version: int | None = None
     revision: str | None = None
     identity: str = ""
+    texts: text_files.TextFiles | None = None
 
     @property
     def at(self) -> str:
@@ -89,8 +91,8 @@ def read(
         # NB: a catalog does not say which files a Parquet table had, so no other job uses what is made of it.
         frame = by_name.parquet(spark, source.table or "", f"{field}.table")
         return Corpus(frame, identity=uuid.uuid4().hex)
-    frame, listing = files.read(spark, source, found, field)
-    return Corpus(frame, identity=listing)
+    frame, listing, texts = files.read(spark, source, found, field)
+    return Corpus(frame, identity=listing, texts=texts)
 
 
 def _place(source: Source | NamedSource, field: str, catalog: Catalog | None) -> Place | None:

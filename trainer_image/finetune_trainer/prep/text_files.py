@@ -5,7 +5,8 @@ NB: Spark reads other bytes as U+FFFD, and half of a surrogate pair as a questio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
 from pyspark.sql import functions as sf
@@ -16,7 +17,7 @@ from finetune_trainer.outcome import DataError
 from finetune_trainer.prep.place import as_named
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -29,6 +30,29 @@ _HALF_ESCAPED = (
     r"[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u)[dD][c-fC-F][0-9a-fA-F]{2})"
 )
+
+
+class TextFiles(NamedTuple):
+    """The files of a source of text, for `check`."""
+
+    kind: str
+    paths: list[str]
+    settings: Mapping[str, str]
+
+
+@contextmanager
+def checking_on_failure(spark: SparkSession, files: TextFiles | None) -> Iterator[None]:
+    """Where the columns of files are refused, check whether their lines are the cause.
+
+    Raises:
+        DataError: a line cannot be read; else, the error of the columns.
+    """
+    try:
+        yield
+    except DataError:
+        if files is not None:
+            check(spark, *files)
+        raise
 
 
 def check(

@@ -18,7 +18,7 @@ from finetune_crds.source import Source
 from finetune_trainer.encodings import HALF_CHARACTER, NOT_UTF8
 from finetune_trainer.file_formats import ARRAY, POINTER, explain
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, plain_text, source
+from finetune_trainer.prep import errors, plain_text, source, text_files
 from finetune_trainer.prep.plan import request
 from finetune_trainer.train.data import read
 from unit.trainer.prep.recipes import recipe
@@ -127,8 +127,12 @@ READ: dict[str, tuple[str, dict[str, bytes], list[str] | str]] = {
 def prepared(spark: SparkSession, kind: str, folder: Path, scratch: Path) -> list[str]:
     asked = request(recipe(source={"type": kind, "path": str(folder)}))
     with errors.telling(asked):
-        frame = source.read(spark, asked.source, scratch).frame
-        source.require(frame, ["text"], str(folder))
+        corpus = source.read(spark, asked.source, scratch)
+        frame = corpus.frame
+        with text_files.checking_on_failure(spark, corpus.texts):
+            source.require(frame, ["text"], str(folder))
+        if corpus.texts is not None:
+            text_files.check(spark, *corpus.texts)
         return [row["text"] for row in plain_text.with_texts(frame, ["text"]).select("text").collect()]
 
 

@@ -13,7 +13,7 @@ import pytest
 from finetune_trainer.encodings import HALF_CHARACTER, NOT_UTF8
 from finetune_trainer.outcome import DataError
 from finetune_trainer.prep import text_files
-from unit.trainer.prep.recipes import prepare_quickly, recipe
+from unit.trainer.prep.recipes import prepare_quickly, prepared, recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,6 +119,40 @@ def test_lines_are_counted_over_the_blocks_of_a_file(spark: SparkSession, tmp_pa
             text_files.check(spark, "CSV", [str(tmp_path)])
     finally:
         spark.conf.set(size, str(usual))
+
+
+def test_lines_are_read_only_for_a_new_table(
+    spark: SparkSession, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass over a large source would learn that nothing is to be done."""
+    corpus, evaluation = tmp_path / "corpus.csv", tmp_path / "evaluation.csv"
+    corpus.write_text("question,answer\n" + "".join(f"q{number},a{number}\n" for number in range(4)))
+    evaluation.write_text("question\none two three four five six seven eight nine\n")
+    sets = [{"name": "eval", "type": "CSV", "path": str(evaluation), "columns": ["question"]}]
+    asked: Json = {
+        "source": {"type": "CSV", "path": str(corpus)},
+        "base": str(tokenizer_folder),
+        "output": str(tmp_path / "out"),
+        "decontaminate": {"sources": sets},
+        "splitRatios": {"train": 1, "validation": 0, "test": 0},
+    }
+    checked: list[str] = []
+    check = text_files.check
+
+    def record(spark: SparkSession, kind: str, paths: list[str], settings: dict[str, str]) -> None:
+        checked.extend(paths)
+        check(spark, kind, paths, settings)
+
+    monkeypatch.setattr(text_files, "check", record)
+    first = prepared(spark, recipe(**asked, uid="uid-first", name="first"))
+    assert [path.rpartition("/")[2] for path in checked] == [corpus.name, evaluation.name]
+    checked.clear()
+    second = prepared(spark, recipe(**asked, uid="uid-second", name="second"))
+    assert (second.written_by, second.digest, checked) == ("first", first.digest, [])
+
+    evaluation.write_bytes("question\ncafé\n".encode("cp1252"))
+    with pytest.raises(DataError, match=rf"^line 2 of {evaluation} cannot be read"):
+        prepared(spark, recipe(**asked, uid="uid-third", name="third"))
 
 
 def text_of(*values: bytes) -> pa.Array:
