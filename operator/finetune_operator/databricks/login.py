@@ -22,6 +22,7 @@ from yarl import URL
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.access import Access
 from finetune_operator.databricks.transport import bind
+from finetune_operator.databricks.workspace import known_code, log_reason
 from finetune_operator.errors import ExternalError, Problem
 
 _JWT = "urn:ietf:params:oauth:token-type:jwt"
@@ -177,14 +178,14 @@ class _Tokens(Refreshable):
 
     def _refusal(self, answer: requests.Response) -> str:
         try:
-            body = answer.json()
-            why = f"{body.get('error', answer.status_code)}: {body.get('error_description', '')}".rstrip(": ")
-        except ValueError:
-            why = f"HTTP {answer.status_code}"
-        for secret in self._access.secrets:
-            why = why.replace(secret, "***")
+            code = known_code(answer.json()["error"])
+        except (LookupError, TypeError, ValueError):
+            code = ""
+        log_reason(self._access, "log in", answer.text)
+        status = f"HTTP {answer.status_code}"
+        why = f"{code}, {status}" if code else status
         host, remedy = self._access.host, self._access.remedy
-        return f"Databricks at {host} does not accept the credentials: {remedy} ({why[:300]})"
+        return f"Databricks at {host} does not accept the credentials: {remedy} ({why})"
 
 
 def _text_or_empty(value: object) -> str:

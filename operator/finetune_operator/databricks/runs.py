@@ -71,9 +71,10 @@ def submit(client: WorkspaceClient, wanted: Submission, wheels: Path) -> str:
             # A cluster that starts or ends takes a run later.
             raise
         except errors.BadRequest as error:
+            why = told(client, error, "submit a run")
             message = (
-                f"Databricks refuses the run: {told(client, error)}; create a FineTuneJob with another name and the right "
-                "data.prepare.spark.databricks"
+                f"Databricks refuses the run ({why}): read the log of the operator, and create a FineTuneJob with another name and "
+                "the right data.prepare.spark.databricks"
             )
             raise ExternalError(Problem(ConditionReason.RUN_REFUSED, message)) from None
     return str(made.run_id)
@@ -244,7 +245,7 @@ def _telling_of(client: WorkspaceClient, volume: str) -> Iterator[None]:
     except errors.NotFound as error:
         message = (
             f"Databricks has no volume {volume}, or hides it from the operator: create it, or grant READ VOLUME and WRITE "
-            f"VOLUME ({told(client, error)})"
+            f"VOLUME ({told(client, error, f'write to volume {volume}')})"
         )
         raise ExternalError(Problem(ConditionReason.DATABRICKS_ERROR, message)) from None
 

@@ -6,6 +6,7 @@ the environment or from files of the Databricks CLI.
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections import OrderedDict
@@ -21,6 +22,51 @@ from finetune_operator.text import masked, short
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
 
+log = logging.getLogger(__name__)
+
+# https://www.rfc-editor.org/rfc/rfc6749#section-5.2 and the errors of Databricks' REST API.
+_CODES = frozenset(
+    {
+        "access_denied",
+        "invalid_client",
+        "invalid_grant",
+        "invalid_request",
+        "invalid_scope",
+        "invalid_target",
+        "server_error",
+        "temporarily_unavailable",
+        "unauthorized_client",
+        "unsupported_grant_type",
+        "ABORTED",
+        "ALREADY_EXISTS",
+        "BAD_REQUEST",
+        "CANCELLED",
+        "CUSTOMER_UNAUTHORIZED",
+        "DATA_LOSS",
+        "DEADLINE_EXCEEDED",
+        "ENDPOINT_NOT_FOUND",
+        "FEATURE_DISABLED",
+        "INTERNAL_ERROR",
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "IO_ERROR",
+        "MALFORMED_REQUEST",
+        "NOT_FOUND",
+        "NOT_IMPLEMENTED",
+        "PERMISSION_DENIED",
+        "QUOTA_EXCEEDED",
+        "REQUEST_LIMIT_EXCEEDED",
+        "RESOURCE_ALREADY_EXISTS",
+        "RESOURCE_CONFLICT",
+        "RESOURCE_DOES_NOT_EXIST",
+        "RESOURCE_EXHAUSTED",
+        "RESOURCE_LIMIT_EXCEEDED",
+        "TABLE_DOES_NOT_EXIST",
+        "TEMPORARILY_UNAVAILABLE",
+        "UNAUTHENTICATED",
+        "UNKNOWN",
+    }
+)
 # A client keeps a token for an hour and open connections. There is one for each Secret in use.
 _MAX_CLIENTS = 64
 
@@ -67,13 +113,28 @@ class problems:  # noqa: N801
             return
         _clients.reconsider(self._access, error)
         reason, message = _meaning(error, self._access, self._what)
+        log_reason(self._access, self._what, str(error))
         # NB: no cause: a log would show its text, which can hold the credentials.
         raise ExternalError(Problem(reason, masked(message, self._access.secrets))) from None
 
 
-def told(client: WorkspaceClient, error: Exception) -> str:
-    """Return what an error of the SDK says, in short and without the credentials of the client."""
-    return short(masked(str(error), _clients.access(client).secrets))
+def told(client: WorkspaceClient, error: Exception, what: str) -> str:
+    """Return the error code and the HTTP status of an error of the SDK; its text goes to the log."""
+    log_reason(_clients.access(client), what, str(error))
+    return _code_and_status(error)
+
+
+def log_reason(access: Access, what: str, text: str) -> None:
+    """Log what a workspace answered, without the credentials.
+
+    NB: a user names the workspace, so that no text of an answer may reach a condition or an Event.
+    """
+    log.warning("Databricks at %s could not %s: %s", access.host, what, short(masked(text, access.secrets)))
+
+
+def known_code(code: object) -> str:
+    """An error code of OAuth or of Databricks; empty for any other text."""
+    return code if isinstance(code, str) and code in _CODES else ""
 
 
 class _Clients:
@@ -130,20 +191,20 @@ def _meaning(error: Exception, known: Access, what: str) -> tuple[ConditionReaso
     from databricks.sdk import errors
     from requests import exceptions
 
-    text = short(str(error))
+    text, why = short(str(error)), _code_and_status(error)
     if isinstance(error, errors.Unauthenticated):
         return ConditionReason.DATABRICKS_FORBIDDEN, (
-            f"Databricks at {known.host} does not accept the credentials: {known.remedy} ({text})"
+            f"Databricks at {known.host} does not accept the credentials: {known.remedy} ({why})"
         )
     if isinstance(error, errors.PermissionDenied):
         return ConditionReason.DATABRICKS_FORBIDDEN, (
             f"Databricks at {known.host} does not let the operator {what}: grant it the permission, or use "
-            f"other credentials ({text})"
+            f"other credentials ({why})"
         )
     if isinstance(error, (errors.TooManyRequests, errors.TemporarilyUnavailable, errors.DeadlineExceeded)):
         return (
             ConditionReason.DATABRICKS_UNREACHABLE,
-            f"Databricks at {known.host} is too busy to {what}: {text}",
+            f"Databricks at {known.host} is too busy to {what}: {why}",
         )
     if isinstance(error, (exceptions.Timeout, exceptions.ConnectionError)):
         late = isinstance(error, exceptions.Timeout)
@@ -154,13 +215,32 @@ def _meaning(error: Exception, known: Access, what: str) -> tuple[ConditionReaso
             f"{known.host} answers, but not as a Databricks workspace: check the address, and whether a login page "
             "or a proxy stands before it"
         )
-    return ConditionReason.DATABRICKS_ERROR, f"Databricks at {known.host} could not {what}: {text}"
+    return (
+        ConditionReason.DATABRICKS_ERROR,
+        f"Databricks at {known.host} could not {what} ({why}): the log of the operator has the reason",
+    )
 
 
-_CAUSE = re.compile(r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} when asked for a token")
+def _code_and_status(error: Exception) -> str:
+    from databricks.sdk.errors.base import DatabricksError
+    from databricks.sdk.errors.platform import STATUS_CODE_MAPPING
+
+    if not isinstance(error, DatabricksError):
+        return type(error).__name__
+    status = next((code for code, kind in STATUS_CODE_MAPPING.items() if isinstance(error, kind)), None)
+    parts = (known_code(error.error_code), f"HTTP {status}" if status else "")
+    return ", ".join(part for part in parts if part) or "unknown error"
+
+
+_CAUSE = re.compile(
+    r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} when asked for a token|"
+    r"no connection can be made|its certificate is not trusted|its address is not valid|the connection was closed|"
+    r"its answer is larger than \d+ bytes|the request failed \(\w+\)|a header has a control character|"
+    r"it is at another address, and redirects are not followed \(HTTP \d{3}\)|no JSON object when asked for a token"
+)
 
 
 def _cause(text: str) -> str:
     """The useful part of urllib3's nested errors."""
     found = _CAUSE.search(text)
-    return found[0] if found else text
+    return found[0] if found else "no connection can be made"

@@ -306,16 +306,16 @@ def test_logins_that_are_refused(databricks: Workspace, tmp_path: Path) -> None:
     ] == [
         (
             ConditionReason.DATABRICKS_FORBIDDEN,
-            f"{at} {secret} (Credential was not sent or was of an unsupported type)",
+            f"{at} {secret} (UNAUTHENTICATED, HTTP 401)",
         ),
         (
             ConditionReason.DATABRICKS_FORBIDDEN,
-            f"{at} {secret} (invalid_client: Client authentication failed)",
+            f"{at} {secret} (invalid_client, HTTP 401)",
         ),
         (
             ConditionReason.DATABRICKS_FORBIDDEN,
             f"{at} check databricks.clientId of the chart, and the federation policy of its service principal "
-            "(invalid_client: Client authentication failed)",
+            "(invalid_client, HTTP 401)",
         ),
     ]
 
@@ -325,7 +325,7 @@ ERRORS: dict[str, tuple[Fault, ConditionReason, str]] = {
         Fault(403, {"error_code": "PERMISSION_DENIED", "message": "You need CAN MANAGE"}),
         ConditionReason.DATABRICKS_FORBIDDEN,
         "Databricks at {uri} does not let the operator read the serving endpoint support: grant it the permission, or "
-        "use other credentials (You need CAN MANAGE)",
+        "use other credentials (PERMISSION_DENIED, HTTP 403)",
     ),
     "too many requests": (
         Fault(
@@ -334,17 +334,17 @@ ERRORS: dict[str, tuple[Fault, ConditionReason, str]] = {
             headers={"Retry-After": "60"},
         ),
         ConditionReason.DATABRICKS_UNREACHABLE,
-        "Databricks at {uri} is too busy to read the serving endpoint support: Slow down",
+        "Databricks at {uri} is too busy to read the serving endpoint support: REQUEST_LIMIT_EXCEEDED, HTTP 429",
     ),
     "not now": (
         Fault(503, {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "Later"}),
         ConditionReason.DATABRICKS_UNREACHABLE,
-        "Databricks at {uri} is too busy to read the serving endpoint support: Later",
+        "Databricks at {uri} is too busy to read the serving endpoint support: TEMPORARILY_UNAVAILABLE, HTTP 503",
     ),
     "it broke": (
         Fault(500, {"error_code": "INTERNAL_ERROR", "message": "Oops, dapi-good"}),
         ConditionReason.DATABRICKS_ERROR,
-        "Databricks at {uri} could not read the serving endpoint support: Oops, ***",
+        "Databricks at {uri} could not read the serving endpoint support (INTERNAL_ERROR, HTTP 500): the log of the operator has the reason",
     ),
     "a login page": (
         Fault(200, "<html>log in</html>"),
@@ -369,6 +369,42 @@ def test_errors(databricks: Workspace, fault: Fault, reason: ConditionReason, me
     assert problem(by_token(databricks)) == (reason, message.replace("{uri}", databricks.uri))
     # It never waits for a retry, even if Databricks asks for one.
     assert time.monotonic() - began < 30
+
+
+INSIDE = "s3cr3t of inside"
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 403, 404, 409, 418, 429, 500, 503])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error_code": INSIDE, "message": INSIDE, "error": INSIDE, "error_description": INSIDE},
+        {"detail": INSIDE, "status": INSIDE, "scimType": INSIDE},
+        {"access_token": "t", "expires_in": INSIDE},
+        [INSIDE],
+        f"<title>{INSIDE}</title>",
+        f"INSIDE: {INSIDE}",
+    ],
+    ids=["an error", "SCIM", "a token", "a list", "HTML", "text"],
+)
+@pytest.mark.parametrize("path", ["/api", "/oidc/v1/token"], ids=["a request", "a login"])
+def test_no_text_of_an_answer_shows(databricks: Workspace, path: str, body: Any, status: int) -> None:
+    databricks.faults = [Fault(status, body, path=path)]
+    message = ""
+    try:
+        ask(by_client(databricks))
+    except ExternalError as error:
+        message = error.problem.message
+    assert "inside" not in message.lower()
+
+
+def test_the_text_of_an_answer_is_in_the_log(databricks: Workspace, caplog: pytest.LogCaptureFixture) -> None:
+    said = {"error_code": "INTERNAL_ERROR", "message": "Oops, dapi-good"}
+    databricks.faults = [Fault(500, said, path=ENDPOINT)]
+    problem(by_token(databricks))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"Databricks at {databricks.uri} could not read the serving endpoint support: Oops, ***"
+    ]
 
 
 def test_no_server_listens() -> None:

@@ -189,43 +189,48 @@ REFUSALS: dict[str, tuple[Callable[[Workspace], None], Json | None, str, str]] =
         lambda _: None,
         GONE,
         "RunRefused",
-        "Databricks refuses the run: Cluster 1118-b does not exist; create a FineTuneJob with another name and the right "
+        "Databricks refuses the run (INVALID_PARAMETER_VALUE, HTTP 400): read the log of the operator, and create a FineTuneJob with another name and the right "
         "data.prepare.spark.databricks",
     ),
     "no right to submit": (
         denied("POST /api/2.2/jobs"),
         None,
         "DatabricksForbidden",
-        "Databricks at {uri} does not let the operator submit a run: grant it the permission, or use other credentials (User "
-        "does not have the permission on this object)",
+        "Databricks at {uri} does not let the operator submit a run: grant it the permission, or use other credentials "
+        "(PERMISSION_DENIED, HTTP 403)",
     ),
     "no right to write": (
         denied("PUT /api/2.0/fs"),
         None,
         "DatabricksForbidden",
         f"Databricks at {{uri}} does not let the operator write to volume {VOLUME}/finetune: grant it the permission, or use "
-        "other credentials (User does not have the permission on this object)",
+        "other credentials (PERMISSION_DENIED, HTTP 403)",
     ),
     "no volume": (
         without_volume,
         None,
         "DatabricksError",
         f"Databricks has no volume {VOLUME}/finetune, or hides it from the operator: create it, or grant READ VOLUME and WRITE "
-        "VOLUME (Volume 'main.llm.work' does not exist.)",
+        "VOLUME (NOT_FOUND, HTTP 404)",
     ),
     "no login": (
         without_login,
         None,
         "DatabricksForbidden",
-        "Databricks at {uri} does not accept the credentials: check the Secret that secretRef names (Unauthorized)",
+        "Databricks at {uri} does not accept the credentials: check the Secret that secretRef names (HTTP 401)",
     ),
     "a cluster that ends": (
         with_a_cluster_that_ends,
         GONE,
         "DatabricksError",
-        "Databricks at {uri} could not submit a run: Cluster 1118-b is terminating",
+        "Databricks at {uri} could not submit a run (INVALID_STATE, HTTP 400): the log of the operator has the reason",
     ),
-    "away": (away, None, "DatabricksUnreachable", "Databricks at {uri} is too busy to submit a run: later"),
+    "away": (
+        away,
+        None,
+        "DatabricksUnreachable",
+        "Databricks at {uri} is too busy to submit a run: TEMPORARILY_UNAVAILABLE, HTTP 503",
+    ),
 }
 
 
@@ -248,7 +253,7 @@ def test_a_refusal_shows_no_credentials(desk: Desk) -> None:
     with pytest.raises(ExternalError) as refused:
         desk.submit()
     assert refused.value.problem.message.startswith(
-        "Databricks refuses the run: HF_TOKEN=*** is not allowed;"
+        "Databricks refuses the run (INVALID_PARAMETER_VALUE, HTTP 400): "
     )
 
 

@@ -64,7 +64,7 @@ def test_a_workspace_that_does_not_say_its_metastore_now(databricks: Workspace) 
     databricks.faults.append(Fault(503, {"error_code": "TEMPORARILY_UNAVAILABLE", "message": "wait"}))
     assert problem(lambda: UnityRegistry.of(client(databricks))) == (
         ConditionReason.DATABRICKS_UNREACHABLE,
-        f"Databricks at {databricks.uri} is too busy to read which metastore the workspace is attached to: wait",
+        f"Databricks at {databricks.uri} is too busy to read which metastore the workspace is attached to: TEMPORARILY_UNAVAILABLE, HTTP 503",
     )
 
 
@@ -202,7 +202,7 @@ def test_no_permission(
     assert problem(lambda: call(registry(databricks))) == (
         ConditionReason.DATABRICKS_FORBIDDEN,
         f"Databricks at {databricks.uri} does not let the operator {what}: grant it the permission, or use other "
-        "credentials (User does not have the permission on this object)",
+        "credentials (PERMISSION_DENIED, HTTP 403)",
     )
 
 
@@ -210,8 +210,8 @@ def test_an_alias_of_a_version_that_does_not_exist(databricks: Workspace) -> Non
     databricks.add_version(MODEL, 1)
     assert problem(lambda: registry(databricks).set_alias(MODEL, "champion", "7")) == (
         ConditionReason.DATABRICKS_ERROR,
-        f"Databricks at {databricks.uri} could not set the alias champion of the model {MODEL}: Version 7 of '{MODEL}' "
-        "does not exist.",
+        f"Databricks at {databricks.uri} could not set the alias champion of the model {MODEL} (RESOURCE_DOES_NOT_EXIST, HTTP 404): "
+        "the log of the operator has the reason",
     )
 
 

@@ -255,8 +255,8 @@ def test_what_databricks_refuses(databricks: Workspace) -> None:
     wrong = ConfigureEndpoint(spec(), served(v3=50, v4=10), create=True)
     assert refused(databricks, wrong) == (
         ConditionReason.DATABRICKS_ERROR,
-        f"Databricks at {databricks.uri} could not change the serving endpoint support: Traffic percentages must add up "
-        "to 100.",
+        f"Databricks at {databricks.uri} could not change the serving endpoint support (INVALID_PARAMETER_VALUE, HTTP 400): "
+        "the log of the operator has the reason",
     )
     databricks.denied = {f"POST {PATH}"}
     assert refused(databricks, wrong)[0] == ConditionReason.DATABRICKS_FORBIDDEN
@@ -267,7 +267,7 @@ def test_problems_are_told(databricks: Workspace) -> None:
     databricks.faults = [Fault(429, body, path=PATH, headers={"Retry-After": "60"})]
     problem = Problem(
         ConditionReason.DATABRICKS_UNREACHABLE,
-        f"Databricks at {databricks.uri} is too busy to read the serving endpoint support: Slow down",
+        f"Databricks at {databricks.uri} is too busy to read the serving endpoint support: REQUEST_LIMIT_EXCEEDED, HTTP 429",
     )
     assert found(databricks) == Endpoint(problem=problem)
 
@@ -292,12 +292,14 @@ def test_nothing_was_ever_logged(databricks: Workspace) -> None:
     assert databricks.writes() == [("POST", PATH)]
 
 
-def test_another_table_before_the_first_was_disabled(databricks: Workspace) -> None:
+def test_another_table_before_the_first_was_disabled(
+    databricks: Workspace, caplog: pytest.LogCaptureFixture
+) -> None:
     act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     act(client(databricks), LogRequests(spec(**TABLE)))
     other = LogRequests(spec(inferenceTable={"catalog": "main", "schema": "other"}))
-    reason, message = refused(databricks, other)
-    assert (reason, message.rpartition(": ")[2]) == (
+    reason, _ = refused(databricks, other)
+    assert (reason, caplog.records[-1].getMessage().rpartition(": ")[2]) == (
         ConditionReason.DATABRICKS_ERROR,
         "Disable the inference table before you change its catalog, schema or table name prefix.",
     )
