@@ -21,8 +21,8 @@ from yarl import URL
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.access import Access
+from finetune_operator.databricks.error_codes import known_code, log_reason
 from finetune_operator.databricks.transport import bind
-from finetune_operator.databricks.workspace import known_code, log_reason
 from finetune_operator.errors import ExternalError, Problem
 
 _JWT = "urn:ietf:params:oauth:token-type:jwt"

@@ -6,7 +6,6 @@ the environment or from files of the Databricks CLI.
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from collections import OrderedDict
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.access import Access, access
+from finetune_operator.databricks.error_codes import known_code, log_reason
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.settings import Settings
 from finetune_operator.text import masked, short
@@ -22,51 +22,6 @@ from finetune_operator.text import masked, short
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
 
-log = logging.getLogger(__name__)
-
-# https://www.rfc-editor.org/rfc/rfc6749#section-5.2 and the errors of Databricks' REST API.
-_CODES = frozenset(
-    {
-        "access_denied",
-        "invalid_client",
-        "invalid_grant",
-        "invalid_request",
-        "invalid_scope",
-        "invalid_target",
-        "server_error",
-        "temporarily_unavailable",
-        "unauthorized_client",
-        "unsupported_grant_type",
-        "ABORTED",
-        "ALREADY_EXISTS",
-        "BAD_REQUEST",
-        "CANCELLED",
-        "CUSTOMER_UNAUTHORIZED",
-        "DATA_LOSS",
-        "DEADLINE_EXCEEDED",
-        "ENDPOINT_NOT_FOUND",
-        "FEATURE_DISABLED",
-        "INTERNAL_ERROR",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "IO_ERROR",
-        "MALFORMED_REQUEST",
-        "NOT_FOUND",
-        "NOT_IMPLEMENTED",
-        "PERMISSION_DENIED",
-        "QUOTA_EXCEEDED",
-        "REQUEST_LIMIT_EXCEEDED",
-        "RESOURCE_ALREADY_EXISTS",
-        "RESOURCE_CONFLICT",
-        "RESOURCE_DOES_NOT_EXIST",
-        "RESOURCE_EXHAUSTED",
-        "RESOURCE_LIMIT_EXCEEDED",
-        "TABLE_DOES_NOT_EXIST",
-        "TEMPORARILY_UNAVAILABLE",
-        "UNAUTHENTICATED",
-        "UNKNOWN",
-    }
-)
 # A client keeps a token for an hour and open connections. There is one for each Secret in use.
 _MAX_CLIENTS = 64
 
@@ -122,19 +77,6 @@ def told(client: WorkspaceClient, error: Exception, what: str) -> str:
     """Return the error code and the HTTP status of an error of the SDK; its text goes to the log."""
     log_reason(_clients.access(client), what, str(error))
     return _code_and_status(error)
-
-
-def log_reason(access: Access, what: str, text: str) -> None:
-    """Log what a workspace answered, without the credentials.
-
-    NB: a user names the workspace, so that no text of an answer may reach a condition or an Event.
-    """
-    log.warning("Databricks at %s could not %s: %s", access.host, what, short(masked(text, access.secrets)))
-
-
-def known_code(code: object) -> str:
-    """An error code of OAuth or of Databricks; empty for any other text."""
-    return code if isinstance(code, str) and code in _CODES else ""
 
 
 class _Clients:
