@@ -93,6 +93,8 @@ def test_the_node_to_read(pods: list[Json], expected: str | None) -> None:
 def test_gpus_of_the_resource_that_the_spec_names() -> None:
     mine = pod(JOB, 0)
     mine["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/GA102GL_A10"] = "8"
-    parts = {"distributed": {"nodes": 2, "gpusPerNode": 8, "gpu": {"resourceName": "nvidia.com/GA102GL_A10"}}}
+    parts: Json = {
+        "distributed": {"nodes": 2, "gpusPerNode": 8, "gpu": {"resourceName": "nvidia.com/GA102GL_A10"}}
+    }
     found = conclude(ftj(running(), **parts), observed(child(JOB), pods=[mine])).status.device
     assert found == UNNAMED

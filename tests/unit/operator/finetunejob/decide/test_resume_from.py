@@ -213,7 +213,7 @@ def test_a_suspended_job_waits_for_nobody() -> None:
 
 def test_a_job_that_is_resumed_waits_for_the_other() -> None:
     paused = conclude(job(suspend=True)).status
-    body = {"checkpoint": {**CHECKPOINTS, "resumeFrom": {"type": "Job", "name": "first"}}}
+    body: Json = {"checkpoint": {**CHECKPOINTS, "resumeFrom": {"type": "Job", "name": "first"}}}
     decision = conclude(ftj(paused, **body), observed(resumed=Resumed(first())))
     assert (decision.status.phase, decision.status.suspend_time) == ("Pending", None)
     assert said(decision, ConditionType.READY) == ("False", *STILL_RUNS)

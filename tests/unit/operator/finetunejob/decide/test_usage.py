@@ -208,6 +208,6 @@ def test_a_job_whose_pods_kueue_replaces_counts_all_of_them_also_after_a_restart
 def test_gpus_of_the_resource_that_the_spec_names_count() -> None:
     mine = runs(0)
     mine["spec"]["containers"][0]["resources"]["limits"]["habana.ai/gaudi"] = "8"
-    parts = {"distributed": {"gpusPerNode": 8, "gpu": {"resourceName": "habana.ai/gaudi"}}}
+    parts: Json = {"distributed": {"gpusPerNode": 8, "gpu": {"resourceName": "habana.ai/gaudi"}}}
     found = conclude(ftj(running(), **parts), observed(child(JOB), pods=[mine]), at=later(HOUR)).status.usage
     assert found == usage(entry(HOUR, 8 * HOUR, until=HOUR))
