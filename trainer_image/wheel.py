@@ -71,7 +71,7 @@ def _sources() -> list[tuple[str, Path]]:
         (path.relative_to(root).as_posix(), path)
         for root, package in _PACKAGES
         for path in (root / package).rglob("*")
-        if path.is_file() and path.suffix in (".py", ".typed", ".properties", ".jinja")
+        if path.is_file() and path.parent.name != "__pycache__"
     ]
     return sorted(item for item in found if not item[0].startswith(_LEFT_OUT))
 

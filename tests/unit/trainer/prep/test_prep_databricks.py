@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import runpy
+import tomllib
 import zipfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
 
-WHEEL = runpy.run_path(str(Path(__file__).parents[4] / "trainer_image" / "wheel.py"))
+ROOT = Path(__file__).parents[4]
+WHEEL = runpy.run_path(str(ROOT / "trainer_image" / "wheel.py"))
 ROWS = {
     "question": [f"What is in table {number} of the {number} tables?" for number in range(40)]
     + ["Why?", "why?"],
@@ -244,6 +246,7 @@ def test_the_wheel_is_its_sources(tmp_path: Path) -> None:
     ]
     assert needs == [
         "filelock",
+        "google-re2",
         "huggingface-hub",
         "jinja2",
         "phonenumbers",
@@ -253,7 +256,10 @@ def test_the_wheel_is_its_sources(tmp_path: Path) -> None:
         "pyyaml",
         "transformers",
     ]
-    assert "finetune_trainer/prep/report.html.jinja" in held.namelist()
+    project = tomllib.loads((ROOT / "trainer_image/pyproject.toml").read_text("utf-8"))
+    data = project["tool"]["setuptools"]["package-data"]["finetune_trainer"]
+    assert "prep/gitleaks.toml" in data
+    assert {f"finetune_trainer/{name}" for name in data} <= {*held.namelist()}
     (entry,) = (name for name in held.namelist() if name.endswith("entry_points.txt"))
     assert held.read(entry).decode() == (
         f"[console_scripts]\n{contract.PREP_WHEEL_ENTRY} = finetune_trainer.prep.databricks:main\n"
