@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from mlflow import MlflowClient
+from mlflow.utils.proto_json_utils import message_to_json
 
 from finetune_crds.reference import SAMPLES
 from finetune_crds.status import Progress
 from finetune_operator.finetunejob.model import Decision, Mlflow, Observed
+from finetune_operator.mlflow.client import Client
 from finetune_operator.mlflow.runs import get_run
 from finetune_operator.settings import Settings
 from support.forks import kill_pod
@@ -66,9 +70,17 @@ def _of_node(folder: Path, node: int) -> dict[str, str]:
     return {"HOME": str(home), "NODE_RANK": str(node), "PET_NODE_RANK": str(node)}
 
 
+class _Store(Client):
+    """Answers from a store of MLflow what a server of it would."""
+
+    def get(self, path: str, **fields: str) -> Json:  # noqa: ARG002 - there is one that is asked for
+        run = MlflowClient(self.uri).get_run(fields["run_id"])
+        return {"run": json.loads(message_to_json(run.to_proto()))}
+
+
 def _seen(server: Server) -> Observed:
     """What exists before the pods do: the run."""
-    return observed(mlflow=Mlflow(run=get_run(server.client(), server.run_id)))
+    return observed(mlflow=Mlflow(run=get_run(_Store(server.uri), server.run_id)))
 
 
 def _run(
