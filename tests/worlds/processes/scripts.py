@@ -73,7 +73,7 @@ def _of_node(folder: Path, node: int) -> dict[str, str]:
 class _Store(Client):
     """Answers from a store of MLflow what a server of it would."""
 
-    def get(self, path: str, **fields: str) -> Json:  # noqa: ARG002 - there is one that is asked for
+    def get(self, path: str, **fields: str) -> Json:
         run = MlflowClient(self.uri).get_run(fields["run_id"])
         return {"run": json.loads(message_to_json(run.to_proto()))}
 
