@@ -179,7 +179,8 @@ def test_a_failure_of_the_data_ends_the_job(world: World, spark_operator: None) 
     status = world.wait_phase("tune", "Failed")
     assert (status["lastFailure"]["exitCode"], status["lastFailure"]["reason"]) == (65, "MissingColumn")
     assert world.condition("tune", "Failed")["message"] == (
-        "preparation failed in pod tune-prep-1-driver of SparkApplication tune-prep-1: it has no column answer"
+        "preparation failed in pod tune-prep-1-driver of SparkApplication tune-prep-1: it has no column answer; this job has ended: "
+        "apply the corrected one under another name, or delete this one first"
     )
 
 
