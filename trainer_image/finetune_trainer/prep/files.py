@@ -76,7 +76,7 @@ def read(
         settings = {**place.options, **recursive}
         texts = None
         if source.type in _HEADER:
-            texts = text_files.TextFiles(source.type, [place.path], _literal(settings))
+            texts = text_files.TextFiles(source.type, [place.path], _literal(settings, [place.path]))
         with text_files.checking_on_failure(spark, texts):
             rows = frame(spark, source.type, [place.path], settings, paths)
             if not rows.columns:
@@ -100,9 +100,14 @@ def _named(source: Source | NamedSource) -> str:
     return f"table {source.table}" if source.table else f"path {source.path}"
 
 
-def _literal(settings: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a reader that takes paths as they are."""
-    return {**settings, **_LITERAL, **({} if session.on_databricks() else _WITHOUT_CHECKSUMS)}
+def _literal(settings: Mapping[str, str], paths: Sequence[str]) -> dict[str, str]:
+    """The settings of a reader that takes paths as they are.
+
+    NB: Hadoop's clients of stores keep parts of files in local ones, and need its own reader for these.
+    """
+    is_local = all(path.startswith(("/", "file:")) for path in paths)
+    own_reader = _WITHOUT_CHECKSUMS if is_local and not session.on_databricks() else {}
+    return {**settings, **_LITERAL, **own_reader}
 
 
 class _File(NamedTuple):
@@ -113,7 +118,8 @@ class _File(NamedTuple):
 
 def _list_files(spark: SparkSession, place: Place) -> list[_File]:
     """List the files of a source, also those in its subfolders, but for those whose name begins with _ or a dot."""
-    reader = spark.read.format("binaryFile").options(**_literal(place.options), recursiveFileLookup="true")
+    literal = _literal(place.options, [place.path])
+    reader = spark.read.format("binaryFile").options(**literal, recursiveFileLookup="true")
     listed = reader.load(place.path).select("path", "length", sf.unix_micros("modificationTime"))
     return [_File(*row) for row in listed.collect()]
 
@@ -169,7 +175,7 @@ def frame(
     Raises:
         DataError: the types of a column differ between Parquet files.
     """
-    literal = _literal(settings or {})
+    literal = _literal(settings or {}, paths)
     if kind not in _HEADER:
         return schemas.read_parquet(spark, paths, files or paths, literal)
     reader = spark.read.format(_FORMATS[kind]).options(**literal)

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from finetune_crds.source import Source
 from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, source
+from finetune_trainer.prep import errors, files, source
 from finetune_trainer.prep.files import has_subfolders
 from finetune_trainer.prep.plan import request
 from unit.trainer.prep.recipes import recipe
@@ -275,3 +275,12 @@ def test_a_version_whose_files_or_log_are_gone(spark: SparkSession, table: str, 
     (tmp_path / "table/_delta_log/00000000000000000000.json").unlink()
     assert failed(spark, tmp_path, type="Delta", path=table, version=0) == expected
     assert rows(spark, tmp_path, type="Delta", path=table) == [{"version": 2}]
+
+
+def test_files_of_a_store_leave_hadoop_its_reader_of_local_files() -> None:
+    """Its clients of stores keep parts of files in local ones, which they read by it."""
+    readers = [
+        files._literal({}, [path]).get("fs.file.impl")
+        for path in ("/corpus", "file:/corpus", "s3a://corpora/a", "gs://a")
+    ]
+    assert readers == ["org.apache.hadoop.fs.RawLocalFileSystem"] * 2 + [None] * 2
