@@ -101,6 +101,9 @@ class Hand:
         """Download the files of a registered model."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(*_THROUGH_THE_SERVER)
+            # NB: MLflow looks up where a version lies in the server of its environment, whatever the arguments say.
+            patch.setenv("MLFLOW_TRACKING_URI", self.tracking_uri)
+            patch.setenv("MLFLOW_REGISTRY_URI", self.tracking_uri)
             mlflow.artifacts.download_artifacts(
                 model_uri,
                 dst_path=str(folder),
