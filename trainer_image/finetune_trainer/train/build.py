@@ -76,6 +76,7 @@ def network(
     going_on: Source | None = None,
     resume: Callable[[nn.Module], None] | None = None,
     on_plan: Callable[[MemoryPlan], None] = lambda _plan: None,
+    check_key: str = "",
     is_checked: bool = False,
     verdict: recomputation.Verdict | None = None,
     on_verdict: Callable[[recomputation.Verdict], None] = lambda _verdict: None,
@@ -91,8 +92,9 @@ def network(
         going_on: the base with its adapter, where that is trained further; None: the adapter is a new one.
         resume: loads what the layers of PiSSA began as in an earlier attempt; None: there was none, or it has left no checkpoint.
         on_plan: gets what is planned, before weights are loaded, and again where activation checkpointing changes.
+        check_key: what the results of the checks depend on (`probe.key`); empty: nothing keeps them.
         is_checked: whether an earlier attempt has compared the logits with the models' own.
-        verdict: of an earlier attempt on the activation checkpointing.
+        verdict: of an earlier attempt on the activation checkpointing, perhaps with another key.
         on_verdict: gets that of this attempt, if there is one.
 
     Raises:
@@ -128,8 +130,8 @@ def network(
     if not is_checked:
         _check_logits(made, parity.Subject.of(recipe), world)
     if recomputation.must_verify(choice.kind, recipe):
-        if verdict is None or not verdict.holds(choice.kind, recipe, world):
-            verdict = recomputation.verify(made, choice.kind, recipe, world)
+        if verdict is None or not verdict.holds(choice.kind, check_key):
+            verdict = recomputation.verify(made, choice.kind, recipe, world, check_key)
         on_verdict(verdict)
         if verdict.kind != choice.kind:
             world.say(

@@ -32,7 +32,7 @@ from finetune_trainer.train.delivery import export, lineage, output, signature, 
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.evaluator import Evaluator
 from finetune_trainer.train.loop import Loop
-from finetune_trainer.train.model import continued, merge, parity, precision, recomputation
+from finetune_trainer.train.model import continued, merge, precision, probe, recomputation
 from finetune_trainer.train.model.optimizer import Optimizer
 from finetune_trainer.train.model.schedule import Schedule
 from finetune_trainer.train.reporter import Reporter
@@ -169,7 +169,7 @@ class Run:
         examples = world.agree(lambda: self._read_examples(data) if world.leads else None)
 
         going_on = fetched if adapter is not None else None
-        check_key = parity.key(recipe, world)
+        check_key = probe.key(recipe, world)
         verdicts: list[recomputation.Verdict] = []
         network = build.network(
             recipe,
@@ -180,6 +180,7 @@ class Run:
             going_on=going_on,
             resume=checkpointer.load_initial if checkpointer is not None and resumed is not None else None,
             on_plan=self._log_plan,
+            check_key=check_key,
             is_checked=progress.logits_checked == check_key,
             verdict=recomputation.Verdict.of(progress.recomputation),
             on_verdict=verdicts.append,

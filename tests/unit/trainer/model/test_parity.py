@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +11,7 @@ from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train.model import attention, parity
 from finetune_trainer.train.model.network import Network
 from finetune_trainer.train.objectives.sft import Sft
-from finetune_trainer.train.runtime.device import Card
-from finetune_trainer.train.runtime.distributed import World
-from support import families, networks
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from support import families
 
 CPU = torch.device("cpu")
 PACKED = "set training.packing to false"
@@ -164,36 +158,3 @@ def test_errors_of_memory_and_of_other_ranks_are_not_those_of_the_model(
         with pytest.raises(RuntimeError) as raised:
             parity.check(network, CPU, subject(is_packed=True))
         assert raised.value is error
-
-
-def test_the_result_holds_for_the_same_model_settings_and_device(base_model: Path) -> None:
-    """A restart does not repeat the check; a job that carries the run on with other settings does."""
-    recipe = networks.recipe(base_model)
-    with networks.alone() as world:
-        key = parity.key(recipe, world)
-        assert key == parity.key(networks.recipe(base_model, logEverySteps=7, maxSteps=9), world)
-        assert key != parity.key(networks.recipe(base_model, packing=not recipe.training.packing), world)
-        assert key != parity.key(networks.recipe(base_model, precision="BF16"), world)
-        assert key != parity.key(recipe, replace(world, card=Card("H100", 80 * 2**30, (9, 0))))
-
-
-def test_ranks_on_different_gpus_agree_on_whether_the_result_holds(
-    base_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise some of them would wait for the others in the check."""
-    names = ["A100-SXM4-80GB", "A100-SXM4-40GB", "A100-SXM4-80GB"]
-    recipe = networks.recipe(base_model)
-
-    def compute_keys(*names: str) -> set[str]:
-        """The keys of all ranks."""
-        monkeypatch.setattr(World, "gather", lambda _world, _value: list(names))
-        return {
-            parity.key(recipe, World(rank, len(names), 0, 1, CPU, card=Card(name, 2**30, (8, 0))))
-            for rank, name in enumerate(names)
-        }
-
-    keys = compute_keys(*names)
-    assert len(keys) == 1
-    # Ranks may be on other nodes after a restart.
-    assert compute_keys(*reversed(names[:2])) == keys
-    assert compute_keys(names[0], names[0]) != keys

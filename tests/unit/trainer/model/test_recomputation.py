@@ -14,7 +14,7 @@ import torch
 from finetune_trainer.outcome import RecipeRefusedError
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import memory, parity, recomputation
+from finetune_trainer.train.model import memory, probe, recomputation
 from finetune_trainer.train.model.network import Network, decoder_layers
 from finetune_trainer.train.model.recomputation import Verdict
 from finetune_trainer.train.objectives.sft import Sft
@@ -31,6 +31,7 @@ pytestmark = [
 ]
 
 BASE = Path("/base")
+KEY = "what the result depends on"
 SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -105,8 +106,8 @@ def test_recomputation_changes_no_gradient(kind: str, world: World) -> None:
     for recompute in ("Selective", "Full"):
         recomputation.enable(network.model, recompute)
         torch.testing.assert_close(compute_gradients(network), plain, rtol=0, atol=0)
-        verdict = recomputation.verify(network, recompute, networks.recipe(BASE), world)
-        assert (verdict.requested, verdict.kind) == (recompute, recompute)
+        verdict = recomputation.verify(network, recompute, networks.recipe(BASE), world, KEY)
+        assert verdict == Verdict(recompute, recompute, KEY)
 
 
 def save_products(*names: str) -> Callable[[object], tuple[set[Any], set[Any]]]:
@@ -137,8 +138,8 @@ def test_full_replaces_what_changes_gradients(
     monkeypatch.setattr(recomputation, "_saved_operations", save_products(*saved))
     network = make_network(kind)
     recomputation.enable(network.model, "Selective")
-    verdict = recomputation.verify(network, "Selective", networks.recipe(BASE), world)
-    assert (verdict.requested, verdict.kind) == ("Selective", "Full")
+    verdict = recomputation.verify(network, "Selective", networks.recipe(BASE), world, KEY)
+    assert verdict == Verdict("Selective", "Full", KEY)
     start = "activation checkpointing Selective would change the gradients of /base: "
     assert capsys.readouterr().out.startswith(f"{start}{sentence}")
 
@@ -175,7 +176,7 @@ def test_a_model_whose_gradients_full_recomputation_changes_is_refused(case: str
     network = make_network("llama")
     change(network)
     with pytest.raises(RecipeRefusedError) as refused:
-        recomputation.verify(network, "Full", networks.recipe(BASE), world)
+        recomputation.verify(network, "Full", networks.recipe(BASE), world, KEY)
     assert refused.value.reason == "RecomputationUnsupported"
     begin = "/base is a llama, whose gradients change when its layers are recomputed ("
     assert refused.value.message.startswith(f"{begin}{difference}")
@@ -231,7 +232,7 @@ def test_no_more_than_two_sets_of_gradients_exist_at_a_time(
     monkeypatch.setattr(torch.Tensor, "cpu", copy_state)
     # Its two layers differ.
     network = make_network("qwen3_moe")
-    recomputation.verify(network, "Full", networks.recipe(BASE), world)
+    recomputation.verify(network, "Full", networks.recipe(BASE), world, KEY)
     assert alive == [0, 1, 1] * 2
 
 
@@ -284,6 +285,7 @@ def test_a_restart_uses_the_verdict_of_its_checkpoint(
 
     recipe = networks.recipe(one_layer, activationCheckpointing="Selective")
     tokenizer = load_tokenizer(recipe.model, one_layer)
+    key = probe.key(recipe, world)
     verify = recomputation.verify
     verified: list[Any] = []
     plans: list[str] = []
@@ -306,12 +308,12 @@ def test_a_restart_uses_the_verdict_of_its_checkpoint(
             world,
             one_layer / "teacher",
             on_plan=lambda plan: plans.append(plan.activation_checkpointing),
+            check_key=key,
             verdict=verdict,
             on_verdict=verdicts.append,
         )
         return {**asdict(verdicts[0]), "verified": len(verified), "plans": list(plans)}
 
-    key = parity.key(recipe, world)
     fresh = {"requested": "Selective", "kind": "Selective", "key": key, "verified": 1, "plans": ["Selective"]}
     assert kept(None) == fresh
     assert kept(Verdict.of({"requested": "Selective", "kind": "Selective", "key": key})) == {

@@ -10,18 +10,14 @@ import math
 import traceback
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from finetune_crds import continuation
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_trainer.outcome import RecipeRefusedError, first_line
-from finetune_trainer.release import release
-from finetune_trainer.train.data import dataset, pack
-from finetune_trainer.train.model import attention
+from finetune_trainer.train.model import attention, probe
 from finetune_trainer.train.model.network import decoder_layers
 from finetune_trainer.train.runtime.explain import explained
 
@@ -31,11 +27,11 @@ if TYPE_CHECKING:
     from torch import nn
 
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.data import pack
     from finetune_trainer.train.model.network import Network
-    from finetune_trainer.train.runtime.distributed import World
 
-# Tokens of the two documents. They differ, so that unpacked rows have padding.
-_FIRST_TOKENS, _SECOND_TOKENS = 8, 6
+# Tokens of the second document. It is shorter than the first, so that unpacked rows have padding.
+_SECOND_TOKENS = 6
 # A correct computation may differ by this multiple of the measured rounding noise, and by this share of the logits at least and at most.
 _NOISE_FACTOR, _MIN_TOLERANCE, _MAX_TOLERANCE = 3.0, 1e-3, 0.3
 # The errors by which a model's code shows that it cannot compute what it is given.
@@ -115,17 +111,6 @@ def packing_remedy(recipe: Recipe) -> str | None:
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
         return "choose another model"
     return "set training.packing to false" if recipe.training.packing else None
-
-
-def key(recipe: Recipe, world: World) -> str:
-    """Return what the result of `check` depends on: the settings, this release, the libraries and the devices of all ranks.
-
-    All ranks call this together, and get the same, so that all of them run a check or none does.
-    """
-    device = world.card.name if world.card is not None else world.device.type
-    devices = ", ".join(sorted(set(world.gather(device))))
-    libraries = " ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
-    return f"{continuation.digest(recipe)} {release()} {libraries} {devices}"
 
 
 def check(
@@ -234,14 +219,14 @@ def _try_to_compare(
 
 
 def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eager: bool) -> Comparison:
-    documents = _documents(network.head.vocabulary)
+    documents = probe.documents(network.head.vocabulary)
     short = [documents[0], documents[1][:_SECOND_TOKENS]]
     # NB: the second document's last token predicts nothing, so only a model that looks ahead notices.
     changed = [documents[2], np.append(documents[1][: _SECOND_TOKENS - 1], documents[2][:1])]
     rows = [[0, 1]] if is_packed else [[0], [1]]
     ahead = np.append(documents[1][:-1], documents[2][:1])
     # Each document alone, the second with another last token, and both with noise.
-    alone = _batch([*documents[:2], ahead], [[0], [1], [2], [0], [1]], device)
+    alone = probe.batch([*documents[:2], ahead], [[0], [1], [2], [0], [1]], device)
 
     def compute(_: Network, _batch: pack.Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return network.head.logits(hidden), hidden
@@ -257,11 +242,11 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
     # NB: some models draw random numbers in evaluation too.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         with network.no_grad_forward(compute_both):
-            logits, own = network(_batch(short, rows, device))
+            logits, own = network(probe.batch(short, rows, device))
         with network.no_grad_forward(compute):
-            other, hidden = network(_batch(changed, rows, device))
+            other, hidden = network(probe.batch(changed, rows, device))
     # The last token of a document has no target.
-    ends = (_FIRST_TOKENS - 1, _SECOND_TOKENS - 1)
+    ends = (probe.DOCUMENT_TOKENS - 1, _SECOND_TOKENS - 1)
     first, second = logits.split(ends)
     return Comparison(
         own=max(_difference(first, own[0, : ends[0]]), _difference(second, own[1, : ends[1]])),
@@ -270,21 +255,6 @@ def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eage
         noise=max(_difference(noisy, exact) for noisy, exact in zip(own[3:], own[:2], strict=True)),
         precision=torch.finfo(hidden.dtype).eps,
     )
-
-
-def _documents(vocabulary: int) -> list[np.ndarray]:
-    """Three documents of tokens of the middle of a vocabulary: its ends have special tokens, as those that stand for images."""
-    count = 3 * _FIRST_TOKENS
-    tokens = vocabulary // 4 + np.arange(count) * max(1, vocabulary // 2 // count)
-    # NB: not in order, as a model may have learned to count.
-    return np.array_split(np.random.default_rng(0).permutation(tokens), 3)
-
-
-def _batch(documents: list[np.ndarray], rows: list[list[int]], device: torch.device) -> pack.Batch:
-    tokens = np.concatenate(documents).astype(np.int32)
-    offsets = np.cumsum([0, *(len(document) for document in documents)])
-    split = dataset.Split(tokens, np.ones(len(tokens), bool), offsets)
-    return pack.collate(split, rows, pad_id=0).to(device)
 
 
 def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import (
@@ -18,8 +17,7 @@ from torch.utils.checkpoint import (
 )
 
 from finetune_trainer.outcome import RecipeRefusedError, first_line
-from finetune_trainer.train.data import dataset, pack
-from finetune_trainer.train.model import parity
+from finetune_trainer.train.model import probe
 from finetune_trainer.train.model.network import Network, base_of, decoder_layers
 
 if TYPE_CHECKING:
@@ -40,8 +38,6 @@ _NOISE_FACTOR, _ROUNDING_ERRORS = 10.0, 4.0
 _SMALL = 1e-3
 # Numbers of a gradient that are compared at a time.
 _MAX_PIECE_NUMBERS = 2**24
-# Tokens for which layers are compared.
-_TOKENS = 8
 _LONGEST_ERROR = 150
 _REASON = "RecomputationUnsupported"
 
@@ -52,7 +48,7 @@ class Verdict:
 
     requested: the activation checkpointing that was checked.
     kind: the one to use.
-    key: what the result depends on, from `parity.key`.
+    key: what the result depends on, from `probe.key`.
     """
 
     requested: Recomputation
@@ -65,9 +61,9 @@ class Verdict:
         names = [field.name for field in fields(cls)]
         return cls(*(written[name] for name in names)) if written and {*names} <= {*written} else None
 
-    def holds(self, kind: Recomputation, recipe: Recipe, world: World) -> bool:
-        """Whether it is the result of `verify` for an activation checkpointing in this attempt; all ranks call this together."""
-        return (self.requested, self.key) == (kind, parity.key(recipe, world))
+    def holds(self, kind: Recomputation, key: str) -> bool:
+        """Whether it is the result of `verify` for an activation checkpointing and a key."""
+        return (self.requested, self.key) == (kind, key)
 
 
 def is_supported(model: nn.Module) -> bool:
@@ -173,7 +169,7 @@ def _operations(library: str, *names: str) -> set[Any]:
     return {getattr(operations, name).default for name in names if hasattr(operations, name)}
 
 
-def verify(network: Network, kind: Recomputation, recipe: Recipe, world: World) -> Verdict:
+def verify(network: Network, kind: Recomputation, recipe: Recipe, world: World, key: str) -> Verdict:
     """Return the activation checkpointing to use: `kind`, or Full if `kind` changes the gradients.
 
     Compares one layer of each class in the network, with its weights and its input for a few tokens, on all ranks together. The
@@ -184,6 +180,7 @@ def verify(network: Network, kind: Recomputation, recipe: Recipe, world: World) 
         kind: Selective or Full.
         recipe: names the model in errors.
         world: the ranks.
+        key: what the result depends on, from `probe.key`.
 
     Raises:
         RecipeRefusedError: the gradients of Full differ too.
@@ -193,7 +190,7 @@ def verify(network: Network, kind: Recomputation, recipe: Recipe, world: World) 
     for candidate in candidates:
         difference = _find_difference(network, calls, candidate, world)
         if difference is None:
-            return Verdict(kind, candidate, parity.key(recipe, world))
+            return Verdict(kind, candidate, key)
         world.say(
             f"activation checkpointing {candidate} would change the gradients of {recipe.model.base}: {difference}"
         )
@@ -215,16 +212,10 @@ class _Call:
     """The forward pass of the layer, by its hidden states. NB: without the hooks of FSDP, so that no gradient is reduced."""
 
 
-def _few_tokens(vocabulary: int) -> pack.Batch:
-    """A document of tokens of the middle of a vocabulary: its ends have special tokens, as those that stand for images."""
-    tokens = (vocabulary // 2 + np.arange(_TOKENS)) % vocabulary
-    split = dataset.Split(tokens.astype(np.int32), np.ones(_TOKENS, bool), np.array([0, _TOKENS]))
-    return pack.collate(split, [[0]], pad_id=0)
-
-
 def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
     """Run a forward pass, and return the call of the first layer of each class."""
-    batch = _few_tokens(network.head.vocabulary).to(device)
+    document, *_ = probe.documents(network.head.vocabulary)
+    batch = probe.batch([document], [[0]], device)
     layers = {
         _class(layer): (number, layer) for number, layer in reversed([*enumerate(decoder_layers(network))])
     }
