@@ -15,7 +15,7 @@ from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import adapt, load
 from finetune_trainer.train.model.network import trained
 from finetune_trainer.train.model.new_tokens import NewTokens
-from support import networks
+from support import families, networks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -491,3 +491,15 @@ def test_a_layer_of_a_tower_is_refused(field: str) -> None:
         RecipeRefusedError, match=rf"^method\.lora\.{field} fc1 is not a (linear )?layer of the model"
     ):
         adapt.adapt(gemma3(), method, "base")
+
+
+def test_a_decoder_whose_model_names_another_module_as_its_decoder_is_adapted() -> None:
+    """ModernBERT's get_decoder() returns its output layer."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(families.config_of("modernbert-decoder"))
+    adapted = adapt.adapt(model, Method.model_validate({"type": "LoRA", "lora": LORA}), "base")
+    names = [name for name, weight in adapted.named_parameters() if weight.requires_grad]
+    assert names
+    assert all(name.startswith("base_model.model.model.layers.") for name in names)

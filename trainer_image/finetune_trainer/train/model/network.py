@@ -233,7 +233,7 @@ def is_linear(module: nn.Module) -> bool:
 
 def towers(model: PreTrainedModel) -> list[str]:
     """Return the names of the modules that take no part in text: the towers of images or sound of a model, and their projectors."""
-    ends = (model.get_decoder(), model.get_output_embeddings())
+    ends = (decoder_of(model), model.get_output_embeddings())
 
     def outside(name: str, module: nn.Module) -> Iterator[str]:
         if any(module is end for end in ends):
