@@ -9,7 +9,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.evaluation import EvaluationStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.children import Sorted, job_condition, sort
+from finetune_operator.finetunejob.children import Sorted, sort
 from finetune_operator.finetunejob.decide import (
     evaluation_pod,
     evaluation_result,
@@ -58,11 +58,11 @@ def _in_a_pod(draft: Draft) -> EvaluationStatus | None:
             f"version {_version(draft)} was registered after version {_evaluates(child)}: starting again",
         )
         return None
-    if job_condition(child, "Complete") or sidecars.has_succeeded(mine, _CONTAINER):
+    if sidecars.has_completed(child, mine, _CONTAINER):
         return _finish(draft, child, mine)
-    failed = job_condition(child, "Failed")
-    if failed or sidecars.has_failed(mine, _CONTAINER, draft.now):
-        _fail(draft, mine, failed or {})
+    failed = sidecars.find_failure(child, mine, _CONTAINER, draft.now)
+    if failed is not None:
+        _fail(draft, mine, failed)
         return None
     _follow(draft, child, mine)
     return None

@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
-from finetune_operator.finetunejob.children import Sorted, job_condition, sort
+from finetune_operator.finetunejob.children import Sorted, sort
 from finetune_operator.finetunejob.decide import (
     catalog,
     databricks_run,
@@ -71,11 +71,11 @@ def _in_a_pod(draft: Draft) -> Outcome:
             _start(draft, found)
         return Stop
     draft.note_start()
-    if job_condition(child, "Complete") or sidecars.has_succeeded(mine, _CONTAINER):
+    if sidecars.has_completed(child, mine, _CONTAINER):
         return _finish(draft, child, mine)
-    failed = job_condition(child, "Failed")
-    if failed or sidecars.has_failed(mine, _CONTAINER, draft.now):
-        _fail(draft, mine, failed or {})
+    failed = sidecars.find_failure(child, mine, _CONTAINER, draft.now)
+    if failed is not None:
+        _fail(draft, mine, failed)
         return Stop
     alive = pods.alive(mine)
     at_work = executors.report(draft, alive)

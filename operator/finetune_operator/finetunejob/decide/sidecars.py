@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
-from finetune_operator.finetunejob.children import job_ended, sort
+from finetune_operator.finetunejob.children import job_condition, job_ended, sort
 from finetune_operator.finetunejob.decide import pods
 from finetune_operator.finetunejob.decide.draft import Draft
 
@@ -23,20 +23,37 @@ def outlived(mine: Sequence[Json], container: str) -> list[pods.Exit]:
     return [ended for ended in pods.exits(mine, container) if ended.outlived]
 
 
-def has_succeeded(mine: Sequence[Json], container: str, *, nodes: int = 1) -> bool:
+def has_completed(job: Json, job_pods: Sequence[Json], container: str, *, nodes: int = 1) -> bool:
+    """Whether a Job is complete, or its main containers on all nodes have succeeded and another container keeps it running."""
+    return job_condition(job, "Complete") is not None or _has_succeeded(job_pods, container, nodes=nodes)
+
+
+def _has_succeeded(job_pods: Sequence[Json], container: str, *, nodes: int) -> bool:
     """Whether the main containers on all nodes have succeeded, which at least one pod does not tell."""
-    succeeded = [ended for ended in pods.exits(mine, container) if ended.code == 0]
+    succeeded = [ended for ended in pods.exits(job_pods, container) if ended.code == 0]
     return (
         any(ended.outlived for ended in succeeded) and len({ended.node_rank for ended in succeeded}) == nodes
     )
 
 
-def has_failed(mine: Sequence[Json], container: str, now: datetime) -> bool:
+def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datetime) -> Json | None:
+    """Return the condition Failed of a Job that has failed; None: it has not.
+
+    The condition is empty where a main container has failed and another one keeps the Job running. NB: ask `has_completed` first: a Job
+    whose main containers have succeeded fails if another container does.
+    """
+    failed = job_condition(job, "Failed")
+    if failed is None and _has_failed(job_pods, container, now):
+        return {}
+    return failed
+
+
+def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool:
     """Whether a main container has failed, which its pod does not tell, and the others have had time to end as well."""
-    failed = [ended for ended in outlived(mine, container) if ended.code]
+    failed = [ended for ended in outlived(job_pods, container) if ended.code]
     if not failed:
         return False
-    all_ended = len(pods.exits(mine, container)) == len(mine)
+    all_ended = len(pods.exits(job_pods, container)) == len(job_pods)
     # NB: the end of a container whose state is lost (ContainerStatusUnknown) has no time.
     first = next((ended.finished_at for ended in failed if ended.finished_at), "")
     return all_ended or not first or now - datetime.fromisoformat(first) >= _PEERS_TIMEOUT

@@ -55,12 +55,12 @@ def train(draft: Draft) -> Outcome:
     draft.update(nodes=placement.nodes(mine, desired=nodes))
     device.note(draft, pods.alive(mine))
     checkpoint.note(draft, mine)
-    if job_condition(child, "Complete") or sidecars.has_succeeded(mine, gang.CONTAINER, nodes=nodes):
+    if sidecars.has_completed(child, mine, gang.CONTAINER, nodes=nodes):
         _finish(draft, mine)
         return Continue
-    failed = job_condition(child, "Failed")
-    if failed or sidecars.has_failed(mine, gang.CONTAINER, draft.now):
-        attempts.after_failure(draft, number, mine, child, failed or {})
+    failed = sidecars.find_failure(child, mine, gang.CONTAINER, draft.now)
+    if failed is not None:
+        attempts.after_failure(draft, number, mine, child, failed)
         return Stop
     _follow(draft, number, child, mine)
     return Stop
