@@ -6,7 +6,8 @@ from datetime import timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
-from finetune_operator.finetunejob.children import job_condition
+from finetune_operator.finetunejob.children import sort
+from finetune_operator.finetunejob.decide import sidecars
 from finetune_operator.finetunejob.decide.draft import Draft
 from finetune_operator.policy.outcome import Continue, Outcome, Stop
 
@@ -30,13 +31,20 @@ def deadline(draft: Draft) -> Outcome:
 
 
 def _is_over(draft: Draft) -> bool:
-    """Whether the last pods of the job completed, also where no pass has written that into the status yet."""
+    """Whether the last step of the job has completed, also where no pass has written that into the status yet."""
     if draft.spec.evaluation:
-        return draft.status.evaluation is not None or _completed(draft, names.evaluate_name(draft.ftj.name))
+        name = names.evaluate_name(draft.ftj.name)
+        return draft.status.evaluation is not None or _has_completed(
+            draft, names.EVALUATE, name, names.EVALUATE_CONTAINER
+        )
     name = names.train_name(draft.ftj.name, draft.status.attempt or 1)
-    return draft.holds(ConditionType.TRAINED) or _completed(draft, name)
+    nodes = draft.spec.distributed.nodes
+    return draft.holds(ConditionType.TRAINED) or _has_completed(
+        draft, names.TRAIN, name, names.TRAINER_CONTAINER, nodes=nodes
+    )
 
 
-def _completed(draft: Draft, name: str) -> bool:
-    child = draft.observed.jobs.get(name)
-    return child is not None and job_condition(child, "Complete") is not None
+def _has_completed(draft: Draft, component: str, name: str, container: str, *, nodes: int = 1) -> bool:
+    children = sort(draft.observed.jobs, draft.observed.pods, component, name)
+    job = children.current
+    return job is not None and sidecars.has_completed(job, children.pods, container, nodes=nodes)

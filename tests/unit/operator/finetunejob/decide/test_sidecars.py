@@ -8,8 +8,10 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
-from finetune_crds.status import FineTuneJobStatus
+from finetune_crds.evaluation import EvaluationResult
+from finetune_crds.status import FineTuneJobStatus, ModelStatus
 from finetune_operator import names
+from finetune_operator.registry.base import RegisteredVersion
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
@@ -33,6 +35,7 @@ from worlds.memory.decisions import (
     running,
     said,
     status,
+    tracked,
 )
 from worlds.processes.jobs import PREPARED as PREPARED_DATA
 
@@ -140,6 +143,50 @@ def test_a_step_that_is_done_gives_its_resources_back(
             ftj(before, register={"model": "m"}), observed(child(job_name), pods=found), settings=SETTINGS
         )
         assert deleted(decision) == expected
+
+
+LIMIT: Json = {"runPolicy": {"activeDeadlineSeconds": 100}}
+EVALUATION = "tune-evaluate"
+EVALUATING = status(
+    ACCEPTED,
+    PREPARED,
+    TRAINED,
+    condition(ConditionType.EVALUATED, "False", ConditionReason.EVALUATING),
+    attempt=1,
+    start_time=NOW,
+    model=ModelStatus(name="m", version="4", uri="models:/m/4", summary="m/4"),
+)
+EVALUATION_RESULT = TerminationMessage(
+    evaluation=EvaluationResult(rows=50, digest="d1", metrics={"eval_f1": 0.5}, base={})
+)
+
+
+def evaluate_pod(code: int, message: TerminationMessage | str = "") -> Json:
+    return kept(EVALUATION, 0, code, message, container=names.EVALUATE_CONTAINER, component=names.EVALUATE)
+
+
+# The status, the Job, its pods, and whether the job fails after its deadline.
+LATE: dict[str, tuple[FineTuneJobStatus, str, list[Json], bool]] = {
+    "all trainers have succeeded": (running(), JOB, [kept(JOB, 0, 0), kept(JOB, 1, 0)], False),
+    "a trainer still runs": (running(), JOB, [pod(JOB, 0), kept(JOB, 1, 0)], True),
+    "a trainer has failed": (running(), JOB, [kept(JOB, 0, 0), kept(JOB, 1, 1, BOOM)], True),
+    "the evaluation has succeeded": (EVALUATING, EVALUATION, [evaluate_pod(0, EVALUATION_RESULT)], False),
+    "the evaluation has failed": (EVALUATING, EVALUATION, [evaluate_pod(1, BOOM)], True),
+}
+
+
+@pytest.mark.parametrize(("before", "job_name", "pods", "is_failed"), LATE.values(), ids=LATE)
+def test_the_deadline_ends_with_the_last_main_container(
+    before: FineTuneJobStatus, job_name: str, pods: list[Json], *, is_failed: bool
+) -> None:
+    evaluation: Json = {"evaluation": {}} if job_name == EVALUATION else {}
+    job = ftj(before, register={"model": "m"}, **evaluation, **LIMIT)
+    annotations = {names.ANNOTATION_VERSION: "4"}
+    seen = observed(
+        child(job_name, annotations=annotations), pods=pods, mlflow=tracked(RegisteredVersion("m", "4"))
+    )
+    _, reason, _ = failure_of(conclude(job, seen, at=later(1000), settings=SETTINGS)) or ("", None, "")
+    assert reason == (ConditionReason.DEADLINE_EXCEEDED if is_failed else None)
 
 
 def prep_pod(code: int, message: TerminationMessage | str = "") -> Json:
