@@ -70,6 +70,11 @@ class Mlflow:
     problem: Problem | None = None
     server: str = field(default="", compare=False)
 
+    @property
+    def writable_run(self) -> Run | None:
+        """The run if it takes metrics, tags and a status; None where it does not exist or was deleted."""
+        return self.run if self.run and not self.run.is_deleted else None
+
 
 @dataclass(frozen=True)
 class Preparation:

@@ -211,8 +211,7 @@ def _write(draft: Draft, found: EvaluationStatus) -> Outcome:
     lacking = {key: value for key, value in tags.items() if version.tags.get(key) != value}
     if lacking:
         numbers = evaluation_result.numbers(found)
-        # A run that was deleted takes no metrics.
-        run = seen.run if seen.run and not seen.run.is_deleted else None
+        run = seen.writable_run
         logged = run.metrics if run else numbers
         unlogged = {name: value for name, value in numbers.items() if logged.get(name) != value}
         if run and unlogged:

@@ -45,7 +45,7 @@ def _close_run(draft: Draft) -> None:
         return
     wanted = "FINISHED" if draft.holds(ConditionType.SUCCEEDED) else "FAILED"
     seen = draft.observed.mlflow
-    run = seen.run if seen and seen.run and not seen.run.is_deleted else None
+    run = seen.writable_run if seen else None
     if run and run.status == wanted:
         draft.set(
             ConditionType.TRACKED,

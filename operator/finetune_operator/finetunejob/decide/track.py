@@ -49,10 +49,10 @@ def track(draft: Draft) -> Outcome:
     if seen.problem:
         draft.set(ConditionType.TRACKED, False, seen.problem.reason, seen.problem.message)
         return Continue
-    known, run = draft.status.run_id, seen.run
-    if run and not run.is_deleted and (run.run_id == known or not (known and _is_in_use(draft))):
-        _set_ready(draft, run, known)
-        _copy(draft, run, seen.server)
+    known, run, writable = draft.status.run_id, seen.run, seen.writable_run
+    if writable and (writable.run_id == known or not (known and _is_in_use(draft))):
+        _set_ready(draft, writable, known)
+        _copy(draft, writable, seen.server)
     elif known and not _may_replace(draft, known, run):
         if run and run.run_id == known:
             _copy(draft, run, seen.server)
