@@ -5,53 +5,34 @@ from __future__ import annotations
 import logging
 
 from finetune_operator.databricks.access import Access
+from finetune_operator.errors import PROTOCOL_CODES
 from finetune_operator.text import masked, short
 
 log = logging.getLogger(__name__)
 
-# https://www.rfc-editor.org/rfc/rfc6749#section-5.2 and the errors of Databricks' REST API.
-_CODES = frozenset(
-    {
-        "access_denied",
-        "invalid_client",
-        "invalid_grant",
-        "invalid_request",
-        "invalid_scope",
-        "invalid_target",
-        "server_error",
-        "temporarily_unavailable",
-        "unauthorized_client",
-        "unsupported_grant_type",
-        "ABORTED",
-        "ALREADY_EXISTS",
-        "BAD_REQUEST",
-        "CANCELLED",
-        "CUSTOMER_UNAUTHORIZED",
-        "DATA_LOSS",
-        "DEADLINE_EXCEEDED",
-        "ENDPOINT_NOT_FOUND",
-        "FEATURE_DISABLED",
-        "INTERNAL_ERROR",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "IO_ERROR",
-        "MALFORMED_REQUEST",
-        "NOT_FOUND",
-        "NOT_IMPLEMENTED",
-        "PERMISSION_DENIED",
-        "QUOTA_EXCEEDED",
-        "REQUEST_LIMIT_EXCEEDED",
-        "RESOURCE_ALREADY_EXISTS",
-        "RESOURCE_CONFLICT",
-        "RESOURCE_DOES_NOT_EXIST",
-        "RESOURCE_EXHAUSTED",
-        "RESOURCE_LIMIT_EXCEEDED",
-        "TABLE_DOES_NOT_EXIST",
-        "TEMPORARILY_UNAVAILABLE",
-        "UNAUTHENTICATED",
-        "UNKNOWN",
-    }
-)
+# With those of https://www.rfc-editor.org/rfc/rfc6749#section-5.2 and the errors of Databricks' REST API.
+_CODES = PROTOCOL_CODES | {
+    "access_denied",
+    "invalid_client",
+    "invalid_grant",
+    "invalid_request",
+    "invalid_scope",
+    "invalid_target",
+    "server_error",
+    "temporarily_unavailable",
+    "unauthorized_client",
+    "unsupported_grant_type",
+    "ABORTED",
+    "ALREADY_EXISTS",
+    "CANCELLED",
+    "DATA_LOSS",
+    "DEADLINE_EXCEEDED",
+    "IO_ERROR",
+    "MALFORMED_REQUEST",
+    "QUOTA_EXCEEDED",
+    "TABLE_DOES_NOT_EXIST",
+    "UNKNOWN",
+}
 
 
 def log_reason(access: Access, what: str, text: str) -> None:

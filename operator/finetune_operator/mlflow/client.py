@@ -31,7 +31,7 @@ from finetune_operator.bounded import (
     basic_authorization,
     request_in_thread,
 )
-from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.errors import PROTOCOL_CODES, ExternalError, Problem
 from finetune_operator.text import masked, short
 
 log = logging.getLogger(__name__)
@@ -48,26 +48,6 @@ _SENDABLE = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u0100-\U0010ffff]{{0,{_LONGEST}}}
 _FORBIDDEN = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"})
 # A retry would fail in the same way: the request itself must change.
 _REFUSED = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST"})
-# Of mlflow/protos/databricks.proto. Other texts in their place are not shown.
-_CODES = (
-    _FORBIDDEN
-    | _REFUSED
-    | {
-        MISSING,
-        EXISTS,
-        "ENDPOINT_NOT_FOUND",
-        "FEATURE_DISABLED",
-        "INTERNAL_ERROR",
-        "INVALID_STATE",
-        "NOT_FOUND",
-        "NOT_IMPLEMENTED",
-        "REQUEST_LIMIT_EXCEEDED",
-        "RESOURCE_CONFLICT",
-        "RESOURCE_EXHAUSTED",
-        "RESOURCE_LIMIT_EXCEEDED",
-        "TEMPORARILY_UNAVAILABLE",
-    }
-)
 _INVALID_HOST = b"Invalid Host header"
 
 
@@ -199,7 +179,7 @@ class Client:
     def _refusal(self, response: Response, answer: Json | None, path: str) -> ExternalError:
         """What a status other than 200 means."""
         status, code = response.status, str((answer or {}).get("error_code"))
-        code = code if code in _CODES else ""
+        code = code if code in PROTOCOL_CODES else ""
         why = f"{code}, HTTP {status}" if code else f"HTTP {status}"
         if status == 403 and _INVALID_HOST in response.body:
             host = self.uri.split("://", 1)[-1].split("/", 1)[0]

@@ -15,7 +15,8 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import bounded
-from finetune_operator.errors import ExternalError
+from finetune_operator.errors import PROTOCOL_CODES, ExternalError
+from finetune_operator.mlflow import client
 from finetune_operator.mlflow.client import Credentials
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
@@ -220,6 +221,11 @@ def test_a_failure_becomes_a_sentence(
     mlflow.default = (code, body)
     host = mlflow.uri.removeprefix("http://")
     assert problem(mlflow.uri) == (reason, message.format(uri=mlflow.uri, host=host))
+
+
+def test_the_codes_that_the_client_tells_apart_are_known() -> None:
+    """It reads any other code as none."""
+    assert {client.MISSING, client.EXISTS, *client._FORBIDDEN, *client._REFUSED} <= PROTOCOL_CODES
 
 
 def test_a_server_that_is_not_there_is_unreachable() -> None:
