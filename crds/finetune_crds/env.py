@@ -8,7 +8,9 @@ from pydantic import ConfigDict, Field
 
 from finetune_crds.base import ApiModel, EnvName, ObjectName, Passthrough, Rule, by_key, rules
 
-NAMES_SCOPE = "contains('{{secrets/')"
+SCOPE_START = "{{secrets/"
+"""The start of {{secrets/scope/key}}, a secret of a Databricks workspace."""
+NAMES_SCOPE = f"contains('{SCOPE_START}')"
 """Whether a string names a secret of a Databricks workspace, as a call on it in an expression."""
 NO_SCOPE_IN_PODS = (
     "Databricks replaces {{secrets/scope/key}} on its own compute alone, and a pod would get this text: use valueFrom.secretKeyRef or "

@@ -24,7 +24,14 @@ from finetune_crds.base import (
     first_mistake,
 )
 from finetune_crds.catalog import HTTP_SERVER, METASTORES, Catalog
-from finetune_crds.env import NO_SCOPE_IN_PODS, RESERVED_ENV, EnvFromSource, EnvVar, ObjectReference
+from finetune_crds.env import (
+    NO_SCOPE_IN_PODS,
+    RESERVED_ENV,
+    SCOPE_START,
+    EnvFromSource,
+    EnvVar,
+    ObjectReference,
+)
 from finetune_crds.training import ModelCache
 from finetune_operator import names
 
@@ -49,7 +56,7 @@ def _check_sources(env: Iterable[EnvVar], env_from: Iterable[EnvFromSource]) -> 
     for variable in env:
         if variable.value is not None and variable.value_from is not None:
             raise ValueError(f"the variable {variable.name} has both value and valueFrom: remove one of them")
-        if variable.value is not None and "{{secrets/" in variable.value:
+        if variable.value is not None and SCOPE_START in variable.value:
             raise ValueError(f"the variable {variable.name}: {NO_SCOPE_IN_PODS}")
     for source in env_from:
         if (source.secret_ref is None) == (source.config_map_ref is None):
