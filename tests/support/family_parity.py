@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from finetune_trainer.train.model import merge
 from support import families, networks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from finetune_trainer.train.data.dataset import Split
@@ -60,6 +61,18 @@ def train(model: Any) -> None:
     for module in model.modules():
         if "Router" in type(module).__name__:
             module.eval()
+
+
+@contextmanager
+def on_one_thread() -> Iterator[World]:
+    """A process group of this process, which computes on one thread: models this small gain nothing from more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with networks.alone() as world:
+            yield world
+    finally:
+        torch.set_num_threads(threads)
 
 
 def split() -> Split:

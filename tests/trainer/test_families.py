@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from torch.multiprocessing import ProcessRaisedException
 
 from finetune_trainer.train.model import attention
@@ -25,11 +24,8 @@ RUNS = ((True, "Selective"), (False, "Full"))
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with networks.alone() as alone:
+    with family_parity.on_one_thread() as alone:
         yield alone
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("model_type", families.COMMON)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from support import families, family_parity, networks
+from support import families, family_parity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +24,8 @@ RUNS = (*product((True, False), family_parity.RECOMPUTATIONS),)
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with networks.alone() as alone:
+    with family_parity.on_one_thread() as alone:
         yield alone
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("model_type", families.FAMILIES)

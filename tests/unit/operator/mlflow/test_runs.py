@@ -56,6 +56,23 @@ def answering() -> Iterator[Answers]:
         yield answers
 
 
+@contextmanager
+def accepting(handle: Callable[[socket.socket], object]) -> Iterator[str]:
+    """A server that handles one connection, and then closes it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            connection, _ = server.accept()
+            with connection:
+                handle(connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 @pytest.fixture
 def mlflow() -> Iterator[Answers]:
     with answering() as answers:
@@ -239,21 +256,11 @@ def test_a_server_that_is_not_there_is_unreachable() -> None:
 
 
 def test_a_server_that_hangs_up_is_unreachable() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def hang_up() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(65536)
-
-        thread = threading.Thread(target=hang_up)
-        thread.start()
-        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+    with accepting(lambda connection: connection.recv(65536)) as uri:
         assert problem(uri) == (
             ConditionReason.MLFLOW_UNREACHABLE,
             f"MLflow at {uri} cannot be reached: no connection can be made",
         )
-        thread.join()
 
 
 def test_a_host_name_that_does_not_exist_is_unreachable() -> None:
@@ -308,25 +315,19 @@ async def test_an_answer_that_is_too_large_does_not_block_the_server(mlflow: Ans
 
 def test_a_drip_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "SECONDS", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def drip() -> None:
-            connection, _ = server.accept()
-            with connection, suppress(OSError):
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-                while True:
-                    connection.sendall(b" ")
-                    time.sleep(0.05)
+    def drip(connection: socket.socket) -> None:
+        with suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while True:
+                connection.sendall(b" ")
+                time.sleep(0.05)
 
-        thread = threading.Thread(target=drip)
-        thread.start()
-        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+    with accepting(drip) as uri:
         assert problem(uri) == (
             ConditionReason.MLFLOW_UNREACHABLE,
             f"MLflow at {uri} cannot be reached: it took longer than 0.5 s",
         )
-        thread.join(5)
-        assert not thread.is_alive()
 
 
 def test_what_mlflow_says_is_in_the_log_alone(mlflow: Answers, caplog: pytest.LogCaptureFixture) -> None:
