@@ -113,9 +113,9 @@ def run(
     return code
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or else its type."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def first_line(error: object) -> str:
+    """Return the first line of a message that is not blank, or else the type of the error."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def describe(error: BaseException) -> tuple[int, TerminationMessage]:

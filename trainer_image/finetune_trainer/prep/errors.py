@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from finetune_crds.base import PLACES
-from finetune_trainer.outcome import DataError, PodFailure, TrainingError
+from finetune_trainer.outcome import DataError, PodFailure, TrainingError, first_line
 from finetune_trainer.prep import chat, delta_table, schemas
 from finetune_trainer.prep.place import OWN_SCHEME, S3, as_named
 from finetune_trainer.prep.session import spark_path
@@ -102,11 +102,6 @@ def telling(asked: Request) -> Iterator[None]:
         if known is None:
             raise
         raise known from error
-
-
-def first_line(error: object) -> str:
-    """Return the first line of a message that is not empty."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
 
 
 def _of_text(asked: Request, said: str) -> PodFailure | None:
@@ -298,6 +293,7 @@ def _causes(thrown: Any) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     cause = thrown
     while cause is not None and len(found) < 32:
-        found.append((cause.getClass().getName(), first_line(cause.getMessage() or "")))
+        message = cause.getMessage()
+        found.append((cause.getClass().getName(), first_line(message) if message else ""))
         cause = cause.getCause()
     return found

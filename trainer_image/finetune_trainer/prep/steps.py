@@ -12,9 +12,8 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType
 
-from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.outcome import DataError, RecipeRefusedError, first_line
 from finetune_trainer.prep import condition, conversations, decontaminate, labels, near, plain_text, source
-from finetune_trainer.prep.errors import first_line
 from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.template import quoted
 from finetune_trainer.turns import WEIGHT
