@@ -68,7 +68,7 @@ def test_a_running_job_cannot_be_edited(world: World) -> None:
 
 def test_a_large_model_without_a_gpu(world: World) -> None:
     """The pods are played; the sentence is the launcher's."""
-    from finetune_trainer.outcome import RecipeRefusedError
+    from finetune_trainer.pod.exit_status import RecipeRefusedError
     from finetune_trainer.train.runtime.device import Gpus, check
 
     body = splits_given(model={"base": "Qwen/Qwen3-8B"})
@@ -96,16 +96,16 @@ def test_a_token_of_the_hub_on_the_trainer_alone(
     import httpx2
     from huggingface_hub.errors import GatedRepoError
 
-    from finetune_trainer import artifacts
-    from finetune_trainer.outcome import RecipeRefusedError
+    from finetune_trainer.models import download
+    from finetune_trainer.pod.exit_status import RecipeRefusedError
 
     def gated(*_: object, **__: object) -> Path:
         request = httpx2.Request("GET", "https://hub")
         raise GatedRepoError("403", response=httpx2.Response(403, request=request))
 
-    monkeypatch.setattr(artifacts, "_snapshot", gated)
+    monkeypatch.setattr(download, "_snapshot", gated)
     with pytest.raises(RecipeRefusedError) as raised:
-        artifacts.fetch_tokenizer("meta-llama/Llama-3.1-8B", tmp_path)
+        download.fetch_tokenizer("meta-llama/Llama-3.1-8B", tmp_path)
     sentence = str(raised.value)
     assert sentence == (
         "model.base meta-llama/Llama-3.1-8B is gated: accept its terms, and name a Secret with HF_TOKEN in spec.envFrom, "

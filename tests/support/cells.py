@@ -16,7 +16,7 @@ from finetune_crds import contract
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, ObjectiveType
 from finetune_crds.recipe import Recipe
 from finetune_crds.training import MethodType
-from finetune_trainer.train.model.new_tokens import NewTokens
+from finetune_trainer.train.model.adapters.new_tokens import NewTokens
 from support.training import Mlflow, eval_loss_of, history, split_of
 
 if TYPE_CHECKING:

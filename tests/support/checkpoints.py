@@ -14,8 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from finetune_crds.recipe import Recipe
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
 from finetune_trainer.train.checkpoint.progress import Progress
-from finetune_trainer.train.model.compact_adamw import CompactAdamW
-from finetune_trainer.train.model.muon import Muon
+from finetune_trainer.train.model.optimizer.compact_adamw import CompactAdamW
+from finetune_trainer.train.model.optimizer.muon import Muon
 from finetune_trainer.train.runtime.distributed import World
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ import torch
 
 from finetune_crds.contract import TrainResult
 from finetune_crds.recipe import Recipe
-from finetune_trainer.origin import Origin
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.models.base_reference import Origin
 from finetune_trainer.train import build
 from finetune_trainer.train.data import dataset, pack
 from finetune_trainer.train.delivery import export, signature
 from finetune_trainer.train.delivery.lineage import Lineage
-from finetune_trainer.train.model.network import Network, Objective, trained
+from finetune_trainer.train.model.network.trained_network import Network, Objective, trained
 
 if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from finetune_trainer.outcome import PodFailure
+from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import merge
+from finetune_trainer.train.model.weights import merge
 from support import families, networks
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model.network import trained
+from finetune_trainer.train.model.network.trained_network import trained
 from support import networks
 from support.cells import TABLE
 from support.pods import save_base_model

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import attention
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.network import attention
+from finetune_trainer.train.model.network.trained_network import Network
 
 if TYPE_CHECKING:
     from finetune_trainer.train.data.dataset import Split

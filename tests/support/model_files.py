@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
 from support import networks
 
 

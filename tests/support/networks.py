@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
     from finetune_trainer.train.data.dataset import Split
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 # What peft and bitsandbytes say of themselves.
@@ -78,7 +78,7 @@ def of_documents(*documents: list[int]) -> Split:
 
 def build(made_of: Recipe, base: Path, world: World) -> Network:
     """The network of a recipe, as the worker builds it."""
-    from finetune_trainer.tokenizer import load_tokenizer
+    from finetune_trainer.examples.tokenizer import load_tokenizer
     from finetune_trainer.train import build as trainer_build
 
     return trainer_build.network(made_of, base, load_tokenizer(made_of.model, base), world, base / "teacher")

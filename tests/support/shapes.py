@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from finetune_trainer.train.model import adapt, load
-from finetune_trainer.train.model.network import Network
-from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
-from finetune_trainer.train.model.shape import Shape
+from finetune_trainer.train.model.adapters import adapt
+from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
+from finetune_trainer.train.model.memory.model_shape import Shape
+from finetune_trainer.train.model.network.trained_network import Network
+from finetune_trainer.train.model.weights import load
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 

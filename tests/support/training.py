@@ -254,7 +254,7 @@ def error_of(outcome: Outcome) -> PodError:
 def split_of(pod: Pod, name: str) -> Split:
     """The tokens of one of the pod's splits."""
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.tokenizer import load_tokenizer
+    from finetune_trainer.examples.tokenizer import load_tokenizer
     from finetune_trainer.train.data import dataset, encode
 
     recipe = Recipe.model_validate(pod.recipe)
@@ -270,7 +270,7 @@ def validation_loss(model: Any, pod: Pod) -> float:
     import torch
 
     from finetune_trainer.train.data import pack
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.objectives.sft import Sft
 
     split = split_of(pod, "validation")
@@ -294,7 +294,7 @@ def one_layer(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from finetune_trainer.tokenizer import load_tokenizer
+    from finetune_trainer.examples.tokenizer import load_tokenizer
     from support import networks
 
     folder = tmp_path_factory.mktemp("one-layer")

@@ -9,8 +9,8 @@ import fsspec
 import pytest
 import torch
 
-from finetune_trainer import origin
-from finetune_trainer.origin import Origin
+from finetune_trainer.models import base_reference
+from finetune_trainer.models.base_reference import Origin
 from support.cells import PROMPT, WARNINGS, Models
 from support.training import error_of, eval_loss_of, new_run, validation_loss
 
@@ -97,9 +97,9 @@ def test_an_unmerged_adapter_on_an_object_store_is_the_base_of_the_next_job(
     pod.env |= mlflow.env
     learned = adapter_of("s3://bucket/base", pod, mlflow, capsys)
     # The version names its base, and does not hold it.
-    version, base = version_of(pod), Origin("s3://bucket/base", digest=origin.digest(base_model))
+    version, base = version_of(pod), Origin("s3://bucket/base", digest=base_reference.digest(base_model))
     assert not (version / "model").exists()
-    assert origin.noted(version / "peft") == base
+    assert base_reference.noted(version / "peft") == base
     second = pod.but(
         {
             "model.base": "models:/first@candidate",
@@ -223,9 +223,9 @@ def test_from_a_registered_model_by_two_objectives_to_a_model_that_answers(
     client.set_registered_model_alias("plain", "champion", "1")
     pod.env |= tracked.env
     learned = adapter_of("models:/plain@champion", pod, tracked, capsys)
-    version, base = version_of(pod), Origin("models:/plain/1", digest=origin.digest(models.base))
+    version, base = version_of(pod), Origin("models:/plain/1", digest=base_reference.digest(models.base))
     assert not (version / "model").exists()
-    assert origin.noted(version / "peft") == base
+    assert base_reference.noted(version / "peft") == base
 
     preferred = pod.but(
         {

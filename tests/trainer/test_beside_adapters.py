@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import rows as of_rank
-from finetune_trainer.train.model.network import trained
+from finetune_trainer.train.model.network.trained_network import trained
 from support import networks
 from support.model_files import with_biases
 

@@ -17,7 +17,7 @@ from finetune_crds.contract import PodError
 from finetune_crds.recipe import Recipe
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.objectives.kto import Kto
 from finetune_trainer.train.objectives.sft import Sft

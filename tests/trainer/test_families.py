@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.multiprocessing import ProcessRaisedException
 
-from finetune_trainer.train.model import attention
+from finetune_trainer.train.model.network import attention
 from support import families, family_parity, networks
 
 if TYPE_CHECKING:

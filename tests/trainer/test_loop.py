@@ -19,10 +19,12 @@ from finetune_trainer.train.checkpoint.folder import CheckpointFolder
 from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.loop import Loop
-from finetune_trainer.train.model import attention, compact_adamw, loss_scale, precision
-from finetune_trainer.train.model.network import Network
-from finetune_trainer.train.model.optimizer import Optimizer
-from finetune_trainer.train.model.schedule import Schedule
+from finetune_trainer.train.model import precision
+from finetune_trainer.train.model.network import attention
+from finetune_trainer.train.model.network.trained_network import Network
+from finetune_trainer.train.model.optimizer import compact_adamw, loss_scale
+from finetune_trainer.train.model.optimizer.optimizer import Optimizer
+from finetune_trainer.train.model.optimizer.schedule import Schedule
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.reporter import Reporter
 from support import networks

@@ -101,7 +101,7 @@ def steps(
     from finetune_trainer.train.data import pack
     from finetune_trainer.train.data.feed import Collator, Examples
     from finetune_trainer.train.model import shard
-    from finetune_trainer.train.model.optimizer import optimizers
+    from finetune_trainer.train.model.optimizer.optimizer import optimizers
     from finetune_trainer.train.runtime.recipe import row_tokens
 
     objective, base = case.objective, base if case.tied else base / "untied"

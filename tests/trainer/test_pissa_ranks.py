@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from finetune_crds.checkpoint import Checkpoint
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
 from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.loop import take_step
-from finetune_trainer.train.model import pissa
-from finetune_trainer.train.model.optimizer import Optimizer
+from finetune_trainer.train.model.adapters import pissa
+from finetune_trainer.train.model.optimizer.optimizer import Optimizer
 from support import networks
 from support.checkpoints import same
 

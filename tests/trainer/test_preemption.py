@@ -10,7 +10,7 @@ import pytest
 from finetune_crds.contract import EXIT_PREEMPTED
 from finetune_trainer.train import worker
 from finetune_trainer.train.loop import Loop
-from finetune_trainer.train.model import load, weights
+from finetune_trainer.train.model.weights import fill, load
 from support.ports import free_port, listens
 from support.waiting import wait_for
 
@@ -59,7 +59,7 @@ def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.Capture
             (75, "stopped by SIGTERM after the checkpoint of step 2", 2),
             [1, 2],
         ),
-        ((weights, "fill", lambda *_: True), (75, NOT_STARTED, 2), []),
+        ((fill, "fill", lambda *_: True), (75, NOT_STARTED, 2), []),
         (
             (Loop, "_evaluate", lambda loop: loop.progress.step == 6),
             (75, "stopped by SIGTERM after the checkpoint of step 6", 6),

@@ -6,8 +6,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune_trainer.train.model import load, shard, weights
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model import shard
+from finetune_trainer.train.model.network.trained_network import Network
+from finetune_trainer.train.model.weights import fill, load
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 
@@ -35,8 +36,8 @@ def measure_growth(world: World, folder: Path) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    weights.materialize(network, world.device)
-    weights.read_weights(model, recipe.model, folder, world)
+    fill.materialize(network, world.device)
+    fill.read_weights(model, recipe.model, folder, world)
     done.set()
     watcher.join()
     size = 4 * sum(weight.numel() for weight in network.parameters())

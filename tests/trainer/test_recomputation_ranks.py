@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import memory
+from finetune_trainer.train.model.memory import estimate
 from support import networks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.train.model.network import Network
-    from finetune_trainer.train.model.recomputation import Verdict
+    from finetune_trainer.train.model.checks.recomputation import Verdict
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
@@ -63,15 +63,15 @@ def one_rank(world: World, base: Path) -> None:
 
 def rank_on_its_own_gpu(world: World, base: Path) -> None:
     """Save what is planned and verified where rank 0 has more memory than the others need to recompute nothing."""
-    decide = memory.decide
+    decide = estimate.decide
 
-    def decide_for_own_gpu(network: Network, recipe: Recipe, world: World, *rest: Any) -> memory.Choice:
+    def decide_for_own_gpu(network: Network, recipe: Recipe, world: World, *rest: Any) -> estimate.Choice:
         choice = decide(network, recipe, world, *rest)
         if world.leads:
             return choice
-        return memory.with_recomputation(choice, "Selective", recipe, world, 64)
+        return estimate.with_recomputation(choice, "Selective", recipe, world, 64)
 
-    pytest.MonkeyPatch().setattr(memory, "decide", decide_for_own_gpu)
+    pytest.MonkeyPatch().setattr(estimate, "decide", decide_for_own_gpu)
     recipe = networks.recipe(base, activationCheckpointing="Auto")
     verdicts: list[Verdict] = []
     plans: list[str] = []

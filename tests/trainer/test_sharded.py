@@ -16,8 +16,8 @@ from torch.distributed.tensor import DTensor
 from finetune_crds.training import Training
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
-from finetune_trainer.train.model.network import decoder_layers, trained
-from finetune_trainer.train.model.optimizer import Optimizer
+from finetune_trainer.train.model.network.trained_network import decoder_layers, trained
+from finetune_trainer.train.model.optimizer.optimizer import Optimizer
 from finetune_trainer.train.model.rows import local_rows
 from finetune_trainer.train.objectives.answers import reference_of
 from support import networks
@@ -245,7 +245,7 @@ def two_steps(network: Any, recipe: Any) -> dict[str, torch.Tensor]:
 def steps_as_unsharded(world: World, base: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.objectives.sft import Sft
 
     def recipe(spec: dict[str, Any], strategy: str, precision: str) -> Any:

@@ -9,10 +9,11 @@ import pytest
 from cluster import object_stores
 from finetune_crds.data import Splits
 from finetune_crds.recipe import JobReference
-from finetune_trainer import artifacts, storage
-from finetune_trainer.model_folder import ModelFolder
-from finetune_trainer.outcome import PodFailure
-from finetune_trainer.stored_model import StoredModel
+from finetune_trainer.models import download
+from finetune_trainer.models.object_store import StoredModel
+from finetune_trainer.models.output_folder import ModelFolder
+from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.storage import filesystems
 from finetune_trainer.train.data import read
 from standins import databricks
 from support.training import eval_loss_of
@@ -47,7 +48,7 @@ def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_a_job_begins_goes_on_and_ends_in_a_store(
     store: Store, pod: Pod, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files, bucket = storage.filesystem(store.uri)
+    files, bucket = filesystems.filesystem(store.uri)
     files.put(f"{table}/", f"{bucket}/splits/", recursive=True)
     begins_goes_on_and_ends(
         store.uri, pod.but({"data.splits.path": f"{store.uri}/splits"}), tmp_path / "fetched", capsys
@@ -91,7 +92,7 @@ def begins_goes_on_and_ends(place: str, pod: Pod, to: Path, capsys: pytest.Captu
     assert third.message is not None
     assert third.message.train is not None
     assert third.message.train.base_eval_loss == pytest.approx(eval_loss_of(second), rel=1e-5)
-    found = artifacts.fetch(adapter, to)
+    found = download.fetch(adapter, to)
     assert (found.adapter is not None, found.adapter_of) == (True, model)
 
 
@@ -103,7 +104,7 @@ def ended(pod: Pod, capsys: pytest.CaptureFixture[str]) -> Outcome:
 
 def test_a_folder_that_a_console_made_is_empty(store: Store, tmp_path: Path) -> None:
     uri = f"{store.uri}/console/tiny"
-    files, path = storage.filesystem(uri)
+    files, path = filesystems.filesystem(uri)
     if store.uri.startswith("s3"):
         # NB: s3fs cuts the slash off.
         files.call_s3("put_object", Bucket="lake", Key="console/tiny/", Body=b"")
@@ -118,12 +119,12 @@ def test_a_folder_that_a_console_made_is_empty(store: Store, tmp_path: Path) -> 
     # What else lies there is not downloaded with the model.
     files.pipe_file(f"{path}/optimizer.pt", b"state")
     assert [*StoredModel.find(uri).listed] == [f"{path}/config.json"]
-    artifacts.fetch(uri, tmp_path / "to")
+    download.fetch(uri, tmp_path / "to")
 
 
 def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(store: Store, tmp_path: Path) -> None:
     uri = f"{store.uri}/again"
-    files, path = storage.filesystem(uri)
+    files, path = filesystems.filesystem(uri)
     job = JobReference(name="tiny", namespace="tests", uid="0001")
     for attempt, names in enumerate((["config.json", "base/config.json", "index"], ["config.json"]), start=1):
         for name in names:
@@ -136,10 +137,10 @@ def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(store: Sto
 
 
 def test_of_several_writers_of_a_new_file_one_writes_it(store: Store) -> None:
-    files, path = storage.filesystem(f"{store.uri}/new")
-    storage.create(files, path, b"first")
+    files, path = filesystems.filesystem(f"{store.uri}/new")
+    filesystems.create(files, path, b"first")
     with pytest.raises(FileExistsError):
-        storage.create(files, path, b"second")
+        filesystems.create(files, path, b"second")
     assert files.cat_file(path) == b"first"
 
 
@@ -155,14 +156,14 @@ def test_what_a_store_refuses_is_one_sentence(
     missing, own = f"{store.missing}/tiny", f"{store.uri}/tiny"
     job = JobReference(name="tiny", namespace="tests", uid="0001")
     told = [
-        refusal(lambda: artifacts.fetch(missing, tmp_path / "to")),
+        refusal(lambda: download.fetch(missing, tmp_path / "to")),
         refusal(ModelFolder(missing, job, 1).claim),
     ]
     for name, value in store.wrong.items():
         monkeypatch.setenv(name, value)
     if store.wrong:
         told += [
-            refusal(lambda: artifacts.fetch(own, tmp_path / "to")),
+            refusal(lambda: download.fetch(own, tmp_path / "to")),
             refusal(ModelFolder(own, job, 1).claim),
         ]
     expected = [

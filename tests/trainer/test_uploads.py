@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster import object_stores
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.delivery import upload
 from finetune_trainer.train.delivery.register import Registry
 from support.http_server import Answer

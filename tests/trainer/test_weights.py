@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_W
 
 def counted(read: list[int]) -> None:
     """Count the bytes that are read of files."""
-    from finetune_trainer.train.model.stored import Stored
+    from finetune_trainer.train.model.weights.stored_tensors import Stored
 
     of_file = Stored.__getitem__
 

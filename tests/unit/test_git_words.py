@@ -6,7 +6,7 @@ import pytest
 
 from finetune_crds import contract
 from finetune_operator.finetunejob import installer
-from finetune_trainer import checkout
+from finetune_trainer.pod import checkout
 
 URL = "https://host/a.git"
 AT = f"fatal: unable to access '{URL}/': "

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyspark
 
-from finetune_trainer.prep import session
 from finetune_trainer.prep.__main__ import main as prepare
+from finetune_trainer.prep.spark import session
 
 if TYPE_CHECKING:
     from finetune_crds.spark import Spark

@@ -106,7 +106,8 @@ def main(arguments: list[str]) -> int:
     from bench.prep.__main__ import JARS
     from finetune_crds.prepare import NearDedupe
     from finetune_crds.spark import Spark
-    from finetune_trainer.prep import near, session
+    from finetune_trainer.prep.spark import session
+    from finetune_trainer.prep.steps import near
 
     parser = argparse.ArgumentParser(
         prog="bench.prep.near_duplicates", description="Remove near duplicates from a labelled corpus."

@@ -25,7 +25,7 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from bench.trainer.meter import Meter
 from bench.trainer.work import LEARNING_RATE, LORA_ALPHA, LORA_RANK, SEED, Work
-from finetune_trainer.train.model.attention import register
+from finetune_trainer.train.model.network.attention import register
 
 
 class Steps(TrainerCallback):

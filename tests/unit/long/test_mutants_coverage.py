@@ -48,7 +48,7 @@ def test_a_recording_names_the_tests_of_each_mutant(tmp_path: Path) -> None:
 
 def test_the_last_killer_comes_first_then_the_modules_own_file_and_then_the_shortest() -> None:
     slow, quick, near, plan = SECONDS
-    mutant = Mutant("m001", "finetune_trainer.prep.steps:f", "add-one", "1")
+    mutant = Mutant("m001", "finetune_trainer.prep.steps.steps:f", "add-one", "1")
     assert order_tests(mutant, SECONDS, SECONDS) == [quick, slow, plan, near]
     assert order_tests(replace(mutant, by=near), SECONDS, SECONDS) == [near, quick, slow, plan]
 
@@ -62,9 +62,9 @@ def test_tests_that_exceed_the_limit_are_left_out() -> None:
     ("file", "module"),
     [
         ("test_attempt", "finetune_operator.finetunejob.decide.attempt"),
-        ("test_prep_near", "finetune_trainer.prep.near"),
+        ("test_prep_near", "finetune_trainer.prep.steps.near"),
         ("test_prep_main", "finetune_trainer.prep.__main__"),
-        ("test_artifacts_cache", "finetune_trainer.artifacts"),
+        ("test_artifacts_cache", "finetune_trainer.models.download"),
     ],
 )
 def test_a_file_of_tests_mirrors_a_module(file: str, module: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.finetunejob.decide.workspace import pod_login
 from finetune_operator.settings import Settings
-from finetune_trainer import track
+from finetune_trainer.pod import mlflow_run
 from standins.databricks import Workspace
 
 Json = dict[str, Any]
@@ -70,7 +70,7 @@ def log_in(databricks: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "databricks")
         monkeypatch.setenv("MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT", "2")
-        return track.client()
+        return mlflow_run.client()
 
     return make
 

@@ -8,8 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from finetune_crds.chat import ChatTemplate
-from finetune_trainer import answer_end
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples import answer_end
+from finetune_trainer.examples.tokenizer import load_tokenizer
 from support import networks
 
 CHATML = "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endfor %}"

@@ -11,10 +11,10 @@ import mlflow
 import pytest
 import yaml
 
-from finetune_trainer import origin
-from finetune_trainer.artifacts import Source, fetch, fetch_config, fetch_tokenizer
-from finetune_trainer.origin import Origin
-from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+from finetune_trainer.models import base_reference
+from finetune_trainer.models.base_reference import Origin
+from finetune_trainer.models.download import Source, fetch, fetch_config, fetch_tokenizer
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
 from support.mlflow_server import migrated_database
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def test_the_parts_of_a_registered_model(kind: str, tmp_path: Path, register: Re
     # The base is found where it says.
     again = fetch(found.origin.uri, tmp_path / "again")
     assert (again.adapter, again.origin) == (None, found.origin)
-    assert origin.digest(again.base) == origin.digest(found.base)
+    assert base_reference.digest(again.base) == base_reference.digest(found.base)
     assert (found.base / "model-00001.safetensors").read_bytes() == b"weights"
     tokenizer = fetch_tokenizer(uri, tmp_path / "tokenizer")
     assert tokenizer == tmp_path / "tokenizer/components/tokenizer"
@@ -203,7 +203,7 @@ def test_an_adapter_without_a_way_to_its_base_is_refused(tmp_path: Path) -> None
 def noting(of: Origin, folder: Path) -> str:
     """An adapter in a folder that names its base by a note, and another one in its configuration."""
     save(adapter("elsewhere"), folder)
-    origin.note(of, folder)
+    base_reference.note(of, folder)
     return str(folder)
 
 
@@ -219,7 +219,7 @@ def test_the_base_that_an_adapter_names_is_the_one_that_it_was_trained_on(
     uri: str, folder: str, tmp_path: Path, register: Register
 ) -> None:
     register("plain", under("model", FILES), model_binary="model")
-    of = Origin(uri, digest=origin.digest(save(FILES, tmp_path / "base")))
+    of = Origin(uri, digest=base_reference.digest(save(FILES, tmp_path / "base")))
     named = noting(of, tmp_path / "adapter")
     found = fetch(named, tmp_path / "to")
     assert found == Source(tmp_path / "to" / folder, found.base, tmp_path / "adapter", uri, of)
@@ -249,7 +249,7 @@ def test_a_base_that_is_gone_or_another_one_is_refused(
             fetch(named, tmp_path / "to", field=field)
         expected = f"{field} {named} is an adapter of {uri}, which {sentence}"
         assert refused.value.message == expected.replace(
-            "DIGEST", origin.digest(save(FILES, tmp_path / "base"))
+            "DIGEST", base_reference.digest(save(FILES, tmp_path / "base"))
         )
         assert refused.value.reason == ("BaseChanged" if uri == BASE else "ModelNotFound")
 

@@ -14,10 +14,11 @@ from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
 from finetune_crds import contract
 from finetune_crds.training import Model
-from finetune_trainer.artifacts import fetch, fetch_config, fetch_tokenizer
-from finetune_trainer.cache import Cache
-from finetune_trainer.outcome import TrainingError
-from finetune_trainer.train.model import merge, size
+from finetune_trainer.models.cache import Cache
+from finetune_trainer.models.download import fetch, fetch_config, fetch_tokenizer
+from finetune_trainer.pod.exit_status import TrainingError
+from finetune_trainer.train.model.memory import model_size
+from finetune_trainer.train.model.weights import merge
 from support.http_server import Answer, Request, serving
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def test_training_keeps_what_it_downloads_on_the_claim_of_its_recipe(
     fetched = merge.fetch(model, tmp_path / "to", world)
     asked.clear()
     assert merge.fetch(model, tmp_path / "to", world) == fetched
-    assert size.parameters(model, tmp_path / "to") > 0
+    assert model_size.parameters(model, tmp_path / "to") > 0
     # A list for the config before the weights, one for the weights, and one for the size.
     assert (fetched.base.is_relative_to(tmp_path / "cache"), sum(asked.values())) == (True, 3)
 

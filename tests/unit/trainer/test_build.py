@@ -10,11 +10,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from finetune_crds.training import Model
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model.network import Network, trained
-from finetune_trainer.train.model.optimizer import optimizers
+from finetune_trainer.train.model.network.trained_network import Network, trained
+from finetune_trainer.train.model.optimizer.optimizer import optimizers
 from finetune_trainer.train.objectives.answers import reference_of
 from finetune_trainer.train.objectives.distillation import TeacherStates
 from finetune_trainer.train.objectives.sft import Sft

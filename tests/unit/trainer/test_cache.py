@@ -12,9 +12,9 @@ import pytest
 from filelock import BaseFileLock
 
 from finetune_crds.training import Model
-from finetune_trainer import cache as caching
-from finetune_trainer.cache import Cache
-from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.models import cache as caching
+from finetune_trainer.models.cache import Cache
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,7 +169,7 @@ def test_without_locks_the_first_whole_entry_counts(cache: Cache, monkeypatch: p
     def acquire(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("finetune_trainer.cache.FileLock.acquire", acquire)
+    monkeypatch.setattr("finetune_trainer.models.cache.FileLock.acquire", acquire)
     faster, slower = Download(b"weights"), Download(b"weights")
 
     def overtaken(folder: Path) -> None:

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from finetune_crds.chat import ChatTemplate
-from finetune_trainer import chat_templates
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.examples import chat_templates
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from support.tool_templates import TEMPLATES
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from finetune_trainer import checkout
+from finetune_trainer.pod import checkout
 from standins.git import GitServer, git_server
 from support.http_server import Answer
 
@@ -63,7 +63,7 @@ def run(
         "FINETUNE_TERMINATION_PATH": str(said),
     }
     ended = subprocess.run(
-        [sys.executable, "-m", "finetune_trainer.checkout", url, commit, str(folder)],
+        [sys.executable, "-m", "finetune_trainer.pod.checkout", url, commit, str(folder)],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert not password or password not in ended.stdout + ended.stderr

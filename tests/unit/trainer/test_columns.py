@@ -9,8 +9,8 @@ import pytest
 from finetune_crds.chat import Conversation
 from finetune_crds.data import Columns, Data
 from finetune_crds.prepare import Prepare
-from finetune_trainer.columns import Column, Kind, described, find, of_table
-from finetune_trainer.outcome import DataError
+from finetune_trainer.examples.columns import Column, Kind, described, find, of_table
+from finetune_trainer.pod.exit_status import DataError
 
 Json = dict[str, Any]
 TYPES: dict[Kind, str] = {

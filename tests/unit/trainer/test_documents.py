@@ -10,9 +10,9 @@ import pytest
 
 from finetune_crds.data import Columns
 from finetune_crds.training import Model
-from finetune_trainer.documents import Document, Documents, from_table, labels, token_columns
-from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.documents import Document, Documents, from_table, labels, token_columns
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from support.small_tokenizer import save_tokenizer
 
 if TYPE_CHECKING:
@@ -473,7 +473,7 @@ def test_what_decides_on_token_ids_is_in_the_encoding(base_model: Path, monkeypa
         replace(documents, answers_only=False).encoding,
         replace(documents, last_only=True).encoding,
     ]
-    monkeypatch.setattr("finetune_trainer.documents.release", lambda: "another")
+    monkeypatch.setattr("finetune_trainer.examples.documents.release", lambda: "another")
     different.append(documents.encoding)
     assert len(set(different)) == len(different)
     monkeypatch.undo()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_trainer.encodings import HALF_CHARACTER, NOT_UTF8, parse_json
+from finetune_trainer.examples.encodings import HALF_CHARACTER, NOT_UTF8, parse_json
 
 # A line of JSON, and its value, or why it cannot be read.
 LINES: dict[str, tuple[bytes, str]] = {

@@ -11,7 +11,7 @@ from torch.distributed.launcher import api
 
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.recipe import Recipe
-from finetune_trainer.outcome import RecipeRefusedError, describe
+from finetune_trainer.pod.exit_status import RecipeRefusedError, describe
 from finetune_trainer.train import launch
 from finetune_trainer.train.launch import Gang, first_failure
 from finetune_trainer.train.runtime import device

@@ -10,9 +10,10 @@ from botocore.exceptions import NoCredentialsError
 from fsspec.implementations.local import LocalFileSystem
 
 from finetune_crds.recipe import JobReference
-from finetune_trainer import artifacts, storage
-from finetune_trainer.model_folder import MANIFEST, ModelFolder
-from finetune_trainer.outcome import PodFailure, RecipeRefusedError
+from finetune_trainer.models import download
+from finetune_trainer.models.output_folder import MANIFEST, ModelFolder
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError
+from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +47,7 @@ def test_a_model_is_written_once(tmp_path: Path, source: Path) -> None:
     first.publish({"": source, "base": source})
     found = {str(path.relative_to(uri)) for path in (tmp_path / "models/tiny").rglob("*") if path.is_file()}
     assert found == {MANIFEST, *FILES, *(f"base/{name}" for name in FILES)}
-    assert artifacts.fetch(uri, tmp_path / "to").base == tmp_path / "models" / "tiny"
+    assert download.fetch(uri, tmp_path / "to").base == tmp_path / "models" / "tiny"
     # A later attempt of the job finds it there.
     later = ModelFolder(uri, MINE, 2)
     later.claim()
@@ -59,7 +60,7 @@ def test_a_half_written_model_is_no_base(tmp_path: Path, source: Path) -> None:
     (folder / "config.json").write_text("{}")
     wrong = f"model.base {folder} is not whole ({{}}): start this job when that one has succeeded"
     with pytest.raises(RecipeRefusedError) as refused:
-        artifacts.fetch(str(folder), tmp_path / "to")
+        download.fetch(str(folder), tmp_path / "to")
     assert refused.value.message == wrong.format("FineTuneJob team/support has not written all of it")
     # The next attempt goes on, and a file that is lost later is told of.
     again = ModelFolder(str(folder), MINE, 2)
@@ -67,7 +68,7 @@ def test_a_half_written_model_is_no_base(tmp_path: Path, source: Path) -> None:
     again.publish({"": source})
     (folder / "model.safetensors").write_text("half")
     with pytest.raises(RecipeRefusedError) as refused:
-        artifacts.fetch(str(folder), tmp_path / "to")
+        download.fetch(str(folder), tmp_path / "to")
     assert refused.value.message == wrong.format("its file model.safetensors is missing, or has another size")
 
 
@@ -259,12 +260,12 @@ def test_a_manifest_that_was_not_written_to_its_end_is_written_again(
 def test_of_two_jobs_that_find_a_folder_empty_one_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uri, make = str(tmp_path / "tiny"), storage.make_folder
+    uri, make = str(tmp_path / "tiny"), filesystems.make_folder
 
     def make_slowly(files: object, path: str) -> None:
-        monkeypatch.setattr(storage, "make_folder", make)
+        monkeypatch.setattr(filesystems, "make_folder", make)
         ModelFolder(uri, OTHER, 1).claim()
 
-    monkeypatch.setattr(storage, "make_folder", make_slowly)
+    monkeypatch.setattr(filesystems, "make_folder", make_slowly)
     begun = TAKEN.format(uri, "has files that FineTuneJob team/other has begun to write")
     assert refusal(ModelFolder(uri, MINE, 1).claim) == (64, "OutputTaken", begun)

@@ -11,13 +11,16 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train import build, plan
 from finetune_trainer.train.__main__ import main
 from finetune_trainer.train.loop import take_step
-from finetune_trainer.train.model import accounting, adapt, load, shard, weights
-from finetune_trainer.train.model.network import Network, Objective
-from finetune_trainer.train.model.optimizer import Optimizer
+from finetune_trainer.train.model import shard
+from finetune_trainer.train.model.adapters import adapt
+from finetune_trainer.train.model.memory import accounting
+from finetune_trainer.train.model.network.trained_network import Network, Objective
+from finetune_trainer.train.model.optimizer.optimizer import Optimizer
+from finetune_trainer.train.model.weights import fill, load
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.device import Card
 from support import networks
@@ -167,7 +170,7 @@ def test_a_plan_is_what_torch_tracks_in_a_real_step(
     with networks.alone() as world:
         network = Network(adapt.adapt(load.skeleton(asked, config, world), asked.method, "base"), Plain())
         build.wrap(network, asked, recompute, shard.mesh("FSDP", world))
-        weights.materialize(network, world.device)
+        fill.materialize(network, world.device)
         for weight in network.parameters():
             assert isinstance(weight, DTensor)
             torch.nn.init.normal_(weight.to_local(), std=0.02)

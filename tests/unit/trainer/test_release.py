@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from finetune_trainer import release
+from finetune_trainer.pod import release
 
 RELEASES: dict[str, tuple[dict[str, str], str]] = {
     "the image": ({"finetune-trainer": "1.2.0"}, "1.2.0"),

@@ -11,7 +11,7 @@ import torch
 
 from finetune_crds import contract
 from finetune_trainer.train.checkpoint.progress import Progress
-from finetune_trainer.train.model import speed
+from finetune_trainer.train.model.memory import speed
 from finetune_trainer.train.objectives.dpo import Dpo
 from finetune_trainer.train.reporter import Reporter
 from support import networks
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer.stop_tokens import read_stop_tokens
+from finetune_trainer.examples.stop_tokens import read_stop_tokens
 
 CONFIG = {"model_type": "llama", "vocab_size": 9}
 # What config.json, generation_config.json, and that of an adapter say; None: there is no such file.

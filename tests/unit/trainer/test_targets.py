@@ -16,12 +16,12 @@ from transformers import PreTrainedTokenizerFast
 
 from finetune_crds.data import Columns
 from finetune_crds.recipe import today
-from finetune_trainer import chat_templates, targets, turns
-from finetune_trainer.documents import Documents
-from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.examples import chat_messages, chat_templates, loss_mask
+from finetune_trainer.examples.documents import Documents
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 
 if TYPE_CHECKING:
-    from finetune_trainer.documents import Document
+    from finetune_trainer.examples.documents import Document
 
 Json = dict[str, Any]
 
@@ -288,7 +288,7 @@ def test_the_end_of_an_answer_is_learned(template: str, why: str, tokenizer: Pre
     if (templates_of_trl() / f"{template[:40]}.jinja").exists():
         made = of_model(tokenizer, template.removesuffix("_training"), template)
     try:
-        targets.check_template(made, "org/base")
+        loss_mask.check_template(made, "org/base")
     except RecipeRefusedError as error:
         sentence = error.message
     else:
@@ -370,13 +370,13 @@ def test_the_answers_that_are_learned(
     assert "weight" not in tokenizer.decode(made.tokens)
 
 
-@pytest.mark.parametrize("field", turns.REASONING)
+@pytest.mark.parametrize("field", chat_messages.REASONING)
 def test_thinking_in_a_field_of_its_own(
     field: str, tokenizer: PreTrainedTokenizerFast, monkeypatch: Any
 ) -> None:
     """A table of a preparation has all such fields, one of them with a value."""
     monkeypatch.setattr(tokenizer, "chat_template", of_trl("qwen3"))
-    answer = assistant("d", **dict.fromkeys(turns.REASONING)) | {field: "u"}
+    answer = assistant("d", **dict.fromkeys(chat_messages.REASONING)) | {field: "u"}
     assert document(tokenizer, [*THINKING[:3], answer], last=True) == document(tokenizer, THINKING, last=True)
 
 
@@ -488,4 +488,4 @@ def test_tokens_that_touch_the_answers() -> None:
     places = [(0, 2), (2, 5), (5, 5), (5, 9), (9, 12), (12, 14), (20, 21)]
     for spans in ([], [(0, 14)], [(3, 6), (9, 10), (13, 20)], [(4, 4), (5, 9)]):
         expected = [any(begin < last and end > first for first, last in spans) for begin, end in places]
-        assert targets.touched(places, spans) == expected
+        assert loss_mask.touched(places, spans) == expected

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_crds.training import Model
-from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.tokenizer import (
+from finetune_trainer.examples.tokenizer import (
     check_same_vocabulary,
     check_vocabulary,
     encoded,
@@ -19,6 +18,7 @@ from finetune_trainer.tokenizer import (
     of_texts,
     pad_id,
 )
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 
 if TYPE_CHECKING:
     from pathlib import Path

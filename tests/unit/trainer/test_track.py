@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from finetune_trainer import track
-from finetune_trainer.track import Tracker
+from finetune_trainer.pod import mlflow_run
+from finetune_trainer.pod.mlflow_run import Tracker
 from finetune_trainer.train.runtime import system
 from support.waiting import wait_for
 
@@ -105,7 +105,7 @@ def test_what_mlflow_refuses_is_left_out_and_the_rest_follows(
 def test_a_rank_that_ends_well_waits_longer_for_mlflow_than_one_that_fails(
     mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, *, fails: bool
 ) -> None:
-    monkeypatch.setattr("finetune_trainer.track._CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr("finetune_trainer.pod.mlflow_run._CLOSE_SECONDS", 0.05)
     door = Door(mlflow)
     opening = threading.Timer(1, setattr, (door, "opened", True))
     with suppress(ZeroDivisionError), Tracker(mlflow.run_id, connect=door.connect) as tracker:
@@ -200,11 +200,11 @@ SIGNED = "X-Amz-Credential=tests%2F1&X-Amz-Signature=c0ffee"
     ],
 )
 def test_addresses_are_named_without_what_they_are_signed_with(said: str, expected: str) -> None:
-    assert track.first_line(ValueError(said)) == expected
+    assert mlflow_run.first_line(ValueError(said)) == expected
 
 
 def test_the_log_of_an_upload_names_no_signature(mlflow: Mlflow, caplog: pytest.LogCaptureFixture) -> None:
-    track.client(mlflow.uri)
+    mlflow_run.client(mlflow.uri)
     logger = logging.getLogger("mlflow.store.artifact.http_artifact_repo")
     logger.addHandler(caplog.handler)
     logger.warning("no answer of %s", f"/lake/a?{SIGNED}")

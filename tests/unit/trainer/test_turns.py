@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer import turns
+from finetune_trainer.examples import chat_messages
 
 Json = dict[str, Any]
 CALL: Json = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}
@@ -74,7 +74,7 @@ MESSAGES: dict[str, tuple[Json, Json]] = {
 
 @pytest.mark.parametrize(("given", "expected"), MESSAGES.values(), ids=MESSAGES)
 def test_a_message_as_a_template_takes_it(given: Json, expected: Json) -> None:
-    assert turns.messages([given]) == [expected]
+    assert chat_messages.messages([given]) == [expected]
 
 
 WRONG_CALLS: dict[str, tuple[Any, str]] = {
@@ -95,7 +95,7 @@ WRONG_CALLS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("calls", "sentence"), WRONG_CALLS.values(), ids=WRONG_CALLS)
 def test_calls_of_another_shape(calls: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        turns.messages([{"role": "user", "content": "hi"}, called(calls)])
+        chat_messages.messages([{"role": "user", "content": "hi"}, called(calls)])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,9 @@ def test_calls_of_another_shape(calls: Any, sentence: str) -> None:
 )
 def test_parts_that_are_not_text(part: Any, kind: str) -> None:
     with pytest.raises(ValueError, match=f"^message 2 has a part of type {kind}, and only text is learned$"):
-        turns.messages([{"role": "user", "content": "hi"}, {"role": "user", "content": ["What?", part]}])
+        chat_messages.messages(
+            [{"role": "user", "content": "hi"}, {"role": "user", "content": ["What?", part]}]
+        )
 
 
 # Messages of other formats, and as ours.
@@ -176,20 +178,20 @@ RENAMED: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize(("given", "expected"), RENAMED.values(), ids=RENAMED)
 def test_names_of_other_formats(given: Any, expected: Any) -> None:
-    assert turns.rename(given) == expected
+    assert chat_messages.rename(given) == expected
 
 
 @pytest.mark.parametrize("part", [{"type": "text", "text": None}, {"type": "text"}, 7])
 def test_text_parts_without_a_text(part: Any) -> None:
     with pytest.raises(ValueError, match="message 1 has a text part without a text"):
-        turns.messages([{"role": "user", "content": ["What?", part]}])
+        chat_messages.messages([{"role": "user", "content": ["What?", part]}])
 
 
 def test_weights_are_told_apart_from_messages() -> None:
     given = [True, False, 1, 0, 1.0, 0.0, "1", "0", " True", "FALSE", "1.0", "0.0", None]
     messages = [{"role": "assistant", "content": "a", "learned": value, "weight": 0} for value in given]
     others = [turn | {"learned": value} for turn in said("s", "u") for value in (None, 0, 0.5, "no")]
-    plain, learned = turns.weighed([*messages, *others], "learned")
+    plain, learned = chat_messages.weighed([*messages, *others], "learned")
     assert plain == [{"role": "assistant", "content": "a", "weight": 0}] * len(given) + [
         turn for turn in said("s", "u") for _ in range(4)
     ]
@@ -202,7 +204,7 @@ def test_what_is_no_weight(value: Any) -> None:
     with pytest.raises(
         ValueError, match=r"weight of message 2 is .*: it says whether the message is learned, with 1 or 0"
     ):
-        turns.weighed([*said("u"), {"role": "assistant", "weight": value}], "weight")
+        chat_messages.weighed([*said("u"), {"role": "assistant", "weight": value}], "weight")
 
 
 def in_order(value: Any) -> str:
@@ -229,7 +231,7 @@ TOOLS: dict[str, tuple[Any, list[Json] | None]] = {
 @pytest.mark.parametrize(("given", "expected"), TOOLS.values(), ids=TOOLS)
 def test_tools_as_a_template_takes_them(given: Any, expected: list[Json] | None) -> None:
     """Also in the order of their keys, which templates write."""
-    assert in_order(turns.tools(given)) == in_order(expected)
+    assert in_order(chat_messages.tools(given)) == in_order(expected)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def test_tools_as_a_template_takes_them(given: Any, expected: list[Json] | None)
 )
 def test_tools_of_another_shape(given: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        turns.tools(given)
+        chat_messages.tools(given)
 
 
 def said(*turns: str) -> list[Json]:
@@ -263,12 +265,12 @@ REPLIES: dict[str, tuple[list[Json], list[Json], list[Json]]] = {
 
 @pytest.mark.parametrize(("prompt", "answer", "expected"), REPLIES.values(), ids=REPLIES)
 def test_what_an_answer_adds(prompt: list[Json], answer: list[Json], expected: list[Json]) -> None:
-    assert turns.reply(prompt, answer) == expected
+    assert chat_messages.reply(prompt, answer) == expected
 
 
 def test_an_answer_to_another_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="goes on from the prompt with role user"):
-        turns.reply(said("u1"), said("u2", "a1"))
+        chat_messages.reply(said("u1"), said("u2", "a1"))
 
 
 def test_strings_and_numbers_of_json_change_and_it_stays_json() -> None:
@@ -277,7 +279,7 @@ def test_strings_and_numbers_of_json_change_and_it_stays_json() -> None:
     def change(value: str) -> str:
         return value.replace("1", "<ONE>")
 
-    assert json.loads(turns.with_texts(text, change)) == [
+    assert json.loads(chat_messages.with_texts(text, change)) == [
         {
             "a": "x<ONE>",
             "1": "<ONE><ONE>",

@@ -10,11 +10,12 @@ import pytest
 from databricks.sdk.config import Config
 
 from finetune_crds.recipe import JobReference
-from finetune_trainer import artifacts, storage, volumes
-from finetune_trainer.model_folder import ModelFolder
-from finetune_trainer.outcome import PodFailure
+from finetune_trainer.models import download
+from finetune_trainer.models.output_folder import ModelFolder
+from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.storage import filesystems, unity_volumes
+from finetune_trainer.storage.unity_volumes import VolumesFileSystem
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker
-from finetune_trainer.volumes import VolumesFileSystem
 from standins.databricks import Fault, Workspace, running
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def workspace(server: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
         monkeypatch.setenv(name, value)
     server.denied.clear()
     server.faults.clear()
-    volumes._client.cache_clear()
+    unity_volumes._client.cache_clear()
     return server
 
 
@@ -52,7 +53,7 @@ def folder(files: VolumesFileSystem, name: str, contents: dict[str, bytes]) -> s
 
 
 def test_files_and_folders(workspace: Workspace, tmp_path: Path) -> None:
-    files, path = storage.filesystem(f"{VOLUME}/files")
+    files, path = filesystems.filesystem(f"{VOLUME}/files")
     assert (type(files), path) == (VolumesFileSystem, f"{VOLUME}/files")
     workspace.files.page_size = 2
     contents = {"a": b"1", "b": b"22", "c d": b"333", "sub/e": b""}
@@ -131,7 +132,7 @@ def test_what_a_workspace_refuses_is_one_sentence(
     calls: tuple[Callable[[], object], ...] = (
         lambda: files.cat_file(f"{own}/a"),
         lambda: files.makedirs(own, exist_ok=True),
-        lambda: artifacts.fetch(own, tmp_path / "to"),
+        lambda: download.fetch(own, tmp_path / "to"),
         ModelFolder(own, MINE, 1).claim,
         # NB: a refusal that reads like no checkpoint would begin the run again.
         lambda: files.exists(own),
@@ -139,7 +140,7 @@ def test_what_a_workspace_refuses_is_one_sentence(
     )
     assert [
         failure(lambda: files.makedirs(missing, exist_ok=True)),
-        failure(lambda: artifacts.fetch(missing, tmp_path / "to")),
+        failure(lambda: download.fetch(missing, tmp_path / "to")),
         failure(ModelFolder(missing, MINE, 1).claim),
     ] == [
         (
@@ -220,7 +221,7 @@ def test_a_server_of_logins_that_is_away_is_asked_again_by_the_next_attempt(
 ) -> None:
     as_principal.faults.append(replace(fault))
     told = []
-    for call in (lambda: artifacts.fetch(f"{VOLUME}/a", tmp_path), ModelFolder(f"{VOLUME}/a", MINE, 1).claim):
+    for call in (lambda: download.fetch(f"{VOLUME}/a", tmp_path), ModelFolder(f"{VOLUME}/a", MINE, 1).claim):
         with pytest.raises(PodFailure) as caught:
             call()
         told.append((caught.value.exit_code, caught.value.reason))
@@ -262,7 +263,7 @@ def test_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         monkeypatch.delenv(name, raising=False)
     # Not that of the person who runs this test.
     monkeypatch.setenv("DATABRICKS_CONFIG_FILE", str(tmp_path / "none"))
-    assert failure(lambda: artifacts.fetch(VOLUME, tmp_path)) == (
+    assert failure(lambda: download.fetch(VOLUME, tmp_path)) == (
         "ModelForbidden",
         f"model.base {VOLUME} needs credentials and the environment has none: set tracking.uri to databricks, or "
         "DATABRICKS_HOST and DATABRICKS_TOKEN, in a pod by envFrom",
@@ -300,7 +301,7 @@ def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(
 def test_a_mounted_folder_stays_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     mounted = {VOLUME}
     monkeypatch.setattr("pathlib.Path.is_dir", lambda path: str(path) in mounted)
-    assert [storage.in_unity_catalog(path) for path in (f"{VOLUME}/a", f"{MISSING}/a", "/models")] == [
+    assert [filesystems.in_unity_catalog(path) for path in (f"{VOLUME}/a", f"{MISSING}/a", "/models")] == [
         False,
         True,
         False,

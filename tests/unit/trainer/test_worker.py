@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from finetune_trainer.outcome import PodFailure, TrainingError
-from finetune_trainer.track import Tracker
+from finetune_trainer.pod.exit_status import PodFailure, TrainingError
+from finetune_trainer.pod.mlflow_run import Tracker
 from finetune_trainer.train import worker
 from finetune_trainer.train.runtime import scratch
 from finetune_trainer.train.runtime.device import Card

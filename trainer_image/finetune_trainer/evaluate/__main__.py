@@ -10,15 +10,15 @@ from pathlib import Path
 
 from finetune_crds import contract
 from finetune_crds.contract import TerminationMessage
-from finetune_trainer import outcome
+from finetune_trainer.pod import exit_status
 from finetune_trainer.train.runtime.recipe import load_recipe
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the evaluation, leave a termination message, and return the exit code."""
     options = _options(arguments)
-    outcome.end_when_told()
-    return outcome.run(partial(_fetch if options.fetch else _evaluate, options.model))
+    exit_status.end_when_told()
+    return exit_status.run(partial(_fetch if options.fetch else _evaluate, options.model))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

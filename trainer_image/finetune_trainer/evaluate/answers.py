@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig
 
-from finetune_trainer.tokenizer import pad_id
+from finetune_trainer.examples.tokenizer import pad_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from finetune_trainer.evaluate.questions import Ending, Question
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from finetune_crds.evaluation import GENERATED, Evaluation, EvaluationResult
 from finetune_trainer.evaluate import loss, metrics, model, rows, table
 from finetune_trainer.evaluate.answers import Decoding
 from finetune_trainer.evaluate.questions import Ending
-from finetune_trainer.outcome import RecipeRefusedError, TrainingError
-from finetune_trainer.tokenizer import load_tokenizer, pad_id
-from finetune_trainer.track import Tracker
+from finetune_trainer.examples.tokenizer import load_tokenizer, pad_id
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
+from finetune_trainer.pod.mlflow_run import Tracker
 from finetune_trainer.train.data import corpus
 from finetune_trainer.train.model import precision
-from finetune_trainer.train.model.new_tokens import NewTokens
+from finetune_trainer.train.model.adapters.new_tokens import NewTokens
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.worker import quiet_libraries
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
     from finetune_crds.training import Model
-    from finetune_trainer.artifacts import Source
     from finetune_trainer.evaluate.questions import Question
     from finetune_trainer.evaluate.rows import Rows
+    from finetune_trainer.models.download import Source
 
 
 @dataclass(frozen=True)

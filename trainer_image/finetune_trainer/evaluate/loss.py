@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from finetune_trainer.train.data.dataset import Split
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
 
 
 def mean(network: Network, split: Split, *, batch_size: int, pad_id: int, device: torch.device) -> float:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from finetune_trainer import artifacts
-from finetune_trainer.cache import Cache
-from finetune_trainer.stop_tokens import read_stop_tokens
+from finetune_trainer.examples.stop_tokens import read_stop_tokens
+from finetune_trainer.models import download
+from finetune_trainer.models.cache import Cache
 from finetune_trainer.train.delivery import export
-from finetune_trainer.train.model import load, merge, parity
-from finetune_trainer.train.model.network import Network
-from finetune_trainer.train.model.new_tokens import NO_TOKENS, NewTokens
+from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
+from finetune_trainer.train.model.checks import parity
+from finetune_trainer.train.model.network.trained_network import Network
+from finetune_trainer.train.model.weights import load, merge
 from finetune_trainer.train.objectives.sft import Sft
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
     from finetune_crds.training import Model
-    from finetune_trainer.artifacts import Source
+    from finetune_trainer.models.download import Source
 
 VERSION, BASE = "the version", "model.base"
 """How sentences name the two models."""
@@ -56,7 +57,7 @@ def fetch_version(recipe: Recipe, uri: str, to: Path) -> Source:
     """
     # Where versions name their base, the cache has it. Whole versions would fill the cache, and none is asked for again.
     cache = Cache.of(recipe.model) if export.names_base(recipe) else None
-    return artifacts.fetch(uri, to, cache=cache, field=VERSION)
+    return download.fetch(uri, to, cache=cache, field=VERSION)
 
 
 def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
@@ -75,7 +76,7 @@ def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
     # NB: an adapter that was trained further began as itself, not as the base under it.
     if version.adapter is not None and spec.adapter == "Merge":
         return replace(version, adapter=None)
-    return artifacts.fetch(spec.base, to, revision=spec.revision, cache=Cache.of(spec))
+    return download.fetch(spec.base, to, revision=spec.revision, cache=Cache.of(spec))
 
 
 @contextmanager

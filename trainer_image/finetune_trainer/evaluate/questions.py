@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import targets
-from finetune_trainer.documents import reply_of, said, tools_of
-from finetune_trainer.outcome import DataError
-from finetune_trainer.tokenizer import encoded
+from finetune_trainer.examples import loss_mask
+from finetune_trainer.examples.documents import reply_of, said, tools_of
+from finetune_trainer.examples.tokenizer import encoded
+from finetune_trainer.pod.exit_status import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from finetune_trainer.documents import Documents
-    from finetune_trainer.turns import Message
+    from finetune_trainer.examples.chat_messages import Message
+    from finetune_trainer.examples.documents import Documents
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question
         asked = said(prompt, "user", str(columns.prompt))
         reply = reply_of(asked, said(answers[0], "assistant", judged[0]), judged[0])
         messages = [*asked, *reply]
-        answered = [turn for turn in targets.answers(messages) if turn >= len(asked)]
+        answered = [turn for turn in loss_mask.answers(messages) if turn >= len(asked)]
         yield _of_conversation(documents, messages, answered, None)
 
 

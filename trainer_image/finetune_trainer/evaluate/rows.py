@@ -15,7 +15,7 @@ import numpy as np
 
 from finetune_crds.evaluation import GENERATED, Evaluation
 from finetune_trainer.evaluate import questions
-from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.data.encode import Encoded, Encoder
 from finetune_trainer.train.data.read import read
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from finetune_crds.evaluation import Metric
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.documents import Document, Documents
     from finetune_trainer.evaluate.questions import Question
+    from finetune_trainer.examples.documents import Document, Documents
 
 # Any day will do.
 _ONE_DAY = date(2000, 1, 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from finetune_trainer import origin
 from finetune_trainer.evaluate import model
-from finetune_trainer.tokenizer import load_tokenizer
-from finetune_trainer.train.model import merge
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.models import base_reference
+from finetune_trainer.train.model.weights import merge
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def write(recipe: Recipe, uri: str, folder: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
     # NB: of weights in one file and in several, transformers takes the former.
     for path in folder.iterdir():
-        if origin.is_weights(path.name) or path.name.endswith(_INDEX):
+        if base_reference.is_weights(path.name) or path.name.endswith(_INDEX):
             path.unlink()
     source = model.fetch_version(recipe, uri, work)
     spec = model.spec_of(recipe, uri)

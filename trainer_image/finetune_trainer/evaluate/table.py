@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finetune_trainer.evaluate.questions import Question
-    from finetune_trainer.track import Tracker
+    from finetune_trainer.pod.mlflow_run import Tracker
 
 _FILE = "generations.json"
 

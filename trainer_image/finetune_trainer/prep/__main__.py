@@ -11,17 +11,17 @@ from pathlib import Path
 
 from finetune_crds.contract import ENV_RECIPE, RECIPE_PATH, TerminationMessage
 from finetune_crds.recipe import Recipe
-from finetune_trainer import outcome
+from finetune_trainer.pod import exit_status
 from finetune_trainer.prep.plan import request
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the preparation, leave a termination message, and return the exit code."""
     options = _options(arguments)
-    outcome.end_when_told()
+    exit_status.end_when_told()
     if options.recipe is None:
-        return outcome.run(_prepare)
-    return outcome.run(partial(_prepare_here, options))
+        return exit_status.run(_prepare)
+    return exit_status.run(partial(_prepare_here, options))
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from finetune_crds import contract
 from finetune_crds.contract import RunReport, TerminationMessage
 from finetune_crds.recipe import Recipe
-from finetune_trainer import outcome
-from finetune_trainer.prep import progress
+from finetune_trainer.pod import exit_status
 from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.spark import progress
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         said = f"{message.error.reason}: {message.error.message}" if message and message.error else ""
 
-    code = outcome.run(lambda: _prepare(folder, given.mlflow_run), tell)
+    code = exit_status.run(lambda: _prepare(folder, given.mlflow_run), tell)
     if code:
         # NB: Databricks takes an exit code for a crash, whatever it is.
         raise PreparationFailedError(said or f"the preparation ended with exit code {code}")
@@ -65,10 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _prepare(folder: Path, run_id: str) -> TerminationMessage:
     recipe = Recipe.load(folder / contract.RECIPE_FILE)
     asked = request(recipe)
-    from finetune_trainer.prep import pipeline, report, session
-    from finetune_trainer.prep.progress import Progress, SparkTasks
-    from finetune_trainer.tokenizer import Loaded
-    from finetune_trainer.track import Tracker, client
+    from finetune_trainer.examples.tokenizer import Loaded
+    from finetune_trainer.pod.mlflow_run import Tracker, client
+    from finetune_trainer.prep import pipeline
+    from finetune_trainer.prep.report import report
+    from finetune_trainer.prep.spark import session
+    from finetune_trainer.prep.spark.progress import Progress, SparkTasks
 
     connect = partial(client, _WORKSPACE)
     with (

@@ -11,28 +11,26 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from finetune_trainer.columns import missing_weights, of_table
-from finetune_trainer.documents import token_columns
-from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import (
+from finetune_trainer.examples.columns import missing_weights, of_table
+from finetune_trainer.examples.documents import token_columns
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.expressions import jinja_template
+from finetune_trainer.prep.plan import LABEL
+from finetune_trainer.prep.report import lengths
+from finetune_trainer.prep.spark import keep, progress, session
+from finetune_trainer.prep.spark.counter import Counter
+from finetune_trainer.prep.steps import (
     conversations,
     decontaminate,
-    jinja_template,
-    keep,
     labels,
     language,
-    lengths,
     near,
-    progress,
     redact,
     samples,
-    session,
     split,
     steps,
     tokens,
 )
-from finetune_trainer.prep.counter import Counter
-from finetune_trainer.prep.plan import LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,11 +40,11 @@ if TYPE_CHECKING:
     from finetune_crds.cleaning import RedactKind
     from finetune_crds.prepare import Prepare
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.documents import TokenColumns
-    from finetune_trainer.prep.decontaminate import EvaluationSet
+    from finetune_trainer.examples.documents import TokenColumns
+    from finetune_trainer.examples.tokenizer import Loaded
     from finetune_trainer.prep.plan import Plan
-    from finetune_trainer.prep.progress import Progress
-    from finetune_trainer.tokenizer import Loaded
+    from finetune_trainer.prep.spark.progress import Progress
+    from finetune_trainer.prep.steps.decontaminate import EvaluationSet
 
 
 _WEIGHED = "with weights"

@@ -6,8 +6,8 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from finetune_crds.preparation import digest_of, settings_digest
-from finetune_trainer.origin import is_weights
-from finetune_trainer.release import release
+from finetune_trainer.models.base_reference import is_weights
+from finetune_trainer.pod.release import release
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from pyspark.sql import functions as sf
 
 from finetune_crds.contract import PrepResult
-from finetune_trainer.documents import ENCODING
-from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import identity, session
-from finetune_trainer.prep.session import spark_path
-from finetune_trainer.prep.steps import ID, SPLIT
+from finetune_trainer.examples.documents import ENCODING
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep import identity
+from finetune_trainer.prep.spark import session
+from finetune_trainer.prep.spark.session import spark_path
+from finetune_trainer.prep.steps.steps import ID, SPLIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

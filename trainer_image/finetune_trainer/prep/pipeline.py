@@ -14,27 +14,18 @@ from typing import TYPE_CHECKING, Any
 from finetune_crds.contract import PrepResult
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import SourceRows
-from finetune_trainer import artifacts, chat_templates, columns
-from finetune_trainer.cache import Cache
-from finetune_trainer.prep import (
-    chat,
-    decontaminate,
-    errors,
-    funnel,
-    identity,
-    mix,
-    near,
-    output,
-    progress,
-    report,
-    session,
-    source,
-    text_files,
-)
+from finetune_trainer.examples import chat_templates, columns
+from finetune_trainer.examples.tokenizer import Loaded
+from finetune_trainer.models import download
+from finetune_trainer.models.cache import Cache
+from finetune_trainer.pod.mlflow_run import Tracker
+from finetune_trainer.prep import funnel, identity, output, spark_errors
 from finetune_trainer.prep.plan import plan as planned
-from finetune_trainer.prep.progress import Progress, SparkTasks
-from finetune_trainer.tokenizer import Loaded
-from finetune_trainer.track import Tracker
+from finetune_trainer.prep.report import report
+from finetune_trainer.prep.source import reader, text_files
+from finetune_trainer.prep.spark import progress, session
+from finetune_trainer.prep.spark.progress import Progress, SparkTasks
+from finetune_trainer.prep.steps import chat, decontaminate, mix, near
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,8 +34,8 @@ if TYPE_CHECKING:
 
     from finetune_crds.data import Columns
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.prep.decontaminate import EvaluationSet
     from finetune_trainer.prep.plan import Plan, Request
+    from finetune_trainer.prep.steps.decontaminate import EvaluationSet
 
 
 # What the run misses of a preparation is a last percent, for which training does not wait.
@@ -104,7 +95,7 @@ def prepare(
         publish: gets what a report shows, also where too little is left for a table.
     """
     told.step(progress.READING)
-    with errors.telling(asked), tempfile.TemporaryDirectory(prefix="finetune-source-") as scratch:
+    with spark_errors.telling(asked), tempfile.TemporaryDirectory(prefix="finetune-source-") as scratch:
         known = output.versions(spark, recipe, asked.prepare.output)
         result = output.own(known, recipe, asked.prepare.output)
         if result is not None:
@@ -151,7 +142,7 @@ class Corpus:
     get_rows: Callable[[], DataFrame]
     columns: Columns
     plan: Plan
-    read: list[source.Corpus]
+    read: list[reader.Corpus]
     evaluation: list[EvaluationSet] = field(default_factory=list)
 
     @property
@@ -160,7 +151,7 @@ class Corpus:
         return [corpus.identity for corpus in self.sources]
 
     @property
-    def sources(self) -> list[source.Corpus]:
+    def sources(self) -> list[reader.Corpus]:
         """What was read: the sources, then the evaluation sets."""
         return [*self.read, *(evaluation.corpus for evaluation in self.evaluation)]
 
@@ -177,18 +168,18 @@ def _read(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) ->
 def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
     """Read the source, or the sources of a mix, and check that they have the columns that the recipe names."""
     if asked.source.sources is None:
-        one = source.read(spark, asked.source, scratch, catalog=asked.prepare.catalog)
+        one = reader.read(spark, asked.source, scratch, catalog=asked.prepare.catalog)
         say(f"source {asked.source_name}{one.at}")
         with text_files.checking_on_failure(spark, one.texts):
             columns = recipe.data.columns or _found(one.frame, recipe, asked, asked.source_name)
-            known = source.conversations(one.frame, columns.message_weight)
+            known = reader.conversations(one.frame, columns.message_weight)
             plan = planned(_with_columns(recipe, columns), known)
-            source.check(one.frame, plan, asked.source_name)
+            reader.check(one.frame, plan, asked.source_name)
         return Corpus(lambda: one.frame, columns, plan, [one])
     parts, read = [], []
     for part in asked.source.sources:
         field = f"data.source.sources[{part.name}]"
-        made = source.read(spark, part, scratch / part.name, field, asked.prepare.catalog)
+        made = reader.read(spark, part, scratch / part.name, field, asked.prepare.catalog)
         say(f"source {part.name}: {part.address}{made.at}")
         with text_files.checking_on_failure(spark, made.texts):
             columns = recipe.data.columns or _found(made.frame, recipe, asked, part.address)
@@ -198,7 +189,7 @@ def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) 
     plan = planned(_with_columns(recipe, columns), mix.conversations(parts, columns))
     for checked, made in zip(parts, read, strict=True):
         with text_files.checking_on_failure(spark, made.texts):
-            source.check(checked.frame, plan, checked.source.address)
+            reader.check(checked.frame, plan, checked.source.address)
     get_rows = partial(mix.mixed, parts, plan.form, plan.prepare.split_ratios.seed)
     return Corpus(get_rows, columns, plan, read)
 
@@ -293,9 +284,9 @@ def _versions(corpus: Corpus, asked: Request, found: funnel.Counts) -> dict[str,
 
 def _found(frame: DataFrame, recipe: Recipe, asked: Request, where: str) -> Columns:
     """Find the columns of an example in a source's schema."""
-    source.require(frame, asked.templates, where)
+    reader.require(frame, asked.templates, where)
     objective = recipe.objective.type
-    found = columns.find(source.schema(frame), where, objective=objective, templates=asked.templates)
+    found = columns.find(reader.schema(frame), where, objective=objective, templates=asked.templates)
     say(f"columns {columns.described(found)}")
     return found
 
@@ -309,7 +300,7 @@ def fetched_tokenizer(recipe: Recipe) -> Iterator[Path]:
     """Fetch the model's tokenizer, and return its folder."""
     model = recipe.model
     with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as folder:
-        found = artifacts.fetch_tokenizer(
+        found = download.fetch_tokenizer(
             model.base, Path(folder), revision=model.revision, cache=Cache.of(model)
         )
         yield found

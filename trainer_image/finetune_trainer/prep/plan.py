@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from finetune_crds import tables
 from finetune_crds.data import PROMPTED_OR, Columns
-from finetune_trainer import turns
-from finetune_trainer.columns import misfits, missing_weights
-from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.prep.jinja_template import JinjaTemplate
-from finetune_trainer.prep.template import Template
+from finetune_trainer.examples import chat_messages
+from finetune_trainer.examples.columns import misfits, missing_weights
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.prep.expressions.jinja_template import JinjaTemplate
+from finetune_trainer.prep.expressions.template import Template
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -307,8 +307,8 @@ def _form(
     if named.messages is not None:
         # JSON text may have any field.
         as_text = conversations is not None and named.messages not in known
-        carried = turns.CARRIED if as_text else known.get(named.messages, ())
-        if named.message_weight and conversations is not None and turns.WEIGHT not in carried:
+        carried = chat_messages.CARRIED if as_text else known.get(named.messages, ())
+        if named.message_weight and conversations is not None and chat_messages.WEIGHT not in carried:
             raise missing_weights(named.messages, named.message_weight)
         return Form(
             required=(named.messages,),
@@ -358,7 +358,9 @@ def _preferences(
         prompt=prompt,
         conversation=prepare.conversation,
         lists=lists,
-        carried=tuple(field for field in turns.CARRIED if any(field in known[name] for name in lists)),
+        carried=tuple(
+            field for field in chat_messages.CARRIED if any(field in known[name] for name in lists)
+        ),
         label=label,
     )
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune_trainer import outcome
+from finetune_trainer.pod import exit_status
 from finetune_trainer.train.launch import launch
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ def main(given: Sequence[str] | None = None) -> int:
     """
     arguments = _arguments().parse_args(given)
     if not arguments.plan:
-        return outcome.run(launch)
+        return exit_status.run(launch)
     # torch takes seconds to import, and a pod does not need it here.
     from finetune_trainer.train import plan
 
-    return outcome.run(lambda: plan.command(config=arguments.config, gpu_memory=arguments.gpu_memory))
+    return exit_status.run(lambda: plan.command(config=arguments.config, gpu_memory=arguments.gpu_memory))
 
 
 def _arguments() -> argparse.ArgumentParser:

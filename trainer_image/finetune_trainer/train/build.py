@@ -10,20 +10,14 @@ from finetune_crds.objective import Kto as KtoSpec
 from finetune_crds.objective import Orpo as OrpoSpec
 from finetune_crds.objective import Simpo as SimpoSpec
 from finetune_crds.training import Method
-from finetune_trainer.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
-from finetune_trainer.train.model import (
-    adapt,
-    load,
-    memory,
-    merge,
-    parity,
-    pissa,
-    recomputation,
-    shard,
-    weights,
-)
-from finetune_trainer.train.model.network import Network, Objective
-from finetune_trainer.train.model.new_tokens import NewTokens
+from finetune_trainer.examples.tokenizer import check_same_vocabulary, check_vocabulary, load_tokenizer
+from finetune_trainer.train.model import shard
+from finetune_trainer.train.model.adapters import adapt, pissa
+from finetune_trainer.train.model.adapters.new_tokens import NewTokens
+from finetune_trainer.train.model.checks import parity, recomputation
+from finetune_trainer.train.model.memory import estimate
+from finetune_trainer.train.model.network.trained_network import Network, Objective
+from finetune_trainer.train.model.weights import fill, load, merge
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
 from finetune_trainer.train.objectives.dpo import Dpo, Ipo
 from finetune_trainer.train.objectives.kto import Kto
@@ -43,7 +37,7 @@ if TYPE_CHECKING:
     from finetune_crds.contract import MemoryPlan
     from finetune_crds.recipe import Recipe
     from finetune_crds.status_parts import Recomputation
-    from finetune_trainer.artifacts import Source
+    from finetune_trainer.models.download import Source
     from finetune_trainer.train.runtime.distributed import World
 
 _TEACHER = "objective.distillation.teacher"
@@ -113,8 +107,8 @@ def network(
     world.agree(lambda: pissa.check(adapted))
     made = Network(adapted, objective(recipe, learner), recipe.training.neftune_alpha)
     # Nothing has weights so far: what does not fit is refused before minutes of loading.
-    choice = world.agree(lambda: memory.choose(made, recipe, world, row_tokens(recipe), learner))
-    choice = memory.agree(choice, world)
+    choice = world.agree(lambda: estimate.choose(made, recipe, world, row_tokens(recipe), learner))
+    choice = estimate.agree(choice, world)
     on_plan(choice.plan)
 
     if quantized:
@@ -124,7 +118,7 @@ def network(
     made.head.chunk_numbers = choice.chunk_numbers
     over = shard.mesh(recipe.distributed.strategy, world, recipe.distributed.collective_timeout_seconds)
     wrap(made, recipe, choice.kind, over)
-    weights.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
+    fill.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
     if teacher is not None:
         teacher.fill(world, is_checked=is_checked)
     if not is_checked:
@@ -138,7 +132,7 @@ def network(
                 f"activation checkpointing {verdict.kind} in place of {choice.kind}, which changes gradients"
             )
             recomputation.enable(made.model, verdict.kind)
-            on_plan(memory.with_recomputation(choice, verdict.kind, recipe, world, row_tokens(recipe)).plan)
+            on_plan(estimate.with_recomputation(choice, verdict.kind, recipe, world, row_tokens(recipe)).plan)
     pissa.begin(adapted, world, resume)
     if recipe.training.compile:
         world.agree(lambda: shard.compile_layers(made))
@@ -228,8 +222,8 @@ class _Teacher:
             RecipeRefusedError: files are missing or damaged, or its logits are wrong (`parity.check`).
         """
         shard.shard(self.network, shard.mesh("FSDP", world), self.recipe.training.precision)
-        weights.materialize(self.network, world.device)
-        weights.read_weights(self.network.model, self.recipe.model, self.source, world, field=_TEACHER)
+        fill.materialize(self.network, world.device)
+        fill.read_weights(self.network.model, self.recipe.model, self.source, world, field=_TEACHER)
         if not is_checked:
             subject = replace(parity.Subject.of(self.recipe), field=_TEACHER, remedy="choose another teacher")
             _check_logits(self.network, subject, world)

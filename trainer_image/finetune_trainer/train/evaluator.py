@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
     from finetune_trainer.train.checkpoint.progress import Progress
     from finetune_trainer.train.data.feed import Collator, Examples
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 # exp() of more overflows.

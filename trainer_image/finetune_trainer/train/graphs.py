@@ -15,8 +15,11 @@ from torch.nn.attention import varlen
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.dataset import Split
-from finetune_trainer.train.model import adapt, load, recomputation, shard, weights
-from finetune_trainer.train.model.network import Network, decoder_layers
+from finetune_trainer.train.model import shard
+from finetune_trainer.train.model.adapters import adapt
+from finetune_trainer.train.model.checks import recomputation
+from finetune_trainer.train.model.network.trained_network import Network, decoder_layers
+from finetune_trainer.train.model.weights import fill, load
 from finetune_trainer.train.runtime.distributed import World
 from finetune_trainer.train.runtime.recipe import row_tokens
 
@@ -67,7 +70,7 @@ def count(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
     adapted = adapt.adapt(model, small.method, small.model.base)
     network = Network(adapted, build.objective(small, None), small.training.neftune_alpha)
     recomputation.enable(network.model, _recomputation(recipe), compiled=True)
-    weights.materialize(network, world.device)
+    fill.materialize(network, world.device)
     for weight in network.parameters():
         nn.init.normal_(weight, std=0.02)
     kinds = {(type(layer), getattr(layer, "attention_type", None)) for layer in decoder_layers(network)}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune_crds.contract import EXIT_PREEMPTED, PodError, TerminationMessage
-from finetune_trainer import outcome
-from finetune_trainer.outcome import PodFailure, PreemptedError, TrainingError
+from finetune_trainer.pod import exit_status
+from finetune_trainer.pod.exit_status import PodFailure, PreemptedError, TrainingError
 from finetune_trainer.train.runtime import scratch
 from finetune_trainer.train.runtime.preemption import NOT_STARTED, on_sigterm
 from finetune_trainer.train.runtime.recipe import load_recipe
@@ -89,14 +89,14 @@ def _choose_device(recipe: Recipe, gang: Gang, folder: Path) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return
     # torch takes seconds to import, and SIGTERM has its handler now.
-    from finetune_trainer.train.model import size
+    from finetune_trainer.train.model.memory import model_size
     from finetune_trainer.train.runtime import device
 
     device.check(
         recipe,
         gang.processes,
         device.Gpus.visible(),
-        lambda: size.parameters(recipe.model, folder / "config"),
+        lambda: model_size.parameters(recipe.model, folder / "config"),
     )
 
 
@@ -109,7 +109,7 @@ def _end_in_rendezvous() -> None:
     """End a launcher that waits for other pods: Python runs no signal handler there, and no work is lost."""
     if signal.getsignal(signal.SIGTERM) is not _stop_before_workers:
         return
-    outcome.write_termination_message(*outcome.describe(PreemptedError(NOT_STARTED, None)))
+    exit_status.write_termination_message(*exit_status.describe(PreemptedError(NOT_STARTED, None)))
     shutil.rmtree(os.environ[scratch.ENV_SCRATCH], ignore_errors=True)
     os._exit(EXIT_PREEMPTED)
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.feed import Feed
     from finetune_trainer.train.data.pack import Batch
     from finetune_trainer.train.evaluator import Evaluator
-    from finetune_trainer.train.model.network import Network
-    from finetune_trainer.train.model.optimizer import Optimizer
+    from finetune_trainer.train.model.network.trained_network import Network
+    from finetune_trainer.train.model.optimizer.optimizer import Optimizer
     from finetune_trainer.train.reporter import Reporter
     from finetune_trainer.train.runtime.distributed import World
     from finetune_trainer.train.runtime.preemption import Preemption

@@ -20,17 +20,21 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from finetune_trainer import artifacts
-from finetune_trainer.cache import Cache
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.models import download
+from finetune_trainer.models.cache import Cache
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train import build, graphs
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.loop import take_step
-from finetune_trainer.train.model import accounting, adapt, compact_adamw, load, memory, shard, weights
-from finetune_trainer.train.model.network import Network
-from finetune_trainer.train.model.new_tokens import NewTokens
-from finetune_trainer.train.model.optimizer import Optimizer
+from finetune_trainer.train.model import shard
+from finetune_trainer.train.model.adapters import adapt
+from finetune_trainer.train.model.adapters.new_tokens import NewTokens
+from finetune_trainer.train.model.memory import accounting, estimate
+from finetune_trainer.train.model.network.trained_network import Network
+from finetune_trainer.train.model.optimizer import compact_adamw
+from finetune_trainer.train.model.optimizer.optimizer import Optimizer
+from finetune_trainer.train.model.weights import fill, load
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
 from finetune_trainer.train.runtime.recipe import load_recipe, row_tokens
@@ -78,7 +82,7 @@ class Plan:
     """A planned step, beside the estimate that the trainer makes before it loads weights."""
 
     step: Step
-    choice: memory.Choice
+    choice: estimate.Choice
     world: World
     graphs: tuple[int, int] | None = None
     """Graphs of training.compile, and kinds of layers; None without it."""
@@ -124,7 +128,7 @@ def command(*, config: Path | None, gpu_memory: float | None) -> None:
     card = _card(recipe, gpu_memory)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         model = recipe.model
-        source = config or artifacts.fetch_config(
+        source = config or download.fetch_config(
             model.base, Path(folder), revision=model.revision, cache=Cache.of(model)
         )
         plan = of(recipe, source, card)
@@ -166,7 +170,7 @@ def of(recipe: Recipe, source: Path, card: Card) -> Plan:
     with _ranks(world.size):
         over = shard.mesh(spec.strategy, world)
         network = _skeleton(recipe, source, world)
-        choice = memory.decide(network, recipe, world, row_tokens(recipe), None)
+        choice = estimate.decide(network, recipe, world, row_tokens(recipe), None)
         # NB: weights on the meta device and the buffers of a skeleton are not fake.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         if recipe.method.type == "QLoRA":
@@ -253,7 +257,7 @@ def measured(
         compact_adamw.code_values(signed=False)
     with fake:
         build.wrap(network, recipe, recompute, over)
-        weights.materialize(network, _DEVICE)
+        fill.materialize(network, _DEVICE)
         optimizer = Optimizer(network, recipe.training, 1)
         batches = [_fake(batch, fake) for batch in full_batches(recipe)]
         account = accounting.Accounting(_DEVICE)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from finetune_crds import contract
-from finetune_trainer.train.model import speed
+from finetune_trainer.train.model.memory import speed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from finetune_trainer.track import Tracker
+    from finetune_trainer.pod.mlflow_run import Tracker
     from finetune_trainer.train.checkpoint.progress import Progress
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 

@@ -18,9 +18,9 @@ from transformers.utils import logging as transformers_logging
 
 from finetune_crds import continuation, contract
 from finetune_crds.contract import TerminationMessage, TrainResult
-from finetune_trainer import outcome
-from finetune_trainer.tokenizer import load_tokenizer, pad_id
-from finetune_trainer.track import Tracker
+from finetune_trainer.examples.tokenizer import load_tokenizer, pad_id
+from finetune_trainer.pod import exit_status
+from finetune_trainer.pod.mlflow_run import Tracker
 from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint import newest
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
@@ -32,9 +32,12 @@ from finetune_trainer.train.delivery import export, lineage, output, signature, 
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.evaluator import Evaluator
 from finetune_trainer.train.loop import Loop
-from finetune_trainer.train.model import continued, merge, precision, probe, recomputation
-from finetune_trainer.train.model.optimizer import Optimizer
-from finetune_trainer.train.model.schedule import Schedule
+from finetune_trainer.train.model import precision
+from finetune_trainer.train.model.adapters import continued
+from finetune_trainer.train.model.checks import probe, recomputation
+from finetune_trainer.train.model.optimizer.optimizer import Optimizer
+from finetune_trainer.train.model.optimizer.schedule import Schedule
+from finetune_trainer.train.model.weights import merge
 from finetune_trainer.train.reporter import Reporter
 from finetune_trainer.train.runtime import device, scratch, system
 from finetune_trainer.train.runtime.distributed import World, joined
@@ -50,14 +53,14 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
     from finetune_trainer.train.data.dataset import Split
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
 
 
 def main() -> int:
     """Train as one rank, and leave the outcome for the launcher."""
     quiet_libraries()
     rank = int(os.environ["RANK"])
-    code = outcome.run(
+    code = exit_status.run(
         work, report=lambda code, message: scratch.write_outcome(scratch.path(), rank, code, message)
     )
     if dist.is_initialized():
@@ -121,7 +124,7 @@ def system_metrics(recipe: Recipe, world: World, tracker: Tracker) -> Iterator[N
 
 def end_in_rendezvous(preemption: Preemption) -> None:
     """End a rank that waits for the others to join: no Python signal handler runs there, and nothing can be lost."""
-    code, message = outcome.describe(preemption.error())
+    code, message = exit_status.describe(preemption.error())
     scratch.write_outcome(scratch.path(), int(os.environ["RANK"]), code, message)
     os._exit(code)
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from finetune_trainer import storage
-from finetune_trainer.outcome import PodFailure
+from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.storage import filesystems
 from finetune_trainer.train.checkpoint.folder import MARKER, CheckpointFolder
-from finetune_trainer.train.model.compact_adamw import CompactAdamW
+from finetune_trainer.train.model.optimizer.compact_adamw import CompactAdamW
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
 from support.checkpoints import RATE, Run, compact, same
@@ -330,4 +330,4 @@ SAYINGS: list[tuple[Exception, str | None]] = [
 
 @pytest.mark.parametrize(("error", "said"), SAYINGS)
 def test_what_a_storage_says(error: Exception, said: str | None) -> None:
-    assert storage.failure(error) == said
+    assert filesystems.failure(error) == said

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer.outcome import PodFailure
+from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.train.checkpoint.folder import MARKER
 from finetune_trainer.train.checkpoint.progress import Progress
 from finetune_trainer.train.runtime.distributed import World

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from finetune_crds.data import Columns, Splits
-from finetune_trainer.documents import Documents
-from finetune_trainer.outcome import DataError
+from finetune_trainer.examples.documents import Documents
+from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.train.data import dataset, encode, read, split_files
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.data.dataset import Split
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.objectives.sft import Sft
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 
 from finetune_crds.data import Splits
 from finetune_crds.recipe import Recipe
-from finetune_trainer.columns import Column
-from finetune_trainer.outcome import DataError, PodFailure
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.columns import Column
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.pod.exit_status import DataError, PodFailure
 from finetune_trainer.train.data import corpus, read
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from finetune_crds.data import Splits
 from finetune_crds.recipe import Recipe
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.train.data import corpus, dataset
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.stored import StoredTokens, digest

@@ -9,8 +9,8 @@ import pytest
 from finetune_crds.contract import TrainResult
 from finetune_crds.data import Splits
 from finetune_crds.recipe import Recipe
-from finetune_trainer.origin import Origin
-from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+from finetune_trainer.models.base_reference import Origin
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
 from finetune_trainer.train.delivery import lineage, output
 from finetune_trainer.train.delivery.deliver import deliver
 from finetune_trainer.train.delivery.register import Registry

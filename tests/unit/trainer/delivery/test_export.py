@@ -16,13 +16,14 @@ from finetune_crds import contract
 from finetune_crds.contract import TrainResult
 from finetune_crds.recipe import Recipe
 from finetune_crds.training import Method
-from finetune_trainer import origin
-from finetune_trainer.origin import Origin
-from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.models import base_reference
+from finetune_trainer.models.base_reference import Origin
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.lineage import Counts, Lineage, model_card, version_tags
-from finetune_trainer.train.model import adapt, load, standalone
+from finetune_trainer.train.model.adapters import adapt
+from finetune_trainer.train.model.weights import load, standalone
 from support.exports import CONVERSATIONS, INPUT, PROMPTS, written
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def test_mlflow_loads_what_was_trained(
     said = written(recipe, folder, base_model, world, base=base)
     assert {path.name for path in folder.iterdir() if path.is_dir()} == folders
     named = base if folders == NAMED else None
-    assert origin.noted(folder / "peft") == named
+    assert base_reference.noted(folder / "peft") == named
     # What lies neither in the version nor on a volume, its reader downloads.
     elsewhere = {"base_model_path": str(base_model)} if named in (STORE, VERSION) else {}
     parts = mlflow.transformers.load_model(str(folder), return_type="components", **elsewhere)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_crds.recipe import Recipe
-from finetune_trainer import artifacts, origin
-from finetune_trainer.origin import Origin
+from finetune_trainer.models import base_reference, download
+from finetune_trainer.models.base_reference import Origin
 from finetune_trainer.train.delivery import output
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ def test_a_standalone_model(tmp_path: Path, method: dict[str, Any]) -> None:
 def test_an_adapter_names_its_base(tmp_path: Path) -> None:
     base = Origin("org/base", "c0ffee")
     found = published(tmp_path, {"type": "LoRA"}, exported(tmp_path / "export", {"peft": ADAPTER}), base)
-    assert origin.noted(found) == base
+    assert base_reference.noted(found) == base
 
 
 def test_the_base_of_an_adapter_that_lies_nowhere_else_is_beside_it(tmp_path: Path) -> None:
     export = exported(tmp_path / "export", {"model": BASE, "peft": ADAPTER})
     found = published(tmp_path, {"type": "LoRA"}, export, None)
-    fetched = artifacts.fetch(str(found), tmp_path / "to")
+    fetched = download.fetch(str(found), tmp_path / "to")
     assert (fetched.base, fetched.adapter) == (found / "base", found)
     assert json.loads((found / "adapter_config.json").read_text()) == {
         "base_model_name_or_path": f"{found}/base"

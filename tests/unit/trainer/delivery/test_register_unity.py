@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune_trainer import track
-from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+from finetune_trainer.pod import mlflow_run
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.register import Registry
 from standins.databricks import Workspace, running
@@ -31,7 +31,7 @@ def workspace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
 
 @pytest.fixture
 def run_id(workspace: Workspace) -> str:
-    mlflow = track.client()
+    mlflow = mlflow_run.client()
     return str(mlflow.create_run(mlflow.create_experiment("/Shared/team")).info.run_id)
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from finetune_crds.recipe import Recipe
-from finetune_trainer import turns
-from finetune_trainer.origin import Origin
+from finetune_trainer.examples import chat_messages
+from finetune_trainer.models.base_reference import Origin
 from finetune_trainer.train.delivery.signature import Examples
 from support import networks
 from support.evaluations import save_model
@@ -404,7 +404,7 @@ def test_messages_are_read_as_in_training(export: Export) -> None:
     model = mlflow.pyfunc.load_model(str(folder), model_config={"max_new_tokens": 2})
     tokenizer = AutoTokenizer.from_pretrained(folder / "components/tokenizer")
     for case, messages in TRAINED.items():
-        text = tokenizer.apply_chat_template(turns.messages(messages), tokenize=False)
+        text = tokenizer.apply_chat_template(chat_messages.messages(messages), tokenize=False)
         (body,) = model.predict({"messages": messages})
         answer, usage = body["choices"][0]["message"]["content"], body["usage"]
         count = len(tokenizer(text, add_special_tokens=False).input_ids)

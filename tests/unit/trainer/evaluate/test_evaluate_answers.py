@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from finetune_trainer.artifacts import fetch
 from finetune_trainer.evaluate import model
 from finetune_trainer.evaluate.answers import Decoding
 from finetune_trainer.evaluate.questions import Ending, Question
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.models.download import fetch
 from support import networks
 from support.cells import WARNINGS
 from support.evaluations import save_adapter, save_model
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in WARNINGS]
 CPU = torch.device("cpu")

@@ -10,13 +10,13 @@ import torch
 from torch.nn import functional
 
 from finetune_crds.recipe import Recipe
-from finetune_trainer import artifacts
-from finetune_trainer.artifacts import Source
 from finetune_trainer.evaluate import loss, model
-from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.models import download
+from finetune_trainer.models.download import Source
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.data.dataset import Split
-from finetune_trainer.train.model.new_tokens import NewTokens
+from finetune_trainer.train.model.adapters.new_tokens import NewTokens
 from support import networks
 from support.cells import WARNINGS
 from support.evaluations import save_adapter
@@ -48,7 +48,7 @@ def test_the_loss_is_that_of_transformers(base_model: Path, tmp_path: Path, kind
     folder = save_adapter(base_model, tmp_path / "adapter", kind) if kind else base_model
     auto = AutoPeftModelForCausalLM if kind else AutoModelForCausalLM
     split = networks.random_split(examples=7)
-    source = artifacts.fetch(str(folder), tmp_path / "unused")
+    source = download.fetch(str(folder), tmp_path / "unused")
     with model.loaded(source, networks.recipe(base_model).model, "the version", CPU, dtype=FP32) as network:
         found = [loss.mean(network, split, batch_size=size, pad_id=0, device=CPU) for size in (1, 3)]
     expected = plain_loss(auto.from_pretrained(folder).eval(), split)
@@ -58,7 +58,7 @@ def test_the_loss_is_that_of_transformers(base_model: Path, tmp_path: Path, kind
 @pytest.mark.parametrize("kind", ["", "LoRA"])
 def test_the_base_has_rows_for_new_tokens(base_model: Path, tmp_path: Path, kind: str) -> None:
     folder = save_adapter(base_model, tmp_path / "adapter", kind) if kind else base_model
-    source, spec = artifacts.fetch(str(folder), tmp_path / "unused"), networks.recipe(base_model).model
+    source, spec = download.fetch(str(folder), tmp_path / "unused"), networks.recipe(base_model).model
     with model.loaded(source, spec, model.BASE, CPU, dtype=FP32) as network:
         known = network.head.vocabulary
         expected = network.base(torch.tensor([[5, 7]])).logits
@@ -73,7 +73,7 @@ def test_a_model_leaves_the_memory(base_model: Path, tmp_path: Path) -> None:
     import weakref
 
     with model.loaded(
-        artifacts.fetch(str(base_model), tmp_path), networks.recipe(base_model).model, "it", CPU, dtype=FP32
+        download.fetch(str(base_model), tmp_path), networks.recipe(base_model).model, "it", CPU, dtype=FP32
     ) as network:
         weights = weakref.ref(next(network.model.parameters()))
         assert weights() is not None
@@ -87,7 +87,7 @@ def recipe(base: Path, adapter: str = "Merge") -> Recipe:
 
 def test_the_base_of_an_adapter_is_what_lies_under_it(base_model: Path, tmp_path: Path) -> None:
     """It is not fetched again, and its files are those that the adapter was trained on."""
-    version = artifacts.fetch(str(save_adapter(base_model, tmp_path / "adapter")), tmp_path / "unused")
+    version = download.fetch(str(save_adapter(base_model, tmp_path / "adapter")), tmp_path / "unused")
     gone = recipe(tmp_path / "gone")
     assert model.fetch_base(gone, version, tmp_path) == Source(
         base_model, version.tokenizer, None, str(base_model), version.origin
@@ -95,7 +95,7 @@ def test_the_base_of_an_adapter_is_what_lies_under_it(base_model: Path, tmp_path
 
 
 def test_the_base_of_a_whole_model_is_that_of_the_recipe(base_model: Path, tmp_path: Path) -> None:
-    version = artifacts.fetch(str(saved(base_model, tmp_path / "version")), tmp_path / "unused")
+    version = download.fetch(str(saved(base_model, tmp_path / "version")), tmp_path / "unused")
     assert model.fetch_base(recipe(base_model), version, tmp_path).base == base_model
 
 
@@ -103,7 +103,7 @@ def test_the_base_of_an_adapter_that_is_trained_further_has_the_first_one(
     base_model: Path, tmp_path: Path
 ) -> None:
     first, second = (save_adapter(base_model, tmp_path / name) for name in ("first", "second"))
-    version = artifacts.fetch(str(second), tmp_path / "unused")
+    version = download.fetch(str(second), tmp_path / "unused")
     found = model.fetch_base(recipe(first, "Continue"), version, tmp_path)
     assert (found.base, found.adapter) == (base_model, first)
 
@@ -134,7 +134,7 @@ def test_the_device_is_that_of_the_pod_unless_the_training_is_on_cpus(base_model
 def test_a_model_that_overflows_in_fp16_is_told_from_a_broken_one(base_model: Path, tmp_path: Path) -> None:
     """A GPU without BF16 evaluates in FP16 what was trained in BF16."""
     base = too_large_for_fp16(base_model, tmp_path / "base", 1e5)
-    spec, source = networks.recipe(base).model, artifacts.fetch(str(base), tmp_path)
+    spec, source = networks.recipe(base).model, download.fetch(str(base), tmp_path)
     refusal = pytest.raises(RecipeRefusedError)
     with refusal as refused, model.loaded(source, spec, model.VERSION, CPU, dtype=torch.float16):
         pass
@@ -154,7 +154,7 @@ def test_texts_end_at_the_stops_of_the_files_and_of_the_tokenizer(base_model: Pa
     spec = recipe(base_model).model
     tokenizer = load_tokenizer(spec, base_model)
     stops = {
-        name: model.stops_of(artifacts.fetch(str(folder), tmp_path), spec, tokenizer)
+        name: model.stops_of(download.fetch(str(folder), tmp_path), spec, tokenizer)
         for name, folder in (("adapter", adapter), ("base", base_model))
     }
     assert stops == {"adapter": {7, 9, tokenizer.eos_token_id}, "base": {tokenizer.eos_token_id}}

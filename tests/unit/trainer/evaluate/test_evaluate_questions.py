@@ -8,10 +8,10 @@ import pytest
 
 from finetune_crds.chat import ChatTemplate
 from finetune_crds.data import Columns
-from finetune_trainer import chat_templates
-from finetune_trainer.documents import Documents
 from finetune_trainer.evaluate import questions
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples import chat_templates
+from finetune_trainer.examples.documents import Documents
+from finetune_trainer.examples.tokenizer import load_tokenizer
 from support import networks
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import pytest
 
 from finetune_crds.chat import ChatTemplate
 from finetune_trainer.evaluate import rows
-from finetune_trainer.outcome import DataError, PodFailure, RecipeRefusedError
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.pod.exit_status import DataError, PodFailure, RecipeRefusedError
 from support.evaluations import recipe, rows_of_splits, save_splits
 from support.training import split_of
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from finetune_trainer.evaluate import standalone
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from support import networks
 from support.cells import WARNINGS
 from support.evaluations import save_adapter

@@ -9,19 +9,20 @@ import pytest
 import torch
 
 from finetune_crds.training import Method, SoftPrompt
-from finetune_trainer.outcome import PodFailure, RecipeRefusedError
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import adapt, load
-from finetune_trainer.train.model.network import trained
-from finetune_trainer.train.model.new_tokens import NewTokens
+from finetune_trainer.train.model.adapters import adapt
+from finetune_trainer.train.model.adapters.new_tokens import NewTokens
+from finetune_trainer.train.model.network.trained_network import trained
+from finetune_trainer.train.model.weights import load
 from support import families, networks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
@@ -280,7 +281,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_a_model_does_not_have_is_refused(
     *, method: str, lora: dict[str, Any], message: str, base_model: Path, world: World
 ) -> None:
-    from finetune_trainer.train.model import load
+    from finetune_trainer.train.model.weights import load
 
     recipe = networks.recipe(base_model, method={"type": method, "lora": lora})
     model = load.skeleton(recipe, base_model, world)

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import attention, load
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.network import attention
+from finetune_trainer.train.model.network.trained_network import Network
+from finetune_trainer.train.model.weights import load
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from finetune_trainer.train.model import chunks
+from finetune_trainer.train.model.network import chunked_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,14 +30,14 @@ def gradients(
     return [each.grad.double() / scale for each in found if each.grad is not None]
 
 
-def in_chunks(score: chunks.Score, hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+def in_chunks(score: chunked_loss.Score, hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     def logits(states: torch.Tensor) -> torch.Tensor:
         return functional.linear(states, head).float()
 
-    return chunks.summed(score, logits, hidden, [head], CHUNK)
+    return chunked_loss.summed(score, logits, hidden, [head], CHUNK)
 
 
-def at_once(score: chunks.Score, hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+def at_once(score: chunked_loss.Score, hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
     return score(functional.linear(hidden, head), slice(None))
 
 

@@ -9,8 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from finetune_trainer.train.model import compact_adamw
-from finetune_trainer.train.model.compact_adamw import CompactAdamW, find_embeddings, round_stochastically
+from finetune_trainer.train.model.optimizer import compact_adamw
+from finetune_trainer.train.model.optimizer.compact_adamw import (
+    CompactAdamW,
+    find_embeddings,
+    round_stochastically,
+)
 
 RATE, BETAS, EPSILON, DECAY, STEPS = 1e-2, (0.9, 0.98), 1e-6, 0.1, 6
 # Half of the distance between two numbers of bf16, as a share of them: at most.

@@ -11,12 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from finetune_trainer import artifacts
-from finetune_trainer.outcome import PodFailure
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.models import download
+from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.train import build
 from finetune_trainer.train.delivery import export
-from finetune_trainer.train.model import continued, merge
+from finetune_trainer.train.model.adapters import continued
+from finetune_trainer.train.model.weights import merge
 from support import networks
 from support.model_files import with_biases
 
@@ -170,7 +171,7 @@ def test_weights_that_do_not_fit_are_refused(base_model: Path, tmp_path: Path) -
     known = continued.with_parameters(recipe(adapter), adapter)
     other = save_adapter(base_model, tmp_path / "other", target_modules=["q_proj"])
     wider = save_adapter(base_model, tmp_path / "wider", target_modules=["q_proj", "down_proj", "up_proj"])
-    fetched = artifacts.Source(base_model, base_model, adapter, str(base_model))
+    fetched = download.Source(base_model, base_model, adapter, str(base_model))
     with networks.alone() as world:
         tokenizer = load_tokenizer(known.model, base_model)
         model = build.network(

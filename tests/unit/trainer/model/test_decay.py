@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer
 
-from finetune_trainer.train.model.decay import find_decaying, find_matrices
+from finetune_trainer.train.model.optimizer.decay import find_decaying, find_matrices
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -21,10 +21,10 @@ from transformers import (
 )
 
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import load
-from finetune_trainer.train.model.attention import drops
+from finetune_trainer.train.model.network.attention import drops
+from finetune_trainer.train.model.weights import load
 from finetune_trainer.train.objectives.answers import reference_of
 from support import networks
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 pytestmark = [

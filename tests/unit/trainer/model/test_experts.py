@@ -18,7 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from finetune_trainer.train.model import experts
+from finetune_trainer.train.model.network import experts
 
 SMALL = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from finetune_trainer.outcome import PodFailure
-from finetune_trainer.train.model import merge
+from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.train.model.weights import merge
 from support import networks
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from finetune_trainer.outcome import PodFailure, RecipeRefusedError
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError
 from support import networks
 from support.model_files import (
     KINDS,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]

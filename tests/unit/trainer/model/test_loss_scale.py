@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from finetune_trainer.train.model import loss_scale
-from finetune_trainer.train.model.loss_scale import LossScale
+from finetune_trainer.train.model.optimizer import loss_scale
+from finetune_trainer.train.model.optimizer.loss_scale import LossScale
 
 
 def test_the_scale_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,15 +12,18 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten
 
 from finetune_crds.checkpoint import Checkpoint
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train import build
 from finetune_trainer.train.checkpoint import shards
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import accounting, adapt, attention, chunks, memory, pissa, recomputation
-from finetune_trainer.train.model.head import Head
-from finetune_trainer.train.model.network import Network, trained
-from finetune_trainer.train.model.optimizer import optimizers
-from finetune_trainer.train.model.shape import Shape
+from finetune_trainer.train.model.adapters import adapt, pissa
+from finetune_trainer.train.model.checks import recomputation
+from finetune_trainer.train.model.memory import accounting, estimate
+from finetune_trainer.train.model.memory.model_shape import Shape
+from finetune_trainer.train.model.network import attention, chunked_loss
+from finetune_trainer.train.model.network.lm_head import Head
+from finetune_trainer.train.model.network.trained_network import Network, trained
+from finetune_trainer.train.model.optimizer.optimizer import optimizers
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
@@ -71,7 +74,7 @@ def test_what_is_sharded_is_shared_out(
     shapes: dict[str, Shape], kind: str, weights: int, trained: int, shards: int
 ) -> None:
     recipe = networks.recipe(BASE, precision="BF16", perDeviceBatchSize=1)
-    found = memory.estimate(shapes[kind], recipe, shards=shards, row_tokens=2048, recompute="Full")
+    found = estimate.estimate(shapes[kind], recipe, shards=shards, row_tokens=2048, recompute="Full")
     assert (found.weights, found.optimizer) == (weights / shards, 8 * trained / shards)
     if kind == "70B Full" and shards == 1:
         # Gradients are all there at the end of the backward pass.
@@ -98,7 +101,7 @@ def test_an_optimizer_needs_what_it_keeps(
 ) -> None:
     recipe = networks.recipe(BASE, precision="BF16", optimizer=spec)
     # With few tokens a rank needs most at the end of the backward pass, when all gradients are there.
-    found = memory.estimate(shapes["8B Full"], recipe, shards=1, row_tokens=64, recompute="Full")
+    found = estimate.estimate(shapes["8B Full"], recipe, shards=1, row_tokens=64, recompute="Full")
     assert (found.weights, found.gradients, found.optimizer) == tuple(
         PARAMETERS["8B"] * size for size in each
     )
@@ -109,7 +112,7 @@ def test_muon_keeps_one_number_of_each_matrix(shapes: dict[str, Shape]) -> None:
     shape = shapes["8B Full"]
     # Norms are left to AdamW: two a layer, and the last.
     assert shape.matrices == PARAMETERS["8B"] - ENDS_8B - 65 * 4096
-    found = memory.estimate(shape, recipe, shards=8, row_tokens=2048, recompute="Full")
+    found = estimate.estimate(shape, recipe, shards=8, row_tokens=2048, recompute="Full")
     assert found.optimizer == (4 * shape.matrices + 8 * (PARAMETERS["8B"] - shape.matrices)) / 8
 
 
@@ -133,7 +136,7 @@ def test_the_optimizer_is_as_large_as_estimated(
     with networks.alone() as world:
         network = networks.build(recipe, base, world)
         shape = Shape.of(network, None, quantized=False)
-        found = memory.estimate(shape, recipe, shards=1, row_tokens=64, recompute="None")
+        found = estimate.estimate(shape, recipe, shards=1, row_tokens=64, recompute="None")
         parts = optimizers(network, recipe.training)
         for weight in trained(network):
             weight.grad = torch.zeros_like(weight)
@@ -149,7 +152,7 @@ def test_the_optimizer_is_as_large_as_estimated(
         copies = [value.untyped_storage() for value in local if isinstance(value, torch.Tensor)]
         copied = sum({copy.data_ptr(): copy.nbytes() for copy in copies}.values())
     checkpointed = recipe.model_copy(update={"checkpoint": Checkpoint(uri="/checkpoints")})
-    assert copied == pytest.approx(memory.staged(shape, checkpointed, shards=1), rel=0.02)
+    assert copied == pytest.approx(estimate.staged(shape, checkpointed, shards=1), rel=0.02)
     assert held == pytest.approx(found.optimizer, rel=0.02)
     assert weights == found.weights
 
@@ -171,7 +174,7 @@ def test_a_four_bit_base_is_whole_on_each_rank() -> None:
     )
     recipe = networks.recipe(BASE, method={"type": "QLoRA"}, precision="BF16", perDeviceBatchSize=1)
     found = {
-        shards: memory.estimate(shape, recipe, shards=shards, row_tokens=2048, recompute="Full")
+        shards: estimate.estimate(shape, recipe, shards=shards, row_tokens=2048, recompute="Full")
         for shards in (1, 8)
     }
     assert {shards: each.weights for shards, each in found.items()} == {
@@ -210,7 +213,7 @@ def kept_by_a_forward_pass(network: Network, batch: pack.Batch) -> int:
 
 @pytest.mark.parametrize("precision", ["FP32", "BF16"])
 @pytest.mark.parametrize("method", ["Full", "LoRA"])
-@pytest.mark.parametrize("recompute", memory.KINDS)
+@pytest.mark.parametrize("recompute", estimate.KINDS)
 def test_activations_are_estimated_within_a_factor_of_two(
     method: str, recompute: Recomputation, precision: str
 ) -> None:
@@ -224,7 +227,7 @@ def test_activations_are_estimated_within_a_factor_of_two(
     network(batch)[0].backward()
     measured = kept_by_a_forward_pass(network, batch)
     shape = Shape.of(network, None, quantized=False)
-    found = memory.activations(shape, 2 * 256, 2 if precision == "BF16" else 4, recompute)
+    found = estimate.activations(shape, 2 * 256, 2 if precision == "BF16" else 4, recompute)
     assert measured / 2 < found < measured * 2
 
 
@@ -271,7 +274,7 @@ def test_a_logit_takes_the_bytes_that_are_estimated(objective: str, precision: s
     with accounting.Accounting(torch.device("cpu")) as account:
         build.objective(recipe, teacher)(network, batch, hidden)
     numbers = tokens * vocabulary
-    assert sum(account.peak().values()) / numbers == pytest.approx(memory._of_a_logit(recipe), rel=0.05)
+    assert sum(account.peak().values()) / numbers == pytest.approx(estimate._of_a_logit(recipe), rel=0.05)
 
 
 WORLD = World(0, 1, 0, 1, torch.device("cpu"))
@@ -279,26 +282,26 @@ ON_A_GPU = World(0, 16, 0, 8, torch.device("cpu"), card=Card("NVIDIA-H100-80GB-H
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, limit: float, world: World = WORLD) -> str:
-    monkeypatch.setattr(memory, "available", lambda _world: limit)
-    return memory.choose(Network(small(), Sft()), recipe, world, 2048, None).kind
+    monkeypatch.setattr(estimate, "available", lambda _world: limit)
+    return estimate.choose(Network(small(), Sft()), recipe, world, 2048, None).kind
 
 
 def need(recompute: str, **training: Any) -> float:
     recipe = networks.recipe(BASE, **training)
     shape = Shape.of(Network(small(), Sft()), None, quantized=False)
-    return memory.estimate(shape, recipe, shards=1, row_tokens=2048, recompute=recompute).total / 0.92 + 1
+    return estimate.estimate(shape, recipe, shards=1, row_tokens=2048, recompute=recompute).total / 0.92 + 1
 
 
 # Which model and precision, where it is trained, of how much memory in GiB, and what is chosen.
 CHUNKS: dict[str, tuple[str, str, World, float, tuple[str, int]]] = {
-    "trained on a GPU": ("8B Full", "BF16", ON_A_GPU, 80, ("None", chunks.LARGE)),
-    "beside low-rank layers": ("8B whole", "BF16", ON_A_GPU, 80, ("None", chunks.LARGE)),
+    "trained on a GPU": ("8B Full", "BF16", ON_A_GPU, 80, ("None", chunked_loss.LARGE)),
+    "beside low-rank layers": ("8B whole", "BF16", ON_A_GPU, 80, ("None", chunked_loss.LARGE)),
     # Recomputation costs more time than small chunks.
-    "less recomputation comes first": ("8B Full", "BF16", ON_A_GPU, 40, ("None", chunks.SMALL)),
-    "frozen": ("8B LoRA", "BF16", ON_A_GPU, 80, ("None", chunks.SMALL)),
-    "on CPUs": ("8B Full", "BF16", World(0, 16, 0, 8, torch.device("cpu")), 80, ("None", chunks.SMALL)),
-    "sums that FP16 cannot hold": ("8B Full", "FP16", ON_A_GPU, 80, ("None", chunks.SMALL)),
-    "too little to spare": ("8B Full", "BF16", ON_A_GPU, 45, ("None", chunks.SMALL)),
+    "less recomputation comes first": ("8B Full", "BF16", ON_A_GPU, 40, ("None", chunked_loss.SMALL)),
+    "frozen": ("8B LoRA", "BF16", ON_A_GPU, 80, ("None", chunked_loss.SMALL)),
+    "on CPUs": ("8B Full", "BF16", World(0, 16, 0, 8, torch.device("cpu")), 80, ("None", chunked_loss.SMALL)),
+    "sums that FP16 cannot hold": ("8B Full", "FP16", ON_A_GPU, 80, ("None", chunked_loss.SMALL)),
+    "too little to spare": ("8B Full", "BF16", ON_A_GPU, 45, ("None", chunked_loss.SMALL)),
 }
 
 
@@ -307,10 +310,10 @@ def test_chunks_are_large_where_the_output_layer_is_trained_and_they_fit(
     monkeypatch: pytest.MonkeyPatch, shapes: dict[str, Shape], case: str
 ) -> None:
     name, precision, world, limit, expected = CHUNKS[case]
-    monkeypatch.setattr(memory, "available", lambda _world: limit * 2**30)
+    monkeypatch.setattr(estimate, "available", lambda _world: limit * 2**30)
     monkeypatch.setattr(Shape, "of", lambda *_network, **_options: shapes[name])
     recipe = networks.recipe(BASE, precision=precision, perDeviceBatchSize=1, activationCheckpointing="Auto")
-    choice = memory.decide(Network(small(), Sft()), recipe, world, 4096, None)
+    choice = estimate.decide(Network(small(), Sft()), recipe, world, 4096, None)
     assert (choice.kind, choice.chunk_numbers) == expected
     assert choice.estimate.total <= choice.limit
     assert choice.chunk == choice.chunk_numbers // 128256
@@ -326,10 +329,10 @@ def test_ranks_on_different_gpus_make_the_choice_of_the_smallest(
         World(rank, 16, 0, 8, torch.device("cpu"), card=Card("NVIDIA-A100", memory_gib * 2**30, (8, 0)))
         for rank, memory_gib in enumerate((80, 24, 40))
     ]
-    choices = [memory.decide(Network(small(), Sft()), recipe, world, 4096, None) for world in worlds]
+    choices = [estimate.decide(Network(small(), Sft()), recipe, world, 4096, None) for world in worlds]
     assert [choice.kind for choice in choices] == ["None", "Selective", "None"]
     monkeypatch.setattr(World, "gather", lambda _world, _choice: choices)
-    assert [memory.agree(choice, world) for choice, world in zip(choices, worlds, strict=True)] == 3 * [
+    assert [estimate.agree(choice, world) for choice, world in zip(choices, worlds, strict=True)] == 3 * [
         choices[1]
     ]
     [line] = capsys.readouterr().out.splitlines()
@@ -337,11 +340,11 @@ def test_ranks_on_different_gpus_make_the_choice_of_the_smallest(
     assert "activation checkpointing Selective; " in line
     # The same GPU everywhere: nothing to say.
     choices = choices[:1]
-    assert memory.agree(choices[0], worlds[0]) == choices[0]
+    assert estimate.agree(choices[0], worlds[0]) == choices[0]
     assert not capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", memory.KINDS)
+@pytest.mark.parametrize("kind", estimate.KINDS)
 def test_auto_recomputes_no_more_than_it_must(
     monkeypatch: pytest.MonkeyPatch, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -403,10 +406,10 @@ def test_a_model_of_8b_does_not_fit_on_one_gpu(
 
 def test_an_adapter_is_suggested_by_what_it_trains(shapes: dict[str, Shape]) -> None:
     full, lora = (
-        memory.estimate(
+        estimate.estimate(
             shape, networks.recipe(BASE, precision="BF16"), shards=1, row_tokens=2048, recompute="Full"
         )
-        for shape in (memory._adapted(shapes["8B Full"]), shapes["8B LoRA"])
+        for shape in (estimate._adapted(shapes["8B Full"]), shapes["8B LoRA"])
     )
     assert full.loss == lora.loss
     assert full.layer == pytest.approx(lora.layer, rel=0.05)
@@ -444,11 +447,11 @@ def test_replicas_are_told_of_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
     many = World(0, 64, 0, 8, torch.device("cpu"))
     recipe = networks.recipe(BASE, strategy="DDP", perDeviceBatchSize=1, activationCheckpointing="Full")
     shape = Shape.of(Network(small(), Sft()), None, quantized=False)
-    limit = memory.estimate(shape, recipe, shards=64, row_tokens=2048, recompute="Full").total / 0.92 + 1
+    limit = estimate.estimate(shape, recipe, shards=64, row_tokens=2048, recompute="Full").total / 0.92 + 1
     with pytest.raises(RecipeRefusedError, match=r"what would fit: distributed\.strategy FSDP;"):
         chosen(monkeypatch, recipe, limit, many)
 
 
 def test_ranks_of_a_pod_share_its_memory() -> None:
-    alone, shared = (memory.available(World(0, size, 0, size, torch.device("cpu"))) for size in (1, 4))
+    alone, shared = (estimate.available(World(0, size, 0, size, torch.device("cpu"))) for size in (1, 4))
     assert 0 < shared == alone / 4 < float("inf")

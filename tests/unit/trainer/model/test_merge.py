@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, JetMoeConfig, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
-from finetune_trainer import artifacts, origin
-from finetune_trainer.origin import Origin
-from finetune_trainer.outcome import PodFailure
+from finetune_trainer.models import base_reference, download
+from finetune_trainer.models.base_reference import Origin
+from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.train import build
-from finetune_trainer.train.model import merge, standalone
-from finetune_trainer.train.model.standalone import Standalone
+from finetune_trainer.train.model.weights import merge, standalone
+from finetune_trainer.train.model.weights.standalone import Standalone
 from support import networks
 from support.model_files import corrected, with_biases
 
@@ -118,7 +118,7 @@ def test_a_base_that_an_adapter_is_to_name_has_a_digest(base_model: Path, tmp_pa
         # What is merged here lies nowhere else.
         nowhere = merge.fetch(merged, tmp_path / "to", world, named=True).origin
     at = str(base_model)
-    assert (found, nowhere) == ([Origin(at), Origin(at, digest=origin.digest(base_model))], None)
+    assert (found, nowhere) == ([Origin(at), Origin(at, digest=base_reference.digest(base_model))], None)
 
 
 def refused(adapter: Path, folder: Path, world: World) -> str:
@@ -135,13 +135,13 @@ def test_a_base_that_is_stored_quantized_is_refused_before_its_weights_are_fetch
     base = tmp_path / "base"
     base.mkdir()
     (base / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
-    fetch = artifacts.fetch
+    fetch = download.fetch
 
-    def small(*given: Any, without_weights: bool, **how: Any) -> artifacts.Source:
+    def small(*given: Any, without_weights: bool, **how: Any) -> download.Source:
         assert without_weights
         return fetch(*given, without_weights=without_weights, **how)
 
-    monkeypatch.setattr(artifacts, "fetch", small)
+    monkeypatch.setattr(download, "fetch", small)
     with networks.alone() as world, pytest.raises(PodFailure) as refused:
         merge.fetch(networks.recipe(base).model, tmp_path, world, field="the teacher")
     assert (refused.value.exit_code, refused.value.reason) == (64, "ModelNotLoadable")

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from finetune_crds.training import Training
-from finetune_trainer.train.model.muon import Muon
-from finetune_trainer.train.model.network import Network
-from finetune_trainer.train.model.optimizer import Optimizer, optimizers
-from finetune_trainer.train.model.schedule import Schedule
+from finetune_trainer.train.model.network.trained_network import Network
+from finetune_trainer.train.model.optimizer.muon import Muon
+from finetune_trainer.train.model.optimizer.optimizer import Optimizer, optimizers
+from finetune_trainer.train.model.optimizer.schedule import Schedule
 from finetune_trainer.train.objectives.sft import Sft
 
 if TYPE_CHECKING:

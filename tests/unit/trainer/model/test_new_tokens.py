@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from finetune_trainer.tokenizer import load_tokenizer
-from finetune_trainer.train.model import load
-from finetune_trainer.train.model.new_tokens import Grown, NewTokens
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.train.model.adapters.new_tokens import Grown, NewTokens
+from finetune_trainer.train.model.weights import load
 from support import networks
 from support.model_files import saved
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers.integrations.neftune import activate_neftune
 
-from finetune_trainer.train.model import noise
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.network import neftune
+from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 from support.losses import VOCABULARY, batch_of, check, isolated, learned_from, model, padded
@@ -39,7 +39,7 @@ def test_noise_depends_on_the_length_of_the_document_alone(*, packing: bool, pre
     batch = batch_of(split, packing=packing)
     torch.manual_seed(0)
     words = torch.zeros(*batch.input_ids.shape, WIDTH, dtype=precision)
-    found = noise.added(words, batch, ALPHA)
+    found = neftune.added(words, batch, ALPHA)
     assert found.dtype == precision
     for word, length in ((2, 4), (3, 16), (4, 25)):
         own = found[batch.input_ids == word].float()

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from finetune_crds.training import Training
-from finetune_trainer.train.model import optimizer as module
-from finetune_trainer.train.model.optimizer import Optimizer
-from finetune_trainer.train.model.schedule import Schedule
+from finetune_trainer.train.model.optimizer import optimizer as module
+from finetune_trainer.train.model.optimizer.optimizer import Optimizer
+from finetune_trainer.train.model.optimizer.schedule import Schedule
 
 STEPS = 6
 # What a recipe says, and what torch gets for it.

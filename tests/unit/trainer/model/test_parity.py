@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import attention, parity
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.train.model.checks import parity
+from finetune_trainer.train.model.network import attention
+from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.objectives.sft import Sft
 from support import families
 

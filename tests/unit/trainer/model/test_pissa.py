@@ -12,15 +12,16 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from finetune_crds.training import Method
-from finetune_trainer import artifacts
-from finetune_trainer.outcome import PodFailure
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.models import download
+from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.delivery import export
-from finetune_trainer.train.model import adapt, continued, merge, pissa
-from finetune_trainer.train.model.network import trained
-from finetune_trainer.train.model.optimizer import optimizers
+from finetune_trainer.train.model.adapters import adapt, continued, pissa
+from finetune_trainer.train.model.network.trained_network import trained
+from finetune_trainer.train.model.optimizer.optimizer import optimizers
+from finetune_trainer.train.model.weights import merge
 from support import networks
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_WARNINGS]
@@ -216,7 +217,7 @@ def test_what_is_exported_is_an_adapter_of_the_base_as_it_was(
     further = networks.recipe(adapter, method={"type": "LoRA"})
     model = further.model.model_copy(update={"adapter": "Continue"})
     known = continued.with_parameters(further.model_copy(update={"model": model}), adapter)
-    source = artifacts.Source(base_model, base_model, adapter, str(base_model))
+    source = download.Source(base_model, base_model, adapter, str(base_model))
     tokenizer = load_tokenizer(known.model, base_model)
     again = build.network(known, base_model, tokenizer, world, tmp_path / "teacher", going_on=source)
     torch.testing.assert_close(own_logits(again), said, rtol=1e-4, atol=1e-5)

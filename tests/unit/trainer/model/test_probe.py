@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune_trainer.train.model import probe
+from finetune_trainer.train.model.checks import probe
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
 from support import networks

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import memory, probe, recomputation
-from finetune_trainer.train.model.network import Network, decoder_layers
-from finetune_trainer.train.model.recomputation import Verdict
+from finetune_trainer.train.model.checks import probe, recomputation
+from finetune_trainer.train.model.checks.recomputation import Verdict
+from finetune_trainer.train.model.memory import estimate
+from finetune_trainer.train.model.network.trained_network import Network, decoder_layers
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 
@@ -270,18 +271,18 @@ def test_auto_does_not_choose_what_a_model_cannot_do(world: World, monkeypatch: 
     recipe = networks.recipe(BASE, activationCheckpointing="Auto", perDeviceBatchSize=2)
     network = make_jetmoe()
     recomputation.check_supported(network.model, recipe)
-    monkeypatch.setattr(memory, "available", lambda _world: 1.0)
+    monkeypatch.setattr(estimate, "available", lambda _world: 1.0)
     with pytest.raises(RecipeRefusedError) as refused:
-        memory.choose(network, recipe, world, 64, None)
+        estimate.choose(network, recipe, world, 64, None)
     assert "activationCheckpointing" not in refused.value.message
-    assert memory.decide(network, recipe, world, 64, None).kind == "None"
+    assert estimate.decide(network, recipe, world, 64, None).kind == "None"
 
 
 def test_a_restart_uses_the_verdict_of_its_checkpoint(
     one_layer: Path, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Unless the attempt checks something else."""
-    from finetune_trainer.tokenizer import load_tokenizer
+    from finetune_trainer.examples.tokenizer import load_tokenizer
 
     recipe = networks.recipe(one_layer, activationCheckpointing="Selective")
     tokenizer = load_tokenizer(recipe.model, one_layer)

@@ -10,8 +10,8 @@ import torch
 from transformers import optimization
 
 from finetune_crds.training import Training
-from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model.schedule import Schedule
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.train.model.optimizer.schedule import Schedule
 
 Json = dict[str, Any]
 # What a recipe says beside a peak of 1, and the learning rate of each step.

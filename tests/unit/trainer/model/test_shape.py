@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model import adapt, load, memory
-from finetune_trainer.train.model.network import Network
-from finetune_trainer.train.model.new_tokens import NewTokens
-from finetune_trainer.train.model.shape import Shape
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.train.model.adapters import adapt
+from finetune_trainer.train.model.adapters.new_tokens import NewTokens
+from finetune_trainer.train.model.memory import estimate
+from finetune_trainer.train.model.memory.model_shape import Shape
+from finetune_trainer.train.model.network.trained_network import Network
+from finetune_trainer.train.model.weights import load
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
@@ -102,7 +104,7 @@ def test_experts_in_one_tensor_are_not_packed(capsys: pytest.CaptureFixture[str]
         shares[name] = round(shape.four_bits / (shape.parameters - shape.trained), 2)
         gibibytes[name] = round(shape.whole_bytes / 2**30)
         with pytest.raises(RecipeRefusedError) as refused:
-            memory.choose(network, recipe, world, 2048, None)
+            estimate.choose(network, recipe, world, 2048, None)
         sentence = f"{shares[name]:.0%} of the base is in four bits: experts that a model keeps in one tensor are not packed"
         assert refused.value.message.endswith(f"; {sentence}")
         assert sentence in capsys.readouterr().out.splitlines()

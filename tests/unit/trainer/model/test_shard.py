@@ -11,11 +11,11 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
-from finetune_trainer.train.model.network import Network, decoder_layers
-from finetune_trainer.train.model.optimizer import optimizers
+from finetune_trainer.train.model.network.trained_network import Network, decoder_layers
+from finetune_trainer.train.model.optimizer.optimizer import optimizers
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 

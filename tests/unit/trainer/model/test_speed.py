@@ -13,8 +13,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import speed
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.memory import speed
+from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 from support.model_files import saved

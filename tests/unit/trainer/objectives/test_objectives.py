@@ -18,8 +18,8 @@ from finetune_crds import contract
 from finetune_crds.objective import Distillation as DistillationSpec
 from finetune_crds.objective import Kto as KtoSpec
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model import chunks
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.network import chunked_loss
+from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.objectives.answers import OfAnswers, reference_of
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
 from finetune_trainer.train.objectives.dpo import Dpo, Ipo
@@ -243,7 +243,7 @@ def test_chunks_change_neither_loss_nor_gradients(
     objective, batch = made()
     found = []
     for tokens in (1, 7, 10_000):
-        monkeypatch.setattr(chunks, "SMALL", tokens * VOCABULARY)
+        monkeypatch.setattr(chunked_loss, "SMALL", tokens * VOCABULARY)
         found.append(learned_from(objective, isolated(model()), batch))
     for loss, slopes, metrics in found[:-1]:
         assert loss == pytest.approx(found[-1][0], rel=1e-5)
@@ -294,7 +294,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("objective", [Sft(), Sft(0.2), Dpo(BETA), Orpo(BETA), Kto(KTO)])
 def test_the_whole_matrix_of_logits_is_never_made(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = 50_000
-    monkeypatch.setattr(chunks, "SMALL", 16 * vocabulary)
+    monkeypatch.setattr(chunked_loss, "SMALL", 16 * vocabulary)
     pairs = 2 if isinstance(objective, OfAnswers) else 1
     split = networks.random_split(documents=pairs, examples=16 // pairs, vocabulary=vocabulary)
     split = dataclasses.replace(split, reference=torch.zeros(len(split), 2).numpy() if pairs == 2 else None)

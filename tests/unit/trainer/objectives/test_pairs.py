@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from finetune_trainer.train.model.network import Network
+from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.objectives.answers import reference_of
 from finetune_trainer.train.objectives.dpo import Dpo, Ipo
 from finetune_trainer.train.objectives.orpo import Orpo

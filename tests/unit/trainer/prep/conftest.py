@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_crds.spark import Spark
-from finetune_trainer.prep import session
+from finetune_trainer.prep.spark import session
 from support.jars import jars_folder
 from support.small_tokenizer import save_tokenizer
 from unit.trainer.prep.corpus import Asker, write_corpus

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from finetune_crds.contract import PrepResult
-    from finetune_trainer.prep.report import Facts
+    from finetune_trainer.prep.report.report import Facts
 
 ROWS = [
     {"question": f"What is in table {number}?", "answer": f"The answer is {number}.", "quality": number / 100}

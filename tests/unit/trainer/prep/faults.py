@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from finetune_crds.recipe import Recipe
 from finetune_crds.spark import Spark
-from finetune_trainer.outcome import PodFailure
-from finetune_trainer.prep import session
+from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.prep.spark import session
 from unit.trainer.prep.recipes import INTERPRETED, QUICK, prepared, recipe, table_of
 
 if TYPE_CHECKING:

@@ -15,9 +15,12 @@ from finetune_crds.catalog import Catalog
 from finetune_crds.cleaning import EvaluationSource
 from finetune_crds.source import Source
 from finetune_crds.spark import Spark
-from finetune_trainer.outcome import PodFailure
-from finetune_trainer.prep import decontaminate, errors, session, source
+from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.source import reader
+from finetune_trainer.prep.spark import session
+from finetune_trainer.prep.steps import decontaminate
 from unit.trainer.prep.recipes import QUICK, recipe
 
 if TYPE_CHECKING:
@@ -55,8 +58,8 @@ def read_set(spark: SparkSession, folder: Path, catalog: Catalog) -> list[Any]:
 def read(spark: SparkSession, asked: dict[str, Any], folder: Path, catalog: Catalog) -> list[Any]:
     """The version and the number of rows of a table, or the reason and the sentence of the error."""
     try:
-        with errors.telling(plan(recipe())):
-            found = source.read(spark, Source.model_validate(asked), folder, catalog=catalog)
+        with spark_errors.telling(plan(recipe())):
+            found = reader.read(spark, Source.model_validate(asked), folder, catalog=catalog)
             return [found.version, found.frame.count()]
     except PodFailure as failure:
         return [failure.exit_code, failure.reason, failure.message]

@@ -15,11 +15,11 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.recipe import Recipe
-from finetune_trainer.documents import ENCODING
+from finetune_trainer.examples.documents import ENCODING
+from finetune_trainer.examples.tokenizer import Loaded
 from finetune_trainer.prep import output, pipeline
 from finetune_trainer.prep.plan import request
-from finetune_trainer.prep.progress import Progress
-from finetune_trainer.tokenizer import Loaded
+from finetune_trainer.prep.spark.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from finetune_crds.contract import PrepResult
-    from finetune_trainer.prep.report import Facts
+    from finetune_trainer.prep.report.report import Facts
 
 # For runs of seconds: few partitions, and a JVM that compiles quickly, not well.
 PAIR = {"type": "PromptResponse", "prompt": "question", "response": "answer"}

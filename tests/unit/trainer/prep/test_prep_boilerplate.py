@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from finetune_trainer.prep import boilerplate
-from finetune_trainer.prep.sketch import shingles_of
+from finetune_trainer.prep.steps import boilerplate
+from finetune_trainer.prep.steps.sketch import shingles_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

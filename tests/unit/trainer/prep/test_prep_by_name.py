@@ -14,7 +14,7 @@ import pytest
 
 from finetune_crds.catalog import Catalog
 from finetune_crds.spark import Spark
-from finetune_trainer.prep import session
+from finetune_trainer.prep.spark import session
 from support.ports import free_port, listens
 from support.process import Process, running
 from support.waiting import wait_for

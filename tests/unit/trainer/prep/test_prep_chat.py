@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from finetune_trainer import outcome
+from finetune_trainer.pod import exit_status
 from unit.trainer.prep.recipes import WITHOUT_SAMPLES, prepare_quickly, recipe
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from finetune_crds.contract import PrepResult
-    from finetune_trainer.prep.report import Facts
+    from finetune_trainer.prep.report.report import Facts
 
 ROLES = [("user", "assistant"), ("assistant", "user"), ("user", "assistant", "user")]
 CHATS = [
@@ -82,7 +82,7 @@ def test_a_prompt_and_its_answer_become_turns(prepare: Callable[..., PrepResult]
 def test_a_conversation_that_the_chat_template_refuses_fails_the_preparation(
     prepare: Callable[..., PrepResult], tmp_path: Path
 ) -> None:
-    with pytest.raises(outcome.DataError) as failed:
+    with pytest.raises(exit_status.DataError) as failed:
         prepare(CHATS, template=USER_FIRST, columns=None)
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
@@ -111,7 +111,7 @@ def test_a_program_that_fails_is_told_as_one_that_refuses(prepare: Callable[...,
 def test_a_tokenizer_without_a_chat_template_is_refused(
     prepare: Callable[..., PrepResult], tmp_path: Path
 ) -> None:
-    with pytest.raises(outcome.RecipeRefusedError) as refused:
+    with pytest.raises(exit_status.RecipeRefusedError) as refused:
         prepare(CHATS, template=None, columns=None)
     assert refused.value.message == (
         f"conversations need a chat template, and the tokenizer of {tmp_path / 'model'} has none: set model.chatTemplate"

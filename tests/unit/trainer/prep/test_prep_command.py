@@ -15,9 +15,10 @@ import pytest
 from deltalake import DeltaTable
 
 from finetune_crds.contract import EXIT_RECIPE, PodError, TerminationMessage
-from finetune_trainer import outcome
-from finetune_trainer.prep import __main__, session
-from finetune_trainer.prep.session import ENV_JARS
+from finetune_trainer.pod import exit_status
+from finetune_trainer.prep import __main__
+from finetune_trainer.prep.spark import session
+from finetune_trainer.prep.spark.session import ENV_JARS
 from support.waiting import wait_for
 from unit.trainer.prep.corpus import DROPPED, STEPS, counted
 from unit.trainer.prep.recipes import QUICK, QUICK_JVM, recipe, table_of
@@ -34,7 +35,7 @@ def pod(jars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
     variables = {
         ENV_JARS: str(jars),
         "FINETUNE_RECIPE": str(tmp_path / "recipe.yaml"),
-        outcome.ENV_TERMINATION_PATH: str(tmp_path / "termination"),
+        exit_status.ENV_TERMINATION_PATH: str(tmp_path / "termination"),
         "TMPDIR": str(tmp_path),
     }
     for name, value in variables.items():
@@ -47,9 +48,9 @@ def run_command(*options: Path | str) -> tuple[int, TerminationMessage]:
     """Run finetune-prep in this process, without options as the pod does: exit code, termination message."""
     with pytest.MonkeyPatch.context() as patch:
         # It would stay after the test.
-        patch.setattr(outcome, "end_when_told", lambda: None)
+        patch.setattr(exit_status, "end_when_told", lambda: None)
         code = __main__.main([str(option) for option in options])
-    message = TerminationMessage.parse(Path(os.environ[outcome.ENV_TERMINATION_PATH]).read_text())
+    message = TerminationMessage.parse(Path(os.environ[exit_status.ENV_TERMINATION_PATH]).read_text())
     assert message
     return code, message
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.prep import condition
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.prep.source import condition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from finetune_trainer import outcome
+from finetune_trainer.pod import exit_status
 from unit.trainer.prep.recipes import Preparer, table_of
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def test_conversations_of_sharegpt(as_text: bool, prepare: Preparer, tmp_path: P
 
 def test_a_corpus_of_which_nothing_is_learned_is_refused(prepare: Preparer, tmp_path: Path) -> None:
     rows = [{"messages": [{"role": "user", "content": "Is it red?"}, {"role": "bot", "content": "Yes."}]}]
-    with pytest.raises(outcome.DataError) as refused:
+    with pytest.raises(exit_status.DataError) as refused:
         prepare(NOT_READ, **options(save_lines(rows, tmp_path)))
     assert refused.value.reason == "NothingLearned"
     assert "none of the 1 examples of " in str(refused.value)
@@ -189,7 +189,7 @@ def test_a_part_that_is_no_text_is_refused_or_dropped(
 ) -> None:
     rows = [*PARTS, IMAGE]
     source = save(rows, tmp_path)
-    with pytest.raises(outcome.DataError) as refused:
+    with pytest.raises(exit_status.DataError) as refused:
         prepare(NOT_READ, **options(source))
     assert "message 2 has a part of type image_url, and only text is learned" in str(refused.value)
     result = prepare(NOT_READ, **options(source, unrenderable="Drop"))

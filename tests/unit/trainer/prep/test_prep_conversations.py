@@ -11,11 +11,12 @@ import pytest
 
 from finetune_crds.data import Columns, Splits
 from finetune_crds.training import Model
-from finetune_trainer import chat_templates, outcome
-from finetune_trainer.columns import of_table
-from finetune_trainer.documents import Documents, from_table, token_columns
-from finetune_trainer.prep import conversations
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples import chat_templates
+from finetune_trainer.examples.columns import of_table
+from finetune_trainer.examples.documents import Documents, from_table, token_columns
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.pod import exit_status
+from finetune_trainer.prep.steps import conversations
 from finetune_trainer.train.data import read
 from finetune_trainer.train.data.encode import Encoder
 from support.tool_templates import HERMES, TEMPLATES
@@ -269,14 +270,14 @@ def test_what_cannot_be_rendered_is_dropped_and_counted(
 def test_tools_that_are_no_definitions_are_refused(spark: SparkSession) -> None:
     frame = spark.createDataFrame([(["look"],)], "tools array<string>")
     with pytest.raises(
-        outcome.DataError, match="column tools holds array<string>: tools are a list of definitions"
+        exit_status.DataError, match="column tools holds array<string>: tools are a list of definitions"
     ):
         conversations.tools(frame, "tools")
 
 
 def test_a_template_without_tools_is_refused_at_the_start(preparing: Callable[[str], Preparer]) -> None:
     preparer = preparing(CONTENTS)
-    with pytest.raises(outcome.RecipeRefusedError) as refused:
+    with pytest.raises(exit_status.RecipeRefusedError) as refused:
         preparer(ROWS, columns=WITH_TOOLS)
     assert refused.value.message == (
         f"data.columns.tools needs a chat template that renders tools, and that of {preparer.folder / 'model'} does not: "
@@ -288,7 +289,7 @@ def test_a_template_without_tools_is_refused_at_the_start(preparing: Callable[[s
 def test_calls_that_the_template_leaves_out_fail_the_preparation(
     preparing: Callable[[str], Preparer],
 ) -> None:
-    with pytest.raises(outcome.DataError) as failed:
+    with pytest.raises(exit_status.DataError) as failed:
         preparing(CONTENTS)(ROWS[:1], columns={"type": "Messages"})
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
@@ -530,7 +531,7 @@ def test_preferences_that_are_conversations_come_through_every_step(
 
 def test_answers_to_another_prompt_fail_the_preparation(preparing: Callable[[str], Preparer]) -> None:
     row = {"prompt": "Sea?", "chosen": [SKY, GOOD], "rejected": [BAD]}
-    with pytest.raises(outcome.DataError) as failed:
+    with pytest.raises(exit_status.DataError) as failed:
         preparing(HERMES)([row], columns=PREFERENCE, objective=DPO)
     assert failed.value.message == (
         "the chat template of the model fails on a conversation of the roles user, user, assistant, assistant: goes on from "

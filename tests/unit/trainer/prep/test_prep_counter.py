@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as sf
 
-from finetune_trainer.prep import session
-from finetune_trainer.prep.counter import Counter
+from finetune_trainer.prep.spark import session
+from finetune_trainer.prep.spark.counter import Counter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,10 +19,13 @@ from pyspark.sql import DataFrame
 
 from finetune_crds import contract
 from finetune_crds.contract import PrepResult, RunReport
-from finetune_trainer import track
-from finetune_trainer.outcome import DataError, RecipeRefusedError
-from finetune_trainer.prep import condition, databricks, output, session, tokens
-from finetune_trainer.prep.keep import keep
+from finetune_trainer.pod import mlflow_run
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
+from finetune_trainer.prep import databricks, output
+from finetune_trainer.prep.source import condition
+from finetune_trainer.prep.spark import session
+from finetune_trainer.prep.spark.keep import keep
+from finetune_trainer.prep.steps import tokens
 from standins.databricks import Workspace, running
 from standins.databricks.files import FileRefusal
 from unit.trainer.prep.recipes import commit_without_spark, prepare_quickly, recipe
@@ -141,7 +144,7 @@ def test_a_run_of_the_workspace_has_the_report_and_the_step(
 ) -> None:
     monkeypatch.setattr(output, "commit", commit_without_spark)
     workspace.denied |= {denied} if denied else set()
-    made = track.client("databricks")
+    made = mlflow_run.client("databricks")
     experiment = made.create_experiment("/Shared/team")
     run_id = made.create_run(experiment).info.run_id
     assert wanted.data.prepare
@@ -258,7 +261,7 @@ def test_the_wheel_is_its_sources(tmp_path: Path) -> None:
     ]
     project = tomllib.loads((ROOT / "trainer_image/pyproject.toml").read_text("utf-8"))
     data = project["tool"]["setuptools"]["package-data"]["finetune_trainer"]
-    assert "prep/gitleaks.toml" in data
+    assert "prep/steps/gitleaks.toml" in data
     assert {f"finetune_trainer/{name}" for name in data} <= {*held.namelist()}
     (entry,) = (name for name in held.namelist() if name.endswith("entry_points.txt"))
     assert held.read(entry).decode() == (

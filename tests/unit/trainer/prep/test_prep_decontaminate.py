@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from finetune_trainer.outcome import DataError
+from finetune_trainer.pod.exit_status import DataError
 from unit.trainer.prep.recipes import Preparer, table_of
 
 Json = dict[str, Any]

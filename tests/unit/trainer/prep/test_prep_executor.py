@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_trainer.prep import executor
+from finetune_trainer.prep.spark import executor
 
 SAID = {
     "PATH": "/nowhere",
@@ -78,7 +78,7 @@ def test_spark_is_where_its_jars_are() -> None:
 
 
 def test_somebody_who_calls_it_by_hand_is_told() -> None:
-    command = [sys.executable, "-m", "finetune_trainer.prep.executor"]
+    command = [sys.executable, "-m", "finetune_trainer.prep.spark.executor"]
     done = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
     assert done.returncode == 64
     assert done.stderr.startswith("SPARK_DRIVER_URL, SPARK_EXECUTOR_ID, ")

@@ -13,10 +13,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from finetune_crds.source import Source
-from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, files, source
-from finetune_trainer.prep.files import has_subfolders
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.source import files, reader
+from finetune_trainer.prep.source.files import has_subfolders
 from unit.trainer.prep.recipes import recipe
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 def rows(spark: SparkSession, folder: Path, **of: Any) -> list[dict[str, Any]]:
     """The rows of a source, as a preparation reads them."""
     asked = request(recipe(source=of))
-    with errors.telling(asked):
+    with spark_errors.telling(asked):
         return [
-            row.asDict(recursive=True) for row in source.read(spark, asked.source, folder).frame.collect()
+            row.asDict(recursive=True) for row in reader.read(spark, asked.source, folder).frame.collect()
         ]
 
 
@@ -240,7 +241,7 @@ def test_the_version_that_was_current_at_a_time(spark: SparkSession, table: str,
     found = []
     for time in (times[0], later, times[2] + timedelta(milliseconds=1)):
         asked = Source(type="Delta", path=table, version_time=time)
-        corpus = source.read(spark, asked, tmp_path)
+        corpus = reader.read(spark, asked, tmp_path)
         found.append((corpus.version, [row["version"] for row in corpus.frame.collect()]))
     assert found == [(0, [0]), (1, [1]), (2, [2])]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from finetune_trainer.prep import session
+from finetune_trainer.prep.spark import session
 from unit.trainer.prep.recipes import Preparer
 
 FRENCH = "Ceci est une phrase en français, que le préparateur ne devrait pas garder pour ses exemples."

@@ -11,10 +11,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from cluster import object_stores
 from finetune_crds.source import Source
-from finetune_trainer import storage
-from finetune_trainer.outcome import DataError, TrainingError
-from finetune_trainer.prep import errors, source, stores
+from finetune_trainer.pod.exit_status import DataError, TrainingError
+from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.source import reader
+from finetune_trainer.prep.spark import stores
+from finetune_trainer.storage import filesystems
 from support.http_server import Answer, serving
 from unit.trainer.prep.recipes import recipe
 
@@ -53,7 +55,7 @@ def lake(store: Store) -> str:
 
 def test_a_table_and_files_are_read(spark: SparkSession, lake: str, tmp_path: Path) -> None:
     found = [
-        source.read(spark, Source.model_validate({"path": f"{lake}/{path}", **given}), tmp_path)
+        reader.read(spark, Source.model_validate({"path": f"{lake}/{path}", **given}), tmp_path)
         for path, given in (
             ("chats", {"type": "Delta"}),
             ("chats", {"type": "Delta", "version": 0}),
@@ -71,7 +73,7 @@ def test_training_reads_the_table_that_is_written(
     for rows in (ROWS[:5], ROWS):
         spark.createDataFrame(rows).write.format("delta").mode("overwrite").save(place)
     found = [
-        DeltaTable(place, version=version, storage_options=storage.delta_options(place))
+        DeltaTable(place, version=version, storage_options=filesystems.delta_options(place))
         .to_pyarrow_dataset()
         .count_rows()
         for version in (0, 1)
@@ -104,8 +106,8 @@ def test_what_is_not_there_is_said(
     path: str, kind: str, sentence: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     asked = Source.model_validate({"type": kind, "path": f"gs://{path}"})
-    with pytest.raises(DataError) as failed, errors.telling(plan(recipe())):
-        source.read(spark, asked, tmp_path)
+    with pytest.raises(DataError) as failed, spark_errors.telling(plan(recipe())):
+        reader.read(spark, asked, tmp_path)
     assert failed.value.message == sentence
 
 
@@ -116,8 +118,8 @@ def test_credentials_that_the_store_refuses(spark: SparkSession, lake: str, tmp_
     before = configuration.get("fs.gs.storage.root.url")
     with serving(lambda _: Answer(403, body, {"Content-Type": "application/json"})) as address:
         configuration.set("fs.gs.storage.root.url", f"{address}/")
-        with pytest.raises(DataError) as failed, errors.telling(plan(recipe())):
-            source.read(spark, asked, tmp_path)
+        with pytest.raises(DataError) as failed, spark_errors.telling(plan(recipe())):
+            reader.read(spark, asked, tmp_path)
     configuration.set("fs.gs.storage.root.url", before)
     assert failed.value.reason == "AccessDenied"
     assert failed.value.message.startswith("gs://closed/corpus")
@@ -134,6 +136,6 @@ def test_the_client_of_azure_is_whole(spark: SparkSession, tmp_path: Path) -> No
     }.items():
         configuration.set(name, value)
     asked = Source.model_validate({"type": "Parquet", "path": f"abfss://corpora@{host}/chats"})
-    with pytest.raises(TrainingError) as failed, errors.telling(plan(recipe())):
-        source.read(spark, asked, tmp_path)
+    with pytest.raises(TrainingError) as failed, spark_errors.telling(plan(recipe())):
+        reader.read(spark, asked, tmp_path)
     assert failed.value.reason == "StorageUnreachable"

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from finetune_crds.source import Source
-from finetune_trainer.outcome import PodFailure
-from finetune_trainer.prep import hub
+from finetune_trainer.pod.exit_status import PodFailure
+from finetune_trainer.prep.source import hub
 from standins.hub import Hub, Repository, running
 
 if TYPE_CHECKING:
@@ -234,8 +234,8 @@ def test_a_hub_that_does_not_answer_is_tried_again(
 
 
 def test_the_rows_and_the_commit_reach_the_result(server: Hub, spark: Any, tmp_path: Path) -> None:
-    from finetune_trainer.prep import source
+    from finetune_trainer.prep.source import reader
 
-    corpus = source.read(spark, Source(type="Hub", dataset="org/splits"), tmp_path)
+    corpus = reader.read(spark, Source(type="Hub", dataset="org/splits"), tmp_path)
     assert sorted(row["text"] for row in corpus.frame.collect()) == ["a", "b"]
     assert corpus.at == f" at commit {DATASETS['org/splits'].commit}"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from finetune_trainer import outcome
-from finetune_trainer.prep import jinja_template
-from finetune_trainer.prep.jinja_template import JinjaTemplate
+from finetune_trainer.pod import exit_status
+from finetune_trainer.prep.expressions import jinja_template
+from finetune_trainer.prep.expressions.jinja_template import JinjaTemplate
 from unit.trainer.prep.recipes import table_of
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("text", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused_at_the_start(text: str, sentence: str) -> None:
-    with pytest.raises(outcome.RecipeRefusedError) as refused:
+    with pytest.raises(exit_status.RecipeRefusedError) as refused:
         template(text)
     assert refused.value.message.startswith(f"{FIELD} {sentence}")
 
@@ -144,7 +144,7 @@ def test_columns_are_what_they_are_in_the_source(prepare: Preparer) -> None:
 
 
 def test_a_row_on_which_a_template_fails_fails_the_preparation(prepare: Preparer) -> None:
-    with pytest.raises(outcome.DataError) as failed:
+    with pytest.raises(exit_status.DataError) as failed:
         prepare(CHOICES, **asked())
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
@@ -181,15 +181,15 @@ def test_the_prompt_of_a_preference(prepare: Preparer) -> None:
     assert sorted(row["prompt"] for row in table_of(result)) == ["Look up. Sky?", "Sky?"]
 
 
-WRONG: dict[str, tuple[Json, type[outcome.PodFailure], str]] = {
+WRONG: dict[str, tuple[Json, type[exit_status.PodFailure], str]] = {
     "a variable that is no column": (
         {"promptTemplate": "{{ question }} {{ contxt }}"},
-        outcome.DataError,
+        exit_status.DataError,
         "has no column contxt: it has answer, choices, question and stars",
     ),
     "a list in which values are to be replaced": (
         {"redact": ["Email"]},
-        outcome.DataError,
+        exit_status.DataError,
         "holds array<string>: leave it out of the templates, or make text of it in the source",
     ),
 }
@@ -197,7 +197,7 @@ WRONG: dict[str, tuple[Json, type[outcome.PodFailure], str]] = {
 
 @pytest.mark.parametrize(("change", "kind", "sentence"), WRONG.values(), ids=WRONG)
 def test_what_is_refused_before_a_row_is_read(
-    prepare: Preparer, change: Json, kind: type[outcome.PodFailure], sentence: str
+    prepare: Preparer, change: Json, kind: type[exit_status.PodFailure], sentence: str
 ) -> None:
     with pytest.raises(kind) as refused:
         prepare(CHOICES[:1], **asked(**change))

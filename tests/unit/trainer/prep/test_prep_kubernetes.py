@@ -11,8 +11,8 @@ import certifi
 import pytest
 
 from finetune_crds.spark import Spark
-from finetune_trainer.outcome import RecipeRefusedError, TrainingError
-from finetune_trainer.prep import kubernetes, session
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
+from finetune_trainer.prep.spark import kubernetes, session
 from support.http_server import Answer, Request, serving
 
 TEMPLATE = json.dumps(

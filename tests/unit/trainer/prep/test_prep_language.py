@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from finetune_crds.cleaning import Language
-from finetune_trainer.prep import language
+from finetune_trainer.prep.steps import language
 from unit.trainer.prep.recipes import Preparer, table_of
 
 Json = dict[str, Any]

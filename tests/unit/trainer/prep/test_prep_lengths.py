@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from finetune_trainer.prep import lengths
+from finetune_trainer.prep.report import lengths
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

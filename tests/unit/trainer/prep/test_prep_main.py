@@ -8,7 +8,7 @@ import sys
 
 SCRIPT = """
 import signal
-from finetune_trainer.outcome import end_when_told
+from finetune_trainer.pod.exit_status import end_when_told
 end_when_told()
 print("ready", flush=True)
 signal.pause()

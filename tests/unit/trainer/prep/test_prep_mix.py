@@ -14,8 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from finetune_crds.contract import PrepResult
 from finetune_crds.source import MixedSource
-from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import mix
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.steps import mix
 from unit.trainer.prep.recipes import WITHOUT_SAMPLES, prepare_quickly, recipe
 
 if TYPE_CHECKING:

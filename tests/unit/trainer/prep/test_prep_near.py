@@ -12,9 +12,9 @@ import pytest
 from bench.prep.near_duplicates import Row, score
 from bench.prep.near_duplicates import rows as labelled
 from finetune_crds.prepare import NearDedupe
-from finetune_trainer.prep import near
-from finetune_trainer.prep.counter import Counter
-from finetune_trainer.prep.near import Clusters, Pair, Source
+from finetune_trainer.prep.spark.counter import Counter
+from finetune_trainer.prep.steps import near
+from finetune_trainer.prep.steps.near import Clusters, Pair, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from finetune_trainer.prep.ngrams import of_evaluation, of_examples, runs
+from finetune_trainer.prep.steps.ngrams import of_evaluation, of_examples, runs
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "and", "runs", "far", "away", "into"]
 

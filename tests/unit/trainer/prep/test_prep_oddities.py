@@ -15,11 +15,13 @@ import pytest
 
 from finetune_crds.data import Splits
 from finetune_crds.source import Source
-from finetune_trainer.encodings import HALF_CHARACTER, NOT_UTF8
-from finetune_trainer.file_formats import ARRAY, POINTER, explain
-from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import errors, plain_text, source, text_files
+from finetune_trainer.examples.encodings import HALF_CHARACTER, NOT_UTF8
+from finetune_trainer.examples.file_formats import ARRAY, POINTER, explain
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep import spark_errors
+from finetune_trainer.prep.expressions import plain_text
 from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.source import reader, text_files
 from finetune_trainer.train.data import read
 from unit.trainer.prep.recipes import recipe
 
@@ -126,11 +128,11 @@ READ: dict[str, tuple[str, dict[str, bytes], list[str] | str]] = {
 
 def prepared(spark: SparkSession, kind: str, folder: Path, scratch: Path) -> list[str]:
     asked = request(recipe(source={"type": kind, "path": str(folder)}))
-    with errors.telling(asked):
-        corpus = source.read(spark, asked.source, scratch)
+    with spark_errors.telling(asked):
+        corpus = reader.read(spark, asked.source, scratch)
         frame = corpus.frame
         with text_files.checking_on_failure(spark, corpus.texts):
-            source.require(frame, ["text"], str(folder))
+            reader.require(frame, ["text"], str(folder))
         if corpus.texts is not None:
             text_files.check(spark, *corpus.texts)
         return [row["text"] for row in plain_text.with_texts(frame, ["text"]).select("text").collect()]
@@ -153,9 +155,9 @@ def test_both_readers_read_the_same(case: str, spark: SparkSession, tmp_path: Pa
         "direct": lambda: sorted(direct(kind, folder)),
     }
     outcomes: dict[str, list[str] | str] = {}
-    for name, reader in readers.items():
+    for name, read_texts in readers.items():
         try:
-            outcomes[name] = reader()
+            outcomes[name] = read_texts()
         except DataError as error:
             outcomes[name] = error.message.replace(f"{folder}/", "")
     assert outcomes == dict.fromkeys(readers, expected)
@@ -209,5 +211,5 @@ def test_what_a_preparation_refuses(case: str, spark: SparkSession, tmp_path: Pa
 
 def test_a_text_of_25_million_characters(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(line("x" * 25_000_000))
-    frame = source.read(spark, Source(type="JSONLines", path=str(tmp_path)), tmp_path).frame
+    frame = reader.read(spark, Source(type="JSONLines", path=str(tmp_path)), tmp_path).frame
     assert frame.selectExpr("length(text) AS length").collect()[0]["length"] == 25_000_000

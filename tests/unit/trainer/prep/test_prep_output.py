@@ -14,10 +14,11 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from finetune_crds.data import Columns, Splits
 from finetune_crds.source import Source
 from finetune_crds.training import Model
-from finetune_trainer.documents import Documents
-from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import output, source
-from finetune_trainer.tokenizer import load_tokenizer
+from finetune_trainer.examples.documents import Documents
+from finetune_trainer.examples.tokenizer import load_tokenizer
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep import output
+from finetune_trainer.prep.source import reader
 from finetune_trainer.train.data import dataset, encode
 from unit.trainer.prep.recipes import prepared, recipe, table_of
 
@@ -124,11 +125,11 @@ def test_the_version_that_is_read_decides(prepare_as: Jobs) -> None:
 
 def test_a_table_that_is_created_again_is_another_source(prepare_as: Jobs, tmp_path: Path) -> None:
     asked = Source(type="Delta", path=str(prepare_as.delta))
-    before = source.read(prepare_as.spark, asked, tmp_path).identity
-    assert source.read(prepare_as.spark, asked, tmp_path).identity == before
+    before = reader.read(prepare_as.spark, asked, tmp_path).identity
+    assert reader.read(prepare_as.spark, asked, tmp_path).identity == before
     prepare_as.delta.rename(tmp_path / "before")
     write_deltalake(prepare_as.delta, pa.Table.from_pylist(ROWS[:5]))
-    again = source.read(prepare_as.spark, asked, tmp_path)
+    again = reader.read(prepare_as.spark, asked, tmp_path)
     assert (again.version, again.identity != before) == (0, True)
 
 
@@ -139,8 +140,8 @@ def test_files_are_the_same_while_their_listing_is(spark: SparkSession, tmp_path
     seen: list[str] = []
     for name, rows in (("a", ROWS), ("b", ROWS[:1]), ("a", ROWS[1:])):
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
-        seen.append(source.read(spark, asked, tmp_path).identity)
-        assert source.read(spark, asked, tmp_path).identity == seen[-1]
+        seen.append(reader.read(spark, asked, tmp_path).identity)
+        assert reader.read(spark, asked, tmp_path).identity == seen[-1]
     assert len({*seen}) == 3
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from finetune_trainer.prep import decontaminate
+from finetune_trainer.prep.steps import decontaminate
 from unit.trainer.prep.recipes import Preparer, compiled, table_of
 
 if TYPE_CHECKING:

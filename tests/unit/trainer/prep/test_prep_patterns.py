@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import pytest
 
 from finetune_crds.cleaning import RedactKind
-from finetune_trainer.prep.patterns import PATTERNS, replaced
+from finetune_trainer.prep.steps.patterns import PATTERNS, replaced
 
 # NB: keys in one piece would be found by the scanners that read this repository.
 AWS, GITHUB = "AKIA" + "IOSFODNN7EXAMPLE", "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"

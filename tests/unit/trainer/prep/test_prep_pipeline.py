@@ -17,8 +17,8 @@ from deltalake import DeltaTable
 from finetune_crds.contract import PrepResult
 from finetune_crds.data import Columns
 from finetune_crds.training import ModelCache
-from finetune_trainer import outcome
-from finetune_trainer.cache import Cache
+from finetune_trainer.models.cache import Cache
+from finetune_trainer.pod import exit_status
 from finetune_trainer.prep import output, pipeline
 from unit.trainer.prep.corpus import DIRTY, DROPPED, ROWS, STEPS, counted
 from unit.trainer.prep.recipes import PAIR_TOKENS, recipe, table_of
@@ -246,7 +246,7 @@ def test_what_the_report_shows(ask: Asker) -> None:
 
 
 def test_a_corpus_of_which_nothing_is_left_has_a_report(ask: Asker) -> None:
-    with pytest.raises(outcome.DataError):
+    with pytest.raises(exit_status.DataError):
         ask(minQuality=2, reportSamples=3)
     assert (ask.shown[0].dropped["minQuality"], len(ask.shown[0].samples["minQuality"])) == (103, 3)
 
@@ -260,7 +260,7 @@ def test_the_tokenizer_comes_from_the_claim_of_the_recipe(
         used.append(cache)
         return tokenizer_folder
 
-    monkeypatch.setattr("finetune_trainer.artifacts.fetch_tokenizer", fetched)
+    monkeypatch.setattr("finetune_trainer.models.download.fetch_tokenizer", fetched)
     asked = recipe(base="s3://bucket/base")
     model = asked.model.model_copy(update={"cache": ModelCache(claim_name="models")})
     with pipeline.fetched_tokenizer(asked.model_copy(update={"model": model})) as found:

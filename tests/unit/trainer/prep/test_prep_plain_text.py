@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from finetune_crds.data import Splits
-from finetune_trainer import documents
-from finetune_trainer.prep import conversations, files, plain_text, source
+from finetune_trainer.examples import documents
+from finetune_trainer.prep.expressions import plain_text
 from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.source import files, reader
+from finetune_trainer.prep.steps import conversations
 from finetune_trainer.train.data import read
 from unit.trainer.prep.recipes import recipe, table_of
 
@@ -138,7 +140,7 @@ def test_numbers_in_messages(spark: SparkSession, tmp_path: Path) -> None:
         for number, content in enumerate(CONTENTS)
     ]
     frame = files.frame(spark, "JSONLines", [str(tmp_path)])
-    form = plan(recipe(columns={"type": "Messages"}), source.conversations(frame)).form
+    form = plan(recipe(columns={"type": "Messages"}), reader.conversations(frame)).form
     prepared = conversations.parsed(frame, form).collect()
     direct = direct_texts("JSONLines", tmp_path, ["messages"])["messages"]
     for values in ([row.asDict(recursive=True)["messages"] for row in prepared], direct):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from finetune_crds.chat import Conversation
-from finetune_trainer import turns
-from finetune_trainer.outcome import DataError, RecipeRefusedError
+from finetune_trainer.examples import chat_messages
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.prep import funnel
+from finetune_trainer.prep.expressions.template import Template
 from finetune_trainer.prep.plan import Form, plan, request
-from finetune_trainer.prep.template import Template
 from unit.trainer.prep.recipes import recipe
 
 PREFERENCES = {"type": "Preference", "prompt": "question", "chosen": "good", "rejected": "bad"}
@@ -134,7 +134,7 @@ SPOKEN: list[tuple[str, dict[str, Any], dict[str, tuple[str, ...]], tuple[Any, .
         "messages as JSON text, with tools",
         CHAT | {"tools": "functions"},
         {"other": ()},
-        (("chat",), turns.CARRIED, ("messages", "tools")),
+        (("chat",), chat_messages.CARRIED, ("messages", "tools")),
     ),
     (
         "answers of preferences",

@@ -6,7 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from finetune_crds import contract
-from finetune_trainer.prep.progress import (
+from finetune_trainer.pod.mlflow_run import Tracker
+from finetune_trainer.prep.spark.progress import (
     NEAR_DUPLICATES,
     READING,
     WRITING,
@@ -15,7 +16,6 @@ from finetune_trainer.prep.progress import (
     Tasks,
     to_run,
 )
-from finetune_trainer.track import Tracker
 from support.waiting import wait_for
 
 if TYPE_CHECKING:

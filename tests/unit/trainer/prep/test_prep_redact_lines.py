@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from finetune_trainer.prep.patterns import PATTERNS
+from finetune_trainer.prep.steps.patterns import PATTERNS
 from unit.trainer.prep.labelled_lines import lines
 
 PAGE = Path(__file__).parents[4] / "docs/finetunejob/data.md"

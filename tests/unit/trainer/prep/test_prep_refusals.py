@@ -9,7 +9,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from finetune_crds.contract import EXIT_DATA
-from finetune_trainer import outcome
+from finetune_trainer.pod import exit_status
 from support.http_server import Answer, serving
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("changes", "reason", "sentence"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG]
 )
 def test_wrong_data(ask: Asker, changes: dict[str, Any], reason: str, sentence: str) -> None:
-    with pytest.raises(outcome.PodFailure) as failed:
+    with pytest.raises(exit_status.PodFailure) as failed:
         ask(**_filled(changes, ask.corpus))
-    code, message = outcome.describe(failed.value)
+    code, message = exit_status.describe(failed.value)
     expected = sentence.replace("{corpus}", str(ask.corpus))
     assert message.error is not None
     said = message.error.message
@@ -182,7 +182,7 @@ def test_an_output_that_is_something_else_is_left_alone(ask: Asker, corpus: Path
     (tmp_path / "files/_SUCCESS").write_text("")
     told = {}
     for name in ("theirs", "files"):
-        with pytest.raises(outcome.DataError) as failed:
+        with pytest.raises(exit_status.DataError) as failed:
             ask(output=str(tmp_path / name))
         assert failed.value.reason == "OutputTaken"
         told[name] = failed.value.message.replace(str(tmp_path), "")
@@ -209,7 +209,7 @@ def test_credentials_that_the_store_refuses(spark: SparkSession, ask: Asker) -> 
             "secret.key": "secret",
         }.items():
             configuration.set(f"fs.s3a.bucket.closed.{name}", value)
-        with pytest.raises(outcome.DataError) as failed:
+        with pytest.raises(exit_status.DataError) as failed:
             ask(source={"type": "Parquet", "path": "s3://closed/corpus"})
     assert (failed.value.reason, failed.value.message) == (
         "AccessDenied",

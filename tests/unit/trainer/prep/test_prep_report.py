@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from finetune_trainer.prep import report
-from finetune_trainer.prep.lengths import EDGES
-from finetune_trainer.prep.near import Pair
-from finetune_trainer.track import Tracker
+from finetune_trainer.pod.mlflow_run import Tracker
+from finetune_trainer.prep.report import report
+from finetune_trainer.prep.report.lengths import EDGES
+from finetune_trainer.prep.steps.near import Pair
 
 if TYPE_CHECKING:
     from pathlib import Path

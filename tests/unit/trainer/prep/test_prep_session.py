@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from finetune_crds.spark import Spark
-from finetune_trainer.outcome import RecipeRefusedError, TrainingError
-from finetune_trainer.prep import session
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
+from finetune_trainer.prep.spark import session
 
 
 def settings(spark: Spark, **environment: str) -> dict[str, str]:

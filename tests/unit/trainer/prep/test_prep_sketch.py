@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from finetune_trainer.prep.sketch import Banding, Boilerplate, Sketches, banding, shingles_of, sketch
+from finetune_trainer.prep.steps.sketch import Banding, Boilerplate, Sketches, banding, shingles_of, sketch
 
 
 def shingles(found: Sketches) -> list[set[int]]:

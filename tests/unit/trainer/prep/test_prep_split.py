@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from finetune_crds.prepare import SplitRatios
-from finetune_trainer.prep import split
+from finetune_trainer.prep.steps import split
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

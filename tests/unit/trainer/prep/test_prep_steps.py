@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from finetune_trainer.outcome import DataError, PodFailure, RecipeRefusedError
-from finetune_trainer.prep import conversations, split, steps
+from finetune_trainer.pod.exit_status import DataError, PodFailure, RecipeRefusedError
 from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.steps import conversations, split, steps
 from unit.trainer.prep.recipes import recipe
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_trainer.prep import stores
+from finetune_trainer.prep.spark import stores
 
 PROVIDER = {
     "fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"

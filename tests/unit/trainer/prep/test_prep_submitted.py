@@ -17,9 +17,9 @@ from finetune_crds import contract
 from finetune_crds.contract import TerminationMessage
 from finetune_crds.prepare import Prepare
 from finetune_crds.spark import Spark
-from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.prep import session, submitted
-from finetune_trainer.prep.executor import spark_home
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.prep.spark import session, spark_application
+from finetune_trainer.prep.spark.executor import spark_home
 from unit.trainer.prep.recipes import QUICK, QUICK_JVM, prepare_quickly, recipe, table_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def command(jars: Path, patch: pytest.MonkeyPatch, **spark: Any) -> list[str]:
     wanted = Prepare.model_validate({"output": "/out", "spark": {**MODE, **spark}})
     words = ["--properties-file", "/conf/spark.properties", "--class", "C", "local:///prep.py"]
     given = {"SPARK_DRIVER_BIND_ADDRESS": "10.0.0.7", "AWS_REGION": "eu-west-1"}
-    return submitted.command(wanted, words, given, Path("/spark"))
+    return spark_application.command(wanted, words, given, Path("/spark"))
 
 
 def test_what_depends_on_the_image_goes_to_spark_submit(jars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_outside_of_such_a_pod_it_ends(
     monkeypatch.setattr(sys, "argv", ["finetune-driver", *words])
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert submitted.main() == 64
+    assert spark_application.main() == 64
     assert capsys.readouterr().err.startswith(said)
 
 
@@ -176,8 +176,8 @@ def submit(
     def run() -> tuple[int, str, TerminationMessage]:
         assert asked.data.prepare
         done = subprocess.run(
-            submitted.command(asked.data.prepare, words, given, home),
-            env=submitted.environment(given, home),
+            spark_application.command(asked.data.prepare, words, given, home),
+            env=spark_application.environment(given, home),
             cwd=tmp_path,
             check=False,
             capture_output=True,

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from finetune_trainer.encodings import HALF_CHARACTER, NOT_UTF8
-from finetune_trainer.outcome import DataError
-from finetune_trainer.prep import text_files
+from finetune_trainer.examples.encodings import HALF_CHARACTER, NOT_UTF8
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.source import text_files
 from unit.trainer.prep.recipes import prepare_quickly, prepared, recipe
 
 if TYPE_CHECKING:

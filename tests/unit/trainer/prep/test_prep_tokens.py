@@ -17,10 +17,10 @@ from pyspark.sql import functions as sf
 from finetune_crds.data import Columns, Splits
 from finetune_crds.objective import Objective
 from finetune_crds.training import Model
-from finetune_trainer import tokenizer as tokenizers
-from finetune_trainer.documents import Documents
-from finetune_trainer.prep import tokens
-from finetune_trainer.tokenizer import Loaded, load_tokenizer
+from finetune_trainer.examples import tokenizer as tokenizers
+from finetune_trainer.examples.documents import Documents
+from finetune_trainer.examples.tokenizer import Loaded, load_tokenizer
+from finetune_trainer.prep.steps import tokens
 from finetune_trainer.train.data import dataset, read
 from finetune_trainer.train.data.encode import Encoder
 
@@ -148,7 +148,7 @@ def test_workers_tokenize_texts_without_transformers(tokenizer_folder: Path) -> 
     assert load is not None
     columns = Columns(type="PromptResponse")
     script = (
-        "import json, pickle, sys; from finetune_trainer.documents import Documents; from finetune_trainer.prep import tokens; "
+        "import json, pickle, sys; from finetune_trainer.examples.documents import Documents; from finetune_trainer.prep import tokens; "
         "load, columns = pickle.loads(sys.stdin.buffer.read()); "
         "found = [*Documents(load(), columns, True).of(json.loads(sys.argv[1]))]; "
         "print(json.dumps([found, 'transformers' in sys.modules]))"

@@ -23,9 +23,10 @@ from finetune_crds.data import Columns
 from finetune_crds.recipe import JobReference, Recipe
 from finetune_crds.reference import SAMPLES
 from finetune_crds.source import Source
-from finetune_trainer.outcome import DataError, PodFailure, TrainingError
-from finetune_trainer.prep import errors, source, unity_catalog
+from finetune_trainer.pod.exit_status import DataError, PodFailure, TrainingError
+from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.source import reader, unity_catalog
 from standins import databricks, s3
 from standins import unity_catalog as server
 from standins.databricks.tables import Tables
@@ -187,10 +188,10 @@ def test_the_sample(
 
 def test_an_old_version_and_parquet_files(spark: SparkSession, catalog: Catalog, tmp_path: Path) -> None:
     old = Source.model_validate({"type": "Delta", "table": TABLE, "version": 0})
-    found = source.read(spark, old, tmp_path, catalog=catalog)
+    found = reader.read(spark, old, tmp_path, catalog=catalog)
     assert (found.version, found.frame.count()) == (0, 5)
     files = Source.model_validate({"type": "Parquet", "table": "main.support.files"})
-    first, again = (source.read(spark, files, tmp_path, catalog=catalog) for _ in range(2))
+    first, again = (reader.read(spark, files, tmp_path, catalog=catalog) for _ in range(2))
     assert first.frame.count() == 20
     # Each reading has other credentials; what is read is the same.
     assert first.identity == again.identity
@@ -204,7 +205,7 @@ def test_two_tables_of_one_bucket_are_read_each_with_its_credentials(
         Source.model_validate({"type": "Delta", "table": f"main.support.{name}"})
         for name in ("chats", "other")
     ]
-    first, second = (source.read(spark, one, tmp_path, catalog=catalog).frame for one in asked)
+    first, second = (reader.read(spark, one, tmp_path, catalog=catalog).frame for one in asked)
     assert first.union(second).count() == 21
     assert first.count() == 20
 
@@ -214,9 +215,9 @@ def test_credentials_that_expire_are_said(
 ) -> None:
     before = set(store.grants)
     asked = Source.model_validate({"type": "Delta", "table": TABLE})
-    frame = source.read(spark, asked, tmp_path, catalog=catalog).frame
+    frame = reader.read(spark, asked, tmp_path, catalog=catalog).frame
     store.expired |= set(store.grants) - before
-    with pytest.raises(TrainingError) as failed, errors.telling(plan(recipe())):
+    with pytest.raises(TrainingError) as failed, spark_errors.telling(plan(recipe())):
         frame.collect()
     assert failed.value.reason == "CredentialsExpired"
     assert failed.value.message.startswith(

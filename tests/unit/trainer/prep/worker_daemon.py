@@ -13,7 +13,7 @@ import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 from transformers import AutoTokenizer  # noqa: F401
 
-from finetune_trainer.prep import decontaminate, jinja_template, language, near, redact, tokens  # noqa: F401
+from finetune_trainer.prep.expressions import jinja_template  # noqa: F401
 
 if __name__ == "__main__":
     # Each worker collects its garbage after each task.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from finetune_crds.recipe import Recipe
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.runtime.device import Gpus, check, tags
 
 if TYPE_CHECKING:

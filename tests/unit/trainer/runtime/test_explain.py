@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from finetune_trainer.outcome import PodFailure, TrainingError
+from finetune_trainer.pod.exit_status import PodFailure, TrainingError
 from finetune_trainer.train.runtime.explain import explained
 from support import networks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_trainer.outcome import TrainingError
+from finetune_trainer.pod.exit_status import TrainingError
 from finetune_trainer.train.runtime.watch import Watch
 
 

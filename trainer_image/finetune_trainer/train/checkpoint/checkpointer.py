@@ -17,8 +17,8 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_op
 
 from finetune_crds import contract
 from finetune_crds.continuation import differences_of_examples, settings
-from finetune_trainer import storage
-from finetune_trainer.outcome import RecipeRefusedError, TrainingError
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
+from finetune_trainer.storage import filesystems
 from finetune_trainer.train.checkpoint import newest
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker
 from finetune_trainer.train.checkpoint.shards import (
@@ -33,7 +33,7 @@ from finetune_trainer.train.checkpoint.shards import (
     training_state,
     unreadable,
 )
-from finetune_trainer.train.model import pissa
+from finetune_trainer.train.model.adapters import pissa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -324,7 +324,7 @@ class Checkpointer:
             dcp.save(state, storage_writer=Writer(uri), process_group=self._group)
         except CheckpointException as error:
             rank, cause = first_failure(error)
-            reason = storage.failure(cause)
+            reason = filesystems.failure(cause)
             if reason is None:
                 raise cause from error
             return f"rank {rank}: {reason}"
@@ -338,7 +338,7 @@ class Checkpointer:
             try:
                 call()
             except Exception as error:  # noqa: BLE001 - raised on all ranks
-                reason = storage.failure(error)
+                reason = filesystems.failure(error)
                 unexpected = error if reason is None else None
         errors = [reason, None if unexpected is None else repr(unexpected)]
         dist.broadcast_object_list(errors, src=0, group=self._group)
@@ -369,7 +369,7 @@ class Checkpointer:
 
     def _remove_old(self, newest: int) -> None:
         """Delete all checkpoints but the newest `keep` and the best."""
-        with storage.tolerated(
+        with filesystems.tolerated(
             f"old checkpoints in {self.folder} could not be deleted, and the next save retries"
         ):
             complete = [step for step in self._checkpoints.marked() if step <= newest]

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from finetune_crds import contract
-from finetune_trainer import storage
+from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -47,7 +47,7 @@ class CheckpointFolder:
     @cached_property
     def _place(self) -> tuple[AbstractFileSystem, str]:
         # NB: the client of a store may look for a login at once.
-        return storage.filesystem(self.uri)
+        return filesystems.filesystem(self.uri)
 
     @property
     def _files(self) -> AbstractFileSystem:
@@ -77,7 +77,7 @@ class CheckpointFolder:
     def publish(self, step: int, marker: Marker) -> None:
         """Write the marker of a checkpoint whose files are all written."""
         text = json.dumps({**asdict(marker), "files": self._sizes(step)})
-        storage.write_whole(self._files, self._marker(step), text.encode())
+        filesystems.write_whole(self._files, self._marker(step), text.encode())
 
     def read(self, step: int) -> Marker:
         """Return the marker of a checkpoint.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finetune_trainer import storage
-from finetune_trainer.release import release
+from finetune_trainer.pod.release import release
+from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -50,7 +50,7 @@ class KeptReference:
         self._world.agree(lambda: self._try_to_write(split) if self._world.leads else None)
 
     def _try_to_write(self, split: Split) -> None:
-        with storage.tolerated("the reference is not kept for later attempts, which compute it again"):
+        with filesystems.tolerated("the reference is not kept for later attempts, which compute it again"):
             self._write(split)
 
     def _read(self, examples: Examples) -> np.ndarray | None:
@@ -70,7 +70,7 @@ class KeptReference:
             return None
         except Exception as error:
             # NB: an array that was cut short raises ValueError or EOFError.
-            reason = storage.failure(error) or (
+            reason = filesystems.failure(error) or (
                 str(error) if isinstance(error, ValueError | EOFError) else None
             )
             if reason is None:
@@ -90,9 +90,9 @@ class KeptReference:
         np.save(written, reference)
         files, path = self._place(self._folder)
         name = f"{path}/{split.digest}.npy"
-        storage.make_folder(files, path)
-        storage.write_whole(files, name, written.getvalue())
+        filesystems.make_folder(files, path)
+        filesystems.write_whole(files, name, written.getvalue())
 
     def _place(self, folder: str) -> tuple[AbstractFileSystem, str]:
-        files, path = storage.filesystem(folder)
+        files, path = filesystems.filesystem(folder)
         return files, f"{path.rstrip('/')}/{self._name}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from finetune_crds import contract
 from finetune_crds.continuation import differences
-from finetune_trainer import storage
-from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.storage import filesystems
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder, DamagedError
 from finetune_trainer.train.checkpoint.progress import Progress
 
@@ -157,7 +157,7 @@ def _storage_errors(folder: str) -> Iterator[None]:
     except PodFailure:
         raise
     except Exception as error:
-        reason = storage.failure(error)
+        reason = filesystems.failure(error)
         if reason is None:
             raise
         raise TrainingError(

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
 )
 
-from finetune_trainer import storage
-from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError, first_line
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError, first_line
+from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -38,12 +38,12 @@ class _Files(FileSystem):
 
     def init_path(self, path: str | os.PathLike[str], **_: Any) -> str | os.PathLike[str]:
         """Take the file system of a URI."""
-        self.fs, _path = storage.filesystem(os.fspath(path))
+        self.fs, _path = filesystems.filesystem(os.fspath(path))
         return path
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         """Make a folder."""
-        storage.make_folder(self.fs, os.fspath(path))
+        filesystems.make_folder(self.fs, os.fspath(path))
 
 
 class Writer(FsspecWriter):
@@ -52,7 +52,7 @@ class Writer(FsspecWriter):
     def __init__(self, uri: str) -> None:
         # NB: to copy ahead, torch waits for the stream of the thread every few megabytes: on the first GPU that is the one that trains. What
         # an asynchronous save writes is on the host already.
-        super().__init__(uri, per_thread_copy_ahead=0, **storage.options(uri))
+        super().__init__(uri, per_thread_copy_ahead=0, **filesystems.options(uri))
         self.fs = _Files()
         self.fs.init_path(uri)
 
@@ -76,7 +76,7 @@ class Reader(FsspecReader):
     """Reads the shards from a place that `storage` knows."""
 
     def __init__(self, uri: str) -> None:
-        super().__init__(uri, **storage.options(uri))
+        super().__init__(uri, **filesystems.options(uri))
         self.fs = _Files()
         self.fs.init_path(uri)
 
@@ -86,7 +86,7 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = storage.failure(error)
+        reason = filesystems.failure(error)
         if reason is None:
             raise
         raise OSError(reason) from None
@@ -107,7 +107,7 @@ def unreadable(uri: str, cause: BaseException, remedy: str, *, shared: bool) -> 
         remedy: what to do about a damaged one.
         shared: another job writes and deletes checkpoints in its folder.
     """
-    reason = storage.failure(cause)
+    reason = filesystems.failure(cause)
     if shared and isinstance(cause, FileNotFoundError):
         # NB: its files were there when the attempt chose it.
         return TrainingError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from finetune_trainer import answer_end, columns
-from finetune_trainer.outcome import DataError, RecipeRefusedError, TrainingError
+from finetune_trainer.examples import answer_end, columns
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError, TrainingError
 from finetune_trainer.train.data import dataset, pack, read
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.feed import Examples

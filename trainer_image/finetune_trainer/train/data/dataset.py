@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finetune_trainer.columns import missing_weights
-from finetune_trainer.documents import from_table, labels, token_columns
-from finetune_trainer.outcome import DataError
+from finetune_trainer.examples.columns import missing_weights
+from finetune_trainer.examples.documents import from_table, labels, token_columns
+from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.train.data.encode import WEIGHED
 from finetune_trainer.train.data.read import read
 

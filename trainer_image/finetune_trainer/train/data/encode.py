@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune_trainer.columns import of_table
-from finetune_trainer.documents import Documents, labels
-from finetune_trainer.outcome import DataError
+from finetune_trainer.examples.columns import of_table
+from finetune_trainer.examples.documents import Documents, labels
+from finetune_trainer.pod.exit_status import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.documents import Document
+    from finetune_trainer.examples.documents import Document
 
 WEIGHED = "with weights"
 """The counter of rows with the field that data.columns.messageWeight names."""

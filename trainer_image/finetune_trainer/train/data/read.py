@@ -10,14 +10,15 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import plain_text, storage
-from finetune_trainer.columns import Column, Kind
-from finetune_trainer.documents import ENCODING
-from finetune_trainer.encodings import parse_json
-from finetune_trainer.file_formats import explain, find_other_format
-from finetune_trainer.outcome import DataError, TrainingError, first_line
+from finetune_trainer.examples import plain_text
+from finetune_trainer.examples.chat_messages import are_fields_of_messages
+from finetune_trainer.examples.columns import Column, Kind
+from finetune_trainer.examples.documents import ENCODING
+from finetune_trainer.examples.encodings import parse_json
+from finetune_trainer.examples.file_formats import explain, find_other_format
+from finetune_trainer.pod.exit_status import DataError, TrainingError, first_line
+from finetune_trainer.storage import filesystems
 from finetune_trainer.train.data.split_files import find_files, name_corruption, open_parquet, show
-from finetune_trainer.turns import are_fields_of_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterator, Mapping
@@ -181,7 +182,7 @@ def _delta_table(splits: Splits) -> Any:
     assert splits.path is not None  # noqa: S101 - the schema demands it
     path = splits.path.replace("s3a://", "s3://", 1)
     try:
-        return DeltaTable(path, version=splits.version, storage_options=storage.delta_options(path))
+        return DeltaTable(path, version=splits.version, storage_options=filesystems.delta_options(path))
     except TableNotFoundError as error:
         raise DataError(
             "MissingTable", f"data.splits.path {splits.path} is not a Delta table: correct the path"
@@ -197,7 +198,7 @@ def _delta_table(splits: Splits) -> Any:
                 "CorruptData",
                 f"the log of the Delta table {splits.path} cannot be read ({first_line(error)}): restore the table",
             ) from error
-        if storage.is_object_store(path):
+        if filesystems.is_object_store(path):
             raise TrainingError(
                 "DataUnreadable", f"the Delta table {splits.path} cannot be read: {first_line(error)[:300]}"
             ) from error

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import storage
-from finetune_trainer.file_formats import BEGINNING_OF_POINTER, POINTER, explain
-from finetune_trainer.outcome import DataError, TrainingError, first_line
+from finetune_trainer.examples.file_formats import BEGINNING_OF_POINTER, POINTER, explain
+from finetune_trainer.pod.exit_status import DataError, TrainingError, first_line
+from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,10 +26,10 @@ def find_files(place: str) -> tuple[AbstractFileSystem, list[str]]:
         TrainingError: the storage does not answer.
     """
     try:
-        files, path = storage.filesystem(place)
+        files, path = filesystems.filesystem(place)
         found = _visible_files(files, path) if files.exists(path) else None
     except Exception as error:
-        reason = storage.failure(error)
+        reason = filesystems.failure(error)
         if reason is None:
             raise
         raise TrainingError("DataUnreadable", f"{place} cannot be read: {reason}") from error

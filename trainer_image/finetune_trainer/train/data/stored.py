@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune_crds import contract
-from finetune_trainer import storage
+from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -54,7 +54,7 @@ class StoredTokens:
             return self._fetch(name, target)
         except Exception as error:
             shutil.rmtree(target, ignore_errors=True)
-            reason = str(error) if isinstance(error, ValueError) else storage.failure(error)
+            reason = str(error) if isinstance(error, ValueError) else filesystems.failure(error)
             if reason is None:
                 raise
             print(
@@ -80,21 +80,21 @@ class StoredTokens:
 
     def store(self, name: str, source: Path) -> None:
         """Copy the files of a split's folder to the storage, the marker last."""
-        with storage.tolerated(f"the tokens of split {name} are not stored for later attempts"):
+        with filesystems.tolerated(f"the tokens of split {name} are not stored for later attempts"):
             self._store(name, source)
 
     def _store(self, name: str, source: Path) -> None:
         files, folder = self._place(name)
         with suppress(FileNotFoundError):
             files.rm_file(f"{folder}/{_MARKER}")
-        storage.make_folder(files, folder)
+        filesystems.make_folder(files, folder)
         sizes = {file.name: file.stat().st_size for file in sorted(source.iterdir())}
         for file in sizes:
             files.put_file(str(source / file), f"{folder}/{file}")
         files.pipe_file(f"{folder}/{_MARKER}", json.dumps(sizes).encode())
 
     def _place(self, name: str) -> tuple[AbstractFileSystem, str]:
-        return storage.filesystem(f"{self._folder}/{self._name}/{name}")
+        return filesystems.filesystem(f"{self._folder}/{self._name}/{name}")
 
 
 def digest(splits: Splits, encoder: Encoder) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finetune_crds.contract import TrainResult
-    from finetune_trainer.origin import Origin
+    from finetune_trainer.models.base_reference import Origin
 
 
 def deliver(

@@ -21,14 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from finetune_trainer import answer_end, origin
-from finetune_trainer.stop_tokens import GENERATION_CONFIG, read_stop_tokens
+from finetune_trainer.examples import answer_end
+from finetune_trainer.examples.stop_tokens import GENERATION_CONFIG, read_stop_tokens
+from finetune_trainer.models import base_reference
 from finetune_trainer.train.checkpoint.shards import trained_state
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.lineage import build_metadata, model_card
-from finetune_trainer.train.model import load, merge, pissa, rows, standalone
-from finetune_trainer.train.model.network import base_of
-from finetune_trainer.train.model.new_tokens import NewTokens
+from finetune_trainer.train.model import rows
+from finetune_trainer.train.model.adapters import pissa
+from finetune_trainer.train.model.adapters.new_tokens import NewTokens
+from finetune_trainer.train.model.network.trained_network import base_of
+from finetune_trainer.train.model.weights import load, merge, standalone
 
 if TYPE_CHECKING:
     from mlflow.models import ModelSignature
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.origin import Origin
+    from finetune_trainer.models.base_reference import Origin
     from finetune_trainer.train.delivery.lineage import Lineage
     from finetune_trainer.train.runtime.distributed import World
 
@@ -129,7 +132,7 @@ def write(
             merge.into(source, folder / ADAPTER, recipe.model, folder / MODEL, new=new)
             flavor |= {"model_binary": MODEL, "source_model_name": name}
         elif base is not None and names_base(recipe):
-            origin.note(base, folder / ADAPTER)
+            base_reference.note(base, folder / ADAPTER)
             flavor |= {"peft_adaptor": ADAPTER, **_reference(base, source, recipe, tokenizer)}
         else:
             merge.copy(source, recipe.model, folder / MODEL)

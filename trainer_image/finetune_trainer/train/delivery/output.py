@@ -7,9 +7,9 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from finetune_trainer import origin
-from finetune_trainer.model_folder import ModelFolder
-from finetune_trainer.origin import Origin
+from finetune_trainer.models import base_reference
+from finetune_trainer.models.base_reference import Origin
+from finetune_trainer.models.output_folder import ModelFolder
 from finetune_trainer.train.delivery.export import ADAPTER, MODEL
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ def publish(to: ModelFolder, exported: Path, recipe: Recipe, base: Origin | None
     parts = {"": adapter}
     if base is None:
         parts[_BASE] = exported / MODEL
-        base = Origin(f"{to.uri}/{_BASE}", digest=origin.digest(exported / MODEL))
+        base = Origin(f"{to.uri}/{_BASE}", digest=base_reference.digest(exported / MODEL))
         config = adapter / "adapter_config.json"
         named = {**json.loads(config.read_text(encoding="utf-8")), "base_model_name_or_path": base.uri}
         config.write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
-    if origin.noted(adapter) is None:
-        origin.note(base, adapter)
+    if base_reference.noted(adapter) is None:
+        base_reference.note(base, adapter)
     to.publish(parts)

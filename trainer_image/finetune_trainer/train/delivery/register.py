@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from finetune_trainer import track
-from finetune_trainer.outcome import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.pod import mlflow_run
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
 from finetune_trainer.train.delivery import upload
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ class Registry:
         run_id: str,
         way: Upload | None,
         *,
-        connect: Callable[[], MlflowClient] = track.client,
+        connect: Callable[[], MlflowClient] = mlflow_run.client,
         patience_seconds: float | None = None,
     ) -> None:
         self._run_id, self._way = run_id, way
         self._connect = connect
-        self._patience = patience_seconds or track.patience_seconds(_PATIENCE_SECONDS)
+        self._patience = patience_seconds or mlflow_run.patience_seconds(_PATIENCE_SECONDS)
 
     def version_of_run(self, model: str) -> str | None:
         """Return the version of `model` that an earlier attempt of this run registered, if any."""
@@ -87,8 +87,8 @@ class Registry:
             except PodFailure:
                 raise
             except Exception as error:
-                line = track.first_line(error)
-                if track.is_final(error):
+                line = mlflow_run.first_line(error)
+                if mlflow_run.is_final(error):
                     # NB: another attempt would train again, and be refused again.
                     raise RecipeRefusedError(
                         f"MLflow refused the model: {line}", reason="RegistrationRefused"

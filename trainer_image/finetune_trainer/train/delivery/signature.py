@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer import turns
+from finetune_trainer.examples import chat_messages
 from finetune_trainer.train.data.read import read
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _SETTINGS = {
 }
 _EXAMPLES = 16
 # Fields of messages that training has, and clients do not send.
-_UNSENT = (turns.WEIGHT, *turns.REASONING)
+_UNSENT = (chat_messages.WEIGHT, *chat_messages.REASONING)
 
 _Turns = list[dict[str, Any]]
 
@@ -111,7 +111,7 @@ def examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Examples
 def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _Turns]]:
     """What a model is asked and what it answers, text or messages each. A text is its own continuation."""
     if columns.messages is not None:
-        for said in map(turns.rename, rows[columns.messages]):
+        for said in map(chat_messages.rename, rows[columns.messages]):
             answered = bool(said) and said[-1]["role"] == "assistant"
             yield (said[:-1], said[-1:]) if answered else (said, [])
     elif columns.text is not None:
@@ -127,7 +127,10 @@ def _turns(said: str | _Turns, role: str, unsent: set[str | None]) -> _Turns:
     """Messages as clients send them."""
     if isinstance(said, str):
         return [{"role": role, "content": said}]
-    return [_sent(message) for message in turns.without(turns.messages(turns.rename(said)), *unsent)]
+    return [
+        _sent(message)
+        for message in chat_messages.without(chat_messages.messages(chat_messages.rename(said)), *unsent)
+    ]
 
 
 def _sent(message: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +150,7 @@ def _text(answer: str | _Turns) -> str:
     """The text of an answer; empty for one that calls tools."""
     if isinstance(answer, str):
         return answer
-    return str(turns.messages(turns.rename(answer))[-1]["content"]) if answer else ""
+    return str(chat_messages.messages(chat_messages.rename(answer))[-1]["content"]) if answer else ""
 
 
 def infer(found: Examples) -> ModelSignature:

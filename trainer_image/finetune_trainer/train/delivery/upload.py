@@ -10,8 +10,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from finetune_trainer import track
-from finetune_trainer.outcome import PodFailure, RecipeRefusedError
+from finetune_trainer.pod import mlflow_run
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,8 @@ def check(way: Upload | None, run_id: str) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - of any kind, and the upload asks again
         print(
-            f"whether MLflow can do register.upload {way} is not known: {track.first_line(error)}", flush=True
+            f"whether MLflow can do register.upload {way} is not known: {mlflow_run.first_line(error)}",
+            flush=True,
         )
 
 
@@ -86,7 +87,7 @@ def _mistake(way: Upload, run_id: str) -> str | None:
     from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
     from requests import HTTPError
 
-    uri = track.client().get_run(run_id).info.artifact_uri
+    uri = mlflow_run.client().get_run(run_id).info.artifact_uri
     repository = get_artifact_repository(uri)
     if not isinstance(repository, HttpArtifactRepository):
         return (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 
 if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe

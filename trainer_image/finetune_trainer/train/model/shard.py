@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from finetune_trainer.outcome import RecipeRefusedError
-from finetune_trainer.train.model.network import Network, decoder_layers
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.train.model.network.trained_network import Network, decoder_layers
 from finetune_trainer.train.model.precision import compute
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from finetune_crds import contract
-from finetune_trainer.train.model.network import Network, Objective
+from finetune_trainer.train.model.network.trained_network import Network, Objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

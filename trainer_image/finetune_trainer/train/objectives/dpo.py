@@ -11,7 +11,7 @@ from finetune_trainer.train.objectives.answers import OF_PAIRS, Answers, Referen
 
 if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
 
 
 class Dpo(Referenced):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.objective import Kto as Spec
     from finetune_trainer.train.data.pack import Batch
-    from finetune_trainer.train.model.network import Network
+    from finetune_trainer.train.model.network.trained_network import Network
 
 
 class Kto(Referenced):

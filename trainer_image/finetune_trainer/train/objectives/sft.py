@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional
 
-from finetune_trainer.train.model.network import Network, Objective
+from finetune_trainer.train.model.network.trained_network import Network, Objective
 
 if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch

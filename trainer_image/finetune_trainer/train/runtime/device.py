@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from finetune_crds import contract
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

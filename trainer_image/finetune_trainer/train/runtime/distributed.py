@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from finetune_crds.contract import EXIT_PREEMPTED
-from finetune_trainer.outcome import PodFailure, PreemptedError, describe
+from finetune_trainer.pod.exit_status import PodFailure, PreemptedError, describe
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.explain import explained
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from finetune_trainer.outcome import TrainingError, first_line
+from finetune_trainer.pod.exit_status import TrainingError, first_line
 from finetune_trainer.train.runtime import scratch
 
 _LONGEST = 300

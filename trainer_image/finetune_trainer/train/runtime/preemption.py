@@ -8,7 +8,7 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from finetune_trainer.outcome import PreemptedError
+from finetune_trainer.pod.exit_status import PreemptedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

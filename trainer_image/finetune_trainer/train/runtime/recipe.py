@@ -8,8 +8,8 @@ from finetune_crds.contract import ENV_RECIPE, RECIPE_PATH
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.recipe import Recipe
 from finetune_crds.training import LARGEST_OF_PISSA, LOW_RANK, PISSA_NEEDS, PISSA_RANK, SOFT_PROMPTS, Training
-from finetune_trainer.columns import misfits, of_table
-from finetune_trainer.outcome import RecipeRefusedError
+from finetune_trainer.examples.columns import misfits, of_table
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 
 
 def load_recipe() -> Recipe:

@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from finetune_trainer.track import Tracker
+    from finetune_trainer.pod.mlflow_run import Tracker
 
 _INTERVAL_SECONDS = 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from finetune_trainer.outcome import TrainingError
+from finetune_trainer.pod.exit_status import TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,85 @@
+"""How an answer of a chat model ends: what its template writes behind an answer, and the token that this is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from finetune_trainer.examples import chat_templates
+from finetune_trainer.examples.chat_messages import Message
+from finetune_trainer.examples.tokenizer import encoded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+QUESTION: Message = {"role": "user", "content": "What is asked?"}
+ANSWER: Message = {"role": "assistant", "content": "It is answered."}
+"""Messages that show what a chat template does."""
+
+
+def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text behind an answer in the chat template, without white space around it.
+
+    It is empty where there is no template, or where the template changes what an answer says.
+    """
+    if tokenizer.chat_template is None:
+        return ""
+    try:
+        text = chat_templates.render(tokenizer, [QUESTION, ANSWER])
+    except chat_templates.FAILURES:
+        return ""
+    _, answer, end = text.rpartition(ANSWER["content"])
+    return end.strip() if answer else ""
+
+
+def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the token at which servers stop behind an answer: the first special token of the chat template, or its text as one token.
+
+    Returns:
+        None: there is no template, or the end of an answer is several tokens, at which no server stops.
+    """
+    return _split_end(tokenizer)[1]
+
+
+def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
+    """Whether a text behind an answer has a special token, or what the chat template ends an answer with.
+
+    A template may write the end of a text behind the last answer alone.
+    """
+    (tokens,) = encoded(tokenizer, [text], special=False)
+    end = find_end_text(tokenizer)
+    end = end.removesuffix(str(tokenizer.eos_token)).strip() or end
+    return _find_special(tokenizer, text, tokens) is not None or (bool(end) and end in text)
+
+
+def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Return why servers do not stop at once behind an answer, and what to do; None if they do, or without a template."""
+    text, _ = _split_end(tokenizer)
+    if not text:
+        return None
+    return (
+        f"the chat template ends an answer with {text!r}, which is several tokens of this tokenizer, so that servers do not stop "
+        "there: add it to model.newTokens, or set another model.chatTemplate"
+    )
+
+
+def _split_end(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int | None]:
+    """The text between an answer and the token at which servers stop, and that token."""
+    end = find_end_text(tokenizer)
+    (tokens,) = encoded(tokenizer, [end], special=False)
+    special = _find_special(tokenizer, end, tokens)
+    if special is not None:
+        return end.partition(_text_of(tokenizer, special))[0].strip(), special
+    return ("", tokens[0]) if len(tokens) == 1 else (end, None)
+
+
+def _find_special(tokenizer: PreTrainedTokenizerBase, end: str, tokens: list[int]) -> int | None:
+    """The first special token of a text, such as <|end|> of <|end|>, a line end and <|endoftext|>; None where it has none."""
+    added = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(token for token, how in added.items() if how.special)}
+    # NB: the token of unknown characters is a special one too, and is not in the text.
+    return next((token for token in tokens if token in special and _text_of(tokenizer, token) in end), None)
+
+
+def _text_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    return str(tokenizer.convert_ids_to_tokens(token))

@@ -1,0 +1,298 @@
+"""Messages of conversations, and the tools beside them, as a chat template takes them.
+
+In the table of a preparation, the structures among them are JSON text: `tool_calls` of a message, and `tools`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.examples import plain_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+Message = dict[str, Any]
+
+WEIGHT = "weight"
+"""The field of a message that says whether it is learned, in OpenAI's format and in the table of a preparation."""
+WEIGHTS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+"""Weights of messages as text, in any case."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""The fields of a message with what the assistant thinks before it answers, as transformers passes them on to chat templates."""
+TEXT_PART = "text"
+"""The type of the only parts of a content that are learned; other formats have images and audio too."""
+BETWEEN_PARTS = "\n"
+"""What joins the texts of a content's parts. Source: vLLM, chat_utils.py, `_parse_chat_message_content_parts`."""
+OTHER_PART = "\0finetune part "
+"""What a content that is text begins with where a preparation found a part that is not; its type follows."""
+CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
+"""The fields of a message, besides role and content, that the preparation keeps."""
+
+FIELDS = {"role": "from", "content": "value"}
+"""The fields that each message has, in OpenAI's format and in ShareGPT's."""
+ROLES = {"human": "user", "gpt": "assistant", "function": "tool"}
+"""Roles that have another name in OpenAI's format: those of ShareGPT (source: FastChat, conversation format of Vicuna), and the one that
+`tool` has replaced."""
+INSTRUCTING = ("system", "developer")
+"""Roles of the messages that tell the assistant what to do in all conversations."""
+UNSPOKEN = (*INSTRUCTING, "tool")
+"""Roles whose messages neither the user nor the assistant says; any other role is one of these two by a name of its own."""
+LEGACY_CALL = "function_call"
+"""The field that `tool_calls` has replaced in OpenAI's format: one call, without its wrapper."""
+
+# The keys of a definition in the order in which servers pass them on: a Parquet file or a reader of JSON may have sorted them.
+_FIRST = ("type", "function", "name", "description", "parameters", "properties", "required")
+
+
+def are_fields_of_messages(fields: Collection[str]) -> bool:
+    """Whether structures with these fields are messages."""
+    return all(ours in fields or theirs in fields for ours, theirs in FIELDS.items())
+
+
+def rename(value: Any) -> Any:
+    """Return messages with the fields and roles of OpenAI's format as it is today.
+
+    What is no list of messages is returned as it is.
+    """
+    if not isinstance(value, list):
+        return value
+    return [_rename(message) if isinstance(message, dict) else message for message in value]
+
+
+def _rename(message: Message) -> Message:
+    renamed = dict(message)
+    for ours, theirs in FIELDS.items():
+        if renamed.get(ours) is None and renamed.get(theirs) is not None:
+            renamed[ours] = renamed.pop(theirs)
+    content = renamed.get("content")
+    if content is not None and plain_text.is_plain(content):
+        renamed["content"] = plain_text.write(content)
+    call = renamed.pop(LEGACY_CALL, None)
+    if _has_name(call) and not renamed.get("tool_calls"):
+        renamed["tool_calls"] = (
+            wrap_call(call) if isinstance(call, str) else [{"type": "function", "function": call}]
+        )
+    role = renamed.get("role")
+    return renamed | ({"role": ROLES[role]} if role in ROLES else {})
+
+
+def _has_name(call: Any) -> bool:
+    """Whether a call of before `tool_calls` is one: some writers have an empty one in messages without a call."""
+    try:
+        parsed = json.loads(call) if isinstance(call, str) else call
+    except ValueError:
+        # What it is wrong with is told with the calls.
+        return bool(call.strip())
+    return isinstance(parsed, dict) and parsed.get("name") is not None
+
+
+def wrap_call(text: str) -> str:
+    """Return the JSON text of the only call of a message as that of a list of calls."""
+    return f'[{{"type": "function", "function": {text}}}]'
+
+
+def wrong_shape(value: Any) -> str | None:
+    """Return what keeps a value from being a list of {role, content}, or None."""
+    if not isinstance(value, list):
+        return "it is text"
+    for number, message in enumerate(value, start=1):
+        if not isinstance(message, dict):
+            return f"message {number} has neither"
+        if not isinstance(message.get("role"), str):
+            return f"message {number} has no role"
+        # A message that calls tools may have nothing else to say.
+        if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
+            return f"message {number} has no content"
+    return None
+
+
+def messages(value: Sequence[Message]) -> list[Message]:
+    """Return messages without the fields that have no value, with contents as text, and with tool calls as structures.
+
+    As servers do it (vLLM), a message that only calls tools has the content "", the texts of a content's parts are joined, and
+    arguments that are JSON text become the object that they describe.
+
+    Raises:
+        ValueError: a content has a part that is not text, tool calls are not a list of calls, or their arguments are no JSON object.
+    """
+    return [_message(message, number) for number, message in enumerate(value, start=1)]
+
+
+def tools(value: Any) -> list[dict[str, Any]] | None:
+    """Return the tools of a conversation, given as a list or as JSON text; None if there are none.
+
+    The well-known keys of a definition have the order that clients send: type, function, name, description, parameters.
+
+    Raises:
+        ValueError: they are not a list of definitions.
+    """
+    found = _parsed(value, "tools") if isinstance(value, str) else _without_nulls(value)
+    if not found:
+        return None
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise ValueError("tools are not a list of definitions")
+    return [_in_order(tool) for tool in found]
+
+
+def weighed(value: Sequence[Message], field: str) -> tuple[list[Message], list[bool]]:
+    """Return messages without the field of their weights, and whether each has weight 1; an answer without the field has.
+
+    The weight of a message that is not the assistant's says nothing: it counts as 1.
+
+    Raises:
+        ValueError: the weight of an answer is neither 1 nor 0.
+    """
+    weights = [
+        message["role"] != "assistant" or _weight(message.get(field), field, number)
+        for number, message in enumerate(value, start=1)
+    ]
+    return without(value, field), weights
+
+
+def without(value: Sequence[Message], *fields: str | None) -> list[Message]:
+    """Return messages without some fields."""
+    return [{name: part for name, part in message.items() if name not in fields} for message in value]
+
+
+def reply(prompt: list[Message], answer: list[Message]) -> list[Message]:
+    """Return what an answer adds to the prompt, which it may repeat, with or without its system message.
+
+    Raises:
+        ValueError: it goes on with another role than the assistant's.
+    """
+    spoken = [message for message in prompt if message["role"] != "system"]
+    repeated = next((start for start in (prompt, spoken) if answer[: len(start)] == start), [])
+    added = answer[len(repeated) :]
+    if added and added[0]["role"] != "assistant":
+        raise ValueError(
+            f"goes on from the prompt with role {added[0]['role']}: an answer is the assistant's, alone or after the "
+            "messages of the prompt"
+        )
+    return added
+
+
+def is_blank(message: Message) -> bool:
+    """Whether a message says nothing and calls no tools."""
+    return not message.get("tool_calls") and not message.get("content", "").strip()
+
+
+def with_texts(text: str, change: Callable[[str], str]) -> str:
+    """Return JSON text with its strings and numbers changed, except for the keys; a number that changes becomes a string.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    return json.dumps(_changed(json.loads(text), change), ensure_ascii=False)
+
+
+def _message(message: Message, number: int) -> Message:
+    made = {name: value for name, value in message.items() if value is not None}
+    calls = made.pop("tool_calls", None)
+    made["content"] = _join_parts(made.get("content", ""), number)
+    if not calls:
+        return made
+    where = f"tool_calls of message {number}"
+    found = _without_nulls(_parsed(calls, where) if isinstance(calls, str) else calls)
+    if not isinstance(found, list) or not all(isinstance(call, dict) for call in found):
+        raise ValueError(f"{where} are not a list of calls")
+    return made | ({"tool_calls": [_call(call, where) for call in found]} if found else {})
+
+
+def _join_parts(content: str | list[Any], number: int) -> str:
+    """The text of a content, which may be a list of parts: texts, or objects as clients of OpenAI send them."""
+    if isinstance(content, str):
+        if content.startswith(OTHER_PART):
+            raise _other_part(number, content.removeprefix(OTHER_PART))
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type", TEXT_PART) if isinstance(part, dict) else TEXT_PART
+        text = part.get("text") if isinstance(part, dict) else part
+        if kind != TEXT_PART or not isinstance(text, str):
+            raise _other_part(number, kind)
+        texts.append(text)
+    return BETWEEN_PARTS.join(texts)
+
+
+def _other_part(number: int, kind: Any) -> ValueError:
+    if kind == TEXT_PART:
+        return ValueError(f"message {number} has a text part without a text")
+    return ValueError(f"message {number} has a part of type {kind}, and only text is learned")
+
+
+def _weight(value: Any, field: str, number: int) -> bool:
+    found = WEIGHTS.get(value.strip().lower()) if isinstance(value, str) else value
+    if found is None and value is None:
+        return True
+    if isinstance(found, int | float) and found in (0, 1):
+        return bool(found)
+    raise ValueError(
+        f"{field} of message {number} is {value!r:.40}: it says whether the message is learned, with 1 or 0"
+    )
+
+
+def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if isinstance(function, dict):
+        return call | {"function": _call(function, where)}
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        found = _parsed(arguments, f"arguments in {where}") if arguments.strip() else {}
+        if isinstance(found, dict):
+            return call | {"arguments": found}
+        raise ValueError(f"arguments in {where} are not a JSON object")
+    return call
+
+
+def _parsed(text: str, what: str) -> Any:
+    try:
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} are not JSON") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """A structure without the keys that have no value.
+
+    A column of structures has the keys of all its rows.
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _in_order(tool: dict[str, Any]) -> dict[str, Any]:
+    made = {key: tool[key] for key in _known_first(tool)}
+    for key in ("function", "parameters"):
+        if isinstance(made.get(key), dict):
+            made[key] = _in_order(made[key])
+    return made
+
+
+def _known_first(keys: Iterable[str]) -> list[str]:
+    return sorted(keys, key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _changed(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_changed(item, change) for item in value]
+    if isinstance(value, str):
+        return _changed_text(value, change)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    text = json.dumps(value)
+    return value if (made := change(text)) == text else made
+
+
+def _changed_text(value: str, change: Callable[[str], str]) -> str:
+    """A string, or the JSON in it: OpenAI's format has the arguments of a call so."""
+    if not value.lstrip().startswith("{"):
+        return change(value)
+    try:
+        return with_texts(value, change)
+    except ValueError:
+        return change(value)

@@ -1,0 +1,186 @@
+"""Finds the columns of an example in the schema of the data, where the recipe names none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from finetune_crds.data import Columns
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, ObjectiveType
+from finetune_trainer.pod.exit_status import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from finetune_crds.data import Data
+    from finetune_crds.objective import Objective
+
+Kind = Literal["text", "messages", "label", "other"]
+
+# Names of prompt and response in common data sets.
+_PAIRS = (
+    ("prompt", "response"),
+    ("prompt", "completion"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+)
+# Names of conversations in common data sets: those of OpenAI and of ShareGPT.
+_CONVERSATIONS = ("messages", "conversations")
+# Texts that data sets with such a pair keep beside it, and that belong to the prompt of some of their rows.
+_BESIDE_A_PAIR = ("input", "context")
+
+
+class Column(NamedTuple):
+    """A column of the data.
+
+    kind: text, messages (a list of {role, content}), label (a boolean or an integer), or what no example is made of.
+    type: its type as the format of the data names it.
+    """
+
+    name: str
+    kind: Kind
+    type: str
+
+
+def find(
+    schema: Sequence[Column], where: str, *, objective: ObjectiveType = "SFT", templates: Collection[str] = ()
+) -> Columns:
+    """Return the columns that hold an example, by their well-known names.
+
+    For preferences: prompt, chosen and rejected. For KTO: prompt, completion and label. Otherwise: messages or conversations (and tools
+    beside them), text, or one of the pairs of prompt and response.
+
+    Args:
+        schema: the columns of the data.
+        where: the data, for errors.
+        objective: what examples are for.
+        templates: columns that the recipe's templates name; if any, the others hold no example. Not for preferences and KTO.
+
+    Raises:
+        DataError: no columns are known to hold an example, or columns of more than one example are.
+    """
+    if objective in COLUMNS_OF_OBJECTIVE:
+        return _own(schema, where, objective)
+    considered = [column for column in schema if column.name in templates] if templates else schema
+    found = _examples(considered)
+    if not found:
+        among = "the templates name" if templates else "it has"
+        raise DataError(
+            "ColumnsUnknown",
+            f"{where} has no columns that are known to hold an example: {among} {_listed(considered)}; name them in "
+            "data.columns",
+        )
+    if len(found) > 1:
+        raise DataError(
+            "ColumnsAmbiguous",
+            f"{where} has the columns of more than one example: {'; '.join(map(described, found))}; name those of one "
+            "in data.columns",
+        )
+    beside = [] if templates or found[0].prompt is None else _texts(schema, _BESIDE_A_PAIR)
+    if beside:
+        raise DataError(
+            "ColumnsAmbiguous",
+            f"{where} has {described(found[0])}, and {' and '.join(beside)}, which may belong to the prompt: name the "
+            "columns of an example in data.columns, and render several into a prompt with data.prepare.promptTemplate",
+        )
+    return found[0]
+
+
+def of_table(data: Data) -> Columns:
+    """Return the columns of an example in the splits: the preparation names the columns of its table itself."""
+    columns = data.columns
+    assert columns is not None  # noqa: S101 - the recipe names them, or they were found
+    if data.prepare is None:
+        return columns
+    if columns.type in OBJECTIVES_OF_COLUMNS:
+        return Columns(type=columns.type)
+    if data.prepare.conversation is not None or columns.messages is not None:
+        return Columns(type="Messages", tools=columns.tools and "tools")
+    if data.prepare.response_template is not None:
+        return Columns(type="PromptResponse")
+    if data.prepare.prompt_template is not None or columns.text is not None:
+        return Columns(type="Text")
+    return Columns(type="PromptResponse")
+
+
+def misfits(data: Data, objective: Objective) -> list[str]:
+    """Return what is wrong about a recipe's columns by themselves and beside its objective, a sentence each."""
+    columns = data.columns
+    if columns is None:
+        return []
+    found = [
+        f"objective {' or '.join(names)} and data.columns of type {kind} go together"
+        for kind, names in OBJECTIVES_OF_COLUMNS.items()
+        if (objective.type in names) != (columns.type == kind)
+    ]
+    if columns.message_weight is not None and columns.type != "Messages":
+        found.append(
+            "data.columns.messageWeight needs type Messages: preferences are judged by whole answers"
+        )
+    elif columns.message_weight is not None and objective.loss_on == "All":
+        found.append(
+            "data.columns.messageWeight says which answers the loss is on, and objective.lossOn All takes it on every token: "
+            "remove one of them"
+        )
+    return found
+
+
+def missing_weights(column: str, field: str) -> DataError:
+    """Return the error of conversations without the field that data.columns.messageWeight names."""
+    # NB: answers without the field are learned, so its name may not be wrong.
+    return DataError(
+        "MissingField",
+        f"no message of column {column} has the field {field}: correct data.columns.messageWeight, or remove it",
+    )
+
+
+def described(columns: Columns) -> str:
+    """Return columns as text, such as `prompt question, response answer`."""
+    roles = (role for role in Columns.model_fields if role != "type")
+    named = {role: name for role in roles if (name := getattr(columns, role)) is not None}
+    return ", ".join(role if role == name else f"{role} {name}" for role, name in named.items())
+
+
+def _own(schema: Sequence[Column], where: str, objective: ObjectiveType) -> Columns:
+    wanted = Columns.model_validate({"type": COLUMNS_OF_OBJECTIVE[objective]})
+    kinds = {column.name: column.kind for column in schema}
+    usable = all(kinds.get(name) in ("text", "messages") for name in wanted.said)
+    if not usable or (wanted.label and kinds.get(wanted.label) not in ("text", "label")):
+        *others, last = wanted.named
+        raise DataError(
+            "ColumnsUnknown",
+            f"{where} does not have the columns {', '.join(others)} and {last}, which objective {objective} needs: it has "
+            f"{_listed(schema)}; name them in data.columns",
+        )
+    return wanted
+
+
+def _may_be_tools(column: Column) -> bool:
+    """Whether a column can hold definitions of tools: JSON text, or a list of structures."""
+    return (
+        column.kind == "text"
+        or column.type == "list"
+        or any(kind in column.type for kind in ("struct", "map"))
+    )
+
+
+def _examples(schema: Sequence[Column]) -> list[Columns]:
+    """Return the columns of each example, other than preferences, that the schema has."""
+    kinds = {column.name: column.kind for column in schema}
+    tools = next((column.name for column in schema if column.name == "tools" and _may_be_tools(column)), None)
+    spoken = next((name for name in _CONVERSATIONS if kinds.get(name) == "messages"), None)
+    found = [Columns(type="Messages", messages=spoken, tools=tools)] if spoken else []
+    found += [Columns(type="Text")] if kinds.get("text") == "text" else []
+    return found + [
+        Columns(type="PromptResponse", prompt=prompt, response=response)
+        for prompt, response in _PAIRS
+        if kinds.get(prompt) == kinds.get(response) == "text"
+    ]
+
+
+def _texts(schema: Sequence[Column], names: Collection[str]) -> list[str]:
+    return [column.name for column in schema if column.kind == "text" and column.name in names]
+
+
+def _listed(schema: Sequence[Column]) -> str:
+    return ", ".join(f"{column.name} ({column.type})" for column in sorted(schema)) or "none"

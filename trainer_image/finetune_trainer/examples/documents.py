@@ -1,0 +1,420 @@
+"""Makes documents of the rows of a table: token ids, and which of them are answers.
+
+The preparation writes them to its table. Training makes those that a table does not have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from finetune_trainer.examples import chat_messages, chat_templates, loss_mask
+from finetune_trainer.examples.tokenizer import TextTokenizer, encoded, identity, with_offsets
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
+from finetune_trainer.pod.release import release
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from datetime import date
+    from typing import Self
+
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.data import Columns
+    from finetune_crds.objective import Objective
+
+LABELS = {"true": True, "1": True, "false": False, "0": False}
+"""Labels of unpaired preferences as text, in any case."""
+ENCODING = "finetune.encoding"
+"""The `Documents.encoding` of token ids, in the metadata of their column and of the commit that wrote them."""
+
+
+class TokenColumns(NamedTuple):
+    """The columns of a prepared table that hold one document of each example."""
+
+    input_ids: str
+    loss_mask: str
+
+
+_WHOLE = TokenColumns("input_ids", "loss_mask")
+_PAIR = (
+    TokenColumns("chosen_input_ids", "chosen_loss_mask"),
+    TokenColumns("rejected_input_ids", "rejected_loss_mask"),
+)
+
+
+def token_columns(columns: Columns) -> tuple[TokenColumns, ...]:
+    """Return the columns for the documents of an example, one pair of columns for each."""
+    return (_WHOLE,) if columns.chosen is None else _PAIR
+
+
+def from_table(
+    rows: Mapping[str, list[Any]], wanted: Sequence[TokenColumns]
+) -> Iterator[tuple[Document, ...]]:
+    """Yield the documents of each row of a batch of a prepared table's columns of token ids."""
+    return zip(*(map(Document, rows[each.input_ids], rows[each.loss_mask]) for each in wanted), strict=True)
+
+
+def labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]:
+    """Return whether the answer of each row of a batch of columns is a good one; None where rows have no labels.
+
+    Raises:
+        DataError: a row does not say it.
+    """
+    column = columns.label
+    if column is None:
+        return [None] * len(next(iter(rows.values())))
+    found = [_label(value) for value in rows[column]]
+    if None in found:
+        raise DataError(
+            "LabelValue",
+            f"a row of column {column} holds {rows[column][found.index(None)]!r:.40}: labels are booleans, 1 and 0, or the texts "
+            "true and false; correct such rows or filter them out",
+        )
+    return found
+
+
+def _label(value: Any) -> bool | None:
+    if isinstance(value, str):
+        return LABELS.get(value.strip().lower())
+    return bool(value) if value in (0, 1) else None
+
+
+class Document(NamedTuple):
+    """Token ids of one independent text, and whether each is a target of the loss.
+
+    loss_mask: None where the chat template hides which tokens are answers.
+    """
+
+    tokens: list[int]
+    loss_mask: list[bool] | None
+
+    def first(self, count: int) -> Document:
+        """Return the document truncated to `count` tokens."""
+        return Document(self.tokens[:count], self.loss_mask and self.loss_mask[:count])
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Makes the documents of examples: one each, or two of a preference with two answers.
+
+    tokenizer: a TextTokenizer serves for texts alone.
+    columns: those of an example in the table.
+    answers_only: whether only answers are targets of the loss.
+    last_only: whether only the last answer of a conversation is.
+    day: the one that a chat template writes which writes the date; None: today.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | TextTokenizer
+    columns: Columns
+    answers_only: bool
+    last_only: bool = False
+    day: date | None = None
+
+    @classmethod
+    def of_recipe(
+        cls,
+        tokenizer: PreTrainedTokenizerBase | TextTokenizer,
+        columns: Columns,
+        objective: Objective,
+        day: date | None,
+    ) -> Self:
+        """Make those of an objective, with the chat template of a day."""
+        last_only = objective.loss_on == "LastAnswer"
+        return cls(tokenizer, columns, objective.loss_on != "All", last_only, day)
+
+    @property
+    def encoding(self) -> str:
+        """An identifier of what decides on token ids and loss masks, besides the rows."""
+        decided_by = [
+            # Another release may encode otherwise.
+            release(),
+            self.columns.model_dump(mode="json", exclude_none=True),
+            [self.answers_only, self.last_only],
+            identity(self.tokenizer),
+            *([str(self.day)] if self.depend_on_day else []),
+        ]
+        return hashlib.blake2b(json.dumps(decided_by, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+    @property
+    def depend_on_day(self) -> bool:
+        """Whether another day may give the same rows other documents."""
+        columns = self.columns
+        is_rendered = columns.text is None and columns.response is None
+        # NB: a preference may be of texts, which only its rows show.
+        return (
+            is_rendered
+            and not isinstance(self.tokenizer, TextTokenizer)
+            and chat_templates.writes_date(self.tokenizer)
+        )
+
+    @property
+    def unknown_answers(self) -> str:
+        """Why a document has no loss mask, and what to do, in a sentence."""
+        if getattr(self.tokenizer, "backend_tokenizer", None) is None:
+            return (
+                "the tokenizer of model.base is Python code that does not tell where its tokens are in a text, so answers "
+                "cannot be told from prompts in conversations: set objective.lossOn: All"
+            )
+        last = "" if self.last_only else "LastAnswer or "
+        return (
+            "the chat template renders the beginning of a conversation differently once it goes on, or not at all, so "
+            f"answers cannot be told from prompts: set objective.lossOn: {last}All, or another model.chatTemplate, such as one "
+            "with {% generation %} blocks"
+        )
+
+    def check_template(self, what: str, base: str) -> None:
+        """Check that the tokenizer has a chat template, with which answers and their ends are learned.
+
+        Raises:
+            RecipeRefusedError: it has none, or they are not.
+        """
+        if self._chat.chat_template is None:
+            raise RecipeRefusedError(
+                f"{what} needs a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
+            )
+        if self.answers_only:
+            loss_mask.check_template(self._chat, base)
+
+    def of(self, rows: Mapping[str, list[Any]]) -> Iterator[tuple[Document, ...]]:
+        """Yield the documents of each row of a batch of columns.
+
+        Raises:
+            DataError: a row does not have the type of its column, or the chat template does not take it.
+            RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
+        """
+        columns = self.columns
+        if columns.messages is not None:
+            return self._conversations(rows, columns.messages)
+        if columns.text is not None:
+            return self._texts(texts_of(rows, columns.text))
+        assert columns.prompt is not None  # noqa: S101 - the recipe was refused otherwise
+        if columns.response is not None:
+            return self._answers(texts_of(rows, columns.prompt), texts_of(rows, columns.response))
+        return self._preferences(rows[columns.prompt], *(rows[name] for name in self._judged))
+
+    @property
+    def _chat(self) -> PreTrainedTokenizerBase:
+        assert not isinstance(self.tokenizer, TextTokenizer)  # noqa: S101 - it serves for texts alone
+        return self.tokenizer
+
+    def _conversations(self, rows: Mapping[str, list[Any]], column: str) -> Iterator[tuple[Document, ...]]:
+        given = rows[self.columns.tools] if self.columns.tools else [None] * len(rows[column])
+        for value, tools in zip(rows[column], given, strict=True):
+            messages, learned = self.learned(value, column)
+            used = tools_of(tools, str(self.columns.tools))
+            yield (self._conversation(messages, learned, self.answers_only, used),)
+
+    def learned(self, value: Any, column: str) -> tuple[list[chat_messages.Message], list[int]]:
+        """Return the messages in a value of a column of conversations, and those turns of the assistant that are learned.
+
+        Raises:
+            DataError: it is no conversation, or the loss is on all tokens and an answer is not to be learned.
+        """
+        messages, weights = _weighed(conversation(value, column), column, self._weight)
+        said = loss_mask.answers(messages)
+        if not self.answers_only and not all(weights[turn] for turn in said):
+            raise DataError(
+                "MessageWeight",
+                f"a row of column {column} has an answer with {self._weight} 0, and objective.lossOn All takes the loss on "
+                "every token: remove one of them",
+            )
+        return messages, [turn for turn in (said[-1:] if self.last_only else said) if weights[turn]]
+
+    @property
+    def _weight(self) -> str:
+        """The field of a message that says whether it is learned."""
+        return self.columns.message_weight or chat_messages.WEIGHT
+
+    def weighed(self, rows: Mapping[str, list[Any]]) -> int:
+        """Return in how many rows of a batch a message has the field that data.columns.messageWeight names."""
+        values = rows[self.columns.messages] if self.columns.messages else []
+        return sum(
+            any(isinstance(message, dict) and message.get(self._weight) is not None for message in value)
+            for value in values
+            if isinstance(value, list)
+        )
+
+    def _texts(self, texts: list[str]) -> Iterator[tuple[Document, ...]]:
+        for ids in encoded(self.tokenizer, texts, special=True):
+            tokens = [*self._without_end(ids), self._end]
+            yield (Document(tokens, [True] * len(tokens)),)
+
+    def _answers(self, prompts: list[str], responses: list[str]) -> Iterator[tuple[Document, ...]]:
+        for prompt, answer in zip(self.given(prompts), self._replies(responses), strict=True):
+            loss_mask = [not self.answers_only] * len(prompt) + [True] * len(answer)
+            yield (Document(prompt + answer, loss_mask),)
+
+    @property
+    def _judged(self) -> tuple[str, ...]:
+        """The columns of answers that were judged: chosen and rejected ones, or one with a label."""
+        columns = self.columns
+        return tuple(name for name in (columns.chosen, columns.rejected, columns.completion) if name)
+
+    def _preferences(self, prompts: list[Any], *answers: list[Any]) -> Iterator[tuple[Document, ...]]:
+        """Yield a document for each answer of an example: the prompt with it."""
+        rows = zip(prompts, *answers, strict=True)
+        for is_text, run in groupby(rows, key=lambda row: all(isinstance(value, str) for value in row)):
+            answered = self._answered_texts if is_text else self._answered_conversations
+            yield from answered(list(run))
+
+    def _answered_texts(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
+        given = self.given(prompt for prompt, *_ in rows)
+        replies = [self._replies([row[which] for row in rows]) for which in range(1, len(rows[0]))]
+        for row, prompt, *answers in zip(rows, given, *replies, strict=True):
+            yield tuple(
+                # An empty answer has no targets, not even its end of text.
+                Document(prompt + answer, [False] * len(prompt) + [bool(text.strip())] * len(answer))
+                for text, answer in zip(row[1:], answers, strict=True)
+            )
+
+    def _answered_conversations(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Document, ...]]:
+        self.check_template("a preference with lists of {role, content}", "model.base")
+        return (self._answered_conversation(*row) for row in rows)
+
+    def _answered_conversation(self, prompt: Any, *answers: Any) -> tuple[Document, ...]:
+        """Encode an example in which the prompt or the answers are messages.
+
+        A text prompt is the user's message. Answers may start with the messages of the prompt.
+        """
+        asked = said(prompt, "user", str(self.columns.prompt))
+        replies = (
+            reply_of(asked, said(answer, "assistant", name), name)
+            for answer, name in zip(answers, self._judged, strict=True)
+        )
+        return tuple(self._answered(asked, reply) for reply in replies)
+
+    def _answered(self, asked: list[chat_messages.Message], reply: list[chat_messages.Message]) -> Document:
+        """Encode a prompt and the answer to it; nothing where it says nothing."""
+        if all(chat_messages.is_blank(message) for message in reply):
+            return Document([], [])
+        messages, weights = _weighed([*asked, *reply], str(self.columns.prompt), chat_messages.WEIGHT)
+        learned = [turn for turn in loss_mask.answers(messages) if turn >= len(asked)]
+        if not all(weights[turn] for turn in learned):
+            raise DataError(
+                "MessageWeight",
+                f"a preference has an answer with {chat_messages.WEIGHT} 0, and preferences are judged by whole answers: remove the field, "
+                "or filter such rows out",
+            )
+        return self._conversation(messages, learned, True)
+
+    @property
+    def _end(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    def given(self, prompts: Iterable[str]) -> Iterator[list[int]]:
+        """Yield the token ids of prompts that are texts."""
+        # NB: prompt and answer are tokenized separately: the prompt gets the same tokens as at inference.
+        return (self._without_end(ids) for ids in encoded(self.tokenizer, prompts, special=True))
+
+    def _replies(self, responses: Iterable[str]) -> Iterator[list[int]]:
+        return ([*ids, self._end] for ids in encoded(self.tokenizer, responses, special=False))
+
+    def _without_end(self, ids: list[int]) -> list[int]:
+        return ids[:-1] if ids and ids[-1] == self._end else ids
+
+    def _conversation(
+        self,
+        messages: list[chat_messages.Message],
+        learned: list[int],
+        answers_only: bool,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> Document:
+        """Render a conversation; `learned`: the turns of the assistant that are targets, of answers_only."""
+        if not messages:
+            return Document([], [])
+        text = self.rendered(messages, tools)
+        encoding = with_offsets(self._chat, text) if answers_only else None
+        if encoding is None:
+            (ids,) = encoded(self.tokenizer, [text], special=False)
+            return Document(ids, None if answers_only else [True] * len(ids))
+        found = loss_mask.spans(self._chat, messages, tools, learned, text, day=self.day)
+        return Document(encoding.ids, None if found is None else loss_mask.touched(encoding.offsets, found))
+
+    def rendered(
+        self,
+        messages: list[chat_messages.Message],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Return a conversation as the chat template renders it, which gets no weights.
+
+        Raises:
+            DataError: the template does not take it.
+        """
+        plain = chat_messages.without(messages, self._weight)
+        return loss_mask.rendered(
+            self._chat, plain, tools, day=self.day, add_generation_prompt=add_generation_prompt
+        )
+
+
+def texts_of(rows: Mapping[str, list[Any]], column: str) -> list[str]:
+    """The values of a column of texts."""
+    if not all(isinstance(value, str) for value in rows[column]):
+        raise DataError(
+            "ColumnType",
+            f"column {column} holds lists where text is needed: name it in data.columns.messages if they are "
+            "conversations",
+        )
+    return rows[column]
+
+
+def said(value: Any, role: str, column: str) -> list[chat_messages.Message]:
+    """The messages in a value of a column of texts, each a message of a role, or of conversations."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else conversation(value, column)
+
+
+def conversation(value: Any, column: str) -> list[chat_messages.Message]:
+    """The messages in a value of a column of conversations."""
+    value = chat_messages.rename(value)
+    wrong = chat_messages.wrong_shape(value)
+    if wrong is not None:
+        raise DataError(
+            "MessageShape",
+            f"a row of column {column} is not a list of {{role, content}}, {wrong}: correct such rows or filter them out",
+        )
+    try:
+        return chat_messages.messages(value)
+    except ValueError as error:
+        raise _wrong(column, error) from error
+
+
+def _weighed(
+    messages: list[chat_messages.Message], column: str, field: str
+) -> tuple[list[chat_messages.Message], list[bool]]:
+    """Messages without their weights, and whether each may be learned."""
+    try:
+        return chat_messages.weighed(messages, field)
+    except ValueError as error:
+        raise _wrong(column, error) from error
+
+
+def _wrong(column: str, error: ValueError) -> DataError:
+    return DataError(
+        "MessageShape",
+        f"a row of column {column} is wrong, {error}: correct such rows or filter them out",
+    )
+
+
+def tools_of(value: Any, column: str) -> list[dict[str, Any]] | None:
+    """The tools in a value of a column of tools."""
+    try:
+        return chat_messages.tools(value)
+    except ValueError as error:
+        raise DataError(
+            "ToolShape", f"a row of column {column} is wrong, {error}: correct such rows or filter them out"
+        ) from error
+
+
+def reply_of(
+    prompt: list[chat_messages.Message], answer: list[chat_messages.Message], column: str
+) -> list[chat_messages.Message]:
+    """What an answer adds to the prompt, which it may repeat."""
+    try:
+        return chat_messages.reply(prompt, answer)
+    except ValueError as error:
+        raise DataError("MessageShape", f"a row of column {column} {error}") from error

@@ -1,0 +1,33 @@
+"""What is no text in a file of texts, for every reader."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from finetune_trainer.examples.plain_text import WrittenFloat
+
+NOT_UTF8 = "it is not UTF-8"
+HALF_CHARACTER = "it has half of a character, a surrogate without its pair"
+"""Why a line cannot be read."""
+
+# An escape of a surrogate, and the bytes of one.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+
+
+def parse_json(line: bytes) -> Any:
+    """Return the value of a line of JSON, whose numbers keep how they are written.
+
+    Raises:
+        ValueError: it is no JSON, or not UTF-8, or has half of a character, which Python would read and no tokenizer takes.
+    """
+    try:
+        value = json.loads(line, parse_float=WrittenFloat)
+        if _SURROGATE.search(line):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise ValueError(NOT_UTF8) from error
+    except UnicodeEncodeError as error:
+        raise ValueError(HALF_CHARACTER) from error
+    return value

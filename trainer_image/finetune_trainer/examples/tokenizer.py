@@ -1,0 +1,238 @@
+"""The model's tokenizer, which the preparation and the trainer share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from finetune_trainer.examples import chat_templates
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError, first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+    from pathlib import Path
+    from typing import Self
+
+    from tokenizers import Encoding, Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.training import Model
+
+# NB: the encodings of thousands of texts at once leave the processor's cache: a third of the speed is lost.
+_AT_ONCE = 256
+# Files that the vocabulary of a tokenizer is read from.
+_VOCABULARIES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.*")
+# NB: transformers makes a tokenizer of special tokens alone for some models that have no such file; T5's knows this one too.
+_ALWAYS_THERE = {"\u2581"}
+
+
+def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
+    """Load the model's tokenizer, with the new tokens and the chat template of the recipe, if any.
+
+    Raises:
+        DataError: the folder has none.
+        RecipeRefusedError: it cannot be loaded, has no end-of-text token, or has a new token already; or the chat template is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        if not any(file for names in _VOCABULARIES for file in folder.glob(names)):
+            raise _not_found(model) from error
+        raise RecipeRefusedError(
+            f"the tokenizer of model.base {model.base} cannot be loaded: {first_line(error)}",
+            reason="TokenizerNotLoadable",
+        ) from error
+    if set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) <= _ALWAYS_THERE:
+        raise _not_found(model)
+    if tokenizer.eos_token_id is None:
+        raise RecipeRefusedError(
+            f"the tokenizer of model.base {model.base} has no end-of-text token: set eos_token in its "
+            "tokenizer_config.json"
+        )
+    if model.new_tokens:
+        _add(tokenizer, model)
+    if model.chat_template is not None:
+        chat_templates.use(model.chat_template, tokenizer)
+    # NB: it warns about longer texts; maxTokens and maxLength of the recipe decide about those.
+    tokenizer.model_max_length = int(1e30)
+    return tokenizer
+
+
+def _add(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
+    """Add the new tokens, with ids in the order of their characters.
+
+    NB: they are no special tokens: generation would leave those out of an answer.
+    """
+    from tokenizers import AddedToken
+
+    new = sorted(model.new_tokens)
+    known = [token for token in new if token in tokenizer.get_vocab()]
+    if known:
+        raise RecipeRefusedError(
+            f"model.newTokens {known[0]} is in the tokenizer of model.base {model.base} already: remove it"
+        )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new])
+
+
+def _not_found(model: Model) -> DataError:
+    return DataError(
+        "TokenizerNotFound",
+        f"model.base {model.base} has no tokenizer: put the files of its tokenizer, such as tokenizer.json and "
+        "tokenizer_config.json, beside its config.json, or name a model that has them",
+    )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model's tokenizer, and the folder it was loaded from."""
+
+    folder: Path
+    tokenizer: PreTrainedTokenizerBase
+
+    @classmethod
+    def of(cls, model: Model, folder: Path) -> Self:
+        """Load it; raises as `load_tokenizer` does."""
+        return cls(folder, load_tokenizer(model, folder))
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the padding token, or the end-of-text token where the tokenizer has none.
+
+    Padding has no loss and nothing attends to it, so any token will do.
+    """
+    found = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return int(found)
+
+
+def check_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, rows_of_embedding: int, base: str, new: Collection[int] = ()
+) -> None:
+    """Check that the embedding has a row for each token of the tokenizer, but for the ids in `new`; it may have more.
+
+    Raises:
+        RecipeRefusedError: it has fewer.
+    """
+    last = max(set(tokenizer.get_vocab().values()) - set(new))
+    if last >= rows_of_embedding:
+        raise RecipeRefusedError(
+            f"the tokenizer of model.base {base} has token ids up to {last:,}, and the embedding has "
+            f"{rows_of_embedding:,} rows: use the tokenizer that the model was trained with, or add rows to its "
+            "embedding",
+            reason="VocabularyMismatch",
+        )
+
+
+def check_same_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, teacher_tokenizer: PreTrainedTokenizerBase, base: str, teacher: str
+) -> None:
+    """Check that each id means the same token to a model and to its teacher.
+
+    Either may have tokens at ids that the other does not use; `check_vocabulary` checks the size of the teacher's
+    embedding.
+
+    Raises:
+        RecipeRefusedError: an id or a token differs.
+    """
+    ours, theirs = tokenizer.get_vocab(), teacher_tokenizer.get_vocab()
+    known_to_teacher = {number: token for token, number in theirs.items()}
+    differing = sorted(
+        (number, token)
+        for token, number in ours.items()
+        if theirs.get(token, number) != number or known_to_teacher.get(number, token) != token
+    )
+    if differing:
+        number, token = differing[0]
+        raise RecipeRefusedError(
+            f"the tokenizers of model.base {base} and of the teacher {teacher} disagree on {len(differing):,} tokens, "
+            f"first on {token!r} with id {number:,} in {base}: choose a teacher of the same family",
+            reason="VocabularyMismatch",
+        )
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """What tokenizes texts: a model's tokenizer without its chat template."""
+
+    backend_tokenizer: Tokenizer
+    eos_token_id: int
+    split_special_tokens: bool
+
+
+def of_texts(tokenizer: PreTrainedTokenizerBase) -> Callable[[], TextTokenizer] | None:
+    """Return a function that loads the tokenizer of texts in any process; None for a tokenizer that is Python code.
+
+    NB: it travels with the code of a Spark task, as the driver loaded it: with what its configuration adds to its file. A worker
+    then need not import transformers and torch, which takes 3 s and 200 MB.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    text = zlib.compress(backend.to_str().encode())
+    return partial(
+        _from_text,
+        text,
+        int(tokenizer.eos_token_id),
+        split_special_tokens=bool(tokenizer.split_special_tokens),
+    )
+
+
+@lru_cache(maxsize=1)
+def _from_text(compressed: bytes, eos_token_id: int, *, split_special_tokens: bool) -> TextTokenizer:
+    from tokenizers import Tokenizer
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    backend = Tokenizer.from_str(zlib.decompress(compressed).decode())
+    return TextTokenizer(backend, eos_token_id, split_special_tokens)
+
+
+def encoded(
+    tokenizer: PreTrainedTokenizerBase | TextTokenizer, texts: Iterable[str], *, special: bool
+) -> Iterator[list[int]]:
+    """Yield the token ids of texts; `special`: with the tokens that the tokenizer puts around a text."""
+    backend, left = _backend(tokenizer), iter(texts)
+    while some := list(islice(left, _AT_ONCE)):
+        if backend is None:
+            assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - it has one
+            yield from tokenizer(some, add_special_tokens=special)["input_ids"]
+        else:
+            yield from (one.ids for one in backend.encode_batch_fast(some, add_special_tokens=special))
+
+
+def with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding | None:
+    """Return the tokens of a text and where they are in it; None for a tokenizer that is Python code."""
+    backend = _backend(tokenizer)
+    return None if backend is None else backend.encode(text, add_special_tokens=False)
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> Tokenizer | None:
+    backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        # NB: a tokenizer.json may enable truncation and padding, and does not have the third setting.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = tokenizer.split_special_tokens
+    return backend
+
+
+def identity(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> list[object]:
+    """Return what decides on the tokens that a tokenizer makes of texts and conversations."""
+    backend = _backend(tokenizer)
+    if backend is not None:
+        text = backend.to_str()
+    else:
+        assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - it has one
+        text = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return [
+        hashlib.blake2b(text.encode()).hexdigest(),
+        getattr(tokenizer, "chat_template", None),
+        tokenizer.eos_token_id,
+        tokenizer.split_special_tokens,
+    ]

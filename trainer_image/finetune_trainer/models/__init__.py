@@ -1,0 +1,1 @@
+"""Models by their URI: where they are read, kept between jobs, and written."""

@@ -1,0 +1,99 @@
+"""Where a base lies, and which files it has: what an adapter says of its base in place of a copy.
+
+An adapter has megabytes and its base gigabytes, which a version of each adapter would hold again. So an adapter names its base,
+in `finetune_base.json` beside its weights: the address, the commit on the Hub, and a digest of the files. Whoever starts from the adapter
+fetches the base from there, and is told where it is gone or has become another one, on which the adapter would say anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+
+_NOTE = "finetune_base.json"
+_CONFIG = "config.json"
+_SAFE = ".safetensors"
+WEIGHTS = (_SAFE, ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# Files that are read at once; SHA-256 takes one core for each.
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a base was fetched from.
+
+    uri: absolute path, s3://bucket/folder, models:/name/version/folder, or a Hub id.
+    revision: the commit of a model of the Hub.
+    digest: that of its files; None where nobody has asked for it.
+    """
+
+    uri: str
+    revision: str | None = None
+    digest: str | None = None
+
+
+def noted(adapter: Path) -> Origin | None:
+    """Return what an adapter in a folder says of its base; None where it is older than the note, or not of ours.
+
+    Raises:
+        RecipeRefusedError: it says nothing that can be read.
+    """
+    path = adapter / _NOTE
+    if not path.exists():
+        return None
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return Origin(stored["uri"], stored.get("revision"), stored.get("digest"))
+    except (ValueError, TypeError, KeyError) as error:
+        raise RecipeRefusedError(
+            f"{_NOTE} of an adapter does not name its base: restore the file, or start from another model",
+            reason="ModelNotLoadable",
+        ) from error
+
+
+def note(base: Origin, adapter: Path) -> None:
+    """Write down the base of the adapter in a folder."""
+    (adapter / _NOTE).write_text(json.dumps(asdict(base), indent=2) + "\n", encoding="utf-8")
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a model holds its weights."""
+    return PurePosixPath(name).suffix in WEIGHTS
+
+
+def digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of a model's weights and config, as `sha256:<hex>`.
+
+    Of a model of the Hub, those of the weights are known. Other files are read once: what was just downloaded lies in the memory
+    of the machine, and what lies on a volume stays there until it is loaded.
+    """
+    files = _files(folder)
+    with ThreadPoolExecutor(_AT_ONCE) as readers:
+        contents = list(readers.map(_content, files))
+    named = [[path.name, content] for path, content in zip(files, contents, strict=True)]
+    return f"sha256:{hashlib.sha256(json.dumps(named).encode()).hexdigest()}"
+
+
+def _files(folder: Path) -> list[Path]:
+    """The config of a model and its weights, by name: safetensors where it has them, as they are then what is loaded."""
+    there = sorted(path for path in folder.iterdir() if path.is_file())
+    safe = [path for path in there if path.suffix == _SAFE]
+    weights = safe or [path for path in there if is_weights(path.name)]
+    return [path for path in there if path.name == _CONFIG or path in weights]
+
+
+def _content(path: Path) -> str:
+    """The SHA-256 of a file."""
+    content = path.resolve()
+    # The Hub's client keeps large files by their SHA-256, and others by what Git calls them.
+    if content.parent.name == "blobs" and _SHA256.fullmatch(content.name):
+        return content.name
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

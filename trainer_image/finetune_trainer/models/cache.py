@@ -1,0 +1,197 @@
+"""Models on a volume that the pods of many jobs share: an entry is whole, or it is not there."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from finetune_crds import contract
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from finetune_crds.training import Model
+
+_FILES, _MANIFEST = "files", "manifest.json"
+# Seconds between looks at a lock that another pod holds.
+_POLL_SECONDS = 0.5
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The models on a claim.
+
+    `models/<digest of the key>` is an entry: the files of a model, and a manifest with their sizes. `hub` is a cache
+    of the Hub's client. `locks` are those of entries that are being written.
+    """
+
+    root: Path
+    claim: str
+
+    @classmethod
+    def of(cls, model: Model) -> Cache | None:
+        """The cache of a recipe's model, mounted in the pod; None where the recipe names none."""
+        return cls(Path(contract.MODEL_CACHE_PATH), model.cache.claim_name) if model.cache else None
+
+    @property
+    def hub(self) -> Path:
+        """Folder of the Hub's client, which locks and completes what it writes there."""
+        return self.root / contract.MODEL_CACHE_HUB
+
+    def find(self, key: Any) -> Path | None:
+        """Return the files of an entry; None where it is missing or broken."""
+        entry = self._entry(key)
+        return entry / _FILES if _is_whole(entry) else None
+
+    def get(self, key: Any, fill: Callable[[Path], None]) -> Path:
+        """Return the files of an entry, which is written where it is missing or broken.
+
+        Pods that ask at the same time wait for the first of them. An entry gets its name after its last file, so a pod
+        that ends in between leaves none.
+
+        Args:
+            key: what the content depends on, as JSON.
+            fill: writes the files into an empty folder.
+
+        Raises:
+            RecipeRefusedError: the claim cannot be written to.
+            TrainingError: the claim is full.
+        """
+        found = self.find(key)
+        if found is None:
+            entry = self._entry(key)
+            with self.telling(), self._locked(entry.name) as alone:
+                found = self.find(key) or _write(entry, key, fill, alone=alone)
+        return found
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Raise an error with one sentence for what is wrong with the volume.
+
+        Raises:
+            RecipeRefusedError: the claim cannot be written to.
+            TrainingError: the claim is full.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _FULL:
+                raise TrainingError(
+                    "ModelCacheFull",
+                    f"the claim {self.claim} of model.cache has no space left: enlarge it, or delete models in it",
+                ) from error
+            if error.errno in _CLOSED and str(error.filename).startswith(str(self.root)):
+                raise RecipeRefusedError(
+                    f"the pod may not write to the claim {self.claim} of model.cache ({error.strerror}): give its user "
+                    "access, such as with securityContext.fsGroup in podTemplate",
+                    reason="ModelCacheForbidden",
+                ) from error
+            raise
+
+    def _entry(self, key: Any) -> Path:
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        return self.root / "models" / digest[:40]
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[bool]:
+        """Hold the lock of an entry; False on a volume without locks, where several pods may write at once."""
+        folder = self.root / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{name}.lock", mode=0o666, fallback_to_soft=False)
+        held = _acquire(lock)
+        try:
+            yield held
+        finally:
+            lock.release()
+
+
+def _acquire(lock: BaseFileLock) -> bool:
+    """Wait for a lock; False where the volume has none."""
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print("another pod is downloading the model to the cache: waiting for it", flush=True)
+        lock.acquire(poll_interval=_POLL_SECONDS)
+    except NotImplementedError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) -> Path:
+    """Write an entry under another name, and rename it when it is whole.
+
+    alone: no other pod is writing it, so what pods that ended have left can go.
+    """
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    for folder in entry.parent.glob(f".{entry.name}-*") if alone else ():
+        shutil.rmtree(folder, ignore_errors=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=entry.parent))
+    try:
+        files = partial / _FILES
+        files.mkdir()
+        fill(files)
+        manifest = {"key": key, "files": _sizes(files)}
+        (partial / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        _sync(partial)
+        partial.chmod(0o755)
+        _rename(partial, entry)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return entry / _FILES
+
+
+def _rename(partial: Path, entry: Path) -> None:
+    """Give a whole entry its name, in place of a broken one, whose files another pod may still read until then."""
+    broken = partial.with_name(f"{partial.name}-broken")
+    with suppress(FileNotFoundError):
+        if not _is_whole(entry):
+            entry.rename(broken)
+            shutil.rmtree(broken, ignore_errors=True)
+    try:
+        partial.rename(entry)
+    except OSError:
+        # Without locks, another pod may have been faster.
+        if not _is_whole(entry):
+            raise
+
+
+def _is_whole(entry: Path) -> bool:
+    """Whether an entry has all files of its manifest, at their sizes; files that others put beside them do not count."""
+    try:
+        manifest = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
+        return bool(manifest["files"]) and manifest["files"].items() <= _sizes(entry / _FILES).items()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The sizes of all files in a folder, by relative name."""
+    return {
+        str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the files of a folder are on the volume, so that a name never comes before its content."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

@@ -1,0 +1,359 @@
+"""Models by their URI: a folder of the pod, an object store, MLflow's registry, or the Hugging Face Hub."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.models import base_reference, model_files
+from finetune_trainer.models.base_reference import WEIGHTS, Origin, is_weights
+from finetune_trainer.models.model_files import Parts
+from finetune_trainer.models.object_store import StoredModel
+from finetune_trainer.models.output_folder import MANIFEST, whole_files
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.storage import filesystems
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
+
+    from finetune_trainer.models.cache import Cache
+
+_FIELD = "model.base"
+_BASE_OF_ADAPTER = "base-of-adapter"
+_NOT_FOUND = "ModelNotFound"
+_WHOLE = "whole"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The folders of a model that was fetched.
+
+    base: config and weights of a standalone model.
+    tokenizer: the tokenizer, of the adapter where it has one.
+    adapter: peft's adapter to the base, or None.
+    adapter_of: how the adapter names its base, or None.
+    origin: where the base lies; None where it lies nowhere else.
+    """
+
+    base: Path
+    tokenizer: Path
+    adapter: Path | None = None
+    adapter_of: str | None = None
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where models are downloaded to: a folder of the pod, or a cache that outlives it."""
+
+    folder: Path
+    cache: Cache | None
+
+    def within(self, name: str) -> _Place:
+        """The place of a model that belongs to another one."""
+        return replace(self, folder=self.folder / name)
+
+    def filled(self, key: Callable[[], Any], part: str, fill: Callable[[Path], None]) -> Path:
+        """Return the folder of a model; a cache may have it already.
+
+        Args:
+            key: what the content depends on; asked for a cache alone.
+            part: `whole`, or which part of the model is wanted.
+            fill: downloads it into a folder.
+        """
+        if self.cache is None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            fill(self.folder)
+            return self.folder
+        known = key()
+        return self.cache.find([known, _WHOLE]) or self.cache.get([known, part], fill)
+
+
+def fetch(
+    uri: str,
+    to: Path,
+    *,
+    revision: str | None = None,
+    cache: Cache | None = None,
+    field: str = _FIELD,
+    without_weights: bool = False,
+) -> Source:
+    """Fetch a model into the pod, with the base of an adapter, and return its folders.
+
+    Args:
+        uri: absolute path (used where it is), folder of an object store, models:/name@alias, or a Hub id.
+        to: folder for what is downloaded and not cached.
+        revision: Git revision of a Hub model.
+        cache: where what is downloaded is kept, and taken from.
+        field: the recipe's field that names it, for what is wrong with it.
+        without_weights: fetch the other files alone; the base of an adapter is then not compared with its digest.
+
+    Raises:
+        RecipeRefusedError: the model does not exist, access is denied, or the base of an adapter cannot be found.
+        TrainingError: the Hub does not answer, or the cache is full.
+    """
+    place = _Place(to, cache)
+    with _naming(_FIELD, field):
+        found = _fetch(uri, place, revision, without_weights=without_weights)
+        base = (
+            found if found.base is not None else _base_of(found, uri, place, without_weights=without_weights)
+        )
+    assert base.base is not None  # noqa: S101 - or it would have been refused
+    tokenizer = found.tokenizer or base.tokenizer or base.base
+    return Source(base.base, tokenizer, found.adapter, found.of.uri if found.of else None, base.origin)
+
+
+def fetch_config(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
+    """Bring a model's config into the pod, without its weights, and return the folder that it lies in.
+
+    Args and errors are those of `fetch`. Of an adapter it is the config of its base.
+    """
+    return fetch(uri, to, revision=revision, cache=cache, without_weights=True).base
+
+
+def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
+    """Bring a model's tokenizer into the pod, without its weights, and return the folder that it lies in.
+
+    Args and errors are those of `fetch`.
+    """
+    place = _Place(to, cache)
+    found = _fetch(uri, place, revision, without_weights=True)
+    if found.tokenizer is None and found.base is None:
+        found = _base_of(found, uri, place, without_weights=True)
+    folder = found.tokenizer or found.base
+    assert folder is not None  # noqa: S101 - or it would have been refused
+    return folder
+
+
+@contextmanager
+def _naming(wrong: str, right: str) -> Iterator[None]:
+    """Have failures name what the recipe names."""
+    try:
+        yield
+    except PodFailure as error:
+        error.message = error.message.replace(wrong, right, 1)
+        raise
+
+
+def _base_of(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) -> Parts:
+    """The base of an adapter that another artifact holds.
+
+    Raises:
+        RecipeRefusedError: it is gone, or its weights are not those that the adapter was trained on.
+    """
+    of = adapter.of
+    if of is None:
+        raise RecipeRefusedError(
+            f"model.base {uri} is an adapter that names no base: set base_model_name_or_path in its adapter_config.json",
+            reason="ModelNotLoadable",
+        )
+    try:
+        with _naming(f"{_FIELD} {of.uri}", f"{_FIELD} {uri}, an adapter of {of.uri},"):
+            base = _fetch(
+                of.uri, place.within(_BASE_OF_ADAPTER), of.revision, without_weights=without_weights
+            )
+    except RecipeRefusedError as error:
+        stored = filesystems.is_object_store(of.uri) or of.uri.startswith("models:/")
+        if error.reason != _NOT_FOUND or not stored:
+            raise
+        raise RecipeRefusedError(
+            f"model.base {uri} is an adapter of {of.uri}, which does not exist: bring it back, or start from another model",
+            reason=_NOT_FOUND,
+        ) from error
+    if base.base is None or base.adapter is not None:
+        raise RecipeRefusedError(
+            f"model.base {uri} is an adapter of {of.uri}, which is an adapter itself: merge {of.uri} into its base first",
+            reason="ModelNotLoadable",
+        )
+    if of.digest is None or without_weights:
+        return base
+    found = base_reference.digest(base.base)
+    if found != of.digest:
+        raise RecipeRefusedError(
+            f"model.base {uri} is an adapter of {of.uri}, which has become another model: its digest is {found}, and that of "
+            f"what the adapter was trained on {of.digest}: put those files back, or start from another model",
+            reason="BaseChanged",
+        )
+    return replace(base, origin=replace(base.origin, digest=found) if base.origin else None)
+
+
+def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bool) -> Parts:
+    if filesystems.is_object_store(uri):
+        return model_files.of_folder(
+            _from_object_store(uri, place, without_weights=without_weights), Origin(uri)
+        )
+    if uri.startswith("/"):
+        return model_files.of_folder(_on_volume(uri), Origin(uri))
+    if uri.startswith("models:/"):
+        return model_files.of_version(*_from_mlflow(uri, place, without_weights=without_weights))
+    snapshot = _from_hub(uri, revision, place.cache, without_weights=without_weights)
+    return model_files.of_folder(snapshot, Origin(uri, snapshot.name))
+
+
+def _not_found(uri: str, what_to_do: str) -> RecipeRefusedError:
+    return RecipeRefusedError(f"model.base {uri} does not exist: {what_to_do}", reason=_NOT_FOUND)
+
+
+def _on_volume(uri: str) -> Path:
+    if not Path(uri).is_dir():
+        raise RecipeRefusedError(
+            f"model.base {uri} does not exist in the pod: mount the volume in podTemplate or correct the path",
+            reason=_NOT_FOUND,
+        )
+    folder = Path(uri)
+    manifest = folder / MANIFEST
+    if manifest.is_file():
+        there = (file for file in folder.rglob("*") if file.is_file())
+        sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in there}
+        whole_files(uri, manifest.read_bytes(), sizes)
+    return folder
+
+
+def _from_object_store(uri: str, place: _Place, *, without_weights: bool) -> Path:
+    stored = StoredModel.find(uri)
+    wanted = [name for name in stored.listed if not (without_weights and is_weights(name))]
+    if not wanted:
+        raise _not_found(uri, f"correct the {filesystems.bucket(uri)} or the folder")
+    return place.filled(stored.key, _part(without_weights), lambda folder: stored.download(wanted, folder))
+
+
+def _part(without_weights: bool) -> str:
+    return "without weights" if without_weights else _WHOLE
+
+
+def _from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tuple[Path, Origin]:
+    """The folder of a version, or one in it, and its URI with the number of the version in place of an alias."""
+    from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
+
+    # A bar for each file would fill the log of the pod.
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    version, inner = ModelsArtifactRepository.split_models_uri(uri)
+    # NB: a missing alias answers INVALID_PARAMETER_VALUE.
+    with _refusing_what_is_not_there(uri, "INVALID_PARAMETER_VALUE"):
+        repository = ModelsArtifactRepository(version)
+
+    def download(folder: Path) -> None:
+        for name in _mlflow_files(repository, inner):
+            if not (without_weights and is_weights(name)):
+                repository.download_artifacts(name, str(folder))
+
+    part = " of ".join([_part(without_weights), *([inner] if inner else [])])
+    # NB: Unity Catalog answers only now for a version that it does not have.
+    with _refusing_what_is_not_there(uri):
+        folder = place.filled(lambda: _version_key(repository, version), part, download) / inner
+    if not folder.is_dir():
+        raise _not_found(uri, "name a folder that the version has")
+    if repository.model_name is None:
+        return folder, Origin(uri)
+    at = f"models:/{repository.model_name}/{repository.model_version}"
+    return folder, Origin(f"{at}/{inner}" if inner else at)
+
+
+@contextmanager
+def _refusing_what_is_not_there(uri: str, *codes: str) -> Iterator[None]:
+    """Refuse a model that MLflow does not have, which it says with RESOURCE_DOES_NOT_EXIST or one of the codes."""
+    from mlflow import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", *codes):
+            raise _not_found(uri, "name a model and an alias or version that the registry has") from error
+        raise
+
+
+def _version_key(repository: ModelsArtifactRepository, uri: str) -> Any:
+    """What identifies a version: a registry may give its number again, after the model was deleted."""
+    import mlflow
+
+    name, number = repository.model_name, repository.model_version
+    if name is None:
+        return ["logged model", mlflow.get_tracking_uri(), uri]
+    version = mlflow.MlflowClient().get_model_version(name, number)
+    registry = mlflow.get_registry_uri()
+    return ["version", registry, name, str(number), version.creation_timestamp, version.source]
+
+
+def _mlflow_files(repository: object, folder: str) -> Iterable[str]:
+    for entry in repository.list_artifacts(folder):  # type: ignore[attr-defined]
+        if entry.is_dir:
+            yield from _mlflow_files(repository, entry.path)
+        else:
+            yield entry.path
+
+
+_ALL_PODS = "name a Secret with HF_TOKEN in spec.envFrom, which reaches all pods"
+
+
+def _from_hub(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    try:
+        return _snapshot(name, revision, cache, without_weights=without_weights)
+    except GatedRepoError as error:
+        raise RecipeRefusedError(
+            f"model.base {name} is gated: accept its terms, and {_ALL_PODS}",
+            reason="ModelForbidden",
+        ) from error
+    except HFValidationError as error:
+        raise _not_found(
+            name, "write a Hub id (org/name), an absolute path, s3://, gs://, abfss:// or models:/"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise _not_found(f"{name} at revision {revision}", "correct model.revision") from error
+    except RepositoryNotFoundError as error:
+        raise _not_found(
+            name,
+            f"correct the Hub id or, if it is private, {_ALL_PODS}",
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise TrainingError(
+            "HubUnreachable",
+            f"model.base {name} is not in the cache and the Hub does not answer: give the pod a way out, or use "
+            "a folder on a volume or in an object store",
+        ) from error
+
+
+def _snapshot(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:
+    """Download a Hub model, or what is missing of it: the Hub's client keeps what it has downloaded."""
+    from huggingface_hub import snapshot_download
+
+    ignored = [f"*{suffix}" for suffix in WEIGHTS] if without_weights else None
+
+    def download() -> Path:
+        folder = cache.hub if cache else None
+        with cache.telling() if cache else nullcontext():
+            return Path(snapshot_download(name, revision=revision, ignore_patterns=ignored, cache_dir=folder))
+
+    found = download()
+    # NB: the client takes a file that is there for whole.
+    return download() if cache is not None and _removed_broken(name, found, cache) else found
+
+
+def _removed_broken(name: str, snapshot: Path, cache: Cache) -> bool:
+    """Remove the files of a snapshot that do not have the size that the Hub told; whether there were any."""
+    from huggingface_hub import get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        told = get_cached_repo_tree(name, revision=snapshot.name, cache_dir=cache.hub)
+    except CachedRepoTreeNotFoundError:
+        return False
+    broken = [
+        link for file in told if (link := snapshot / file.path).is_file() and link.stat().st_size != file.size
+    ]
+    for link in broken:
+        link.resolve().unlink(missing_ok=True)
+        link.unlink(missing_ok=True)
+    return bool(broken)

@@ -1,0 +1,77 @@
+"""The parts of a model's folder: a base, a tokenizer, an adapter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from finetune_trainer.models import base_reference
+from finetune_trainer.models.base_reference import Origin
+
+# Folders of MLflow's transformers flavor.
+_MLFLOW_MODEL, _MLFLOW_TOKENIZER = "model", "components/tokenizer"
+_ADAPTER_CONFIG = "adapter_config.json"
+# A saved tokenizer has at least one of these files.
+_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one artifact; the base of an adapter may be another artifact.
+
+    of: how the adapter names its base, or None.
+    origin: where the base lies, if it is part of this.
+    """
+
+    base: Path | None
+    tokenizer: Path | None
+    adapter: Path | None = None
+    of: Origin | None = None
+    origin: Origin | None = None
+
+
+def of_folder(folder: Path, at: Origin) -> Parts:
+    """The parts of a folder that `save_pretrained` of transformers or peft wrote, and that was fetched from somewhere."""
+    tokenizer = folder if any((folder / name).exists() for name in _TOKENIZER_FILES) else None
+    config = folder / _ADAPTER_CONFIG
+    if not config.exists():
+        return Parts(folder, tokenizer, origin=at)
+    stored = json.loads(config.read_text(encoding="utf-8"))
+    return Parts(
+        None, tokenizer, folder, _named(folder, stored.get("base_model_name_or_path"), stored.get("revision"))
+    )
+
+
+def _named(adapter: Path, name: str | None, revision: str | None) -> Origin | None:
+    """The base of an adapter: by its note, or else as a library names it."""
+    return base_reference.noted(adapter) or (Origin(name, revision) if name else None)
+
+
+def of_version(folder: Path, at: Origin) -> Parts:
+    """The parts of a folder that MLflow's transformers flavor wrote; of any other, those of a plain folder."""
+    flavor = _transformers_flavor(folder / "MLmodel")
+    inner = flavor.get("model_binary", _MLFLOW_MODEL)
+    model, components = folder / inner, folder / _MLFLOW_TOKENIZER
+    base = model if model.is_dir() else None
+    tokenizer = components if components.is_dir() else None
+    # NB: MLflow finds the folders of a version by their URIs, and not those of a logged model, which has no name.
+    within = Origin(f"{at.uri}/{inner}") if base and at.uri.count("/") > 1 else None
+    # NB: a merged model has its adapter beside it too; the flavor names only one that is still to be merged.
+    if "peft_adaptor" not in flavor:
+        plain = of_folder(base or folder, within or at)
+        return replace(plain, tokenizer=tokenizer or plain.tokenizer)
+    adapter = folder / flavor["peft_adaptor"]
+    name = flavor.get("local_base_model_path") or flavor.get("source_model_name")
+    of = _named(adapter, name, flavor.get("source_model_revision"))
+    return Parts(base, tokenizer, adapter, of, within)
+
+
+def _transformers_flavor(mlmodel: Path) -> dict[str, Any]:
+    """What MLflow's transformers flavor notes of a model; nothing where it did not save it."""
+    stored = yaml.safe_load(mlmodel.read_text(encoding="utf-8")) if mlmodel.exists() else None
+    found: dict[str, Any] = ((stored or {}).get("flavors") or {}).get("transformers") or {}
+    return found

@@ -1,0 +1,117 @@
+"""A model in an object store."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.models.output_folder import MANIFEST, whole_files
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.storage import filesystems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from fsspec import AbstractFileSystem
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """The files of a model in an object store; none where there is no such folder.
+
+    listed: what the store says of each file, by its name.
+    """
+
+    uri: str
+    files: AbstractFileSystem
+    root: str
+    listed: dict[str, dict[str, Any]]
+
+    @classmethod
+    def find(cls, uri: str) -> StoredModel:
+        """List a model.
+
+        Raises:
+            RecipeRefusedError: the pod's login may not read it, or a job has not written all of it.
+            TrainingError: the store, or the server of its logins, does not answer.
+        """
+        with _telling(uri):
+            files, root = filesystems.filesystem(uri)
+            found = cls(uri, files, root.rstrip("/"), _listed(files, root))
+            return found._whole()
+
+    def _whole(self) -> StoredModel:
+        """The model without files that its manifest does not name, if it has one."""
+        manifest = f"{self.root}/{MANIFEST}"
+        if manifest not in self.listed:
+            return self
+        within = {name: str(self._within(name)) for name in self.listed}
+        sizes = {within[name]: info["size"] for name, info in self.listed.items()}
+        own = whole_files(self.uri, self.files.cat_file(manifest), sizes)
+        return replace(self, listed={name: info for name, info in self.listed.items() if within[name] in own})
+
+    def _within(self, name: str) -> PurePosixPath:
+        return PurePosixPath(name).relative_to(self.root)
+
+    def download(self, names: Iterable[str], folder: Path) -> None:
+        """Download some of its files into a folder.
+
+        Raises:
+            TrainingError: one has changed meanwhile.
+        """
+        for name in names:
+            target = folder / self._within(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.files.get_file(name, str(target))
+            if target.stat().st_size != self.listed[name]["size"]:
+                raise TrainingError(
+                    "ModelChanged", f"{name} of model.base {self.uri} changed while it was downloaded"
+                )
+
+    def key(self) -> Any:
+        """What its content depends on, as JSON."""
+        contents = [[name, info["size"], _content_tag(info)] for name, info in sorted(self.listed.items())]
+        return ["object store", self.root, contents]
+
+
+def _listed(files: AbstractFileSystem, root: str) -> dict[str, dict[str, Any]]:
+    try:
+        return filesystems.find(files, root)
+    except Exception as error:
+        if filesystems.is_missing(error):
+            return {}
+        raise
+
+
+@contextmanager
+def _telling(uri: str) -> Iterator[None]:
+    """Say in one sentence why a model cannot be listed."""
+    try:
+        yield
+    except PodFailure:
+        raise
+    except Exception as error:
+        if filesystems.is_forbidden(error):
+            raise RecipeRefusedError(
+                f"model.base {uri} may not be read with the pod's credentials: grant them access",
+                reason="ModelForbidden",
+            ) from error
+        if filesystems.has_no_login(error):
+            raise RecipeRefusedError(
+                f"model.base {uri} needs credentials and the environment has none: set {filesystems.logins(uri)}, in a "
+                "pod by envFrom",
+                reason="ModelForbidden",
+            ) from error
+        reason = filesystems.failure(error)
+        if reason is None:
+            raise
+        raise TrainingError("ModelUnreadable", f"model.base {uri} cannot be read: {reason}") from error
+
+
+def _content_tag(info: dict[str, Any]) -> str:
+    """What differs between two contents of an object: its ETag, or when it was written."""
+    known = (info.get(name) for name in ("ETag", "etag", "LastModified", "created"))
+    return str(next((value for value in known if value is not None), ""))

@@ -1,0 +1,296 @@
+"""The folder that output.uri names: it is whole when its manifest says so, which is written first and last."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
+from finetune_trainer.storage import filesystems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from finetune_crds.recipe import JobReference
+
+MANIFEST = "finetune_model.json"
+_CONFIGS = ("adapter_config.json", "config.json")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Whose model a folder holds.
+
+    job, uid: the FineTuneJob, as namespace/name, and its uid.
+    attempt: the attempt that writes it, or has written it.
+    files: sizes of all files, by their paths in the folder; None until all are written.
+    begun: the paths of files that attempts may have written, also those of a deleted job of the same name; none when all are written.
+    """
+
+    job: str
+    uid: str
+    attempt: int
+    files: dict[str, int] | None = None
+    begun: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, text: bytes) -> Manifest | None:
+        """The manifest in a file; None where it holds something else."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError):
+            return None
+
+    def content(self) -> bytes:
+        """The content of the file."""
+        return json.dumps(asdict(self), indent=2).encode()
+
+    def names(self) -> set[str]:
+        """The paths of all files that jobs have written, or begun to write."""
+        return {*(self.files or ()), *self.begun}
+
+    def missing(self, sizes: Mapping[str, int]) -> str | None:
+        """Why files of these sizes are not the whole model; None where they are."""
+        if self.files is None:
+            return f"FineTuneJob {self.job} has not written all of it"
+        broken = [name for name, size in self.files.items() if sizes.get(name) != size]
+        return f"its file {broken[0]} is missing, or has another size" if broken else None
+
+
+class ModelFolder:
+    """The folder of a model that one attempt of a job writes.
+
+    Readers find a whole model or none: the configuration comes after all other files, and the manifest after it.
+
+    Args:
+        uri: of the folder, on a volume or in an object store.
+        job: the FineTuneJob.
+        attempt: its attempt.
+    """
+
+    def __init__(self, uri: str, job: JobReference, attempt: int) -> None:
+        self.uri = uri.rstrip("/")
+        self._mine = Manifest(f"{job.namespace}/{job.name}", job.uid, attempt)
+
+    def claim(self) -> None:
+        """Note that this attempt writes the folder, unless an attempt of this job has written it to the end.
+
+        Raises:
+            RecipeRefusedError: the folder holds other files, does not exist, or may not be written.
+            TrainingError: the storage failed, or a later attempt writes the folder.
+        """
+        with self._telling(RecipeRefusedError):
+            files, path = filesystems.filesystem(self.uri)
+            there = self._check(claiming=True)
+            if there is not None and there.files is not None:
+                return
+            filesystems.make_folder(files, path)
+            if there is None:
+                self._create()
+            else:
+                self._write(self._after(there))
+
+    def is_finished(self) -> bool:
+        """Whether an attempt of this job has written the folder to the end.
+
+        Raises:
+            RecipeRefusedError, TrainingError: as `publish`.
+        """
+        with self._telling(TrainingError):
+            there = self._check()
+        return there is not None and there.files is not None
+
+    def publish(self, parts: Mapping[str, Path]) -> None:
+        """Write the files of local folders, in place of those of an earlier attempt, and say that all are there.
+
+        Files that no attempt has written stay as they are.
+
+        Args:
+            parts: the local folders, by the folder that their files go to; "" for the folder itself.
+
+        Raises:
+            RecipeRefusedError: the folder has become that of another job.
+            TrainingError: the storage failed, or a later attempt writes the folder.
+        """
+        sources = {
+            (PurePosixPath(part) / file.relative_to(folder)).as_posix(): file
+            for part, folder in parts.items()
+            for file in folder.rglob("*")
+            if file.is_file()
+        }
+        names = sorted(sources, key=lambda name: (_is_config(name), name in _CONFIGS, name))
+        sizes = {name: sources[name].stat().st_size for name in names}
+        # NB: the claim has written there: what is refused now may be granted to the next attempt.
+        with self._telling(TrainingError):
+            files, path = filesystems.filesystem(self.uri)
+            mine = self._after(self._check())
+            earlier = mine.names()
+            self._write(replace(mine, begun=sorted({*earlier, *names})))
+            # NB: what loads a folder without its manifest takes a configuration for a whole model, and an index for its weights.
+            self._remove({name for name in earlier if _is_config(name) or name not in sizes})
+            for name in names:
+                self._check()
+                target = f"{path}/{name}"
+                filesystems.make_folder(files, str(PurePosixPath(target).parent))
+                files.put_file(str(sources[name]), target)
+            self._check()
+            self._write(replace(self._mine, files=sizes))
+
+    def _check(self, *, claiming: bool = False) -> Manifest | None:
+        """The manifest of this job, if there is one.
+
+        Args:
+            claiming: a folder that a deleted job of the same name has not written to the end is as good as empty.
+
+        Raises:
+            RecipeRefusedError: the folder is not this job's.
+            TrainingError: a later attempt writes it.
+        """
+        files, path = filesystems.filesystem(self.uri)
+        try:
+            text = files.cat_file(f"{path}/{MANIFEST}")
+        except FileNotFoundError:
+            text = b""
+        if not text:
+            if _is_empty(self.uri):
+                return None
+            raise self._taken("has files that no FineTuneJob wrote")
+        there = Manifest.read(text)
+        if there is None:
+            raise self._taken(f"has a {MANIFEST} of something else")
+        if there.uid != self._mine.uid:
+            if claiming and there.files is None and there.job == self._mine.job:
+                return there
+            raise self._taken(self._whose(there))
+        if there.attempt > self._mine.attempt:
+            raise TrainingError(
+                "Superseded",
+                f"attempt {there.attempt} of the job writes output.uri {self.uri}: this one publishes nothing",
+            )
+        return there
+
+    def _whose(self, there: Manifest) -> str:
+        """What another job has to do with the folder."""
+        job = f"FineTuneJob {there.job}"
+        if there.files is None:
+            return f"has files that {job} has begun to write"
+        earlier = "an earlier " if there.job == self._mine.job else ""
+        return f"is the model of {earlier}{job}"
+
+    def _taken(self, why: str) -> RecipeRefusedError:
+        return RecipeRefusedError(
+            f"output.uri {self.uri} {why}: name another folder, or empty it", reason="OutputTaken"
+        )
+
+    def _create(self) -> None:
+        """Write the first manifest of the folder."""
+        files, path = filesystems.filesystem(self.uri)
+        try:
+            filesystems.create(files, f"{path}/{MANIFEST}", self._mine.content())
+        except FileExistsError:
+            # NB: another job was faster. Or it is this one's: clients repeat a request whose answer is lost.
+            self._write(self._after(self._check()))
+
+    def _after(self, there: Manifest | None) -> Manifest:
+        """The manifest with which this attempt writes the folder after another one."""
+        return replace(self._mine, begun=sorted(there.names()) if there is not None else [])
+
+    def _remove(self, names: set[str]) -> None:
+        """Delete those of the files that are there, configurations first."""
+        if not names:
+            return
+        files, path = filesystems.filesystem(self.uri)
+        there = {
+            PurePosixPath(found).relative_to(path).as_posix(): found
+            for found in filesystems.find(files, path)
+        }
+        for name in sorted(names & there.keys(), key=lambda name: (not _is_config(name), name)):
+            self._check()
+            files.rm(there[name])
+
+    def _write(self, manifest: Manifest) -> None:
+        files, path = filesystems.filesystem(self.uri)
+        filesystems.write_whole(files, f"{path}/{MANIFEST}", manifest.content())
+
+    @contextmanager
+    def _telling(self, refused: type[RecipeRefusedError | TrainingError]) -> Iterator[None]:
+        """Say in one sentence why the folder cannot be written.
+
+        Args:
+            refused: what to raise where the place is missing, or the login.
+        """
+        try:
+            yield
+        except PodFailure:
+            raise
+        except Exception as error:
+            reason, why = self._refusal(error) or ("OutputUnwritable", None)
+            if why is not None:
+                raise refused(message=f"output.uri {self.uri} {why}", reason=reason) from error
+            failure = filesystems.failure(error)
+            if failure is None:
+                raise
+            raise TrainingError(reason, f"output.uri {self.uri} cannot be written: {failure}") from error
+
+    def _refusal(self, error: Exception) -> tuple[str, str] | None:
+        """Which reason and which words an error has that the spec or the pod's login is to blame for."""
+        if filesystems.is_missing(error):
+            return (
+                "OutputNotFound",
+                f"is in a place that does not exist: create the {filesystems.bucket(self.uri)}, or correct it",
+            )
+        if filesystems.is_forbidden(error):
+            return (
+                "OutputForbidden",
+                "may not be written with the pod's credentials: grant them access",
+            )
+        if filesystems.has_no_login(error):
+            return (
+                "OutputForbidden",
+                f"needs credentials and the environment has none: set {filesystems.logins(self.uri)}, in a pod by envFrom",
+            )
+        return None
+
+
+def whole_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set[str]:
+    """The files of a model that a job has written to output.uri, by their paths in the folder.
+
+    Args:
+        uri: of the folder, as model.base names it.
+        manifest: the content of its manifest.
+        sizes: of all its files, by their paths in it.
+
+    Raises:
+        RecipeRefusedError: files are missing.
+    """
+    told = Manifest.read(manifest)
+    if told is None:
+        return set(sizes)
+    missing = told.missing(sizes)
+    if missing:
+        raise RecipeRefusedError(
+            f"model.base {uri} is not whole ({missing}): start this job when that one has succeeded",
+            reason="ModelNotLoadable",
+        )
+    return set(told.files or ())
+
+
+def _is_config(name: str) -> bool:
+    """Whether a file is the configuration of a model, or of one in a folder within."""
+    return PurePosixPath(name).name in _CONFIGS
+
+
+def _is_empty(uri: str) -> bool:
+    files, path = filesystems.filesystem(uri)
+    try:
+        found = filesystems.find(files, path)
+    except FileNotFoundError:
+        # NB: a bucket that does not exist is told of when something is written to it.
+        return True
+    # NB: a pod that was killed, or found no space, has left the manifest empty or half written.
+    begun = (f"/{MANIFEST}", f"/{MANIFEST}{filesystems.PART}")
+    return all(name.endswith(begun) for name in found)

@@ -1,0 +1,222 @@
+"""finetune-checkout URL COMMIT FOLDER: fetch one commit of a repository into a folder, with the image's git."""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from finetune_crds import contract
+from finetune_trainer.pod import exit_status
+
+# git gives up when less than this many bytes a second come for this many seconds.
+_SLOW_BYTES, _SLOW_SECONDS = 1000, 60
+_NOT_SENT = re.compile(r"not our ref|unadvertised object|reference is not a tree|couldn't find remote ref")
+_NO_LOGIN = re.compile(r"Authentication failed|could not read (Username|Password)|error: 40[13]\b")
+# NB: the operator's installer of packages has the same, and neither can import the other.
+_AWAY = re.compile(
+    r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
+    r"Operation too slow|RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
+    r"SSL_ERROR_SYSCALL|unexpected eof|[Ee]rror in the pull function|was not closed cleanly|SSL connection timeout|"
+    r"Broken pipe|Resolving timed out|CONNECT aborted|"
+    r"error: (?:408|429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
+)
+_LONGEST = 300
+# Seconds before a server that does not answer is asked again: about six minutes.
+_DELAYS = (1, 2, 4, 8, 15, *[30] * 8)
+# The hashes of a repository, by the digits of a commit.
+_FORMATS = {40: "sha1", 64: "sha256"}
+
+
+class CheckoutError(exit_status.PodFailure):
+    """The code cannot be fetched. Another attempt may succeed, and counts."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(contract.CHECKOUT_FAILED, message)
+
+
+class RefusedError(CheckoutError):
+    """The server does not accept the login that it is sent."""
+
+    exit_code = contract.EXIT_UNAVAILABLE
+
+
+class UnansweredError(CheckoutError):
+    """The server may answer later."""
+
+    exit_code = contract.EXIT_UNAVAILABLE
+
+
+class NoCommitError(CheckoutError):
+    """The repository has no such commit, and will not have it."""
+
+    exit_code = contract.EXIT_RECIPE
+
+
+def checkout(url: str, commit: str, folder: Path) -> None:
+    """Make the folder a working tree of a commit, without the history before it, and without submodules.
+
+    Raises:
+        NoCommitError: the repository does not have the commit.
+        UnansweredError: the server does not answer.
+        RefusedError: it does not accept the login.
+        CheckoutError: the code cannot be fetched for another reason.
+    """
+    git = _Git(folder, _settings(url))
+    # NB: the kubelet may run an init container again, and one that was killed leaves locks.
+    shutil.rmtree(folder / ".git", ignore_errors=True)
+    git("init", "--quiet", f"--object-format={_FORMATS[len(commit)]}")
+    git("remote", "add", "origin", url)
+    _fetch(git, url, commit)
+    if git("cat-file", "-e", f"{commit}^{{commit}}", may_fail=True):
+        message = f"the repository {url} has no commit {commit}: create the job with one that it has, or with a branch or a tag"
+        raise NoCommitError(message)
+    git("checkout", "--quiet", "--force", "--detach", commit)
+    _open(folder)
+
+
+def _fetch(git: _Git, url: str, commit: str) -> None:
+    """Fetch a commit, again where the server does not answer: until then the gang keeps its nodes.
+
+    Raises:
+        UnansweredError: the server does not answer for long.
+        CheckoutError: the commit cannot be fetched for another reason.
+    """
+    for delay in _DELAYS:
+        try:
+            return _fetch_once(git, url, commit)
+        except UnansweredError as error:
+            seconds = delay * random.uniform(1, 1.5)  # noqa: S311 - so that not all pods ask at once
+            print(f"{error}; asking again in {seconds:.0f} s", file=sys.stderr, flush=True)
+            time.sleep(seconds)
+    return _fetch_once(git, url, commit)
+
+
+def _fetch_once(git: _Git, url: str, commit: str) -> None:
+    errors = git("fetch", "--quiet", "--depth=1", "--no-tags", "origin", commit, may_fail=True)
+    if _NOT_SENT.search(errors):
+        # Some servers give only what a branch or a tag is at: with their history, the commit comes too.
+        errors = git(
+            "fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*", may_fail=True
+        )
+    if errors:
+        raise _failure(url, errors)
+
+
+def _failure(url: str, errors: str) -> CheckoutError:
+    """What git's errors amount to."""
+    line = errors.strip().splitlines()[-1][:_LONGEST]
+    if _AWAY.search(errors):
+        return UnansweredError(f"the repository {url} cannot be fetched: {line}")
+    refused = _NO_LOGIN.search(errors)
+    if refused or "not found" in errors:
+        # NB: many servers also ask for a login where there is no such repository, which no login changes.
+        password = _password()
+        kind = RefusedError if refused and password else CheckoutError
+        remedy = "check the Secret in" if password else "name a Secret with a login in"
+        return kind(
+            f"the repository {url} does not exist, or needs another login: {remedy} spec.trainer.code.git.secretRef ({line})"
+        )
+    return CheckoutError(f"the repository {url} cannot be fetched: {line}")
+
+
+def _password() -> str:
+    """Of the login; empty for none."""
+    return os.environ.get(contract.ENV_GIT_PASSWORD, "").strip()
+
+
+def _open(folder: Path) -> None:
+    """Let the user of any image read and write the files: the container with the command may run as another one."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink() and path.stat().st_uid == os.getuid():
+            path.chmod(path.stat().st_mode | (0o777 if path.is_dir() else 0o666))
+
+
+def _settings(url: str) -> dict[str, str]:
+    """The configuration of git, as variables: the password is in no command line and in no file.
+
+    It is sent to the address of the repository alone, and along no redirect.
+    """
+    settings = {
+        # The folder is a volume, which belongs to another user.
+        "safe.directory": "*",
+        "http.followRedirects": "false",
+        "http.lowSpeedLimit": str(_SLOW_BYTES),
+        "http.lowSpeedTime": str(_SLOW_SECONDS),
+        "advice.detachedHead": "false",
+        "init.defaultBranch": "main",
+    }
+    password = _password()
+    if password:
+        name = os.environ.get(contract.ENV_GIT_USERNAME, "").strip() or "git"
+        login = base64.b64encode(f"{name}:{password}".encode()).decode()
+        settings[f"http.{url}.extraHeader"] = f"Authorization: Basic {login}"
+    found = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for number, (key, value) in enumerate(settings.items()):
+        found |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return found
+
+
+@dataclass(frozen=True)
+class _Git:
+    """git in a folder, with settings of its own: those of the system and of a user do not count."""
+
+    folder: Path
+    settings: dict[str, str]
+
+    def __call__(self, *arguments: str, may_fail: bool = False) -> str:
+        """Run it; what it says where it fails.
+
+        Raises:
+            CheckoutError: it failed and was not to.
+        """
+        own = {
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_TERMINAL_PROMPT": "0",
+            "LC_ALL": "C",
+        }
+        # The variable of Python's clients, which git does not read.
+        if os.environ.get("SSL_CERT_FILE"):
+            own["GIT_SSL_CAINFO"] = os.environ.get("GIT_SSL_CAINFO") or os.environ["SSL_CERT_FILE"]
+        hidden = (contract.ENV_GIT_USERNAME, contract.ENV_GIT_PASSWORD)
+        given = {name: value for name, value in os.environ.items() if name not in hidden}
+        ended = subprocess.run(
+            ["git", *arguments],
+            cwd=self.folder,
+            env={**given, **own, **self.settings},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if ended.returncode == 0:
+            return ""
+        said = ended.stderr.strip() or f"git {arguments[0]} ended with exit code {ended.returncode}"
+        if not may_fail:
+            raise CheckoutError(f"git {arguments[0]} failed: {said.splitlines()[-1][:_LONGEST]}")
+        return said
+
+
+def main() -> None:
+    """The entry point."""
+    url, commit, folder = sys.argv[1:]
+    exit_status.end_when_told()
+
+    def fetch() -> None:
+        checkout(url, commit, Path(folder))
+        print(f"{folder} has commit {commit} of {url}", flush=True)
+
+    sys.exit(exit_status.run(fetch))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""The MLflow run: metrics, parameters and lineage, logged from a background thread.
+
+Tracking never blocks a step and never stops training. While MLflow is unreachable, entries are queued; they keep their
+timestamps.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from finetune_trainer.pod import exit_status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from mlflow import MlflowClient
+    from mlflow.data.meta_dataset import MetaDataset
+
+_MAX_WAITING = 20_000
+_MAX_METRICS_A_CALL = 500
+_LONGEST_PAUSE_SECONDS = 15.0
+# Patience of a rank that ends with an error: the pod's grace period is its limit.
+_CLOSE_SECONDS = 5.0
+# Error codes for which a retry cannot succeed.
+_FINAL_CODES = frozenset(
+    {
+        "INVALID_PARAMETER_VALUE",
+        "RESOURCE_DOES_NOT_EXIST",
+        "BAD_REQUEST",
+        "RESOURCE_ALREADY_EXISTS",
+        "INVALID_STATE",
+        "PERMISSION_DENIED",
+        "UNAUTHENTICATED",
+    }
+)
+
+# The query of an address, also of one without a host.
+_QUERY = re.compile(r"\?[^\s'\"<>()]*=[^\s'\"<>()]*")
+# Loggers that print the addresses that large files are uploaded to.
+_NAMING_ADDRESSES = ("mlflow.store.artifact.http_artifact_repo", "urllib3.connectionpool")
+
+Entry = tuple[str, float, int, int]
+"""name, value, milliseconds since the epoch, step"""
+Call = Callable[["MlflowClient"], object]
+
+
+def client(tracking_uri: str | None = None) -> MlflowClient:
+    """Return a client of a tracking server, by default that of the environment; it fails fast and does not retry."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    # NB: in a Databricks workspace the client retries for ten minutes, whatever the number of retries.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    os.environ.setdefault("MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT", "60")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    for name in _NAMING_ADDRESSES:
+        logging.getLogger(name).addFilter(_unsign)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri)
+
+
+def patience_seconds(default: float) -> float:
+    """Return how long to wait for an unreachable MLflow: FINETUNE_MLFLOW_PATIENCE_SECONDS, or `default`."""
+    return float(os.environ.get("FINETUNE_MLFLOW_PATIENCE_SECONDS", default))
+
+
+def is_final(error: Exception) -> bool:
+    """Whether a retry of the request cannot succeed."""
+    return getattr(error, "error_code", None) in _FINAL_CODES
+
+
+class Tracker:
+    """Logs to an MLflow run; without one, discards what it gets.
+
+    A context manager: at its end it is closed, after an error with little patience.
+
+    Args:
+        run_id: the run; None or empty: nothing is tracked.
+        connect: makes the client, in the tracker's own thread.
+        quiet: print nothing about an unreachable MLflow: another rank does.
+        patience: seconds that the end waits for an unreachable MLflow.
+    """
+
+    def __init__(
+        self,
+        run_id: str | None,
+        connect: Callable[[], MlflowClient] = client,
+        *,
+        quiet: bool = False,
+        patience: float = 60.0,
+    ) -> None:
+        self.run_id = run_id or None
+        self._patience = patience
+        self._quiet = quiet
+        self._connect = connect
+        self._client: MlflowClient | None = None
+        self._metrics: deque[Entry] = deque(maxlen=_MAX_WAITING)
+        self._calls: deque[Call] = deque()
+        self._changed = threading.Condition()
+        self._busy = False
+        self._closing = False
+        self._away = False
+        self._thread: threading.Thread | None = None
+        if self.run_id:
+            self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+            self._thread.start()
+
+    def metrics(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Log metrics; None values are omitted."""
+        now = int(time.time() * 1000)
+        entries = [(name, float(value), now, step) for name, value in values.items() if value is not None]
+        self._enqueue(lambda: self._metrics.extend(entries))
+
+    def describe(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Log parameters and tags; parameters that an earlier attempt logged stay unchanged."""
+        self._enqueue(
+            lambda: self._calls.append(lambda mlflow: self._log_params_and_tags(mlflow, params, tags))
+        )
+
+    def tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags, and overwrite existing ones."""
+        self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_tags(mlflow, tags)))
+
+    def dataset(
+        self, address: str, *, name: str, digest: str, version: int | None = None, use: str = "training"
+    ) -> None:
+        """Log data: a version of a Delta table by its path or its name, or files where `version` is None.
+
+        Args:
+            use: what the data is to the run, in MLflow's words its context.
+        """
+
+        def log(mlflow: MlflowClient) -> None:
+            self._log_dataset(mlflow, _dataset(address, version, name=name, digest=digest), use)
+
+        self._enqueue(lambda: self._calls.append(log))
+
+    def artifacts(self, files: Sequence[Path], place: str) -> None:
+        """Upload files to a folder of the run's artifacts, once.
+
+        The files must stay until the tracker is closed.
+        """
+        self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_artifacts(mlflow, files, place)))
+
+    def table(self, file: Path, place: str) -> None:
+        """Upload a table of MLflow, a JSON file with columns and data, to a folder of the run's artifacts, in place of an older one.
+
+        The file must stay until the tracker is closed.
+        """
+        self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_table(mlflow, file, place)))
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until the queue is empty; False when it is not after `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not (self._busy or self._metrics or self._calls), timeout=seconds
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(None if kind is None else _CLOSE_SECONDS)
+
+    def close(self, seconds: float | None = None) -> None:
+        """Log the rest of the queue, in at most `seconds` (by default the patience), and stop."""
+        if self._thread is None:
+            return
+        if seconds is None:
+            seconds = patience_seconds(self._patience)
+        complete = self.flush(seconds)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout=1.0)
+        if not complete:
+            self._say(f"MLflow was not reachable for {seconds:.0f} s: the last metrics are lost")
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            print(line, flush=True)
+
+    def _enqueue(self, put: Callable[[], None]) -> None:
+        if self._thread is None:
+            return
+        with self._changed:
+            put()
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while (call := self._take()) is not None:
+            self._until_logged(call)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _take(self) -> Call | None:
+        """Wait for the next entry to log and return it; None: the tracker is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._metrics or self._calls)
+            if self._closing:
+                return None
+            self._busy = True
+            if self._calls:
+                return self._calls.popleft()
+            entries = [self._metrics.popleft() for _ in range(min(len(self._metrics), _MAX_METRICS_A_CALL))]
+            return lambda mlflow: self._log_metrics(mlflow, entries)
+
+    def _until_logged(self, call: Call) -> None:
+        pause = 0.5
+        while not self._closing:
+            try:
+                self._client = self._client or self._connect()
+                call(self._client)
+            except Exception as error:  # noqa: BLE001 - tracking never stops training
+                if is_final(error):
+                    self._say(f"MLflow rejected an entry, which is dropped: {first_line(error)}")
+                    return
+                self._wait_for_mlflow(error, pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            else:
+                if self._away:
+                    self._away = False
+                    self._say("MLflow is reachable again")
+                return
+
+    def _wait_for_mlflow(self, error: Exception, pause: float) -> None:
+        if not self._away:
+            self._away = True
+            self._say(f"MLflow is unreachable, the pod goes on: {first_line(error)}")
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, timeout=pause)
+
+    def _log_metrics(self, mlflow: MlflowClient, entries: list[Entry]) -> None:
+        from mlflow.entities import Metric
+
+        mlflow.log_batch(self._run(), metrics=[Metric(*entry) for entry in entries])
+
+    def _log_params_and_tags(
+        self, mlflow: MlflowClient, params: Mapping[str, Any], tags: Mapping[str, str]
+    ) -> None:
+        from mlflow.entities import Param, RunTag
+
+        known = mlflow.get_run(self._run()).data.params
+        mlflow.log_batch(
+            self._run(),
+            params=[Param(name, str(value)) for name, value in params.items() if name not in known],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
+
+    def _log_artifacts(self, mlflow: MlflowClient, files: Sequence[Path], place: str) -> None:
+        self._uploaded(mlflow, files, place)
+
+    def _uploaded(self, mlflow: MlflowClient, files: Sequence[Path], place: str) -> bool:
+        # NB: artifacts may lie in a store that is closed to this pod for good; what comes after them does not wait for it.
+        try:
+            for file in files:
+                mlflow.log_artifact(self._run(), str(file), artifact_path=place)
+        except Exception as error:  # noqa: BLE001 - tracking never stops training
+            self._say(f"{place} is not uploaded to the run's artifacts: {first_line(error)}")
+            return False
+        return True
+
+    def _log_table(self, mlflow: MlflowClient, file: Path, place: str) -> None:
+        from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
+
+        # A client that is away shows here, before the upload, whose failure is final.
+        known = json.loads(mlflow.get_run(self._run()).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+        entry = {"path": f"{place}/{file.name}", "type": "table"}
+        if self._uploaded(mlflow, [file], place) and entry not in known:
+            self._log_tags(mlflow, {MLFLOW_LOGGED_ARTIFACTS: json.dumps([*known, entry])})
+
+    def _log_tags(self, mlflow: MlflowClient, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        mlflow.log_batch(self._run(), tags=[RunTag(name, value) for name, value in tags.items()])
+
+    def _log_dataset(self, mlflow: MlflowClient, dataset: MetaDataset, use: str) -> None:
+        from mlflow.entities import DatasetInput, InputTag
+
+        context = InputTag("mlflow.data.context", use)
+        mlflow.log_inputs(self._run(), [DatasetInput(dataset._to_mlflow_entity(), [context])])  # noqa: SLF001
+
+    def _run(self) -> str:
+        assert self.run_id is not None  # noqa: S101 - the thread runs only then
+        return self.run_id
+
+
+def _dataset(address: str, version: int | None, *, name: str, digest: str) -> MetaDataset:
+    from mlflow.data.meta_dataset import MetaDataset
+    from mlflow.data.sources import DeltaDatasetSource, LocalArtifactDatasetSource, S3ArtifactDatasetSource
+
+    if version is not None:
+        place = {"path" if "/" in address else "delta_table_name": address}
+        return MetaDataset(DeltaDatasetSource(**place, delta_table_version=version), name=name, digest=digest)
+    source = LocalArtifactDatasetSource if address.startswith("/") else S3ArtifactDatasetSource
+    return MetaDataset(source(address), name=name, digest=digest)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error message, without the queries of addresses."""
+    return _unsigned(exit_status.first_line(error))[:300]
+
+
+def _unsigned(text: str) -> str:
+    # NB: with the query of an address that a store or a server has signed, anybody may read or write there.
+    return _QUERY.sub("", text)
+
+
+def _unsign(record: logging.LogRecord) -> bool:
+    record.msg, record.args = _unsigned(record.getMessage()), ()
+    return True

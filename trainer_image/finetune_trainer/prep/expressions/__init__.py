@@ -1,0 +1,1 @@
+"""Values as text, as Spark expressions."""

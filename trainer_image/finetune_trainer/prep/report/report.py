@@ -1,0 +1,186 @@
+"""The report of a preparation: what each step dropped, with samples, and the lengths of examples, as HTML and PNG."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jinja2
+
+from finetune_crds import contract
+from finetune_trainer.pod.mlflow_run import first_line
+from finetune_trainer.prep.report.lengths import EDGES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from finetune_trainer.pod.mlflow_run import Tracker
+    from finetune_trainer.prep.steps.near import Pair
+
+PAGE, PAIRS = "report.html", "near-duplicates.csv"
+_TEMPLATE = Path(__file__).with_name("report.html.jinja")
+_WIDTH, _DPI = 8.0, 110
+# Where the bars of the sizes of clusters begin.
+_SIZES = (2, 3, 4, 5, 6, 11, 21, 51, 101, 1001)
+_KEPT, _GONE = "#2f6f9f", "#c8553d"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a report shows.
+
+    Attributes:
+        title: the job.
+        source: the source, and its version where it has one.
+        output: the table.
+        examples: rows of the source.
+        dropped: rows that each step dropped, in order.
+        rows: rows of each split.
+        tokens: tokens of each split.
+        lengths: examples in each bin of `lengths.EDGES`, before the limits of tokens and examples, and after.
+        clusters: number of clusters of near duplicates by their size; None where none were searched.
+        crowded: a sentence on those that were not compared; empty where all were.
+        pairs: near duplicates that were removed, each with the example that is most similar to it.
+        warnings: what the author should look at, a sentence each.
+        samples: the beginning of some examples that a step dropped, by step.
+    """
+
+    title: str
+    source: str
+    output: str
+    examples: int
+    dropped: dict[str, int]
+    rows: dict[str, int]
+    tokens: dict[str, int]
+    lengths: tuple[Sequence[int], Sequence[int]]
+    clusters: dict[int, int] | None = None
+    crowded: str = ""
+    pairs: Sequence[Pair] = ()
+    warnings: Sequence[str] = ()
+    samples: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def funnel(self) -> list[tuple[str, int, int]]:
+        """Each step, what it dropped, and what it left."""
+        left = self.examples
+        steps = [("source", 0, left)]
+        for name, number in self.dropped.items():
+            left -= number
+            steps.append((name, number, left))
+        return steps
+
+
+def write(facts: Facts, folder: Path) -> list[Path]:
+    """Write the report into a folder; return the files.
+
+    `report.html` has its pictures in it, and each picture is there as PNG too. `near-duplicates.csv` has the pairs, if there are any.
+    """
+    pictures = {name: _png(figure) for name, figure in _figures(facts).items()}
+    for name, content in pictures.items():
+        (folder / f"{name}.png").write_bytes(content)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    page = environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+        facts=facts,
+        table=PAIRS if facts.pairs else "",
+        pictures={name: base64.b64encode(content).decode() for name, content in pictures.items()},
+    )
+    (folder / PAGE).write_text(page, encoding="utf-8")
+    if facts.pairs:
+        _write_pairs(facts.pairs, folder / PAIRS)
+    tables = [folder / PAIRS] if facts.pairs else []
+    return [folder / PAGE, *tables, *(folder / f"{name}.png" for name in pictures)]
+
+
+def _write_pairs(pairs: Sequence[Pair], path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("removed", "closest", "similarity", "kept", "text", "closest text"))
+        table.writerows(pairs)
+
+
+def publish(facts: Facts, *, tracker: Tracker, folder: Path) -> None:
+    """Write the report into a folder, where it must stay until the tracker is closed, and log it to the run."""
+    try:
+        files = write(facts, folder)
+    except Exception as error:  # noqa: BLE001 - a picture never stops a preparation
+        print(f"the report of the preparation cannot be written: {first_line(error)}", flush=True)
+        return
+    tracker.artifacts(files, contract.ARTIFACTS_PREPARATION)
+
+
+def _figures(facts: Facts) -> dict[str, Figure]:
+    found = {"funnel": _funnel(facts), "tokens": _lengths(facts)}
+    if facts.clusters:
+        found["near-duplicates"] = _clusters(facts.clusters)
+    return found
+
+
+def _funnel(facts: Facts) -> Figure:
+    names, gone, left = zip(*facts.funnel, strict=True)
+    figure, axes = _drawing(1.2 + 0.35 * len(names))
+    places = range(len(names))
+    axes.barh(places, left, color=_KEPT, label="left")
+    axes.barh(places, gone, left=left, color=_GONE, label="dropped")
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlabel("examples")
+    axes.legend(loc="lower right")
+    return figure
+
+
+def _lengths(facts: Facts) -> Figure:
+    before, after = facts.lengths
+    used = [index for index, number in enumerate(before) if number]
+    figure, axes = _drawing(3.2)
+    if used:
+        shown = range(used[0], used[-1] + 1)
+        labels = [f"{EDGES[index]:,}" for index in shown]
+        places = range(len(labels))
+        axes.bar(places, [before[index] for index in shown], color=_GONE, label="before the limits")
+        axes.bar(places, [after[index] for index in shown], color=_KEPT, label="in the table")
+        axes.set_xticks(places, labels, rotation=45, ha="right")
+        axes.legend()
+    axes.set_xlabel("tokens of an example, from")
+    axes.set_ylabel("examples")
+    return figure
+
+
+def _clusters(clusters: dict[int, int]) -> Figure:
+    ends = [*_SIZES[1:], max(*_SIZES, *clusters) + 1]
+    labels = [
+        f"{begin:,}" if end - begin == 1 else f"{begin:,} to {end - 1:,}"
+        for begin, end in zip(_SIZES, ends, strict=True)
+    ]
+    numbers = [
+        sum(number for size, number in clusters.items() if begin <= size < end)
+        for begin, end in zip(_SIZES, ends, strict=True)
+    ]
+    used = max(place for place, number in enumerate(numbers) if number) + 1
+    figure, axes = _drawing(3.0)
+    axes.bar(labels[:used], numbers[:used], color=_GONE)
+    axes.set_xlabel("examples in a cluster of near duplicates")
+    axes.set_ylabel("clusters")
+    return figure
+
+
+def _drawing(height: float) -> tuple[Figure, Axes]:
+    # NB: pyplot keeps its figures for the life of the process, and looks for a display.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _png(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=_DPI)
+    return content.getvalue()

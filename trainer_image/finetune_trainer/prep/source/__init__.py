@@ -1,0 +1,1 @@
+"""Reads the raw corpus: files, tables and datasets of the Hub."""

@@ -1,0 +1,102 @@
+"""The SQL filter of a recipe: a condition on the columns of one row, and nothing else.
+
+Spark's parser and analyser say what an expression is, so another spelling of it makes no difference.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.prep.spark import session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+
+# What an expression without others in it may be, as it is parsed and as it is analysed.
+_PARSED = ("Literal", "UnresolvedAttribute", "UnresolvedNamedLambdaVariable", "UnresolvedCollation")
+_ANALYSED = (
+    "Literal",
+    "AttributeReference",
+    "NamedLambdaVariable",
+    "ResolvedCollation",
+    "CommonExpressionRef",
+)
+_SUBQUERIES = ("ScalarSubquery", "Exists", "ListQuery")
+# Functions that run code of the classpath: Spark loads the class when it analyses them.
+_REFLECTION = ("java_method", "reflect", "try_reflect")
+
+
+def check(frame: DataFrame, condition: str) -> None:
+    """Check that an SQL condition depends on the columns of a row alone.
+
+    Raises:
+        RecipeRefusedError: it has a subquery, a window, an aggregate, or a function of something else: the session,
+            the clock, files, chance, or code of the classpath.
+        ParseException: it is not SQL.
+        AnalysisException: it does not fit the columns of the frame.
+    """
+    if session.context(frame.sparkSession) is None:
+        raise RecipeRefusedError(
+            "data.prepare.filter cannot be checked on compute without access to the JVM (serverless, or the access mode "
+            "Standard): use spark.databricks.compute of type NewCluster, or an existing cluster with the access mode Dedicated"
+        )
+    found = _in_parsed(frame, condition) or _in_analysed(frame, condition)
+    if found:
+        raise RecipeRefusedError(
+            f"data.prepare.filter `{condition}` has {found}, and a filter is a condition on the columns of one row: "
+            "remove it"
+        )
+
+
+def _in_parsed(frame: DataFrame, condition: str) -> str | None:
+    """What is refused before Spark looks up what it names."""
+    session: Any = frame.sparkSession
+    # NB: pyspark has no other way to the parser.
+    parsed = session._jsparkSession.sessionState().sqlParser().parseExpression(condition)  # noqa: SLF001
+    for node in _nodes(parsed):
+        kind = _kind(node)
+        if kind == "UnresolvedFunction":
+            name = [part.lower() for part in _items(node.nameParts())]
+            if len(name) > 1 or name[0] in _REFLECTION:
+                return f"the function {'.'.join(name)}"
+        elif "Window" in kind:
+            return "a window"
+        elif kind in _SUBQUERIES:
+            return "a subquery"
+        elif not _items(node.children()) and kind not in _PARSED:
+            return str(node.toString())
+    return None
+
+
+def _in_analysed(frame: DataFrame, condition: str) -> str | None:
+    """What is no function of the row, now that every name has its meaning."""
+    analysed: Any = frame.selectExpr(condition)._jdf.queryExecution().analyzed()  # noqa: SLF001 - the same
+    if _kind(analysed) != "Project":
+        return "an aggregate"
+    for node in _nodes(analysed.projectList().head()):
+        inner = _items(node.children())
+        foreign = not inner and _kind(node) not in _ANALYSED
+        # NB: all that stands around chance counts as chance too.
+        chance = not node.deterministic() and all(part.deterministic() for part in inner)
+        if foreign or chance or _kind(node).endswith("UDF"):
+            return f"the function {node.prettyName().lower()}"
+    return None
+
+
+def _nodes(expression: Any) -> Iterator[Any]:
+    """An expression of the JVM, and all that it is made of."""
+    yield expression
+    for part in _items(expression.children()):
+        yield from _nodes(part)
+
+
+def _items(sequence: Any) -> list[Any]:
+    """The items of a sequence of Scala."""
+    return [sequence.apply(index) for index in range(sequence.size())]
+
+
+def _kind(node: Any) -> str:
+    return str(node.getClass().getSimpleName())

@@ -1,0 +1,112 @@
+"""Reads a corpus in a Delta table, at one version."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.spark import metastore
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+    from finetune_crds.source import OneSource
+    from finetune_trainer.prep.source.location import Place
+
+
+def read(
+    spark: SparkSession, source: OneSource, place: Place | None, field: str
+) -> tuple[DataFrame, int, str]:
+    """Read a table, and return its version too: the one asked for, or the newest; and the id of the table.
+
+    A table that is deleted and created again has another id, and the same versions.
+
+    Args:
+        place: where it is; None for a table that the session finds by its name.
+        field: the recipe's field that holds the source, for messages.
+
+    Raises:
+        DataError: the table or its version is missing.
+    """
+    from pyspark.errors import AnalysisException
+
+    table = _table(spark, source, place, field)
+    version = _version(table, source, field)
+    reader = spark.read.format("delta").option("versionAsOf", version)
+    try:
+        frame = (
+            reader.options(**place.options).load(place.path) if place else reader.table(source.table or "")
+        )
+    except AnalysisException as error:
+        if "DELTA_" not in (error.getCondition() or ""):
+            raise
+        raise gone(source) from error
+    return frame, version, str(table.detail().select("id").first()["id"])
+
+
+def gone(source: OneSource) -> DataError:
+    """Return the error of a version whose log or files no longer exist."""
+    version = "the newest version" if source.version is None else f"version {source.version}"
+    if source.version_time is not None:
+        version = f"the version of {source.version_time.isoformat()}"
+    return DataError(
+        "VersionGone",
+        f"{version} of the Delta table {source.address} can no longer be read, because VACUUM or the cleanup of its log "
+        "removed files: name a newer version",
+    )
+
+
+def _table(spark: SparkSession, source: OneSource, place: Place | None, field: str) -> DeltaTable:
+    from delta.tables import DeltaTable
+    from pyspark.errors import AnalysisException
+
+    if place is None:
+        metastore.require(spark, source.table or "", f"{field}.table")
+    try:
+        if place:
+            return DeltaTable.forPath(spark, place.path, dict(place.options))
+        return DeltaTable.forName(spark, source.table or "")
+    except AnalysisException as error:
+        name = "path" if source.path else "table"
+        raise DataError(
+            "MissingSource",
+            f"{field}.{name} {source.address} is not a Delta table: correct it, or set another type",
+        ) from error
+
+
+def _version(table: DeltaTable, source: OneSource, field: str) -> int:
+    if source.version_time is not None:
+        return _version_at(table, source.version_time, source, field)
+    newest = int(table.history(1).select("version").first()["version"])
+    if source.version is not None and source.version > newest:
+        raise DataError(
+            "MissingVersion",
+            f"the Delta table {source.address} has no version {source.version}: its newest is {newest}",
+        )
+    return newest if source.version is None else source.version
+
+
+def _version_at(table: DeltaTable, time: datetime, source: OneSource, field: str) -> int:
+    """Return the version that was current at a time."""
+    from pyspark.sql import functions as sf
+
+    # NB: seconds since the epoch: the session and this process may have other time zones.
+    asked = time.timestamp()
+    if asked > datetime.now(UTC).timestamp():
+        raise DataError(
+            "MissingVersion",
+            f"{field}.versionTime {time.isoformat()} is in the future: name a time that has passed",
+        )
+    commits = table.history().select("version", sf.col("timestamp").cast("double").alias("seconds")).collect()
+    versions = [int(commit["version"]) for commit in commits if commit["seconds"] <= asked]
+    if not versions:
+        oldest = min(commits, key=lambda commit: commit["version"])
+        began = datetime.fromtimestamp(oldest["seconds"], UTC).isoformat(timespec="seconds")
+        raise DataError(
+            "VersionGone",
+            f"the log of the Delta table {source.address} begins with version {oldest['version']} at {began}, after "
+            f"{field}.versionTime {time.isoformat()}: name a later time",
+        )
+    return max(versions)

@@ -1,0 +1,200 @@
+"""Reads a corpus of files: Parquet, JSON lines or CSV."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import DecimalType, DoubleType, StringType, StructField, StructType
+
+from finetune_crds.preparation import digest_of
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.expressions import content, plain_text
+from finetune_trainer.prep.expressions.template import quoted
+from finetune_trainer.prep.source import schemas, text_files
+from finetune_trainer.prep.source.location import OWN_SCHEME
+from finetune_trainer.prep.spark import session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from finetune_crds.source import NamedSource, Source
+    from finetune_trainer.prep.source.location import Place
+
+_FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
+# What names the columns of text files, and what reads their lines besides.
+_HEADER: dict[str, dict[str, Any]] = {
+    # NB: without it a text may have 20 million characters.
+    "JSONLines": {"maxStringLen": 2**31 - 1},
+    # NB: Spark's own escape is a backslash, which is text elsewhere.
+    "CSV": {"header": True, "multiLine": True, "escape": '"'},
+}
+_STRICT: dict[str, dict[str, Any]] = {
+    "JSONLines": {},
+    "CSV": {
+        # NB: without it a quote that is not closed swallows the lines up to the next one.
+        "unescapedQuoteHandling": "RAISE_ERROR",
+        # NB: with it Spark names the columns of all files after those of the first.
+        "enforceSchema": False,
+        # NB: with it a line with too few values passes when the missing ones are not read.
+        "columnPruning": False,
+    },
+}
+_CORRUPT = "_corrupt_record"
+# Spark's option to take paths as they are, also those with brackets. Source: Spark, DataSource.GLOB_PATHS_KEY.
+_LITERAL = {"__globPaths__": "false"}
+# NB: Hadoop's own reader of local files looks for a checksum beside each, and cannot name that of a file with a colon.
+_WITHOUT_CHECKSUMS = {
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+
+
+def read(
+    spark: SparkSession, source: Source | NamedSource, place: Place, field: str
+) -> tuple[DataFrame, str, text_files.TextFiles | None]:
+    """Read the files of a source, and return the digest of their listing too, and its text files. All columns of CSV are text.
+
+    A line that does not parse fails the pass that reads it. Lines that are no text do not: `text_files.check` must come before.
+
+    Args:
+        field: the recipe's field that holds the source, for messages.
+
+    Raises:
+        DataError: there are no files.
+    """
+    from pyspark.errors import AnalysisException
+
+    try:
+        # NB: listed before: a file that comes meanwhile must not count as read.
+        files = _list_files(spark, place)
+        paths = [file.path for file in files]
+        # NB: Spark reads the subfolders of partitions alone, unless it is told.
+        recursive = {"recursiveFileLookup": "true"} if has_subfolders(place.path, paths) else {}
+        settings = {**place.options, **recursive}
+        texts = None
+        if source.type in _HEADER:
+            texts = text_files.TextFiles(source.type, [place.path], _literal(settings, [place.path]))
+        with text_files.checking_on_failure(spark, texts):
+            rows = frame(spark, source.type, [place.path], settings, paths)
+            if not rows.columns:
+                raise DataError(
+                    "EmptySource", f"{field}.{_named(source)} has no rows: check what was written to it"
+                )
+        return rows, _digest(files), texts
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            raise DataError(
+                "MissingSource",
+                f"{field}.{_named(source)} does not exist: mount the volume or correct it",
+            ) from error
+        if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
+            raise DataError("EmptySource", f"{field}.{_named(source)} has no {source.type} files") from error
+        raise
+
+
+def _named(source: Source | NamedSource) -> str:
+    """Return the field that says where a source is, with its value."""
+    return f"table {source.table}" if source.table else f"path {source.path}"
+
+
+def _literal(settings: Mapping[str, str], paths: Sequence[str]) -> dict[str, str]:
+    """The settings of a reader that takes paths as they are.
+
+    NB: Hadoop's clients of stores keep parts of files in local ones, and need its own reader for these.
+    """
+    is_local = all(path.startswith(("/", "file:")) for path in paths)
+    own_reader = _WITHOUT_CHECKSUMS if is_local and not session.on_databricks() else {}
+    return {**settings, **_LITERAL, **own_reader}
+
+
+class _File(NamedTuple):
+    path: str
+    bytes: int
+    modified_microseconds: int
+
+
+def _list_files(spark: SparkSession, place: Place) -> list[_File]:
+    """List the files of a source, also those in its subfolders, but for those whose name begins with _ or a dot."""
+    literal = _literal(place.options, [place.path])
+    reader = spark.read.format("binaryFile").options(**literal, recursiveFileLookup="true")
+    listed = reader.load(place.path).select("path", "length", sf.unix_micros("modificationTime"))
+    return [_File(*row) for row in listed.collect()]
+
+
+def _digest(files: Sequence[_File]) -> str:
+    """A digest of the names, sizes and modification times of files."""
+    # NB: each reading of a table of Unity Catalog has a scheme of its own.
+    return digest_of(
+        sorted([re.sub(f"^{OWN_SCHEME}[0-9a-f]+:", "s3a:", file.path), *file[1:]] for file in files)
+    )
+
+
+def has_subfolders(root: str, paths: Sequence[str]) -> bool:
+    """Whether some files of a source are in subfolders that are no partitions of a table (`year=2024`).
+
+    Raises:
+        DataError: there are subfolders of both kinds.
+    """
+    above = _without_scheme(root)
+    files = [_without_scheme(path) for path in paths]
+    folders = {
+        file.parent.relative_to(above) for file in files if file.is_relative_to(above) and file != above
+    }
+    below = [folder for folder in folders if folder.parts]
+    partitions = [folder for folder in below if any("=" in part for part in folder.parts)]
+    plain = [folder for folder in below if folder not in partitions]
+    if partitions and plain:
+        raise DataError(
+            "UnreadableSource",
+            f"{root} has partitions such as {partitions[0]}, and other subfolders such as {plain[0]}: move one of the two, or make "
+            "them two sources",
+        )
+    return bool(plain)
+
+
+def _without_scheme(path: str) -> PurePosixPath:
+    return PurePosixPath("/", re.sub(r"^[\w-]+:/*", "", path).lstrip("/"))
+
+
+def frame(
+    spark: SparkSession,
+    kind: str,
+    paths: list[str],
+    settings: Mapping[str, str] | None = None,
+    files: Sequence[str] = (),
+) -> DataFrame:
+    """Return the rows of files of a type.
+
+    Args:
+        settings: of the reader, and of Hadoop's file systems for these files.
+        files: those in the paths, where these are folders.
+
+    Raises:
+        DataError: the types of a column differ between Parquet files.
+    """
+    literal = _literal(settings or {}, paths)
+    if kind not in _HEADER:
+        return schemas.read_parquet(spark, paths, files or paths, literal)
+    reader = spark.read.format(_FORMATS[kind]).options(**literal)
+    options = _HEADER[kind]
+    # NB: with FAILFAST in this first look, which keeps a broken line in a column of its own, nothing would name the file.
+    found = reader.options(**options).load(paths).schema
+    known = StructType([field for field in found.fields if field.name != _CORRUPT])
+    strict = {**literal, **options, **_STRICT[kind], "mode": "FAILFAST"}
+    # NB: where some contents are text and some are lists, Spark takes all for text. Only the whole text of the conversation says
+    # which was which. And only the text of a number says how it is written.
+    spoken = [field.name for field in known.fields if content.has_plain_contents(field.dataType)]
+    numbers = [field.name for field in known.fields if isinstance(field.dataType, DoubleType | DecimalType)]
+    as_text = [
+        StructField(field.name, StringType()) if field.name in (*spoken, *numbers) else field
+        for field in known.fields
+    ]
+    rows = spark.read.format(_FORMATS[kind]).options(**strict).schema(StructType(as_text)).load(paths)
+    for name in spoken:
+        rows = rows.withColumn(name, content.parse_conversations(sf.col(quoted(name)), known[name].dataType))
+    return plain_text.with_numbers(rows, {name: known[name].dataType for name in numbers})

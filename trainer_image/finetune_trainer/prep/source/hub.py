@@ -1,0 +1,181 @@
+"""Downloads a data set of the Hugging Face Hub as Parquet files.
+
+The library `datasets` resolves configurations and splits, as `load_dataset` does. HF_ENDPOINT and HF_TOKEN come from
+the environment.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError, TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from datasets import DatasetBuilder
+
+    from finetune_crds.source import OneSource
+
+_DEFAULT_SPLIT = "train"
+_WAY_IN = "name a Secret with HF_TOKEN in data.prepare.envFrom or spec.envFrom"
+
+
+def fetch(source: OneSource, scratch: Path, field: str) -> tuple[list[str], str]:
+    """Download the files of one split, and return their paths and the commit that they are of.
+
+    Args:
+        scratch: folder that they are downloaded to. Parquet is kept as it is; other formats are written as Parquet.
+        field: the recipe's field that holds the source, for messages.
+
+    Raises:
+        RecipeRefusedError: the data set needs code of its own to be loaded.
+        DataError: the Hub does not have the data set, its revision, configuration or split, or does not open it to the
+            pod; or its files do not parse.
+        TrainingError: the Hub does not answer.
+    """
+    from datasets import disable_progress_bars
+
+    disable_progress_bars()
+    with _telling(source, field):
+        commit = _commit(source, field)
+        builder = _builder(source, commit, scratch, field)
+        split = _split(source, builder, field)
+        found = _parquet(source, builder, split, commit, scratch) or _converted(builder, split, scratch)
+        return found, commit
+
+
+@contextmanager
+def _telling(source: OneSource, field: str) -> Iterator[None]:
+    """Raise an error with one sentence for what the Hub answers."""
+    from datasets.data_files import EmptyDatasetError
+    from datasets.exceptions import DataFilesNotFoundError, DatasetGenerationError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # its own name for either httpx
+
+    name = f"{field}.dataset {source.dataset}"
+    try:
+        yield
+    except HFValidationError as error:
+        raise DataError("MissingSource", f"{name} is no id of a data set: write org/name") from error
+    except GatedRepoError as error:
+        raise DataError("AccessDenied", f"{name} is gated: accept its terms, and {_WAY_IN}") from error
+    except RepositoryNotFoundError as error:
+        raise DataError(
+            "MissingSource", f"{name} does not exist: correct it or, if it is private, {_WAY_IN}"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise DataError(
+            "MissingSource", f"{name} has no revision {source.revision}: correct {field}.revision"
+        ) from error
+    except (EmptyDatasetError, DataFilesNotFoundError) as error:
+        raise DataError("EmptySource", f"{name} has no files that can be read as rows") from error
+    except DatasetGenerationError as error:
+        said = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise DataError("UnreadableSource", f"{name} cannot be read: {said}") from error
+    except (httpx.HTTPError, ConnectionError, LocalEntryNotFoundError) as error:
+        if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
+            raise DataError(
+                "AccessDenied", f"{name} is closed to the pod: {_WAY_IN} that may read it"
+            ) from error
+        raise TrainingError(
+            "HubUnreachable",
+            f"{name} cannot be downloaded, because the Hub does not answer: give the pod a way out, or set HF_ENDPOINT to a "
+            "mirror of the Hub",
+        ) from error
+
+
+def _commit(source: OneSource, field: str) -> str:
+    """Return the commit of a revision; a data set that a script of its own loads is refused."""
+    from huggingface_hub import HfApi
+
+    dataset = source.address
+    info = HfApi().dataset_info(dataset, revision=source.revision)
+    # NB: the description of a gated data set is public, its files are not.
+    HfApi().auth_check(dataset, repo_type="dataset")
+    script = f"{dataset.rpartition('/')[2]}.py"
+    if any(file.rfilename == script for file in info.siblings or []):
+        raise RecipeRefusedError(
+            f"{field}.dataset {dataset} is loaded by its script {script}, and no code of a data set runs here: name the "
+            "revision refs/convert/parquet, or a copy of the data set in Parquet"
+        )
+    return str(info.sha)
+
+
+def _builder(source: OneSource, commit: str, scratch: Path, field: str) -> DatasetBuilder:
+    """Return what `datasets` loads the configuration with.
+
+    Raises:
+        DataError: there is no such configuration, or none is named and there are several.
+    """
+    from datasets import config, get_dataset_config_names, load_dataset_builder
+
+    # NB: it asks a server for this, which is not the Hub.
+    config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    # NB: without the scheme, a folder of that name in the working directory goes before the Hub.
+    path = f"hf://datasets/{source.dataset}"
+    try:
+        return load_dataset_builder(path, source.config, revision=commit, cache_dir=str(scratch / "cache"))
+    except ValueError:
+        names = get_dataset_config_names(path, revision=commit)
+        if source.config in names or len(names) < 2:
+            raise
+        raise _choice(source, field, "config", names) from None
+
+
+def _choice(source: OneSource, field: str, part: str, names: list[str]) -> DataError:
+    wanted = getattr(source, part)
+    lacks = f"has no {part} {wanted}" if wanted else f"has no default {part}"
+    return DataError(
+        "MissingSource",
+        f"{field}.dataset {source.dataset} {lacks}: set {field}.{part} to one of {', '.join(names)}",
+    )
+
+
+def _split(source: OneSource, builder: DatasetBuilder, field: str) -> str:
+    """Return the split to read.
+
+    Raises:
+        DataError: there is no such split, or none is named and there are several.
+    """
+    splits = [str(name) for name in builder.config.data_files or {}]
+    if source.split is None and len(splits) == 1:
+        return splits[0]
+    wanted = source.split or _DEFAULT_SPLIT
+    if wanted not in splits:
+        raise _choice(source, field, "split", splits)
+    return wanted
+
+
+def _parquet(source: OneSource, builder: DatasetBuilder, split: str, commit: str, scratch: Path) -> list[str]:
+    """Download the files of a split that are Parquet already; an empty list where they are not."""
+    from huggingface_hub import snapshot_download
+
+    prefix = f"hf://datasets/{source.dataset}@{commit}/"
+    names = [str(file).removeprefix(prefix) for file in builder.config.data_files[split]]
+    if not all(name.endswith(".parquet") for name in names):
+        return []
+    folder = snapshot_download(
+        source.address,
+        repo_type="dataset",
+        revision=commit,
+        allow_patterns=names,
+        local_dir=scratch / "files",
+    )
+    return [f"{folder}/{name}" for name in names]
+
+
+def _converted(builder: DatasetBuilder, split: str, scratch: Path) -> list[str]:
+    """Write all splits of a configuration as Parquet, and return the files of one."""
+    folder = scratch / "files"
+    builder.download_and_prepare(str(folder), file_format="parquet")
+    return [str(path) for path in sorted(folder.glob(f"{builder.dataset_name}-{split}*.parquet"))]

@@ -1,0 +1,232 @@
+"""Reads the raw corpus at a pinned version."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+)
+
+from finetune_trainer.examples import chat_messages
+from finetune_trainer.examples.columns import Column, Kind
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.expressions import plain_text
+from finetune_trainer.prep.expressions.content import is_conversation
+from finetune_trainer.prep.source import delta_table, files, hub, text_files
+from finetune_trainer.prep.source.location import Place
+from finetune_trainer.prep.spark import metastore, session
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from finetune_crds.catalog import Catalog
+    from finetune_crds.source import NamedSource, Source
+    from finetune_trainer.prep.plan import Plan
+
+_NESTED = (ArrayType, StructType, MapType)
+_NUMBERS = (IntegralType, FloatType, DoubleType, BooleanType)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set.
+
+    identity: the same for the same rows of the source, as far as can be told without reading them. texts: the files of text, whose
+    lines must be checked before the rows are read.
+    """
+
+    frame: DataFrame
+    version: int | None = None
+    revision: str | None = None
+    identity: str = ""
+    texts: text_files.TextFiles | None = None
+
+    @property
+    def at(self) -> str:
+        """What was read, for a message; it begins with a space unless it is empty."""
+        if self.revision is not None:
+            return f" at commit {self.revision}"
+        return f" version {self.version}" if self.version is not None else ""
+
+
+def read(
+    spark: SparkSession,
+    source: Source | NamedSource,
+    scratch: Path,
+    field: str = "data.source",
+    catalog: Catalog | None = None,
+) -> Corpus:
+    """Read a source, other than a mix, at one version, so that every pass reads the same rows.
+
+    Args:
+        scratch: folder for what is downloaded; it must stay until the rows have been read.
+        field: the recipe's field that holds the source, for messages.
+        catalog: where tables are found by their names.
+
+    Raises:
+        RecipeRefusedError: the Hub does not have the data set, or closes it to the pod.
+        DataError: the source or its version is missing, or a catalog does not let a table be read.
+        TrainingError: the Hub or a catalog does not answer.
+    """
+    if source.type == "Hub":
+        paths, commit = hub.fetch(source, scratch, field)
+        return Corpus(files.frame(spark, "Parquet", paths), revision=commit, identity=commit)
+    found = _place(source, field, catalog)
+    if source.type == "Delta":
+        frame, version, table = delta_table.read(spark, source, found, field)
+        return Corpus(frame, version, identity=f"{table}@{version}")
+    if found is None:
+        # NB: a catalog does not say which files a Parquet table had, so no other job uses what is made of it.
+        frame = metastore.parquet(spark, source.table or "", f"{field}.table")
+        return Corpus(frame, identity=uuid.uuid4().hex)
+    frame, listing, texts = files.read(spark, source, found, field)
+    return Corpus(frame, identity=listing, texts=texts)
+
+
+def _place(source: Source | NamedSource, field: str, catalog: Catalog | None) -> Place | None:
+    """Return where a source is; None for a table that the session finds by its name.
+
+    Raises:
+        DataError: a table has no catalog, or Unity Catalog does not let it be read.
+        TrainingError: the catalog does not answer.
+    """
+    if source.path is not None:
+        return Place(session.spark_path(source.path))
+    if session.on_databricks():
+        return None
+    if catalog is None:
+        raise DataError(
+            "MissingCatalog",
+            f"{field}.table {source.table} needs a catalog: set data.prepare.catalog, or use path with the location of the table",
+        )
+    if not catalog.is_unity:
+        return None
+    # The SDK takes half a second to import.
+    from finetune_trainer.prep.source import unity_catalog
+
+    return unity_catalog.locate(source.table or "", source.type, f"{field}.table", catalog)
+
+
+def check(frame: DataFrame, plan: Plan, where: str) -> None:
+    """Check the columns that the recipe names; `where` is the source, for messages.
+
+    Raises:
+        DataError: one of them is missing, a preference holds lists that are no conversations or labels that are none, or values
+            are to be replaced in a column that is no text.
+    """
+    require(frame, plan.columns, where)
+    form = plan.form
+    for name in form.required if form.judged else ():
+        kind = frame.schema[name].dataType
+        if name == form.label:
+            if _kind(kind) not in ("label", "text"):
+                raise DataError(
+                    "WrongColumnType",
+                    f"column {name} of {where} holds {kind.simpleString()}: labels are booleans, 1 and 0, or the texts true "
+                    "and false",
+                )
+        elif isinstance(kind, ArrayType) and not is_conversation(kind):
+            raise DataError(
+                "WrongColumnType",
+                f"column {name} of {where} holds {kind.simpleString()}: prompts and answers are text, or lists of "
+                "{role, content}",
+            )
+    for name in (column for template in plan.form.jinja for column in template.columns):
+        kind = frame.schema[name].dataType
+        if plan.prepare.redact and isinstance(kind, _NESTED):
+            raise DataError(
+                "WrongColumnType",
+                f"data.prepare.redact replaces values in text, and column {name} of {where} holds {kind.simpleString()}: "
+                "leave it out of the templates, or make text of it in the source",
+            )
+
+
+def values_of_jinja(frame: DataFrame, plan: Plan) -> set[str]:
+    """Return the columns that Jinja templates get as they are: numbers, booleans, lists and structures; others are text.
+
+    Where values in text are to be replaced, only booleans, which text would make true.
+    """
+    named = {column for template in plan.form.jinja for column in template.columns}
+    kinds = BooleanType if plan.prepare.redact else _NUMBERS + _NESTED
+    return {name for name in named if isinstance(frame.schema[name].dataType, kinds)}
+
+
+def is_nested(kind: DataType) -> bool:
+    """Whether a column holds lists or structures."""
+    return isinstance(kind, _NESTED)
+
+
+def conversations(frame: DataFrame, weight: str | None = None) -> dict[str, tuple[str, ...]]:
+    """Return the columns that hold lists of {role, content}, and the other fields of these that are kept.
+
+    Args:
+        weight: the field of the source that is kept as `turns.WEIGHT`. Default: the one of this name.
+    """
+    named = {
+        chat_messages.WEIGHT: {weight or chat_messages.WEIGHT},
+        "tool_calls": {"tool_calls", chat_messages.LEGACY_CALL},
+    }
+    found = {field.name: field.dataType for field in frame.schema.fields if is_conversation(field.dataType)}
+    return {
+        name: tuple(
+            one for one in chat_messages.CARRIED if named.get(one, {one}) & set(kind.elementType.fieldNames())
+        )
+        for name, kind in found.items()
+        if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType)
+    }
+
+
+def require(frame: DataFrame, names: Sequence[str], where: str) -> None:
+    """Check that columns exist.
+
+    Raises:
+        DataError: one of them is missing, or another one has its name in another case.
+    """
+    missing = [name for name in names if name not in frame.columns]
+    if missing:
+        raise DataError("MissingColumn", f"{where} has no column {_and(missing)}: {has(frame)}")
+    for name in names:
+        twins = [other for other in frame.columns if other != name and other.lower() == name.lower()]
+        if twins:
+            # NB: they may be one column, with a name for each of two writers.
+            raise DataError(
+                "ColumnsAmbiguous",
+                f"{where} has the columns {_and(sorted([name, *twins]))}, which differ only in case: rename all but {name}",
+            )
+
+
+def schema(frame: DataFrame) -> list[Column]:
+    """Return the columns of the source."""
+    fields = [field for field in frame.schema.fields if not plain_text.is_written(field.name)]
+    return [Column(field.name, _kind(field.dataType), field.dataType.simpleString()) for field in fields]
+
+
+def _kind(kind: DataType) -> Kind:
+    if isinstance(kind, StringType):
+        return "text"
+    if isinstance(kind, BooleanType | IntegralType):
+        return "label"
+    return "messages" if is_conversation(kind) else "other"
+
+
+def has(frame: DataFrame) -> str:
+    """Return the available columns, for a message."""
+    return f"it has {_and(sorted(column.name for column in schema(frame)))}"
+
+
+def _and(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,0 +1,198 @@
+"""One schema for Parquet files that have several: columns that some files lack, and types that can be widened."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StructField,
+    StructType,
+)
+
+from finetune_trainer.examples.file_formats import POINTER, explain
+from finetune_trainer.pod.exit_status import DataError, first_line
+from finetune_trainer.prep.expressions.template import quoted
+from finetune_trainer.prep.source import footers, text_files
+from finetune_trainer.prep.source.location import as_named
+from finetune_trainer.prep.spark import session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+
+    from finetune_trainer.prep.source.footers import Footer
+
+_CONFLICT, _OTHER_TYPE = "CANNOT_MERGE_SCHEMAS", "[PARQUET_TYPE_"
+_REFUSAL = "finetune refuses: "
+_INTEGERS = (ByteType(), ShortType(), IntegerType(), LongType())
+# Types whose values all fit into a wider one, which comes behind them.
+_WIDENED = (_INTEGERS, (*_INTEGERS[:3], DoubleType()), (FloatType(), DoubleType()))
+
+
+def read_parquet(
+    spark: SparkSession, paths: Sequence[str], files: Sequence[str], settings: Mapping[str, str]
+) -> DataFrame:
+    """Return the rows of Parquet files with the columns and fields of all of them; null where a file has none.
+
+    Args:
+        paths: files and folders.
+        files: the files in them.
+        settings: options of the reader.
+
+    Raises:
+        DataError: a column has types in two files that no type holds without a loss.
+    """
+    reader = spark.read.format("parquet").options(**settings)
+    try:
+        with _refusing_nanoseconds(spark):
+            frame = reader.option("mergeSchema", True).load([*paths])
+            # NB: Spark Connect reads the files now, and not before.
+            _ = frame.schema
+            return frame
+    except (Py4JJavaError, PySparkException) as error:
+        _check_pointers(spark, files, settings, error)
+        has_other_types = _OTHER_TYPE in str(error)
+        # NB: Spark widens no types.
+        if _CONFLICT not in str(error) and not has_other_types:
+            raise
+        if session.context(spark) is None:
+            raise _unreadable_there(paths[0], error) from error
+    if has_other_types:
+        # NB: it must be set while the rows are read, too.
+        spark.conf.set(footers.NANOSECONDS_AS_LONG, "true")
+    is_folder = len(paths) == 1 and [*map(as_named, paths)] != [*map(as_named, files)]
+    reader = reader.options(**({"basePath": paths[0]} if is_folder else {}))
+    return _union(reader, dict(zip(files, footers.read(spark, files, settings), strict=True)))
+
+
+@contextmanager
+def _refusing_nanoseconds(spark: SparkSession) -> Iterator[None]:
+    """Let Spark refuse times in nanoseconds, which another source may have had it read as integers."""
+    if session.context(spark) is None:
+        yield
+        return
+    before = spark.conf.get(footers.NANOSECONDS_AS_LONG) or "false"
+    spark.conf.set(footers.NANOSECONDS_AS_LONG, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(footers.NANOSECONDS_AS_LONG, before)
+
+
+def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
+    """The rows of files whose columns are known."""
+    groups: dict[str, list[str]] = {}
+    columns: dict[str, StructField] = {}
+    for file, footer in files.items():
+        groups.setdefault(f"{footer.schema.json()}{footer.nanoseconds}", []).append(file)
+    frames = []
+    for some in groups.values():
+        footer = files[some[0]]
+        frame = _with_times(reader.schema(footer.schema).load(some), footer)
+        columns |= {field.name: field for field in frame.schema.fields}
+        frames.append(_without_empty_columns(frame) if len(groups) > 1 else frame)
+    # The schemas of the frames, and a file of each, for messages.
+    (merged, first), *others = zip(
+        (frame.schema for frame in frames), (some[0] for some in groups.values()), strict=True
+    )
+    for schema, file in others:
+        merged = _merge_fields(merged, schema, file, first)
+    # A column that is empty in every file is one, of whatever type.
+    empty = columns.keys() - {*merged.fieldNames()}
+    merged = StructType([*merged.fields, *(field for name, field in columns.items() if name in empty)])
+    frame = reduce(lambda one, other: one.unionByName(other), (frame.to(merged) for frame in frames))
+    return _with_refusals(frame, files)
+
+
+def _with_times(frame: DataFrame, footer: Footer) -> DataFrame:
+    """Make times of integers that are nanoseconds; what is below a microsecond is cut off."""
+    for name, is_utc in footer.nanoseconds.items():
+        time = sf.timestamp_micros(sf.expr(f"{quoted(name)} div 1000"))
+        frame = frame.withColumn(name, time if is_utc else time.cast("timestamp_ntz"))
+    return frame
+
+
+def _with_refusals(frame: DataFrame, files: Mapping[str, Footer]) -> DataFrame:
+    """Add the columns of types that Spark does not read, each of which fails the preparation that reads it."""
+    unreadable = {name: (kind, file) for file, of in files.items() for name, kind in of.unreadable.items()}
+    for name, (kind, file) in unreadable.items():
+        sentence = f"column {name} holds {kind} in {as_named(file)}, which Spark does not read: write it with another type"
+        # NB: the type of an error alone would be that of null.
+        frame = frame.withColumn(name, sf.raise_error(sf.lit(f"{_REFUSAL}{sentence}")).cast("string"))
+    return frame
+
+
+def find_refusal(message: str) -> DataError | None:
+    """Return the error of a column that Spark does not read, if a message of Spark has it."""
+    found = re.search(rf"{_REFUSAL}(.*?)(?:\s+SQLSTATE: \w+|$)", message, re.MULTILINE)
+    return DataError("WrongColumnType", found.group(1)) if found else None
+
+
+def _check_pointers(
+    spark: SparkSession, files: Sequence[str], settings: Mapping[str, str], error: Exception
+) -> None:
+    """Check whether a file without a footer is a pointer of Git LFS."""
+    if "CANNOT_READ_FILE_FOOTER" not in str(error):
+        return
+    for file in files:
+        if file in str(error).replace("file:///", "file:/") and text_files.is_pointer(spark, file, settings):
+            raise DataError("UnreadableSource", explain(1, as_named(file), POINTER)) from error
+
+
+def _unreadable_there(path: str, error: Exception) -> DataError:
+    """The error of types on compute without access to the JVM, where nobody can look into footers."""
+    return DataError(
+        "WrongColumnType",
+        f"{path} has columns whose types differ between files or that Spark does not read ({first_line(error)}): write the files with "
+        "one type a column, and times with microseconds",
+    )
+
+
+def _without_empty_columns(frame: DataFrame) -> DataFrame:
+    """Leave out columns without values: a writer that sees none cannot know their type."""
+    (counts,) = frame.agg(*(sf.count(sf.col(quoted(name))).alias(name) for name in frame.columns)).collect()
+    return frame.select(*(quoted(name) for name, count in counts.asDict().items() if count))
+
+
+def _merge_fields(one: StructType, other: StructType, file: str, first: str, prefix: str = "") -> StructType:
+    theirs = {field.name: field.dataType for field in other.fields}
+    fields = []
+    for field in one.fields:
+        kind = field.dataType
+        if field.name in theirs:
+            kind = _merge_types(kind, theirs.pop(field.name), file, first, f"{prefix}{field.name}")
+        fields.append(StructField(field.name, kind))
+    return StructType([*fields, *(StructField(name, kind) for name, kind in theirs.items())])
+
+
+def _merge_types(one: DataType, other: DataType, file: str, first: str, name: str) -> DataType:
+    """The type that holds the values of both without a loss."""
+    if one == other:
+        return one
+    if isinstance(one, StructType) and isinstance(other, StructType):
+        return _merge_fields(one, other, file, first, f"{name}.")
+    if isinstance(one, ArrayType) and isinstance(other, ArrayType):
+        return ArrayType(_merge_types(one.elementType, other.elementType, file, first, name))
+    for widening in _WIDENED:
+        if one in widening and other in widening:
+            return widening[max(widening.index(one), widening.index(other))]
+    raise DataError(
+        "WrongColumnType",
+        f"column {name} holds {other.simpleString()} in {as_named(file)}, and {one.simpleString()} in {as_named(first)} and others: write the files "
+        "with one type",
+    )

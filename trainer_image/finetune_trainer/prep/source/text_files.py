@@ -1,0 +1,136 @@
+"""Refuses text files that are not UTF-8, and JSON with half of a character.
+
+NB: Spark reads other bytes as U+FFFD, and half of a surrogate pair as a question mark, both without a word.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
+
+from pyspark.sql import functions as sf
+
+from finetune_trainer.examples.encodings import HALF_CHARACTER, NOT_UTF8
+from finetune_trainer.examples.file_formats import ARRAY, BEGINNING_OF_POINTER, POINTER, explain
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.source.location import as_named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_VALUE, _FILE, _BLOCK, _BYTES, _NUMBER, _REASON = "value", "file", "block", "bytes", "number", "reason"
+# A pointer of Git LFS is smaller. Source: git-lfs, docs/spec.md.
+_POINTER_LIMIT_BYTES = 1024
+# An escape of half of a surrogate pair, behind an even number of backslashes: the other half does not follow, or is not before it.
+_HALF_ESCAPED = (
+    r"(?<!\\)(?:\\\\)*\\u(?:"
+    r"[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u)[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+
+
+class TextFiles(NamedTuple):
+    """The files of a source of text, for `check`."""
+
+    kind: str
+    paths: list[str]
+    settings: Mapping[str, str]
+
+
+@contextmanager
+def checking_on_failure(spark: SparkSession, files: TextFiles | None) -> Iterator[None]:
+    """Where the columns of files are refused, check whether their lines are the cause.
+
+    Raises:
+        DataError: a line cannot be read; else, the error of the columns.
+    """
+    try:
+        yield
+    except DataError:
+        if files is not None:
+            check(spark, *files)
+        raise
+
+
+def check(
+    spark: SparkSession, kind: str, paths: Sequence[str], settings: Mapping[str, str] | None = None
+) -> None:
+    """Read the lines of text files once, and check that they are text.
+
+    Args:
+        kind: JSONLines or CSV.
+        settings: of the reader.
+
+    Raises:
+        DataError: a line is not; the message names it.
+    """
+    lines = _lines(spark, [*paths], settings)
+    pointer = _find_pointer(lines)
+    if pointer is not None:
+        raise DataError("UnreadableSource", explain(1, as_named(unquote(pointer)), POINTER))
+    wrong = lines.where(_find_reason(kind).isNotNull()).select(_FILE).head()
+    if wrong is None:
+        return
+    file = str(wrong[_FILE])
+    number, reason = _find_line(lines.where(sf.col(_FILE) == file), kind)
+    raise DataError("UnreadableSource", explain(number, as_named(unquote(file)), reason))
+
+
+def is_pointer(spark: SparkSession, file: str, settings: Mapping[str, str]) -> bool:
+    """Return whether a file, of any kind, is a pointer of Git LFS."""
+    first = _lines(spark, [file], settings).head()
+    return first is not None and str(first[_VALUE]).startswith(BEGINNING_OF_POINTER)
+
+
+def _find_pointer(lines: DataFrame) -> str | None:
+    """Return a file whose first line begins a pointer of Git LFS: a later line may be a value that quotes one.
+
+    NB: Spark lists the files by their size, and opens the small ones only.
+    """
+    small = lines.where(sf.col(_BYTES) < _POINTER_LIMIT_BYTES)
+    quoting = small.where(sf.col(_VALUE).startswith(BEGINNING_OF_POINTER)).select(_FILE).distinct()
+    for (file,) in quoting.collect():
+        first = small.where(sf.col(_FILE) == file).head()
+        if first is not None and str(first[_VALUE]).startswith(BEGINNING_OF_POINTER):
+            return str(file)
+    return None
+
+
+def _lines(spark: SparkSession, paths: list[str], settings: Mapping[str, str] | None) -> DataFrame:
+    rows = spark.read.options(**settings or {}).option("lineSep", "\n").text(paths)
+    return rows.select(
+        _VALUE,
+        sf.col("_metadata.file_path").alias(_FILE),
+        sf.col("_metadata.file_block_start").alias(_BLOCK),
+        sf.col("_metadata.file_size").alias(_BYTES),
+    )
+
+
+def _find_reason(kind: str) -> Column:
+    """Why a line cannot be read, or null."""
+    value = sf.col(_VALUE)
+    reason = sf.when(~sf.is_valid_utf8(value), NOT_UTF8)
+    if kind != "JSONLines":
+        return reason
+    has_half = value.contains("\\u") & value.rlike(_HALF_ESCAPED)
+    return reason.when(value.rlike(r"^\s*\["), ARRAY).when(has_half, HALF_CHARACTER)
+
+
+def _find_line(lines: DataFrame, kind: str) -> tuple[int, str]:
+    """The number of the first wrong line of a file, from 1, and why it cannot be read.
+
+    NB: the blocks of a large file are read in any order, and the lines of each in theirs.
+    """
+    numbered = lines.select(
+        _BLOCK,
+        sf.monotonically_increasing_id().alias(_NUMBER),
+        _find_reason(kind).alias(_REASON),
+    )
+    first = numbered.where(sf.col(_REASON).isNotNull()).orderBy(_BLOCK, _NUMBER).head()
+    assert first is not None  # noqa: S101 - the file has one
+    is_before = sf.col(_NUMBER) <= first[_NUMBER]
+    through = (sf.col(_BLOCK) < first[_BLOCK]) | ((sf.col(_BLOCK) == first[_BLOCK]) & is_before)
+    return numbered.where(through).count(), str(first[_REASON])

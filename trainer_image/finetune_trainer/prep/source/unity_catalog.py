@@ -1,0 +1,281 @@
+"""Tables of Unity Catalog by their names: where they are, and temporary credentials that read one of them.
+
+The REST API is that of the open-source server, which Databricks has too. The driver asks it; executors get the credentials of
+the files with what they read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import requests
+from databricks.sdk import WorkspaceClient
+from databricks.sdk.config import Config
+from databricks.sdk.credentials_provider import CredentialsStrategy
+from databricks.sdk.errors import (
+    BadRequest,
+    InvalidParameterValue,
+    NotFound,
+    PermissionDenied,
+    Unauthenticated,
+)
+from databricks.sdk.errors.base import DatabricksError
+from databricks.sdk.service.catalog import (
+    AwsCredentials,
+    GenerateTemporaryTableCredentialResponse,
+    TableInfo,
+    TableOperation,
+    TableType,
+)
+
+from finetune_crds.catalog import DATABRICKS_PREFIX, TOKEN_KEY
+from finetune_crds.databricks import SECRET_KEYS
+from finetune_trainer.pod.exit_status import DataError, TrainingError, first_line
+from finetune_trainer.prep.source.location import OWN_SCHEME, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from finetune_crds.catalog import Catalog
+
+# The open-source server has no other version of its API, and the SDK asks for these credentials under /api/2.0.
+_CREDENTIALS = "/api/2.1/unity-catalog/temporary-table-credentials"
+_SECONDS = 20.0
+_PATIENCE_SECONDS = 60
+_FORMATS = {"DELTA": "Delta", "PARQUET": "Parquet"}
+_TABLES = (None, TableType.MANAGED, TableType.EXTERNAL)
+# Features of a Delta table whose newest versions only its catalog knows.
+_OWNED = ("delta.feature.catalogManaged", "delta.feature.catalogOwned-preview")
+_ELSEWHERE = "use data.prepare.spark.mode Databricks"
+# A message of a server may be long.
+_MOST_CHARS = 300
+
+# NB: the SDK warns of each server that is no workspace, and logs the bodies of requests at level DEBUG.
+logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
+# NB: the SDK collects the attributes once, on the first class used, which must not be the subclass.
+Config.attributes()
+
+
+class _Asked(NamedTuple):
+    """A table of a server; `field` is that of the recipe, with the name of the table."""
+
+    field: str
+    table: str
+    host: str
+
+    @property
+    def schema(self) -> str:
+        """The schema that the table is in."""
+        return self.table.rpartition(".")[0]
+
+
+def locate(table: str, kind: str, field: str, catalog: Catalog) -> Place:
+    """Return where a table is, with credentials that read its files for about an hour.
+
+    Args:
+        table: catalog.schema.table.
+        kind: the type of the source, Delta or Parquet.
+        field: the recipe's field that names the table, for messages.
+
+    Raises:
+        DataError: there is no such table, it is of another type, its files are not in S3, or the login may not read it.
+        TrainingError: the server does not answer.
+    """
+    with _login(catalog) as client:
+        asked = _Asked(f"{field} {table}", table, client.config.host or "")
+        with _telling(asked, _no_table):
+            info = client.tables.get(table)
+        _check(info, kind, asked)
+        with _telling(asked, _no_credentials):
+            given = _credentials(client, catalog, info.table_id or "")
+    return _place(info.storage_location or "", given.aws_temp_credentials, asked)
+
+
+@contextmanager
+def _login(catalog: Catalog) -> Iterator[WorkspaceClient]:
+    """Yield a client of the server.
+
+    Raises:
+        DataError: the login is not complete, or the server does not accept it.
+    """
+    try:
+        yield WorkspaceClient(config=_config(catalog))
+    except ValueError as error:
+        raise DataError("CatalogForbidden", f"the login to Unity Catalog fails: {_line(error)}") from error
+
+
+def _config(catalog: Catalog) -> Config:
+    """Return the configuration of the SDK for a catalog."""
+    if catalog.unity_catalog:
+        token = os.environ.get(TOKEN_KEY)
+        # NB: a named kind of login keeps that of another workspace, which may be in the environment, from this server.
+        login = {"token": token, "auth_type": "pat"} if token else {"credentials_strategy": _Anonymous()}
+        return _Login(host=catalog.unity_catalog.uri, **login)
+    host, token, client, secret = (os.environ.get(f"{DATABRICKS_PREFIX}{key}") for key in SECRET_KEYS)
+    named = catalog.databricks and catalog.databricks.secret_ref
+    if named and not (host and (token or (client and secret))):
+        # NB: the SDK would take what is missing from the environment, which may be of another workspace.
+        raise ValueError(
+            f"Secret {named.name} of data.prepare.catalog needs DATABRICKS_HOST, and DATABRICKS_TOKEN or DATABRICKS_CLIENT_ID and "
+            "DATABRICKS_CLIENT_SECRET"
+        )
+    if token:
+        return _Login(host=host, token=token, auth_type="pat")
+    if client and secret:
+        return _Login(host=host, client_id=client, client_secret=secret, auth_type="oauth-m2m")
+    # That of the environment: of the pods, or of a person's machine.
+    return _Login()
+
+
+class _Login(Config):
+    """The SDK's configuration, which it leaves out of its messages."""
+
+    def __init__(self, **login: Any) -> None:
+        super().__init__(
+            product="finetune-prep",
+            http_timeout_seconds=_SECONDS,
+            retry_timeout_seconds=_PATIENCE_SECONDS,
+            **login,
+        )
+
+    def wrap_debug_info(self, message: str) -> str:
+        """Return the message alone."""
+        return message
+
+
+class _Anonymous(CredentialsStrategy):
+    """No login."""
+
+    def auth_type(self) -> str:
+        return "anonymous"
+
+    def __call__(self, cfg: Config) -> Callable[[], dict[str, str]]:  # noqa: ARG002 - the SDK's own signature
+        return dict
+
+
+@contextmanager
+def _telling(asked: _Asked, refusal: Callable[[_Asked, str], DataError]) -> Iterator[None]:
+    """Raise an error with one sentence for an answer of the server that is none.
+
+    Args:
+        refusal: makes the error of a refusal from what the server says.
+    """
+    try:
+        yield
+    except Unauthenticated as error:
+        raise DataError(
+            "CatalogForbidden",
+            f"Unity Catalog at {asked.host} does not accept the login of data.prepare.catalog: correct its Secret ({_line(error)})",
+        ) from error
+    except (NotFound, PermissionDenied, BadRequest, InvalidParameterValue) as error:
+        raise refusal(asked, _line(error)) from error
+    except (DatabricksError, requests.RequestException, TimeoutError) as error:
+        raise TrainingError(
+            "CatalogUnreachable",
+            f"Unity Catalog at {asked.host} does not answer the question for {asked.field}: {_line(error)}",
+        ) from error
+
+
+def _no_table(asked: _Asked, said: str) -> DataError:
+    return DataError(
+        "MissingSource",
+        f"{asked.field} is not in Unity Catalog at {asked.host}, or closed to the login of data.prepare.catalog: correct the name, "
+        f"or grant USE CATALOG, USE SCHEMA and SELECT ({said})",
+    )
+
+
+def _no_credentials(asked: _Asked, said: str) -> DataError:
+    return DataError(
+        "CatalogForbidden",
+        f"Unity Catalog at {asked.host} gives the login of data.prepare.catalog no credentials for the files of {asked.field}: grant "
+        f"SELECT on the table and EXTERNAL USE SCHEMA on {asked.schema}, and allow external data access in the metastore ({said})",
+    )
+
+
+def _check(info: TableInfo, kind: str, asked: _Asked) -> None:
+    """Check that the files of a table are all of it, and of the type that the recipe names.
+
+    Raises:
+        DataError: they are not.
+    """
+    if info.table_type not in _TABLES:
+        raise DataError(
+            "UnreadableSource",
+            f"{asked.field} is a {_named(info.table_type)}, which has no files: {_ELSEWHERE}",
+        )
+    if info.row_filter or any(column.mask for column in info.columns or []):
+        raise DataError(
+            "UnreadableSource",
+            f"{asked.field} has a row filter or a column mask, which only the workspace applies: {_ELSEWHERE}",
+        )
+    if any((info.properties or {}).get(feature) == "supported" for feature in _OWNED):
+        raise DataError(
+            "UnreadableSource",
+            f"{asked.field} is a catalog-managed table, whose newest version only its catalog knows: {_ELSEWHERE}",
+        )
+    found = _named(info.data_source_format)
+    if _FORMATS.get(found.upper()) != kind:
+        raise DataError(
+            "UnreadableSource",
+            f"{asked.field} is in the format {found}, and {asked.field.split('.table', 1)[0]}.type is {kind}: correct the type, or "
+            "name a table of that type",
+        )
+
+
+def _named(value: TableType | object) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _credentials(
+    client: WorkspaceClient, catalog: Catalog, table_id: str
+) -> GenerateTemporaryTableCredentialResponse:
+    if catalog.type == "Databricks":
+        api = client.temporary_table_credentials
+        return api.generate_temporary_table_credentials(operation=TableOperation.READ, table_id=table_id)
+    body = {"table_id": table_id, "operation": TableOperation.READ.value}
+    answer = client.api_client.do("POST", _CREDENTIALS, body=body)
+    return GenerateTemporaryTableCredentialResponse.from_dict(answer if isinstance(answer, dict) else {})
+
+
+def _place(location: str, given: AwsCredentials | None, asked: _Asked) -> Place:
+    """Return the place of files in S3, with the credentials that read them.
+
+    Raises:
+        DataError: they are elsewhere, or there are no credentials.
+    """
+    url = urlsplit(location)
+    if url.scheme not in ("s3", "s3a"):
+        where = "a folder of the server" if url.scheme in ("", "file") else "in another storage"
+        raise DataError(
+            "UnreadableSource",
+            f"the files of {asked.field} are at {location}, {where}, and a preparation in this cluster reads tables of Unity Catalog "
+            "in s3://: move the table, or use path with credentials of your own",
+        )
+    if given is None or not given.access_key_id or not given.secret_access_key:
+        raise _no_credentials(asked, "the answer has no credentials for S3")
+    # NB: Hadoop keeps one client for each scheme and bucket. A scheme of their own keeps the credentials of one table from
+    # other tables of the bucket, and from the output.
+    digest = hashlib.sha256(f"{given.access_key_id} {given.session_token}".encode()).hexdigest()
+    scheme = f"{OWN_SCHEME}{digest[:8]}"
+    provider = "Temporary" if given.session_token else "Simple"
+    login = {
+        "aws.credentials.provider": f"org.apache.hadoop.fs.s3a.{provider}AWSCredentialsProvider",
+        "access.key": given.access_key_id,
+        "secret.key": given.secret_access_key,
+        **({"session.token": given.session_token} if given.session_token else {}),
+    }
+    return Place(
+        f"{scheme}://{url.netloc}{url.path}",
+        {f"fs.{scheme}.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem"}
+        | {f"fs.s3a.bucket.{url.netloc}.{name}": value for name, value in login.items()},
+    )
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of what a server or the SDK says."""
+    return first_line(error)[:_MOST_CHARS]

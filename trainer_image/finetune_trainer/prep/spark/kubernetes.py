@@ -1,0 +1,214 @@
+"""Spark on Kubernetes (data.prepare.spark.mode Kubernetes): the driver in the prep pod, executors in pods that it creates."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune_crds import contract
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from finetune_crds.spark import Spark
+
+API_SERVER = "https://kubernetes.default.svc"
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_TIMEOUT_SECONDS = 30
+# Settings of the recipe's conf that another field holds.
+FIELDS = {
+    "spark.executor.instances": "data.prepare.spark.executors",
+    "spark.executor.cores": "data.prepare.spark.executorCores",
+    "spark.executor.memory": "data.prepare.spark.executorMemory",
+    "spark.kubernetes.container.image": "data.prepare.image",
+    "spark.kubernetes.executor.container.image": "data.prepare.image",
+    "spark.kubernetes.executor.podTemplateFile": "data.prepare.podTemplate",
+    "spark.kubernetes.authenticate.driver.serviceAccountName": "data.prepare.spark.serviceAccountName",
+    "spark.kubernetes.authenticate.executor.serviceAccountName": "data.prepare.spark.serviceAccountName",
+}
+# Settings that follow from where the driver runs. A session with others would not find its executors.
+FIXED = (
+    "spark.driver.host",
+    "spark.driver.bindAddress",
+    "spark.driver.port",
+    "spark.driver.blockManager.port",
+    "spark.blockManager.port",
+    "spark.authenticate",
+    "spark.kubernetes.namespace",
+    "spark.kubernetes.driver.pod.name",
+    "spark.kubernetes.executor.podNamePrefix",
+    "spark.kubernetes.executor.podTemplateContainerName",
+    "spark.kubernetes.executor.disableConfigMap",
+)
+_DYNAMIC = "spark.dynamicAllocation."
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The prep pod as Spark's driver.
+
+    host: name at which executors find it. selector: labels of the executors. template: their pod template, as JSON. image, pull_policy:
+    those of the template.
+    """
+
+    pod: str
+    namespace: str
+    host: str
+    selector: str
+    template: str
+    image: str
+    pull_policy: str
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Driver:
+        """The driver that the operator describes in variables.
+
+        Raises:
+            RecipeRefusedError: this is no pod that the operator made.
+        """
+        try:
+            template = environment[contract.ENV_EXECUTOR_TEMPLATE]
+            containers = json.loads(template)["spec"]["containers"]
+            executor = next(item for item in containers if item["name"] == contract.EXECUTOR_CONTAINER)
+            return cls(
+                pod=environment[contract.ENV_POD_NAME],
+                namespace=environment[contract.ENV_POD_NAMESPACE],
+                host=environment[contract.ENV_DRIVER_HOST],
+                selector=environment[contract.ENV_EXECUTOR_SELECTOR],
+                template=template,
+                image=executor["image"],
+                pull_policy=executor["imagePullPolicy"],
+            )
+        except (KeyError, StopIteration) as error:
+            raise RecipeRefusedError(
+                f"data.prepare.spark.mode Kubernetes needs a pod that the operator made, and {error} is missing: use Local"
+            ) from error
+
+    def write_template(self, scratch: Path) -> None:
+        """Write the pod template of the executors to the file that Spark reads. Only this user can read it."""
+        file = scratch / contract.EXECUTOR_TEMPLATE_FILE
+        file.touch(mode=0o600)
+        file.write_text(self.template, encoding="utf-8")
+
+
+def settings(
+    spark: Spark, driver: Driver, *, jars: Path, scratch: Path, options: str, memory: str
+) -> dict[str, str]:
+    """Return Spark's settings besides those of every mode.
+
+    Args:
+        options: of the JVM.
+        memory: heap of an executor, as the JVM reads it.
+
+    Raises:
+        RecipeRefusedError: the conf sets what has a field, or what follows from where the driver runs.
+    """
+    return executor_settings(spark, jars=jars, options=options) | {
+        "spark.master": f"k8s://{API_SERVER}",
+        "spark.driver.host": driver.host,
+        "spark.driver.bindAddress": "0.0.0.0",
+        "spark.driver.port": str(contract.SPARK_DRIVER_PORT),
+        "spark.driver.blockManager.port": str(contract.SPARK_BLOCKS_PORT),
+        "spark.local.dir": str(scratch / "spark"),
+        "spark.executor.cores": str(spark.cores_of_executor),
+        "spark.executor.memory": memory,
+        "spark.executor.memoryOverheadFactor": "0.4",
+        "spark.kubernetes.namespace": driver.namespace,
+        "spark.kubernetes.driver.pod.name": driver.pod,
+        "spark.kubernetes.executor.podNamePrefix": driver.pod,
+        "spark.kubernetes.container.image": driver.image,
+        "spark.kubernetes.container.image.pullPolicy": driver.pull_policy,
+        "spark.kubernetes.executor.podTemplateFile": str(scratch / contract.EXECUTOR_TEMPLATE_FILE),
+        "spark.kubernetes.executor.podTemplateContainerName": contract.EXECUTOR_CONTAINER,
+    }
+
+
+def executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[str, str]:
+    """Return Spark's settings of executors in pods, whoever made the pod of the driver.
+
+    Args:
+        options: of the JVM.
+
+    Raises:
+        RecipeRefusedError: the conf sets what has a field, or what follows from where the driver runs.
+    """
+    _check(spark)
+    number = str(spark.executor_pods)
+    dynamic = {f"{_DYNAMIC}minExecutors": "1", f"{_DYNAMIC}maxExecutors": number}
+    return {
+        # Without it, any pod that reaches the driver could be one of its executors.
+        "spark.authenticate": "true",
+        "spark.blockManager.port": str(contract.SPARK_BLOCKS_PORT),
+        **(dynamic if spark.is_dynamic else {"spark.executor.instances": number}),
+        "spark.executor.extraClassPath": f"{jars}/*",
+        "spark.executor.extraJavaOptions": options,
+        "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
+        # NB: a quota that refuses a pod counts as a failed executor; the operator says so, and Spark tries again.
+        "spark.executor.maxNumFailures": str(2**31 - 1),
+        # What follows keeps Spark to pods: its account needs no right on anything else.
+        "spark.kubernetes.executor.disableConfigMap": "true",
+        "spark.kubernetes.driver.service.deleteOnTermination": "false",
+        "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
+        "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
+    }
+
+
+def _check(spark: Spark) -> None:
+    for name, field in FIELDS.items():
+        if name in spark.conf:
+            raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
+    fixed = [name for name in FIXED if name in spark.conf]
+    if fixed:
+        raise RecipeRefusedError(
+            f"data.prepare.spark.conf may not set {', '.join(fixed)}: it follows from the pod of the driver; remove it"
+        )
+
+
+def delete_executors(
+    namespace: str, selector: str, account: Path = ACCOUNT, server: str = API_SERVER
+) -> None:
+    """Delete executors of an earlier driver of this job, which may wait for a node for ever and hold a part of a quota.
+
+    Args:
+        selector: the labels of the executors.
+
+    Raises:
+        TrainingError: the API server refuses, or cannot be reached.
+    """
+    query = urllib.parse.urlencode({"labelSelector": selector})
+    url = f"{server}/api/v1/namespaces/{urllib.parse.quote(namespace)}/pods?{query}"
+    token = (account / "token").read_text(encoding="utf-8").strip()
+    request = urllib.request.Request(  # noqa: S310 - the API server's address
+        url, method="DELETE", headers={"Authorization": f"Bearer {token}", "Accept": "application/json"}
+    )
+    trusted = ssl.create_default_context(cafile=os.fspath(account / "ca.crt"))
+    # NB: the proxy of the pod's variables is for servers outside the cluster.
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
+    )
+    try:
+        opener.open(request, timeout=_TIMEOUT_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        raise TrainingError(
+            "ExecutorsForbidden",
+            f"the API server refuses the driver's ServiceAccount: {_said(error)}: bind it to a Role with the verbs that "
+            "docs/finetunejob/data.md lists",
+        ) from error
+    except (urllib.error.URLError, TimeoutError) as error:
+        raise TrainingError("ApiServerUnreachable", f"{server} cannot be reached: {error}") from error
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    try:
+        body: Any = json.loads(error.read())
+        return str(body["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"HTTP {error.code}"

@@ -1,0 +1,314 @@
+"""The Spark session of a preparation: all of it in the prep pod, or its driver alone."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finetune_crds import spark_conf
+from finetune_crds.quantity import jvm_memory
+from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
+from finetune_trainer.prep.spark import kubernetes, metastore, stores
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from finetune_crds.catalog import Catalog
+    from finetune_crds.spark import Spark
+
+ENV_JARS = "FINETUNE_JARS"
+ENV_RUNTIME = "DATABRICKS_RUNTIME_VERSION"
+"""Set by Databricks on every kind of its compute."""
+DEFAULT_JARS = "/opt/finetune/jars"
+# Set by spark-submit for the Python process that it runs.
+_ENV_GATEWAY = "PYSPARK_GATEWAY_PORT"
+_CGROUP = Path("/sys/fs/cgroup")
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+# NB: G1, the JVM's choice, collects garbage beside the work and on the same cores: on two of them, 500,000 rows took 131 s with it
+# and 113 s without (docs/design/speed.md).
+_SERIAL, _FEW_CORES = "-XX:+UseSerialGC", 2
+_COLLECTOR, _JVM_OPTIONS = re.compile(r"-XX:\+Use\w*GC\b"), ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+# How long Spark may take to tell what its listeners learn.
+_PATIENCE_MILLISECONDS = 10_000
+
+# NB: these optimizer rules remove empty parts of a plan with the row counts observed in them; the message about a step
+# that dropped everything needs those.
+_EXCLUDED_RULES = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelation"
+_EXCLUDED_ADAPTIVE_RULES = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
+
+# Settings with several values: the recipe's values follow ours.
+_JOINED = {
+    "spark.sql.optimizer.excludedRules": ",",
+    "spark.sql.adaptive.optimizer.excludedRules": ",",
+}
+# Settings that spark-submit has made where it made the pod of the driver.
+_SUBMITTED = (
+    "spark.app.name",
+    "spark.master",
+    "spark.driver.memory",
+    "spark.driver.host",
+    "spark.driver.bindAddress",
+    "spark.local.dir",
+)
+# Settings that the recipe has a field for, or that the session depends on.
+_OWNED = {
+    "spark.master": "data.prepare.spark.mode",
+    "spark.driver.memory": "data.prepare.spark.driverMemory",
+}
+
+
+def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
+    """Start Spark in this pod, on its available cores or as the driver of executors in pods of their own.
+
+    With mode SparkApplication, the session is the one that spark-submit has configured.
+
+    Args:
+        catalog: where tables are found by their names.
+
+    Raises:
+        RecipeRefusedError: the recipe's conf sets what it may not, or the recipe is for a Databricks run or a SparkApplication.
+        TrainingError: the jars are not where FINETUNE_JARS says, or the driver may not create pods.
+    """
+    if spark.mode == "Databricks":
+        raise RecipeRefusedError(
+            "data.prepare.spark.mode Databricks is a run in a workspace, which the operator submits: use Local here"
+        )
+    from pyspark.sql import SparkSession
+
+    if spark.mode == "SparkApplication":
+        if _ENV_GATEWAY not in os.environ:
+            raise RecipeRefusedError(
+                "data.prepare.spark.mode SparkApplication is for pods that the spark-operator submits: use Local here"
+            )
+        return SparkSession.builder.getOrCreate()
+    driver = _driver(spark)
+
+    # NB: Python workers inherit this environment through the JVM.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if driver is None:
+        # NB: without it Spark resolves its host name, which fails in some networks.
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ.pop("SPARK_LOCAL_DIRS", None)
+    chosen = settings(
+        spark,
+        jars=jars_folder(),
+        scratch=Path(tempfile.gettempdir()),
+        cores=spark.executor_pods * spark.cores_of_executor if driver else available_cores(),
+        environment=os.environ,
+        driver=driver,
+        catalog=catalog,
+    )
+    builder = SparkSession.builder
+    for name, value in chosen.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _driver(spark: Spark) -> kubernetes.Driver | None:
+    """The driver of executors in pods, without executors of an earlier one; None where Spark runs in this pod alone."""
+    if not spark.executor_pods:
+        return None
+    driver = kubernetes.Driver.of(os.environ)
+    driver.write_template(Path(tempfile.gettempdir()))
+    kubernetes.delete_executors(driver.namespace, driver.selector)
+    return driver
+
+
+def on_databricks() -> bool:
+    """Whether this process runs on the compute of a Databricks workspace."""
+    return ENV_RUNTIME in os.environ
+
+
+def attach() -> SparkSession:
+    """Return the session of the Databricks run, with the settings that the rows and the messages depend on.
+
+    Nothing else of it is ours: neither its jars, nor its size, nor its end.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    spark = SparkSession.builder.getOrCreate()
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    for name, value in (
+        ("spark.sql.caseSensitive", "true"),
+        ("spark.sql.optimizer.excludedRules", _EXCLUDED_RULES),
+        ("spark.sql.adaptive.optimizer.excludedRules", _EXCLUDED_ADAPTIVE_RULES),
+    ):
+        # Serverless compute has none of them; what a step dropped is then counted again.
+        with contextlib.suppress(PySparkException):
+            spark.conf.set(name, value)
+    return spark
+
+
+def context(spark: SparkSession) -> SparkContext | None:
+    """Return the context of a session; None on Databricks compute whose Python has no way to the JVM.
+
+    That is serverless compute, and clusters with the access mode Standard.
+    """
+    from pyspark.errors import PySparkException
+
+    try:
+        return spark.sparkContext
+    except (PySparkException, AttributeError, NotImplementedError):
+        return None
+
+
+def failures(spark: SparkSession) -> int | None:
+    """Return how many executors, tasks and stages failed so far: as many before and after an action, and no task ran twice.
+
+    None where Spark cannot be asked.
+
+    NB: neither sign is enough. The stages that miss the results of an executor fail before Kubernetes tells Spark that it is lost, and an
+    executor that is lost between two stages fails no task.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    found = context(spark)
+    if found is None:
+        return None
+    try:
+        # What the store knows comes over this bus.
+        found._jsc.sc().listenerBus().waitUntilEmpty(_PATIENCE_MILLISECONDS)  # noqa: SLF001 - Spark has no other way
+        return _lost_executors(found) + _failed_tasks_and_stages(found)
+    except Py4JError:
+        return None
+
+
+def _lost_executors(context: SparkContext) -> int:
+    """The number of executors that Spark has had, and gives no more tasks.
+
+    NB: the store alone has them seconds late. Spark disables an executor that is disconnected, and others make its results anew, but tells
+    the store when Kubernetes has told the reason: after 30 seconds, where Spark misses the deletion of a pod.
+    """
+    spark = context._jsc.sc()  # noqa: SLF001 - Spark has no other way
+    known = spark.statusStore().executorList(False)
+    names = {known.apply(position).id() for position in range(known.size())} - {"driver"}
+    return sum(not spark.schedulerBackend().isExecutorActive(name) for name in names)
+
+
+def _failed_tasks_and_stages(context: SparkContext) -> int:
+    known = context._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001 - Spark has no other way
+    jobs = (known.apply(position) for position in range(known.size()))
+    return sum(job.numFailedTasks() + job.numFailedStages() for job in jobs)
+
+
+def jars_folder() -> Path:
+    """Return the folder with the jars of Delta and of stores."""
+    folder = Path(os.environ.get(ENV_JARS, DEFAULT_JARS))
+    if not any(folder.glob("delta-spark_*.jar")):
+        raise TrainingError(
+            "JarsMissing",
+            f"there are no Delta jars in {folder}: run trainer_image/jars.sh and set {ENV_JARS} to its folder",
+        )
+    return folder
+
+
+def available_cores(cgroup: Path = _CGROUP) -> int:
+    """Return the number of available cores: CPU affinity, limited by the pod's CPU limit; at least 1."""
+    return max(1, min(len(os.sched_getaffinity(0)), _cpu_quota(cgroup)))
+
+
+def _cpu_quota(cgroup: Path) -> int:
+    """Return the CPU limit in cores, rounded up, from cgroup v2 or v1; a large number without a limit."""
+    unlimited = sys.maxsize
+    try:
+        if (cgroup / "cpu.max").exists():
+            quota, period = (cgroup / "cpu.max").read_text().split()
+        else:
+            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text().strip()
+    except (OSError, ValueError):
+        return unlimited
+    if quota in ("max", "-1"):
+        return unlimited
+    return math.ceil(int(quota) / int(period))
+
+
+def settings(
+    spark: Spark,
+    *,
+    jars: Path,
+    scratch: Path,
+    cores: int,
+    environment: Mapping[str, str],
+    driver: kubernetes.Driver | None = None,
+    catalog: Catalog | None = None,
+) -> dict[str, str]:
+    """Return Spark's settings: ours, then those of stores from the environment, then the recipe's conf.
+
+    Args:
+        driver: this pod, where executors are pods of their own. None where they are, too: spark-submit made this pod.
+        catalog: where tables are found by their names; Spark itself knows a Hive metastore.
+
+    Raises:
+        RecipeRefusedError: the conf sets what the recipe has a field for, or what no recipe may set.
+    """
+    for name, field in _OWNED.items():
+        if name in spark.conf:
+            raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
+    options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}"
+    if not spark.executor_pods and cores <= _FEW_CORES and not _names_collector(environment):
+        options += f" {_SERIAL}"
+    ours = {
+        "spark.app.name": "finetune-prep",
+        "spark.master": f"local[{cores}]",
+        "spark.driver.memory": jvm_memory(spark.driver_memory),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraClassPath": f"{jars}/*",
+        "spark.driver.extraJavaOptions": options,
+        "spark.local.dir": str(scratch),
+        "spark.hadoop.hadoop.tmp.dir": str(scratch / "hadoop"),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.log.level": "ERROR",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # NB: with it, each call for a column looks up the line of code that made it, in ten calls of the JVM.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+        "spark.sql.shuffle.partitions": str(4 * cores),
+        "spark.sql.session.timeZone": "UTC",
+        # NB: files may have the columns ID and id. Hive's own names are in lower case, whatever its files say.
+        "spark.sql.caseSensitive": str(not (catalog and catalog.hive)).lower(),
+        "spark.sql.optimizer.excludedRules": _EXCLUDED_RULES,
+        "spark.sql.adaptive.optimizer.excludedRules": _EXCLUDED_ADAPTIVE_RULES,
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",
+    } | stores.settings(environment)
+    if catalog and catalog.hive:
+        ours |= metastore.hive_settings(catalog.hive.uri)
+    if driver:
+        memory = jvm_memory(spark.memory_of_executor)
+        ours |= kubernetes.settings(spark, driver, jars=jars, scratch=scratch, options=options, memory=memory)
+    elif spark.executor_pods:
+        ours = {name: value for name, value in ours.items() if name not in _SUBMITTED}
+        ours |= kubernetes.executor_settings(spark, jars=jars, options=options)
+    if said := spark_conf.refusal(spark.conf):
+        raise RecipeRefusedError(f"data.prepare.spark.{said}")
+    joined = {
+        name: separator.join((ours[name], spark.conf[name]))
+        for name, separator in _JOINED.items()
+        if name in spark.conf and name in ours
+    }
+    return ours | spark.conf | joined
+
+
+def _names_collector(environment: Mapping[str, str]) -> bool:
+    """Whether the environment says how the JVM collects garbage: it does not start with two answers."""
+    return any(_COLLECTOR.search(environment.get(name, "")) for name in _JVM_OPTIONS)
+
+
+def spark_path(uri: str) -> str:
+    """Return a path for Spark: Hadoop's S3 client has the scheme s3a, and Databricks's own s3."""
+    return uri.replace("s3://", "s3a://", 1) if uri.startswith("s3://") and not on_databricks() else uri

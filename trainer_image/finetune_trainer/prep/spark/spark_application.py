@@ -1,0 +1,95 @@
+"""`finetune-driver`: the driver of a SparkApplication, in the pod that the spark-operator has submitted.
+
+Spark's own images have a script for this; the pyspark wheel has none. Spark describes the driver in a file of properties, and
+starts the container with the argument `driver` and those of spark-submit. What depends on the image is added here: its jars, its
+Python, and the settings that the rows depend on. spark-submit then runs the preparation, which finds its session made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from finetune_crds.contract import ENV_EXECUTOR_SELECTOR, ENV_POD_NAMESPACE, ENV_RECIPE, RECIPE_PATH
+from finetune_crds.recipe import Recipe
+from finetune_trainer.pod import exit_status
+from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.spark import kubernetes, session
+from finetune_trainer.prep.spark.executor import spark_home
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from finetune_crds.prepare import Prepare
+
+_ROLE = "driver"
+_ADDRESS = "SPARK_DRIVER_BIND_ADDRESS"
+
+
+def main() -> int:
+    """Become the driver; return only where that is not possible."""
+    role, words = sys.argv[1:2], sys.argv[2:]
+    missing = [
+        name for name in (_ADDRESS, ENV_POD_NAMESPACE, ENV_EXECUTOR_SELECTOR) if name not in os.environ
+    ]
+    if role != [_ROLE] or missing:
+        what = f"{', '.join(missing)} is not set" if missing else f"the first argument is not {_ROLE}"
+        print(f"{what}: the pod of a SparkApplication's driver starts this command", file=sys.stderr)
+        return 64
+    return exit_status.run(partial(_become, words))
+
+
+def _become(words: Sequence[str]) -> NoReturn:
+    recipe = Recipe.load(os.environ.get(ENV_RECIPE, RECIPE_PATH))
+    prepare = request(recipe).prepare
+    home = spark_home()
+    arguments = command(prepare, words, os.environ, home)
+    kubernetes.delete_executors(os.environ[ENV_POD_NAMESPACE], os.environ[ENV_EXECUTOR_SELECTOR])
+    # NB: the root filesystem is read-only.
+    os.chdir(tempfile.gettempdir())
+    os.execve(arguments[0], arguments, environment(os.environ, home))  # noqa: S606 - the JVM takes the place of this process
+
+
+def command(prepare: Prepare, words: Sequence[str], given: Mapping[str, str], home: Path) -> list[str]:
+    """The command line of spark-submit.
+
+    Args:
+        words: the arguments of the container after its role: the file of properties, the class and the file to run.
+        given: the variables of the pod.
+        home: folder with Spark's `bin`.
+
+    Raises:
+        RecipeRefusedError: the recipe's conf sets what it may not.
+        TrainingError: the jars are not where FINETUNE_JARS says.
+    """
+    spark = prepare.spark
+    chosen = session.settings(
+        spark,
+        jars=session.jars_folder(),
+        scratch=Path(tempfile.gettempdir()),
+        cores=spark.executor_pods * spark.cores_of_executor,
+        environment=given,
+        catalog=prepare.catalog,
+    ) | {"spark.driver.bindAddress": given[_ADDRESS]}
+    # NB: settings here are before those of the file.
+    conf = [word for name, value in chosen.items() for word in ("--conf", f"{name}={value}")]
+    return [str(home / "bin" / "spark-submit"), *conf, "--deploy-mode", "client", *words]
+
+
+def environment(given: Mapping[str, str], home: Path) -> dict[str, str]:
+    """The variables of spark-submit, and so of Python's processes in the driver."""
+    return {
+        **given,
+        "SPARK_HOME": str(home),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

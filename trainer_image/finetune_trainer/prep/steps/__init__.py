@@ -1,0 +1,1 @@
+"""The steps from rows to examples, each a function on a DataFrame."""

@@ -1,0 +1,77 @@
+"""Text that many texts of a corpus share, such as a template, a licence or a fixed instruction: it says nothing about one of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pyspark.sql import functions as sf
+
+from finetune_trainer.prep.steps.sketch import Boilerplate, shingles_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+# The runs of words that no more texts share are no boilerplate, in a corpus of any size: GPT-3's decontamination leaves out those
+# that more texts share (Brown et al. 2020, appendix C).
+_MAX_TEXTS = 10
+# Of the texts of a corpus. Fewer are copies of a text, which near duplicates are.
+_SHARE = 0.02
+# Texts that are counted. A run in one of fifty texts is in 400 of them.
+_SAMPLED_TEXTS = 20_000
+_BUCKETS = 2**30
+_TEXTS_PER_BATCH = 500
+# Runs that every Python worker keeps in memory, 9 bytes each. The most frequent ones count.
+_MAX_SHINGLES = 200_000
+_SHINGLE, _TEXTS = "shingle", "texts"
+
+
+def limit(texts: int, share: float = _SHARE) -> int:
+    """Return in how many of several texts a run of words may be before it is boilerplate.
+
+    Args:
+        texts: the number of texts.
+        share: of the texts, where that is more than ten of them. In a corpus of fewer than 20 texts it is half of them, and two
+            texts alone share no boilerplate.
+    """
+    return max(2, min(_MAX_TEXTS, texts // 2), int(texts * share))
+
+
+def shared_shingles(frame: DataFrame, text: str, texts: int) -> Boilerplate:
+    """Return the shingles that are boilerplate.
+
+    They are counted in a sample of the texts, chosen by a hash of their ids.
+
+    Args:
+        frame: texts in lower case in the column `text`, with distinct ids in the column `id`.
+        texts: the number of rows.
+    """
+    sampled = min(texts, _SAMPLED_TEXTS)
+    if sampled <= limit(sampled):
+        return Boilerplate(np.empty(0, np.uint64), np.empty(0, np.bool_))
+    if sampled < texts:
+        bucket = sf.pmod(sf.xxhash64("id", sf.lit("boilerplate")), sf.lit(_BUCKETS))
+        frame = frame.where(bucket < sf.lit(_BUCKETS * sampled // texts))
+    shingles = frame.select(text).mapInArrow(partial(_shingles, text=text), f"{_SHINGLE} bigint")
+    counts = shingles.groupBy(_SHINGLE).agg(sf.count(sf.lit(1)).alias(_TEXTS))
+    shared = (
+        counts.where(sf.col(_TEXTS) > limit(sampled)).orderBy(sf.desc(_TEXTS), _SHINGLE).limit(_MAX_SHINGLES)
+    )
+    rows = shared.collect()
+    hashes = np.array([row[_SHINGLE] for row in rows], np.int64).view(np.uint64)
+    of_most = np.array([2 * row[_TEXTS] > sampled for row in rows], np.bool_)
+    order = np.argsort(hashes)
+    return Boilerplate(hashes[order], of_most[order])
+
+
+def _shingles(batches: Iterable[pa.RecordBatch], *, text: str) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    for batch in batches:
+        for start in range(0, batch.num_rows, _TEXTS_PER_BATCH):
+            shingles, _ = shingles_of(batch.slice(start, _TEXTS_PER_BATCH).column(text).to_pylist())
+            yield pa.RecordBatch.from_arrays([pa.array(shingles.view(np.int64))], [_SHINGLE])

@@ -1,0 +1,70 @@
+"""What the model's chat template refuses, in Spark's Python workers.
+
+NB: of a worker's exception only the text reaches the driver.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.examples import answer_end, chat_templates, loss_mask
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
+from finetune_trainer.prep.expressions import jinja_template
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.recipe import Recipe
+
+_MARK = "the chat template of the model fails on "
+
+
+def refusal(example: Mapping[str, Any], error: DataError) -> ValueError:
+    """Return the error of an example that the chat template does not take; `failure` finds its sentence in what Spark says.
+
+    Args:
+        example: columns of the table, by name.
+        error: what `documents` says of it; its cause is what the template says.
+    """
+    spoken = [value for value in example.values() if isinstance(value, list)]
+    roles = ", ".join(str(turn["role"]) for messages in spoken for turn in messages)
+    return ValueError(f"{_MARK}a conversation of the roles {roles}: {error.__cause__ or error}")
+
+
+def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
+    """Check that a tokenizer has a chat template, and that this renders tools where the recipe names a column of them.
+
+    Raises:
+        RecipeRefusedError: it has none, or it leaves out tools and data.prepare.unrenderable is Fail, or its blocks that mark answers
+            hold nothing.
+    """
+    base, columns, prepare = recipe.model.base, recipe.data.columns, recipe.data.prepare
+    if tokenizer.chat_template is None:
+        raise RecipeRefusedError(
+            f"conversations need a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
+        )
+    if recipe.objective.loss_on != "All":
+        loss_mask.check_template(tokenizer, base)
+    if missing := answer_end.explain_missing_stop(tokenizer):
+        print(f"NB: {missing}", flush=True)
+    drops = prepare is not None and prepare.unrenderable == "Drop"
+    if columns and columns.tools and not drops and not chat_templates.renders_tools(tokenizer):
+        raise RecipeRefusedError(
+            f"data.columns.tools needs a chat template that renders tools, and that of {base} does not: set "
+            "model.chatTemplate, remove data.columns.tools, or drop conversations that have tools with "
+            "data.prepare.unrenderable: Drop"
+        )
+
+
+def failure(said: str) -> DataError | None:
+    """Return the error of an example that a template did not take, from the text of Spark's exception."""
+    marks = f"{re.escape(_MARK)}|data[.]prepare[.][a-zA-Z]+ {re.escape(jinja_template.MARK)}"
+    found = re.search(f"ValueError: ((?:{marks}).*)", said)
+    if found is None:
+        return None
+    return DataError(
+        "TemplateFailed", f"{found.group(1).rstrip('.')}; drop such rows with data.prepare.unrenderable: Drop"
+    )

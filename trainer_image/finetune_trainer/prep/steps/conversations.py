@@ -1,0 +1,262 @@
+"""Conversations among the columns of a source, and those that are made of prompts and answers, as Spark expressions.
+
+A conversation is a list of {role, content}, and of the fields `Form.carried`. What is a structure in the source, such as
+tool_calls, is JSON text here, so that sources with other structures have the same columns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import ArrayType, MapType, NullType, StringType, StructField, StructType
+
+from finetune_trainer.examples.chat_messages import (
+    FIELDS,
+    LEGACY_CALL,
+    REASONING,
+    ROLES,
+    UNSPOKEN,
+    WEIGHT,
+    WEIGHTS,
+    wrap_call,
+)
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.expressions import content, plain_text
+from finetune_trainer.prep.expressions.template import quoted
+from finetune_trainer.prep.plan import MESSAGES, PROMPT, RESPONSE, TOOLS
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+    from finetune_trainer.prep.plan import Form
+
+_NO_TOOLS = "[]"
+_CALLS = "tool_calls"
+
+
+def parsed(frame: DataFrame, form: Form) -> DataFrame:
+    """Parse the conversations of a source, which may have `messages` as JSON text. Text that is no such list becomes null.
+
+    Raises:
+        DataError: a column is neither.
+    """
+    for name in form.spoken:
+        frame = frame.withColumn(name, _conversation(name, frame.schema[name].dataType, form))
+    return frame
+
+
+def with_tools(frame: DataFrame, form: Form) -> DataFrame:
+    """Make JSON text of the tools of a source: an empty list where a row has none, null where they are no list.
+
+    Raises:
+        DataError: the column holds something else.
+    """
+    return frame if form.tools is None else frame.withColumn(form.tools, tools(frame, form.tools))
+
+
+def tools(frame: DataFrame, name: str) -> Column:
+    """Return the tools of a source as `with_tools` makes them; errors as there."""
+    kind = frame.schema[name].dataType
+    column = sf.col(quoted(name))
+    if isinstance(kind, NullType):
+        return sf.lit(_NO_TOOLS)
+    if isinstance(kind, StringType):
+        is_list = sf.from_json(column, ArrayType(StringType())).isNotNull()
+        blank = column.isNull() | ~column.rlike(r"(?U)\S")
+        return sf.when(blank, sf.lit(_NO_TOOLS)).when(is_list, column)
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType | MapType):
+        return sf.coalesce(sf.to_json(column), sf.lit(_NO_TOOLS))
+    raise DataError(
+        "WrongColumnType",
+        f"column {name} holds {kind.simpleString()}: tools are a list of definitions, or the same as JSON text",
+    )
+
+
+def _conversation(name: str, kind: DataType, form: Form) -> Column:
+    column, carried = sf.col(quoted(name)), form.carried
+    # The fields of a message, and what they are in the source.
+    fields = {field: field for field in ("role", "content", *carried)}
+    if form.weight and WEIGHT in fields:
+        fields[WEIGHT] = form.weight
+    if isinstance(kind, StringType):
+        names = dict.fromkeys([*fields.values(), *FIELDS.values(), LEGACY_CALL])
+        given = [StructField(field, StringType()) for field in names]
+        kind = ArrayType(StructType(given))
+        column = content.parse_conversations(column, kind)
+    if not content.is_conversation(kind):
+        raise DataError(
+            "WrongColumnType",
+            f"column {name} holds {kind.simpleString()}: conversations are lists of {{role, content}}, or the same as JSON "
+            "text",
+        )
+    assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
+    assert isinstance(kind.elementType, StructType)  # noqa: S101
+    message = kind.elementType
+    kinds = {field.name: field.dataType for field in message}
+
+    def field(turn: Column, name: str) -> Column:
+        if name == _CALLS and LEGACY_CALL in kinds:
+            calls = sf.nullif(as_is(turn, name), sf.lit(_NO_TOOLS))
+            return sf.coalesce(calls, _wrap_call(as_is(turn, LEGACY_CALL)))
+        return as_is(turn, name)
+
+    def as_is(turn: Column, name: str) -> Column:
+        if name == "content":
+            return content.text_of(turn, message)
+        if name == "role":
+            names = [one for one in (name, FIELDS[name]) if one in kinds]
+            return sf.coalesce(*(turn[one].cast("string") for one in names))
+        if name not in kinds:
+            return sf.lit(None).cast("string")
+        structure = isinstance(kinds[name], ArrayType | StructType | MapType) and name in (
+            *carried,
+            LEGACY_CALL,
+        )
+        return sf.to_json(turn[name]) if structure else plain_text.write(turn[name], kinds[name])
+
+    return sf.transform(
+        column, lambda turn: _message({name: field(turn, of_source) for name, of_source in fields.items()})
+    )
+
+
+def _wrap_call(text: Column) -> Column:
+    """A call as a list of calls; null where it has no name, as some writers have it in messages without a call."""
+    before, after = wrap_call("\0").split("\0")
+    return sf.when(
+        sf.get_json_object(text, "$.name").isNotNull(), sf.concat(sf.lit(before), text, sf.lit(after))
+    )
+
+
+def _message(fields: dict[str, Column]) -> Column:
+    """A message; an empty list of calls is none, and weights are 1 and 0, as far as they are weights."""
+    role = fields["role"]
+    for theirs, ours in ROLES.items():
+        role = sf.when(fields["role"] == theirs, sf.lit(ours)).otherwise(role)
+    fields = fields | {"role": role}
+    if _CALLS in fields:
+        fields = fields | {_CALLS: sf.nullif(fields[_CALLS], sf.lit("[]"))}
+    if WEIGHT in fields:
+        word = sf.lower(sf.trim(fields[WEIGHT]))
+        for number, wanted in (("1", True), ("0", False)):
+            same = [text for text, weight in WEIGHTS.items() if weight is wanted]
+            fields = fields | {WEIGHT: sf.when(word.isin(same), sf.lit(number)).otherwise(fields[WEIGHT])}
+    return sf.struct(*(value.alias(name) for name, value in fields.items()))
+
+
+def is_blank(name: str, form: Form) -> Column:
+    """Whether a conversation has a message without role or content, or nothing but white space; null where it is null."""
+
+    def calls(turn: Column) -> Column:
+        return turn[_CALLS].isNotNull() if _CALLS in form.carried else sf.lit(False)
+
+    column = sf.col(quoted(name))
+    whole = sf.forall(
+        column, lambda turn: turn["role"].isNotNull() & (turn["content"].isNotNull() | calls(turn))
+    )
+    spoken = sf.exists(column, lambda turn: turn["content"].rlike(r"\S") | calls(turn))
+    return ~(whole & spoken)
+
+
+def text(name: str, form: Form) -> Column:
+    """Return the text of a conversation: the fields of its messages, a line for each, but for weights."""
+    fields = [field for field in ("role", "content", *form.carried) if field != WEIGHT]
+    turns = sf.transform(
+        sf.col(quoted(name)), lambda turn: sf.concat_ws("\n", *(turn[field] for field in fields))
+    )
+    return sf.concat_ws("\n", turns)
+
+
+def weights(name: str) -> Column:
+    """Return the weights of the messages of a conversation as text; 1 for one without, and for one that is no answer."""
+
+    def weight(turn: Column) -> Column:
+        return sf.coalesce(sf.when(turn["role"] == "assistant", turn[WEIGHT]), sf.lit("1"))
+
+    return sf.concat_ws(" ", sf.transform(sf.col(quoted(name)), weight))
+
+
+def has_weights(name: str) -> Column:
+    """Return whether a message of a conversation has a weight."""
+    return sf.exists(sf.col(quoted(name)), lambda turn: turn[WEIGHT].isNotNull())
+
+
+def contents(name: str) -> Column:
+    """Return the contents of the messages of a conversation, a line for each."""
+    return sf.concat_ws("\n", sf.transform(sf.col(quoted(name)), lambda turn: turn["content"]))
+
+
+def said(name: str, form: Form) -> Column:
+    """Return what the user and the assistant say in a conversation, a line for each field: contents, thoughts and calls.
+
+    Instructions and the results of tools are left out: conversations of one application share them.
+    """
+    spoken = sf.filter(sf.col(quoted(name)), lambda turn: ~turn["role"].isin(*UNSPOKEN))
+    fields = [field for field in ("content", *REASONING, _CALLS) if field in ("content", *form.carried)]
+    return sf.concat_ws(
+        "\n", sf.transform(spoken, lambda turn: sf.concat_ws("\n", *(turn[field] for field in fields)))
+    )
+
+
+def characters(name: str) -> Column:
+    """Return the number of characters of the contents."""
+    lengths = sf.transform(
+        sf.col(quoted(name)), lambda turn: sf.coalesce(sf.length(turn["content"]), sf.lit(0))
+    )
+    return sf.aggregate(lengths, sf.lit(0), lambda total, length: total + length)
+
+
+def made(form: Form) -> list[Column]:
+    """Return the columns of the table whose examples the chat template renders."""
+    if form.messages is not None:
+        found = [sf.col(quoted(form.messages)).alias(MESSAGES)]
+        return found + ([sf.col(quoted(form.tools)).alias(TOOLS)] if form.tools else [])
+    rendered = {name: template.render() for name, template in form.rendered.items()}
+    if not form.judged:
+        turns = [
+            *_system(form),
+            _turn("user", rendered[PROMPT], form),
+            _turn("assistant", rendered[RESPONSE], form),
+        ]
+        whole = rendered[PROMPT].isNotNull() & rendered[RESPONSE].isNotNull()
+        return [sf.when(whole, sf.array(*turns)).alias(MESSAGES)]
+    said = [name for name in form.required if name != form.label]
+    columns = dict(zip((PROMPT, *form.judged), said, strict=True))
+    return [
+        (
+            sf.col(quoted(column))
+            if column in form.spoken
+            else sf.when(
+                rendered[name].isNotNull(),
+                sf.array(*_system(form), _turn("user", rendered[name], form))
+                if name == PROMPT
+                else sf.array(_turn("assistant", rendered[name], form)),
+            )
+        ).alias(name)
+        for name, column in columns.items()
+    ]
+
+
+def _system(form: Form) -> list[Column]:
+    said = form.conversation.system if form.conversation else None
+    return [_turn("system", sf.lit(said), form)] if said is not None else []
+
+
+def _turn(role: str, content: Column, form: Form) -> Column:
+    nothing = {name: sf.lit(None).cast("string") for name in form.carried}
+    return _message({"role": sf.lit(role), "content": content, **nothing})
+
+
+def shown(form: Form) -> Column:
+    """Return the conversations of an example in its columns of the table, for people."""
+
+    def turns(column: str) -> Column:
+        return sf.transform(sf.col(column), lambda turn: sf.concat_ws(": ", *_shown(turn, form)))
+
+    return sf.concat_ws("\n", *(sf.col(name) if name == TOOLS else turns(name) for name in form.columns))
+
+
+def _shown(turn: Column, form: Form) -> list[Column]:
+    fields = ["role", "content", *([_CALLS] if _CALLS in form.carried else [])]
+    return [turn[field] for field in fields]

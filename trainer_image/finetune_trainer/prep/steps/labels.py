@@ -1,0 +1,40 @@
+"""Labels of unpaired preferences: whether an answer is a good one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BooleanType, StringType
+
+from finetune_trainer.examples.documents import LABELS
+from finetune_trainer.prep.expressions.template import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from finetune_trainer.prep.plan import Form
+
+COLUMN = "__finetune_label"
+"""Column with the label, beside those of the source."""
+
+
+def as_boolean(frame: DataFrame, name: str) -> Column:
+    """Return the labels in a column of booleans, of integers, or of texts, as booleans; null for what is none.
+
+    True are 1 and the texts true and 1, in any case; false are 0 and the texts false and 0.
+    """
+    column = sf.col(quoted(name))
+    kind = frame.schema[name].dataType
+    if isinstance(kind, BooleanType):
+        return column
+    if isinstance(kind, StringType):
+        word = sf.lower(sf.regexp_replace(column, r"(?U)^\s+|\s+$", ""))
+        good, bad = ([text for text, label in LABELS.items() if label is wanted] for wanted in (True, False))
+        return sf.when(word.isin(good), sf.lit(True)).when(word.isin(bad), sf.lit(False))
+    return sf.when(column == 1, sf.lit(True)).when(column == 0, sf.lit(False))
+
+
+def with_labels(frame: DataFrame, form: Form) -> DataFrame:
+    """Make booleans of the labels of a source."""
+    return frame if form.label is None else frame.withColumn(form.label, as_boolean(frame, form.label))

@@ -1,0 +1,162 @@
+"""Mixes several sources: each gives its share of the rows, chosen by a hash, and keeps its name beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as sf
+from pyspark.sql.types import AtomicType
+
+from finetune_crds.data import COLUMNS_OF, Columns
+from finetune_trainer.examples import chat_messages
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.expressions import plain_text
+from finetune_trainer.prep.expressions.template import quoted
+from finetune_trainer.prep.source import reader
+from finetune_trainer.prep.steps import conversations as spoken
+from finetune_trainer.prep.steps import labels, steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+    from finetune_crds.source import MixedSource
+    from finetune_trainer.prep.plan import Form
+
+_BUCKETS = 2**32
+
+
+@dataclass(frozen=True)
+class Part:
+    """A source of a mix: its rows, and the columns that hold an example."""
+
+    source: MixedSource
+    frame: DataFrame
+    columns: Columns
+
+
+def agreed(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list[Part], Columns]:
+    """Give the columns of an example the same names in all parts, and return these columns too.
+
+    Raises:
+        DataError: the parts hold examples of different types, or templates name columns that only some have.
+    """
+    first = parts[0].columns
+    if all(part.columns == first for part in parts):
+        return list(parts), first
+    if templates or any(part.columns.type != first.type for part in parts):
+        told = "; ".join(f"{part.source.name} has {' and '.join(part.columns.named)}" for part in parts)
+        raise DataError(
+            "ColumnsDiffer",
+            f"the sources of the mix do not hold their examples in the same columns: {told}; name columns that all of "
+            "them have in data.columns, or prepare them one by one",
+        )
+    tools = "tools" if any(part.columns.tools for part in parts) else None
+    columns = Columns(type=first.type, tools=tools)
+    return [_renamed(part, columns) for part in parts], columns
+
+
+def _renamed(part: Part, columns: Columns) -> Part:
+    """A part whose columns have the default names of their type; another column of such a name is left out."""
+    names = {getattr(part.columns, field): field for field in COLUMNS_OF[columns.type]}
+    names |= {plain_text.written(name): plain_text.written(field) for name, field in names.items()}
+    kept = [name for name in part.frame.columns if name in names or name not in names.values()]
+    frame = part.frame.select(*(sf.col(quoted(name)).alias(names.get(name, name)) for name in kept))
+    if columns.tools and not part.columns.tools:
+        frame = frame.withColumn(columns.tools, sf.lit(None).cast("string"))
+    return replace(part, frame=frame, columns=columns)
+
+
+def conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tuple[str, ...]]:
+    """Return the columns of all parts that hold lists of {role, content}, and the other fields of these that are kept.
+
+    Raises:
+        DataError: a column of a preference holds conversations in some parts, and text in others.
+    """
+    found = [reader.conversations(part.frame, columns.message_weight) for part in parts]
+    mixed = [name for name in columns.named if 0 < sum(name in one for one in found) < len(found)]
+    if columns.messages is None and mixed:
+        told = "; ".join(
+            f"{part.source.name} has {'conversations' if mixed[0] in one else 'text'}"
+            for part, one in zip(parts, found, strict=True)
+        )
+        raise DataError(
+            "ColumnsDiffer",
+            f"the sources of the mix do not hold the same in column {mixed[0]}: {told}; prepare them one by one",
+        )
+    kept = [
+        {field for one in found for field in one.get(name, chat_messages.CARRIED)} for name in columns.named
+    ]
+    return {
+        name: tuple(field for field in chat_messages.CARRIED if field in fields)
+        for name, fields in zip(columns.named, kept, strict=True)
+        if any(name in one for one in found)
+    }
+
+
+def mixed(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
+    """Sample each part to its share, and return the rows of all, with the column `steps.MIXED_FROM`.
+
+    The part with the fewest rows for its weight is taken whole. A column that a part does not have is null in its rows.
+    Counting the rows of the parts takes a pass over them.
+
+    Raises:
+        DataError: a part has no rows.
+    """
+    frames = [
+        labels.with_labels(spoken.with_tools(spoken.parsed(part.frame, form), form), form) for part in parts
+    ]
+    counts = [frame.count() for frame in frames]
+    for part, count in zip(parts, counts, strict=True):
+        if not count:
+            raise DataError(
+                "NoRows", f"{part.source.address}, source {part.source.name} of the mix, has no rows"
+            )
+    sampled = [
+        _sampled(frame, form, share, f"{seed}|mix|{part.source.name}").withColumn(
+            steps.MIXED_FROM, sf.lit(part.source.name)
+        )
+        for part, frame, share in zip(parts, frames, shares(parts, counts), strict=True)
+    ]
+    return _union(sampled)
+
+
+def shares(parts: Sequence[Part], counts: Sequence[int]) -> list[float]:
+    """Return which share of its rows each part gives."""
+    weights = [part.source.weight for part in parts]
+    scale = min(count / weight for count, weight in zip(counts, weights, strict=True))
+    return [weight * scale / count for count, weight in zip(counts, weights, strict=True)]
+
+
+def _sampled(frame: DataFrame, form: Form, share: float, salt: str) -> DataFrame:
+    if share >= 1:
+        return frame
+    bucket = sf.pmod(sf.xxhash64(sf.lit(salt), *steps.texts(form)), sf.lit(_BUCKETS))
+    return frame.where(bucket < sf.lit(round(share * _BUCKETS)))
+
+
+def _union(frames: list[DataFrame]) -> DataFrame:
+    """The rows of all frames. Values of a column that has several types become text, or are left out where they cannot."""
+    kinds: dict[str, list[DataType]] = {}
+    for frame in frames:
+        for field in frame.schema.fields:
+            kinds.setdefault(field.name, []).append(field.dataType)
+    same = {name for name, found in kinds.items() if all(kind == found[0] for kind in found)}
+    atomic = {name for name, found in kinds.items() if all(isinstance(kind, AtomicType) for kind in found)}
+    aligned = [
+        frame.select(
+            *(
+                sf.col(quoted(name)) if name in same else plain_text.text_of(frame, name).alias(name)
+                for name in frame.columns
+                if name in same or name in atomic
+            )
+        )
+        for frame in frames
+    ]
+    whole = aligned[0]
+    for frame in aligned[1:]:
+        whole = whole.unionByName(frame, allowMissingColumns=True)
+    return whole

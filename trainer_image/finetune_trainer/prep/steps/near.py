@@ -1,0 +1,303 @@
+"""Near duplicates: MinHash finds candidates, and a pair counts when its exact Jaccard similarity reaches the threshold.
+
+What many examples share counts for nothing, see `boilerplate`. Which examples stay depends on their texts and ids alone, never on
+partitions or order.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from pyspark.sql import functions as sf
+
+from finetune_trainer.prep.plan import LABEL
+from finetune_trainer.prep.spark.counter import Counter
+from finetune_trainer.prep.spark.keep import keep
+from finetune_trainer.prep.steps.boilerplate import shared_shingles
+from finetune_trainer.prep.steps.sketch import banding, sketch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from contextlib import ExitStack
+
+    import numpy.typing as npt
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+    from finetune_crds.prepare import NearDedupe
+    from finetune_trainer.prep.steps.sketch import Banding, Boilerplate
+
+    Longs = npt.NDArray[np.int64]
+    Floats = npt.NDArray[np.float64]
+
+TEXT = "plain"
+"""Column with the text that is compared: what is said in an example, in lower case, its white space folded."""
+MAX_PAIRS = 100_000
+"""Removed examples whose pairs are reported, those with the least ids."""
+_ID = "id"
+_SHINGLES, _BANDS, _FIRST_ID = "shingles", "bands", "first"
+_SKETCHED = f"{_ID} string, {_SHINGLES} array<bigint>, {_BANDS} array<bigint>"
+_CLOSEST_ID, _SIMILARITY, _BEGINNING = "closest", "similarity", "beginning"
+_CLUSTERED = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SIMILARITY} double"
+# The examples of a band are compared with its first ones, and each with those before it: pairs grow with the number of
+# examples, not with its square.
+_FIRST, _BEFORE = 8, 8
+# Examples of one band that are compared; a band with more is that of a text which half the corpus shares.
+_BAND = 50_000
+# What takes the bands of bad answers away from those of good ones.
+_BAD = np.uint64(0x9E3779B97F4A7C15)
+# Texts that are sketched at once: their hashes stay in the processor's cache.
+_AT_ONCE = 500
+
+
+class Pair(NamedTuple):
+    """An example that is removed.
+
+    removed: its id. closest: the id of the example of its cluster to which it is most similar. similarity: of the two. kept: the id
+    of the example of the cluster that stays. text, closest_text: what the first two begin with, where texts are shown.
+    """
+
+    removed: str
+    closest: str
+    similarity: float
+    kept: str
+    text: str = ""
+    closest_text: str = ""
+
+
+class Source(NamedTuple):
+    """The examples of a source before near duplicates are removed, and how many of them are."""
+
+    examples: int
+    dropped: int
+
+
+class Clusters(NamedTuple):
+    """Near duplicates.
+
+    sizes: number of clusters by their size. sources: by the name of a source, the empty name where there is one source. pairs: of the
+    removed examples. crowded: the number of examples of the largest band, if it has more than are compared; else 0.
+    """
+
+    sizes: dict[int, int]
+    sources: dict[str, Source]
+    pairs: list[Pair]
+    crowded: int = 0
+
+    @property
+    def dropped(self) -> int:
+        """Examples that are removed."""
+        return sum((size - 1) * clusters for size, clusters in self.sizes.items())
+
+    @property
+    def warnings(self) -> list[str]:
+        """Where more than half of the examples of the corpus or of a source are removed, a sentence for each."""
+        examples, largest = (
+            sum(source.examples for source in self.sources.values()),
+            max(self.sizes, default=1) - 1,
+        )
+        sentences = [
+            f"dedupe.near drops {source.dropped:,} of {source.examples:,} examples{f' of source {name}' if name else ''}"
+            for name, source in self.sources.items()
+            if 2 * source.dropped > source.examples
+        ]
+        if 2 * largest > examples:
+            sentences.append(f"one cluster of near duplicates has {largest + 1:,} of {examples:,} examples")
+        return (
+            [f"{'; '.join(sentences)}: check the pairs in the report, and raise dedupe.near.threshold"]
+            if sentences
+            else []
+        )
+
+
+def removed(
+    frame: DataFrame, wanted: NearDedupe, held: ExitStack, characters: int = 0, source: str | None = None
+) -> tuple[DataFrame, Clusters]:
+    """Return the frame without near duplicates and without the column of the compared text, and the clusters.
+
+    Of each cluster, the example with the least id stays.
+
+    Args:
+        frame: examples with distinct ids, and labels if they have any. It is read several times.
+        held: ends what the returned frame needs.
+        characters: how much of the text of a pair is reported.
+        source: the column with the source of an example, in a mix.
+    """
+    shape = banding(wanted.threshold)
+    origin = sf.col(source) if source else sf.lit("")
+    examples = {
+        row["source"]: row["count"] for row in frame.groupBy(origin.alias("source")).count().collect()
+    }
+    boilerplate = shared_shingles(frame, TEXT, sum(examples.values()))
+    texts = frame.select(_ID, TEXT, *([LABEL] if LABEL in frame.columns else []))
+    sketched = texts.mapInArrow(partial(_sketched, shape=shape, boilerplate=boilerplate), _SKETCHED)
+    sketched = keep(sketched, held)
+    bands = Counter("bands")
+    pairs = verified(candidates(sketched, bands), sketched, wanted.threshold)
+    members = pairs.repartition(1).mapInArrow(_clustered, _CLUSTERED)
+    members = keep(members, held)
+    gone = members.where(sf.col(_ID) != sf.col(_FIRST_ID))
+    sizes = _sizes(members)
+    dropped = (
+        _by_source(frame, gone, origin) if source else {"": sum((size - 1) * sizes[size] for size in sizes)}
+    )
+    sources = {name: Source(number, dropped.get(name, 0)) for name, number in sorted(examples.items())}
+    # NB: executors that are lost cannot change the greatest size.
+    largest = bands.read(again=False)["largest"] or 0
+    clusters = Clusters(sizes, sources, _pairs(frame, gone, characters), largest if largest > _BAND else 0)
+    return frame.drop(TEXT).join(gone.select(_ID), _ID, "left_anti"), clusters
+
+
+def described(found: Clusters) -> str:
+    """Return the clusters as a line of the log."""
+    crowd = f"; {crowded(found.crowded)}" if found.crowded else ""
+    if not found.sizes:
+        return f"near duplicates: none{crowd}"
+    clusters = sum(found.sizes.values())
+    stays = "stays" if clusters == 1 else "stay"
+    return (
+        f"near duplicates: {clusters + found.dropped:,} examples, of which {clusters:,} {stays}; the largest cluster has "
+        f"{max(found.sizes):,}{crowd}"
+    )
+
+
+def shown(pair: Pair) -> str:
+    """Return a pair as a sample."""
+    return f"{pair.text}\n\nlike ({pair.similarity:.2f}):\n{pair.closest_text}"
+
+
+def crowded(examples: int) -> str:
+    """Return what was not compared, in a sentence; `examples`: of the largest band."""
+    return f"up to {examples:,} examples share a part of their text, of which {_BAND:,} are compared with each other"
+
+
+def _sizes(members: DataFrame) -> dict[int, int]:
+    sizes = members.groupBy(_FIRST_ID).agg(sf.count(sf.lit(1)).alias("size")).groupBy("size").count()
+    return {row["size"]: row["count"] for row in sizes.orderBy("size").collect()}
+
+
+def _by_source(frame: DataFrame, gone: DataFrame, origin: Column) -> dict[str, int]:
+    dropped = frame.select(_ID, origin.alias("source")).join(gone.select(_ID), _ID, "left_semi")
+    return {row["source"]: row["count"] for row in dropped.groupBy("source").count().collect()}
+
+
+def _pairs(frame: DataFrame, gone: DataFrame, characters: int) -> list[Pair]:
+    several = gone.orderBy(_ID).limit(MAX_PAIRS)
+    pairs = [
+        Pair(row[_ID], row[_CLOSEST_ID], round(row[_SIMILARITY], 4), row[_FIRST_ID])
+        for row in several.collect()
+    ]
+    if not characters or not pairs:
+        return pairs
+    ids = several.select(_ID).union(several.select(_CLOSEST_ID)).distinct()
+    beginnings = frame.select(_ID, sf.substring(TEXT, 1, characters).alias(_BEGINNING)).join(
+        ids, _ID, "left_semi"
+    )
+    texts = {row[_ID]: row[_BEGINNING] for row in beginnings.collect()}
+    return [pair._replace(text=texts[pair.removed], closest_text=texts[pair.closest]) for pair in pairs]
+
+
+def _sketched(
+    batches: Iterable[pa.RecordBatch], *, shape: Banding, boilerplate: Boilerplate
+) -> Iterator[pa.RecordBatch]:
+    """Yield the sketches of examples. Those without words are like none."""
+    import pyarrow as pa
+
+    for batch in batches:
+        for start in range(0, batch.num_rows, _AT_ONCE):
+            part = batch.slice(start, _AT_ONCE)
+            found = sketch(part.column(TEXT).to_pylist(), shape, boilerplate)
+            if LABEL in part.schema.names:
+                # Of examples that are judged differently, none is a duplicate.
+                bad = ~part.column(LABEL).to_numpy(zero_copy_only=False).astype(bool)
+                found.bands[bad] ^= _BAD
+            ends = np.append(0, found.ends).astype(np.int32)
+            wide = np.arange(0, found.bands.size + 1, shape.bands, dtype=np.int32)
+            columns = [
+                part.column(_ID),
+                pa.ListArray.from_arrays(ends, found.shingles.view(np.int64)),
+                pa.ListArray.from_arrays(wide, found.bands.view(np.int64).ravel()),
+            ]
+            made = pa.RecordBatch.from_arrays(columns, [_ID, _SHINGLES, _BANDS])
+            yield made.filter(pa.array(np.diff(ends) > 0))
+
+
+def candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
+    """Return the pairs `a` and `b`, each once, of examples that share a band.
+
+    Args:
+        sketched: `id`, `shingles` and `bands` of each example.
+        bands: learns the size of the largest band.
+    """
+    band = sf.explode(_BANDS).alias("band")
+    shared = sketched.select(_ID, band).groupBy("band").agg(sf.collect_list(_ID).alias("ids"))
+    shared = bands.watch(shared, largest=sf.max(sf.size("ids")))
+    met = shared.where(sf.size("ids") > 1).select(sf.slice(sf.array_sort("ids"), 1, _BAND).alias("ids"))
+    each = met.select("ids", sf.posexplode("ids").alias("place", "b"))
+    place = sf.col("place")
+    before = sf.slice("ids", sf.greatest(place - _BEFORE, sf.lit(0)) + 1, sf.least(place, sf.lit(_BEFORE)))
+    others = sf.array_union(sf.slice("ids", 1, sf.least(place, sf.lit(_FIRST))), before)
+    return each.select(sf.explode(others).alias("a"), "b").distinct()
+
+
+def verified(pairs: DataFrame, sketched: DataFrame, threshold: float) -> DataFrame:
+    """Return the pairs whose sets of shingles are similar enough, with their Jaccard similarity."""
+    one, other = (
+        sketched.select(sf.col(_ID).alias(name), sf.col(_SHINGLES).alias(f"{name}_shingles")) for name in "ab"
+    )
+    both = pairs.join(one, "a").join(other, "b")
+    shared = sf.size(sf.array_intersect("a_shingles", "b_shingles"))
+    either = sf.size("a_shingles") + sf.size("b_shingles") - shared
+    similar = both.select("a", "b", shared.alias("shared"), either.alias("either"))
+    alike = similar.where(sf.col("shared") >= sf.lit(threshold) * sf.col("either"))
+    return alike.select("a", "b", (sf.col("shared") / sf.col("either")).alias(_SIMILARITY))
+
+
+def _clustered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield each example of a cluster with the least id of its cluster and the example that is most similar to it.
+
+    NB: it runs in one worker, which holds all similar pairs: about 120 bytes for each.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    held = list(batches)
+    if not held:
+        return
+    table = pa.Table.from_batches(held)
+    ids = pc.unique(pa.chunked_array([*table["a"].chunks, *table["b"].chunks], pa.string()))
+    ids = ids.take(pc.sort_indices(ids))
+    one, other = (pc.index_in(table[name], ids).to_numpy().astype(np.int64) for name in "ab")
+    first = components(one, other, len(ids))
+    nearest, similarity = closest(one, other, table[_SIMILARITY].to_numpy(), len(ids))
+    columns = [ids, ids.take(pa.array(first)), ids.take(pa.array(nearest)), pa.array(similarity)]
+    yield pa.RecordBatch.from_arrays(columns, [_ID, _FIRST_ID, _CLOSEST_ID, _SIMILARITY])
+
+
+def closest(one: Longs, other: Longs, similarity: Floats, size: int) -> tuple[Longs, Floats]:
+    """Return, for each of `size` nodes, the most similar node at the other end of its edges, and the similarity.
+
+    Of several equally similar nodes, the least. Each node has an edge.
+    """
+    nodes, ends = np.append(one, other), np.append(other, one)
+    both = np.append(similarity, similarity)
+    order = np.lexsort((ends, -both, nodes))
+    best = order[np.searchsorted(nodes[order], np.arange(size))]
+    return ends[best], both[best]
+
+
+def components(one: Longs, other: Longs, size: int) -> Longs:
+    """Return, for each of `size` nodes, the least node that the edges (one, other) connect it with."""
+    label: Longs = np.arange(size)
+    while True:
+        before = label
+        label = before.copy()
+        np.minimum.at(label, one, before[other])
+        np.minimum.at(label, other, before[one])
+        # A label also moves to its own label: paths shrink by half each time.
+        np.minimum.at(label, before, label)
+        label = label[label]
+        if np.array_equal(label, before):
+            return label

@@ -1,0 +1,270 @@
+"""Patterns of personal data and secrets in texts.
+
+They are made for precision: a number counts only with what makes it a phone or card number, a string only with the mark of
+the service that issues it.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+import phonenumbers
+import re2
+
+from finetune_trainer.prep.steps import secret_rules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from finetune_crds.cleaning import RedactKind
+    from finetune_trainer.prep.steps.secret_rules import Span
+
+
+class Pattern(NamedTuple):
+    """What one kind of value looks like.
+
+    hint: an expression of RE2; a text in which it finds nothing has no such value.
+    find: returns where the values of a text are.
+    """
+
+    placeholder: str
+    hint: str
+    find: Callable[[str], Iterable[Span]]
+
+
+# Letters of scripts with spaces between words, and the marks on them, also where they are characters of their own (RFC 6531).
+_LETTER = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0370-\u052f\u1e00-\u1fff"
+_EMAIL = re.compile(
+    rf"(?<![{_LETTER}0-9._%+-])(?P<account>[{_LETTER}0-9][{_LETTER}0-9._%+-]{{0,63}})@"
+    # The name of an image at twice its size, such as logo@2x.png.
+    r"(?![1-9]x\.)"
+    rf"(?:[{_LETTER}0-9](?:[{_LETTER}0-9-]{{0,61}}[{_LETTER}0-9])?\.){{1,8}}[{_LETTER}]{{2,24}}"
+    # A call after a product of matrices (a@b.sum()), and a path after the account of a server (git@host.com:team/code).
+    rf"(?![{_LETTER}0-9_(-]|\.[{_LETTER}0-9]|:[\w.~-]{{0,255}}/)"
+)
+# Accounts that servers of code have for everybody.
+_ACCOUNTS_OF_SERVERS = frozenset({"git", "hg", "svn"})
+# Commands that name a server and its account in front of a file or a repository: scp model.bin root@host.com:model.bin.
+_COPY_COMMAND = re.compile(r"\b(?:scp|sftp|rsync|git clone)\b[^\n]*\Z")
+_LONGEST_COMMAND = 200
+_ACCOUNT_OF_URL = re.compile(r"://[^\s/:@]*:[^\s/:@]*\Z")
+_LONGEST_ACCOUNT = 100
+# The password in a list of stolen logins: an address and a password are a whole line or field.
+_PASSWORD_OF_EMAIL = re.compile(
+    r"(?m)(?:^[ ]{0,20}|[,;\t]|\|[ ]{0,20})"
+    rf"(?!(?:git|hg|svn)@)[{_LETTER}0-9._%+-]{{1,64}}@(?:[{_LETTER}0-9-]{{1,63}}\.){{1,8}}[{_LETTER}]{{2,24}}:"
+    # Letters with a digit or a sign. Hyphens and underscores are in names of files and repositories too.
+    r"(?P<value>(?=[^\s/:@,;|]{0,63}[A-Za-z])(?=[^\s/:@,;|]{0,63}[0-9!#$%^&*?+=])"
+    # A file that a command copies, such as user@host.com:model2.bin.
+    r"(?![^\s/:@,;|]{1,63}\.[A-Za-z][A-Za-z0-9]{0,11}(?![^\s,;|]))"
+    r"[^\s/:@,;|]{6,64})(?=[,;\t]|[ ]{0,20}(?:\||\r?$))"
+)
+
+_LABEL = "(?:tel|telephone|phone|mobile|cell|fax|telefon|handy|mobil|t\u00e9l\u00e9phone|t\u00e9l|tel\u00e9fono|telefono|whatsapp)"
+_ENDS = r"(?!\w|[.,:/-]\d)"
+# A number of seven digits and more, as far as what is between digits may be part of a number.
+_NUMBER = re.compile(r"(?:\+|\(\+?|(?<![\w+.,/-]))[0-9](?:[ \u00a0.()/\u2010-\u2013-]{0,3}[0-9]){6,18}")
+# Numbers without the code of a country: in the form of North America, or after a word that says what they are.
+_GROUPED = re.compile(
+    r"\(?[2-9][0-9]{2}(?:\)[ \u00a0]?|[-./\u2010-\u2013])[2-9][0-9]{2}[ \u00a0.\u2010-\u2013-]?[0-9]{4}"
+)
+_ANNOUNCED = re.compile(rf"(?i:\b{_LABEL})\b\.?(?: (?:no|number|nr|nummer)\b\.?)?[:= ]{{1,3}}\Z")
+_ANNOUNCED_FROM_ZERO = re.compile(
+    rf"(?i:\b{_LABEL})\b\.?(?: (?:no|number|nr|nummer)\b\.?)?[:= ]{{1,3}}"
+    rf"(?P<value>\(?0\d?(?:[ ./-]{{0,3}}\(?\d\)?){{5,13}}){_ENDS}"
+)
+_AFTER_PHONE = re.compile(_ENDS)
+_LONGEST_LABEL = 40
+
+# Of the networks that issue cards, with the lengths of each.
+_CARD_NETWORKS = re.compile(
+    r"4\d{15}(?:\d{3})?"  # Visa
+    r"|(?:5[1-5]\d{2}|222[1-9]|22[3-9]\d|2[3-6]\d{2}|27[01]\d|2720)\d{12}"  # Mastercard
+    r"|3[47]\d{13}"  # American Express
+    r"|(?:6011|64[4-9]\d|65\d{2})\d{12}(?:\d{3})?"  # Discover
+    r"|35(?:2[89]|[3-8]\d)\d{12}"  # JCB
+    r"|3(?:0[0-5]|[68]\d)\d{11}"  # Diners Club
+    r"|62\d{14}(?:\d{3})?"  # UnionPay
+    r"|(?:5018|5020|5038|5893|6304|6759|676[1-3])\d{12}(?:\d{3})?"  # Maestro
+)
+_CARD_NUMBER = re.compile(
+    r"(?<![\w.])(?<!\d[ :/+-])(?<![+=]-)"
+    r"(?:\d{14,16}|\d{19}|\d{4}(?P<gap>[ -])(?:\d{4}(?P=gap)\d{4}(?P=gap)\d{4}(?:(?P=gap)\d{3})?|\d{6}(?P=gap)\d{4,5}))"
+    # A date of expiry may follow, and no more groups of digits.
+    r"(?!\w|[.:/-]\d| \d{3})"
+)
+
+# What each secret has that the expressions below find, as an expression of RE2, which is faster than they are.
+_MARKS = (
+    r"PRIVATE KEY|(AKIA|ASIA)[A-Z2-7]{16}|(?i:secret_?access_?key|session_?token)|\bsk-[\w-]{20}|\b[sr]k_(live|test)_"
+    r"|\bgh[pousr]_\w{36}|\bgithub_pat_|\bglpat-|\bxox[a-z]-|\bAIza[\w-]{35}|\bhf_\w{34}|\bdapi[0-9a-f]{32}|\bnpm_\w{36}"
+    r"|\beyJ[\w-]{8}|(Account|SharedAccess)Key=|[?&]sig=|://[^\s/@]{0,64}:[^\s/@]{1,128}@|@[^\s@:]{1,255}\.[^\s@:.]{2,24}:[^\s/:@]{6}"
+    r"|\bGOCSPX-|\bya29\.|\b1//0|\bSG\.|\bhv[bs]\.|\bpypi-"
+)
+_HAS_MARK = re2.compile(_MARKS)
+# Each with the least length that its service gives it.
+_SECRET = re.compile(
+    # A private key in PEM or of OpenPGP: the whole block, or its first line.
+    r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:[\sA-Za-z0-9+/=:,.()\\-]{0,20000}?-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----)?"
+    r"|(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z2-7]{16}(?![A-Za-z0-9])"
+    r"|(?<![\w-])sk-[A-Za-z0-9_-]{20,200}"
+    r"|(?<!\w)[sr]k_(?:live|test)_[A-Za-z0-9]{16,200}"
+    r"|(?<!\w)gh[pousr]_[A-Za-z0-9]{36,255}(?!\w)"
+    r"|(?<!\w)github_pat_[A-Za-z0-9_]{22,255}"
+    r"|(?<!\w)glpat-[A-Za-z0-9_-]{20,64}"
+    r"|(?<!\w)xox[abeoprs]-[A-Za-z0-9-]{20,250}"
+    r"|(?<!\w)AIza[A-Za-z0-9_-]{35}(?![\w-])"
+    r"|(?<!\w)hf_[A-Za-z0-9]{34,40}(?!\w)"
+    r"|(?<!\w)dapi[0-9a-f]{32}(?:-\d)?(?!\w)"
+    r"|(?<!\w)npm_[A-Za-z0-9]{36}(?!\w)"
+    # Google OAuth: the secret of a client, a token, and one that renews it.
+    r"|(?<![\w-])GOCSPX-[A-Za-z0-9_-]{20,40}|(?<![\w.])ya29\.[A-Za-z0-9_-]{20,1000}|(?<![\w/])1//0[A-Za-z0-9_-]{40,150}"
+    # SendGrid, HashiCorp Vault, and PyPI, of any length.
+    r"|(?<!\w)SG\.[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{32,64}|(?<!\w)hv[bs]\.[A-Za-z0-9_-]{20,300}"
+    r"|(?<![\w-])pypi-[A-Za-z0-9_-]{50,1000}"
+    # A JSON web token: two objects of JSON, and a signature.
+    r"|(?<![\w-])eyJ[A-Za-z0-9_-]{8,5000}\.eyJ[A-Za-z0-9_-]{8,5000}\.[A-Za-z0-9_-]{0,2000}"
+)
+# What a word before it says to be a secret.
+_ASSIGNED = (
+    # AWS, in a file of settings, as a variable, and in the JSON of its command line, which may be text in JSON.
+    re.compile(
+        r"(?i:secret_?access_?key)\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])"
+    ),
+    re.compile(
+        r"(?i:session_?token)\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?(?P<value>[A-Za-z0-9/+]{100,2000}={0,2})(?![A-Za-z0-9/+=])"
+    ),
+    # A connection string of Azure, and a shared access signature.
+    re.compile(r"(?:Account|SharedAccess)Key=(?P<value>[A-Za-z0-9+/]{40,90}={0,2})"),
+    re.compile(r"[?&]sig=(?P<value>[A-Za-z0-9%+/]{42,70}(?:%3[Dd]|=))"),
+    _PASSWORD_OF_EMAIL,
+)
+_PASSWORD_OF_URL = re.compile(
+    r"\b[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s/:@\"'<>]{0,64}:(?P<value>[^\s/@\"'<>]{1,128})@"
+)
+# Passwords of examples, and names of variables.
+_NO_PASSWORD = re.compile(
+    r"(?i:(?:your|my|db|the)?[_-]?(?:password|passwd|passwort|pass|pwd|pw|secret|token|key|user|changeme|x+|\*+|\.+|\u2026))|[$%{\[(*].*"
+)
+_CLASS_NAME = re.compile(r"sk-[a-z_-]+[0-9]{0,4}(?:[_-][a-z]+|[_-][0-9]{1,4})*")
+
+
+def _emails(text: str) -> Iterator[Span]:
+    for match in _EMAIL.finditer(text):
+        # NB: a URL may have a password before its host.
+        before = max(0, match.start() - _LONGEST_ACCOUNT)
+        if not _is_account_of_server(text, match) and not _ACCOUNT_OF_URL.search(text, before, match.start()):
+            yield match.span()
+
+
+def _is_account_of_server(text: str, address: re.Match[str]) -> bool:
+    """Whether an address is that of a repository or of a file, such as `git@host.com:code`."""
+    before = max(0, address.start() - _LONGEST_COMMAND)
+    return text[address.end() : address.end() + 1] == ":" and (
+        address["account"] in _ACCOUNTS_OF_SERVERS
+        or _COPY_COMMAND.search(text, before, address.start()) is not None
+    )
+
+
+def _phones(text: str) -> Iterator[Span]:
+    """Yield phone numbers: those that a country gives out, as far as their form or a word before them says that they are some."""
+    for match in _ANNOUNCED_FROM_ZERO.finditer(text):
+        if 7 <= sum(character.isdigit() for character in match["value"]) <= 15:
+            yield match.span("value")
+    for candidate in _NUMBER.finditer(text):
+        begin = candidate.start()
+        is_announced = bool(_ANNOUNCED.search(text, max(0, begin - _LONGEST_LABEL), begin))
+        if not (is_announced or "+" in candidate[0] or _GROUPED.search(candidate[0])):
+            continue
+        for number in phonenumbers.PhoneNumberMatcher(candidate[0], "US", phonenumbers.Leniency.VALID):
+            span = begin + number.start, begin + number.end
+            if _is_phone(text, span, number.raw_string, is_announced=is_announced and not number.start):
+                yield span
+
+
+def _is_phone(text: str, span: Span, number: str, *, is_announced: bool) -> bool:
+    before = text[span[0] - 1 : span[0]] if span[0] else ""
+    is_part = before in tuple("+.-") or before.isalnum() or before == "_"
+    # NB: +35236450.6 is a number with a decimal.
+    if is_part or re.search(r"\.\d$", number) or not _AFTER_PHONE.match(text, span[1]):
+        return False
+    return (
+        is_announced
+        or number.startswith(("+", "(+"))
+        or (before != "/" and _GROUPED.fullmatch(number) is not None)
+    )
+
+
+def _cards(text: str) -> Iterator[Span]:
+    return (match.span() for match in _CARD_NUMBER.finditer(text) if _is_card(match[0]))
+
+
+def _secrets(text: str) -> Iterator[Span]:
+    """Yield secrets, by the marks of services and by words before them. Spans may overlap."""
+    if not _HAS_MARK.search(text):
+        return secret_rules.find(text)
+    marked = (match.span() for match in _SECRET.finditer(text) if _is_secret(match[0]))
+    assigned = (match.span("value") for expression in _ASSIGNED for match in expression.finditer(text))
+    of_urls = (
+        match.span("value")
+        for match in _PASSWORD_OF_URL.finditer(text)
+        if not _NO_PASSWORD.fullmatch(match["value"])
+    )
+    return chain(marked, assigned, of_urls, secret_rules.find(text))
+
+
+def _is_card(value: str) -> bool:
+    """Whether a number is in the range of a network of cards, and its check digit is right (ISO/IEC 7812-1)."""
+    digits = re.sub(r"\D", "", value)
+    return bool(_CARD_NETWORKS.fullmatch(digits)) and _luhn(digits)
+
+
+def _luhn(digits: str) -> bool:
+    doubled = [sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2]]
+    return (sum(doubled) + sum(map(int, digits[::-2]))) % 10 == 0
+
+
+def _is_secret(value: str) -> bool:
+    """Whether a string is random: a class of a style sheet begins with sk- too."""
+    return not value.startswith("sk-") or not _CLASS_NAME.fullmatch(value)
+
+
+# NB: the order counts. A key may hold what looks like a number or an address.
+PATTERNS: dict[RedactKind, Pattern] = {
+    "Secret": Pattern(
+        "<SECRET>",
+        rf"{_MARKS}|{secret_rules.hint()}",
+        _secrets,
+    ),
+    "Email": Pattern("<EMAIL>", "@", _emails),
+    "CardNumber": Pattern(
+        "<CARD_NUMBER>",
+        r"[0-9]{4}[ -]?[0-9]{4}[ -]?[0-9]{4}|[0-9]{4}[ -][0-9]{6}[ -][0-9]{4}",
+        _cards,
+    ),
+    "Phone": Pattern(
+        "<PHONE>",
+        r"\+[0-9][0-9 \x{a0}./()\x{2010}-\x{2013}-]{6}|[0-9]{3}(\)[ \x{a0}]?|[-./\x{2010}-\x{2013}])[0-9]{3}"
+        r"|(?i:tel|fono?|phone|mobile?|cell|fax|handy|t\x{e9}l|whatsapp)\.?( (no|number|nr|nummer)\.?)?[:= ]{1,3}[(+]{0,2}[0-9]",
+        _phones,
+    ),
+}
+
+
+def replaced(text: str, pattern: Pattern) -> tuple[str, int]:
+    """Return a text with a placeholder for each value of a kind, and how many there were. Values that overlap are one."""
+    pieces, end, count = [], 0, 0
+    for begin, stop in sorted(pattern.find(text)):
+        if begin >= end:
+            pieces += [text[end:begin], pattern.placeholder]
+            count += 1
+        end = max(end, stop)
+    return "".join([*pieces, text[end:]]), count
+
+
+def in_order(kinds: Sequence[RedactKind]) -> list[RedactKind]:
+    """Return kinds in the order in which they are replaced."""
+    return [kind for kind in PATTERNS if kind in kinds]

@@ -1,0 +1,131 @@
+"""Replaces what patterns find in the texts of examples by placeholders, and counts it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BooleanType, IntegerType, StructField, StructType
+
+from finetune_trainer.examples import chat_messages
+from finetune_trainer.prep.steps.patterns import PATTERNS, in_order, replaced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+    from finetune_crds.cleaning import RedactKind
+    from finetune_trainer.prep.plan import Form
+    from finetune_trainer.prep.steps.patterns import Pattern
+
+    Counts = dict[RedactKind, npt.NDArray[np.int32]]
+
+
+# The field of a message with JSON text.
+_CALLS = "tool_calls"
+
+
+def redacted(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) -> DataFrame:
+    """Return the frame with placeholders in the columns of an example, and the number of values in a column for each kind.
+
+    Args:
+        frame: its columns of an example are texts, or conversations as `conversations.parsed` makes them. Booleans stay.
+    """
+    ordered = in_order(kinds)
+    counts = [StructField(_counted(kind), IntegerType(), nullable=False) for kind in ordered]
+    schema = StructType([*frame.schema.fields, *counts])
+    columns = tuple(name for name in form.content if not isinstance(frame.schema[name].dataType, BooleanType))
+    redacting = partial(_redacted, columns=columns, tools=form.tools, kinds=ordered)
+    return frame.mapInArrow(redacting, schema)
+
+
+def totals(kinds: Sequence[RedactKind]) -> dict[str, Column]:
+    """Return the numbers of values in a frame, by kind."""
+    return {kind: sf.coalesce(sf.sum(_counted(kind)), sf.lit(0)) for kind in kinds}
+
+
+def _counted(kind: RedactKind) -> str:
+    return f"__finetune_redacted_{kind}"
+
+
+def _redacted(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    columns: tuple[str, ...],
+    tools: str | None,
+    kinds: list[RedactKind],
+) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    for batch in batches:
+        counts: Counts = {kind: np.zeros(batch.num_rows, np.int32) for kind in kinds}
+        made = {name: _column(batch.column(name), counts, is_json=name == tools) for name in columns}
+        arrays = [made.get(name, batch.column(name)) for name in batch.schema.names]
+        numbers = [pa.array(counts[kind]) for kind in kinds]
+        names = [*batch.schema.names, *map(_counted, kinds)]
+        yield pa.RecordBatch.from_arrays([*arrays, *numbers], names)
+
+
+def _column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Array:
+    """Return a column of texts, of JSON or of conversations with placeholders, and add the values of each row to `counts`."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_list(column.type):
+        return _texts(column, np.arange(len(column)), counts, is_json=is_json)
+    said, rows = column.flatten(), pc.list_parent_indices(column).to_numpy()
+    fields = [said.field(index) for index in range(said.type.num_fields)]
+    for name in ("content", "name", *chat_messages.REASONING, _CALLS):
+        at = said.type.get_field_index(name)
+        if at >= 0:
+            fields[at] = _texts(fields[at], rows, counts, is_json=name == _CALLS)
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    ends = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
+    whole = pa.StructArray.from_arrays(fields, fields=list(said.type), mask=said.is_null())
+    return pa.ListArray.from_arrays(ends, whole, type=column.type, mask=column.is_null())
+
+
+def _texts(
+    texts: pa.Array, rows: npt.NDArray[np.int64], counts: Counts, *, is_json: bool = False
+) -> pa.Array:
+    """Return texts with placeholders; `rows` has the row of each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # NB: most texts have nothing to find, and become no Python strings.
+    hinted = {kind: pc.match_substring_regex(texts, PATTERNS[kind].hint).to_pylist() for kind in counts}
+    changed: dict[int, str] = {}
+    for place in sorted({place for found in hinted.values() for place, is_in in enumerate(found) if is_in}):
+        for kind, number in counts.items():
+            if not hinted[kind][place]:
+                continue
+            whole = changed.get(place) or texts[place].as_py()
+            text, count = (_in_json if is_json else replaced)(whole, PATTERNS[kind])
+            if count:
+                changed[place] = text
+                number[rows[place]] += count
+    mask = np.zeros(len(texts), bool)
+    mask[list(changed)] = True
+    return pc.replace_with_mask(texts, mask, pa.array(changed.values(), texts.type)) if changed else texts
+
+
+def _in_json(text: str, pattern: Pattern) -> tuple[str, int]:
+    """Replace values in the strings and numbers of JSON, so that it stays JSON, or in text that is none."""
+    count = 0
+
+    def one(value: str) -> str:
+        nonlocal count
+        made, number = replaced(value, pattern)
+        count += number
+        return made
+
+    try:
+        made = chat_messages.with_texts(text, one)
+    except ValueError:
+        return replaced(text, pattern)
+    return (made, count) if count else (text, 0)

@@ -1,0 +1,52 @@
+"""The split of an example: by a seeded hash of its group, or by its place among the groups of its stratum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window
+from pyspark.sql import functions as sf
+
+from finetune_trainer.prep.steps.steps import GROUP, SPLIT, STRATUM, hashed
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from finetune_crds.prepare import SplitRatios
+
+_BUCKETS = 10_000
+_RANK = "rank"
+
+
+def with_split(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
+    """Add the column `split`. Examples of one group are in one split."""
+    if ratios.stratify_by is None:
+        return frame.withColumn(SPLIT, _name(_bucket(ratios.seed, "split", GROUP), ratios))
+    return _stratified(frame, ratios)
+
+
+def _stratified(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
+    """Give each split its share of every stratum, in the order of the groups' hashes.
+
+    A group whose examples have several strata is of the least. Each stratum begins at a place of its own in the order of the
+    splits: otherwise the few groups of small ones would all be in the same split.
+    """
+    # NB: all examples of a stratum are sorted in one task, on disk where memory does not hold them.
+    frame = frame.withColumn(STRATUM, sf.min(STRATUM).over(Window.partitionBy(GROUP)))
+    stratum = Window.partitionBy(STRATUM)
+    rank = sf.dense_rank().over(stratum.orderBy(hashed(ratios.seed, "split", GROUP), GROUP))
+    frame = frame.withColumn(_RANK, rank)
+    begin = _bucket(ratios.seed, "stratum", STRATUM) / _BUCKETS
+    place = (sf.col(_RANK) - 1 + begin) / sf.max(_RANK).over(stratum)
+    return frame.withColumn(SPLIT, _name(place * _BUCKETS, ratios)).drop(_RANK)
+
+
+def _bucket(seed: int, purpose: str, column: str) -> Column:
+    return sf.pmod(hashed(seed, purpose, column), sf.lit(_BUCKETS))
+
+
+def _name(bucket: Column, ratios: SplitRatios) -> Column:
+    train, validation = (
+        round(share * _BUCKETS) for share in (ratios.train, ratios.train + ratios.validation)
+    )
+    return sf.when(bucket < train, "train").when(bucket < validation, "validation").otherwise("test")

@@ -1,0 +1,331 @@
+"""The steps on a DataFrame: filters, deduplication, templates and limit.
+
+Each step is a plan of the JVM's; none of them runs anything. A row's fate never depends on partitions or
+order.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StringType
+
+from finetune_trainer.examples.chat_messages import WEIGHT
+from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError, first_line
+from finetune_trainer.prep.expressions import plain_text
+from finetune_trainer.prep.expressions.template import quoted
+from finetune_trainer.prep.plan import LABEL
+from finetune_trainer.prep.source import condition, reader
+from finetune_trainer.prep.steps import conversations, decontaminate, labels, near
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from finetune_crds.prepare import Prepare
+    from finetune_trainer.prep.plan import Form, Plan
+
+DROPPED_BY = "dropped_by"
+ID, FINGERPRINT, GROUP, STRATUM, TOKENS, SPLIT = "id", "fingerprint", "group", "stratum", "tokens", "split"
+COPIES = "copies"
+_CONDITION = "__finetune_condition"
+# The source of a row in a mix: among the columns of the sources, and in the table.
+MIXED_FROM, SOURCE = "__finetune_source", "source"
+_MOST_ROWS_HELD = 10_000
+# Runs of white space, but for a single space, which replacing costs twice the time.
+_WHITE_SPACE = r"(?U) ?[^\S ]\s*|  \s*"
+# The same within a line, behind its indentation; and what is around a text and before its line breaks.
+_INSIDE_A_LINE = r"(?U)(?<=\S)(?: ?[^\S \n]|  )[^\S\n]*"
+_AROUND_LINES = r"(?U)\A\s+|\s+\z|[^\S\n]+(?=\n)"
+
+
+def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
+    """Add the column `dropped_by`: the first filter that a row fails, or null. What is learned becomes text.
+
+    Raises:
+        RecipeRefusedError: data.prepare.filter is not an SQL condition on the columns of a row.
+        DataError: it names a column that the source does not have.
+    """
+    # NB: the filter of the recipe compares numbers.
+    frame = _with_condition(frame, plan)
+    frame = plain_text.with_texts(frame, _learned_values(frame, plan))
+    verdict = None
+    for name, fails in _filters(frame, plan):
+        verdict = sf.when(fails, name) if verdict is None else verdict.when(fails, name)
+    assert verdict is not None  # noqa: S101 - notNull always applies
+    return frame.withColumn(DROPPED_BY, verdict).drop(_CONDITION)
+
+
+def _learned_values(frame: DataFrame, plan: Plan) -> list[str]:
+    """The columns whose values are learned, or compared, as text, and that are neither text nor lists nor structures."""
+    form = plan.form
+    as_is = reader.values_of_jinja(frame, plan) | {*form.spoken}
+    names = dict.fromkeys([*form.content, *(plan.prepare.dedupe.columns or [])])
+    return [
+        name
+        for name in names
+        if name not in as_is
+        and not isinstance(frame.schema[name].dataType, StringType)
+        and not reader.is_nested(frame.schema[name].dataType)
+    ]
+
+
+def filter_names(prepare: Prepare) -> list[str]:
+    """Return the filters of the recipe, in order, by field name."""
+    wanted = {
+        "notNull": True,
+        "minQuality": prepare.min_quality is not None,
+        "minChars": prepare.min_chars is not None,
+        "maxChars": prepare.max_chars is not None,
+        "minPromptChars": prepare.min_prompt_chars is not None,
+        "maxPromptChars": prepare.max_prompt_chars is not None,
+        "filter": prepare.filter is not None,
+    }
+    return [name for name, used in wanted.items() if used]
+
+
+def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
+    prepare, form = plan.prepare, plan.form
+    characters = _characters(form)
+    prompt = _length(form.prompt, form) if form.prompt else sf.lit(0)
+    # NB: scores may be text, NaN or null; in ANSI mode a plain cast fails, and NaN is greater than every number.
+    score = sf.expr(f"try_cast({quoted(prepare.quality_column)} AS double)")
+    good = score.isNotNull() & ~sf.isnan(score) & (score >= sf.lit(prepare.min_quality or 0.0))
+    tests = {
+        "notNull": _any_blank(frame, plan),
+        "minQuality": ~good,
+        "minChars": characters < sf.lit(prepare.min_chars),
+        "maxChars": characters > sf.lit(prepare.max_chars),
+        "minPromptChars": prompt < sf.lit(prepare.min_prompt_chars),
+        "maxPromptChars": prompt > sf.lit(prepare.max_prompt_chars),
+        "filter": ~sf.coalesce(sf.col(_CONDITION), sf.lit(False)),
+    }
+    return [(name, tests[name]) for name in filter_names(prepare)]
+
+
+def with_valid_text(frame: DataFrame, form: Form) -> DataFrame:
+    """Fail on text that is not UTF-8, in columns of text: an expression of Spark that changes it would replace its bytes.
+
+    Python's workers fail on those in conversations.
+    """
+    texts = [name for name in form.content if isinstance(frame.schema[name].dataType, StringType)]
+    return frame.withColumns({name: sf.validate_utf8(sf.col(quoted(name))) for name in texts})
+
+
+def _any_blank(frame: DataFrame, plan: Plan) -> Column:
+    columns = dict.fromkeys([*plan.form.required, *plan.prepare.not_null])
+    found = _no_list_of_tools(frame, plan.form.tools) if plan.form.tools else sf.lit(False)
+    for name in columns:
+        column = labels.as_boolean(frame, name) if name == plan.form.label else sf.col(quoted(name))
+        found = found | column.isNull()
+        if name in plan.form.spoken:
+            found = found | sf.coalesce(conversations.is_blank(name, plan.form), sf.lit(True))
+        elif name != plan.form.label and isinstance(frame.schema[name].dataType, StringType):
+            found = found | ~column.rlike(r"(?U)\S")
+    return found
+
+
+def _no_list_of_tools(frame: DataFrame, name: str) -> Column:
+    made = sf.col(quoted(name)) if MIXED_FROM in frame.columns else conversations.tools(frame, name)
+    return made.isNull()
+
+
+def _characters(form: Form) -> Column:
+    """Return the length of an example in characters, without the text of templates, of tools and of their calls."""
+    lengths = (_length(name, form) for name in form.content if name != form.tools)
+    return sum(lengths, start=sf.lit(0))
+
+
+def _length(name: str, form: Form) -> Column:
+    return conversations.characters(name) if name in form.spoken else sf.length(_text(name))
+
+
+def texts(form: Form) -> list[Column]:
+    """Return the texts of an example."""
+    return [conversations.text(name, form) if name in form.spoken else _text(name) for name in form.content]
+
+
+def contents(form: Form) -> Column:
+    """Return the texts of an example, one after the other, without tools and without the roles of a conversation."""
+    said = [name for name in form.content if name != form.tools]
+    return sf.concat_ws(
+        "\n", *(conversations.contents(name) if name in form.spoken else _text(name) for name in said)
+    )
+
+
+def said(form: Form) -> list[Column]:
+    """Return what the user and the assistant say in an example, by its columns."""
+    names = [name for name in form.content if name != form.tools]
+    return [conversations.said(name, form) if name in form.spoken else _text(name) for name in names]
+
+
+def _text(column: str) -> Column:
+    return sf.coalesce(sf.col(quoted(column)).cast("string"), sf.lit(""))
+
+
+def _with_condition(frame: DataFrame, plan: Plan) -> DataFrame:
+    """Add the column `_CONDITION`: whether a row fulfils the recipe's filter."""
+    if not plan.prepare.filter:
+        return frame.withColumn(_CONDITION, sf.lit(True))
+    try:
+        condition.check(frame, plan.prepare.filter)
+        return frame.select("*", sf.expr(plan.prepare.filter).cast("boolean").alias(_CONDITION))
+    except ParseException as error:
+        raise RecipeRefusedError(
+            f"data.prepare.filter `{plan.prepare.filter}` is not an SQL condition: {first_line(error)}"
+        ) from error
+    except AnalysisException as error:
+        if (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+            raise DataError(
+                "MissingColumn",
+                f"data.prepare.filter `{plan.prepare.filter}` names a column that {plan.source_name} does not have: "
+                f"{reader.has(frame)}",
+            ) from error
+        raise RecipeRefusedError(
+            f"the filters of data.prepare do not fit the source: {first_line(error)}"
+        ) from error
+
+
+def passed(frame: DataFrame, plan: Plan) -> DataFrame:
+    """Select the rows that pass the filters, with the columns that later steps read.
+
+    These are conversations, what Jinja templates read as it is, and others as text.
+    """
+    texts = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
+    ratios = plan.prepare.split_ratios
+    # NB: `redact` replaces values in the columns of an example; these two decide on the split as they are.
+    deciding = dict.fromkeys(name for name in (ratios.key, ratios.stratify_by) if name)
+    origin = [MIXED_FROM] if MIXED_FROM in frame.columns else []
+    as_is = reader.values_of_jinja(frame, plan)
+    kept = frame.where(sf.col(DROPPED_BY).isNull())
+    return kept.select(
+        *(
+            sf.col(quoted(name))
+            if name in plan.form.spoken or name in as_is
+            else sf.col(quoted(name)).cast("string").alias(name)
+            for name in texts
+        ),
+        *(sf.col(quoted(name)).cast("string").alias(_as_is(name)) for name in deciding),
+        *([sf.col(quoted(plan.form.label)).alias(labels.COLUMN)] if plan.form.label else []),
+        *origin,
+    )
+
+
+def _as_is(column: str) -> str:
+    return f"__finetune_as_is_{column}"
+
+
+def identified(frame: DataFrame, plan: Plan) -> DataFrame:
+    """Give the rows that passed the filters a fingerprint, and select the columns of an example.
+
+    id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, label and weights, or of the text
+    of dedupe.columns, but for case and white space within lines: programs differ in their indentation. group: the text that decides on
+    the split. stratum: the value whose share each split has, if it is stratified. plain: what the user and the assistant say, which is
+    compared for near duplicates, if they are removed. said: the text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
+    """
+    form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
+    example = texts(form)
+    structures = _structures(frame, form)
+    learned = [sf.col(labels.COLUMN).cast("string")] if form.label else []
+    learned += [conversations.weights(name) for name in form.spoken if WEIGHT in form.carried]
+    fingerprint = _fingerprint(example + structures + learned)
+    chosen = [_text(name) for name in plan.prepare.dedupe.columns or []]
+    owner = sf.col(quoted(_as_is(key))) if key else sf.lit(None).cast("string")
+    identity = sf.sha2(
+        sf.to_json(
+            sf.struct(
+                *(
+                    text.alias(f"t{i}")
+                    for i, text in enumerate(example + structures + _turns(form) + learned)
+                ),
+                owner.alias("key"),
+            )
+        ),
+        256,
+    )
+    compared = [_plain(said(form)).alias(near.TEXT)] if plan.prepare.dedupe.near else []
+    compared += [contents(form).alias(decontaminate.TEXT)] if plan.prepare.decontaminate else []
+    return frame.select(
+        sf.substring(identity, 1, 32).alias(ID),
+        (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
+        # NB: without its label and weights, so that no text is both trained and evaluated on.
+        sf.coalesce(owner, sf.sha2(_plain(example + structures), 256)).alias(GROUP),
+        *([_text(_as_is(stratum)).alias(STRATUM)] if stratum else []),
+        *compared,
+        *_rendered(form),
+        *([sf.col(labels.COLUMN).alias(LABEL)] if form.label else []),
+        *([sf.col(MIXED_FROM).alias(SOURCE)] if MIXED_FROM in frame.columns else []),
+    )
+
+
+def _structures(frame: DataFrame, form: Form) -> list[Column]:
+    """The lists and structures of templates as JSON: as text, values with commas in them are no longer told apart."""
+    nested = [
+        name
+        for name in form.content
+        if name not in form.spoken and reader.is_nested(frame.schema[name].dataType)
+    ]
+    return [sf.to_json(sf.struct(*map(sf.col, map(quoted, nested))))] if nested else []
+
+
+def _turns(form: Form) -> list[Column]:
+    """The conversations as JSON: as text, a message's fields are no longer told apart."""
+    return [sf.to_json(sf.struct(*map(sf.col, map(quoted, form.spoken))))] if form.spoken else []
+
+
+def _fingerprint(parts: list[Column]) -> Column:
+    """Return a hash that is the same for texts that differ only in case, and in white space that is not indentation."""
+    lines = [
+        sf.lower(sf.regexp_replace(sf.regexp_replace(text, _AROUND_LINES, ""), _INSIDE_A_LINE, " "))
+        for text in parts
+    ]
+    return sf.sha2(sf.concat_ws("\n", *lines), 256)
+
+
+def _plain(parts: list[Column]) -> Column:
+    """Return texts in lower case, their white space folded, a line for each."""
+    plain = [sf.lower(sf.trim(sf.regexp_replace(text, _WHITE_SPACE, " "))) for text in parts]
+    return sf.concat_ws("\n", *plain)
+
+
+def _rendered(form: Form) -> list[Column]:
+    if form.has_turns:
+        return conversations.made(form)
+    return [template.render().alias(name) for name, template in form.rendered.items()]
+
+
+def shown(form: Form) -> Column:
+    """Return the text of an example in its columns of the table, for people."""
+    return conversations.shown(form) if form.has_turns else sf.concat_ws("\n", *form.columns)
+
+
+def without_duplicates(frame: DataFrame) -> DataFrame:
+    """Keep one example per fingerprint, the one with the least id (and stratum, and source): the choice is deterministic.
+
+    The column `copies` is the number of examples with the fingerprint.
+    """
+    # NB: dropDuplicates keeps an arbitrary row.
+    kept = sf.min_by(sf.struct("*"), sf.struct(*_distinct(frame))).alias("kept")
+    return frame.groupBy(FINGERPRINT).agg(kept, sf.count(sf.lit(1)).alias(COPIES)).select("kept.*", COPIES)
+
+
+def _distinct(frame: DataFrame) -> list[str]:
+    """The columns that put any examples in one order: those with one id may still differ in stratum and source."""
+    return [name for name in (ID, STRATUM, SOURCE) if name in frame.columns]
+
+
+def limited(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
+    """Keep at most `limit` examples, those with the least seeded hash; of several with one id, those of the least stratum."""
+    if limit is None:
+        return frame
+    order = (hashed(seed, "limit", ID), *_distinct(frame))
+    # NB: orderBy with limit keeps all rows in memory, and a global sort runs its input twice.
+    few = limit <= _MOST_ROWS_HELD
+    ordered = frame.orderBy(*order) if few else frame.repartition(1).sortWithinPartitions(*order)
+    return ordered.limit(limit)
+
+
+def hashed(seed: int, purpose: str, column: str) -> Column:
+    """Return the seeded hash of a column; another purpose gives another one."""
+    return sf.xxhash64(sf.concat_ws("|", sf.lit(str(seed)), sf.lit(purpose), sf.col(column)))

@@ -1,0 +1,231 @@
+"""Token ids of examples, as training reads them."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tempfile
+import uuid
+import zipfile
+from array import array
+from functools import lru_cache, partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pyspark import SparkFiles
+from pyspark.sql.types import ArrayType, BooleanType, IntegerType, StringType, StructField, StructType
+
+from finetune_trainer.examples import tokenizer
+from finetune_trainer.examples.documents import ENCODING, Documents, token_columns
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.spark import session
+from finetune_trainer.prep.steps import chat
+from finetune_trainer.prep.steps.steps import TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from datetime import date
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_crds.data import Columns
+    from finetune_crds.objective import Objective
+    from finetune_crds.prepare import Unrenderable
+    from finetune_crds.training import Model
+    from finetune_trainer.examples.documents import Document
+    from finetune_trainer.examples.tokenizer import Loaded, TextTokenizer
+
+# Token ids that a worker holds before it passes rows on, at about 20 bytes each.
+_MOST_TOKENS = 4_000_000
+
+
+def with_tokens(
+    frame: DataFrame,
+    model: Model,
+    loaded: Loaded,
+    columns: Columns,
+    objective: Objective,
+    *,
+    day: date | None = None,
+    unrenderable: Unrenderable = "Fail",
+) -> DataFrame:
+    """Add the columns `tokens`, the length of an example, and those of `token_columns`: its token ids and its loss mask.
+
+    Args:
+        loaded: the tokenizer of the model.
+        columns: of an example in the frame.
+        objective: which says what the targets of the loss are.
+        day: the one that a chat template writes which writes the date; None: today.
+        unrenderable: Drop gives null for an example that a template refuses. Fail fails the task.
+    """
+    drop = unrenderable == "Drop"
+    encoding = Documents.of_recipe(loaded.tokenizer, columns, objective, day).encoding
+    added = [StructField(TOKENS, IntegerType(), nullable=drop)]
+    for names in token_columns(columns):
+        ids, mask = ArrayType(IntegerType(), containsNull=False), ArrayType(BooleanType(), containsNull=False)
+        added.append(StructField(names.input_ids, ids, nullable=drop, metadata={ENCODING: encoding}))
+        added.append(StructField(names.loss_mask, mask))
+    of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.said)
+    load = tokenizer.of_texts(loaded.tokenizer) if of_texts else None
+    if load is None:
+        load = partial(_whole, model, shipped(frame.sparkSession, loaded.folder))
+    made = partial(_with_documents, load=load, columns=columns, objective=objective, day=day, drop=drop)
+    return frame.mapInArrow(made, StructType([*frame.schema.fields, *added]))
+
+
+def _whole(model: Model, find: Callable[[], Path]) -> PreTrainedTokenizerBase:
+    return tokenizer.load_tokenizer(model, find())
+
+
+def shipped(spark: SparkSession, folder: Path) -> Callable[[], Path]:
+    """Return a function that finds a folder of this pod in any task; executors elsewhere get a copy of it."""
+    context = session.context(spark)
+    if context is None:
+        # NB: without a context, the code of a task is all that surely reaches it.
+        return partial(_written, _zipped(folder))
+    if context.master.startswith("local"):
+        return partial(Path, folder)
+    name = f"tokenizer-{uuid.uuid4().hex}"
+    archive = shutil.make_archive(str(Path(tempfile.mkdtemp()) / name), "zip", folder)
+    context.addArchive(f"{archive}#{name}")
+    return partial(_unpacked, name)
+
+
+def _zipped(folder: Path) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as scratch:
+        return Path(shutil.make_archive(f"{scratch}/tokenizer", "zip", folder)).read_bytes()
+
+
+@lru_cache(maxsize=1)
+def _written(archive: bytes) -> Path:
+    """The folder that an archive holds, on the disk of this Python worker."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    folder = Path(tempfile.mkdtemp(prefix="finetune-tokenizer-"))
+    zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
+    return folder
+
+
+def _unpacked(name: str) -> Path:
+    return Path(SparkFiles.get(name)).absolute()
+
+
+def _with_documents(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    load: Callable[[], PreTrainedTokenizerBase | TextTokenizer],
+    columns: Columns,
+    objective: Objective,
+    day: date | None,
+    drop: bool,
+) -> Iterator[pa.RecordBatch]:
+    documents = Documents.of_recipe(load(), columns, objective, day)
+    for batch in batches:
+        rows = {name: batch.column(name).to_pylist() for name in columns.named}
+        made, begin = _Made(columns), 0
+        for end, row in enumerate(made_of(documents, rows, drop=drop), start=1):
+            made.append(row)
+            if made.tokens >= _MOST_TOKENS or end == batch.num_rows:
+                yield made.beside(batch.slice(begin, end - begin))
+                made, begin = _Made(columns), end
+
+
+class _Made:
+    """The added columns of some rows.
+
+    tokens: how many token ids they hold.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self.tokens = 0
+        self._lengths: list[int | None] = []
+        self._lists = {
+            name: _Lists(kind)
+            for each in token_columns(columns)
+            for name, kind in zip(each, "ib", strict=True)
+        }
+
+    def append(self, row: tuple[Document, ...] | None) -> None:
+        """Add a row; None is one to drop."""
+        length = None if row is None else sum(len(document.tokens) for document in row)
+        self.tokens += length or 0
+        self._lengths.append(length)
+        values = [None] * len(self._lists) if row is None else [part for document in row for part in document]
+        for column, value in zip(self._lists.values(), values, strict=True):
+            column.append(value)
+
+    def beside(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with the columns behind theirs."""
+        import pyarrow as pa
+
+        added = [pa.array(self._lengths, pa.int32()), *(column.as_arrow() for column in self._lists.values())]
+        return pa.RecordBatch.from_arrays(
+            [*batch.columns, *added], [*batch.schema.names, TOKENS, *self._lists]
+        )
+
+
+class _Lists:
+    """A column of lists: of token ids (`i`), or of booleans (`b`)."""
+
+    def __init__(self, kind: str) -> None:
+        self._values = array(kind)
+        self._ends = array("i", [0])
+        self._missing: list[bool] = []
+
+    def append(self, values: list[int] | list[bool] | None) -> None:
+        self._values.extend(values or ())
+        self._ends.append(len(self._values))
+        self._missing.append(values is None)
+
+    def as_arrow(self) -> pa.Array:
+        import pyarrow as pa
+
+        values = np.asarray(self._values)
+        values = values if self._values.typecode == "i" else values.astype(np.bool_)
+        ends = pa.array(np.asarray(self._ends))
+        return pa.ListArray.from_arrays(ends, pa.array(values), mask=pa.array(self._missing, pa.bool_()))
+
+
+def made_of(
+    documents: Documents, rows: dict[str, list[Any]], *, drop: bool
+) -> Iterator[tuple[Document, ...] | None]:
+    """Yield the documents of each row of a batch of columns; None for one to drop, which a template refused.
+
+    Raises:
+        ValueError: the chat template does not take a row, and `drop` is not set; `chat.failure` finds the sentence in what Spark
+            says of it.
+    """
+    refused = [None in row for row in zip(*rows.values(), strict=True)]
+    taken = {
+        name: [value for value, gone in zip(values, refused, strict=True) if not gone]
+        for name, values in rows.items()
+    }
+    if all(isinstance(value, str) for value in chain(*taken.values())) and documents.columns.messages is None:
+        found: Iterator[tuple[Document, ...] | None] = documents.of(taken)
+    else:
+        found = (_conversation(documents, row, drop=drop) for row in _rows(taken))
+    return (None if gone else next(found) for gone in refused)
+
+
+def _rows(columns: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+
+def _conversation(
+    documents: Documents, example: dict[str, Any], *, drop: bool
+) -> tuple[Document, ...] | None:
+    try:
+        (made,) = documents.of({name: [value] for name, value in example.items()})
+    except DataError as error:
+        refused = error
+    else:
+        if documents.columns.messages is not None or all(document.tokens for document in made):
+            return made
+        refused = DataError("MessageShape", "an answer adds nothing to the prompt")
+    if drop:
+        return None
+    raise chat.refusal(example, refused) from refused

@@ -1,0 +1,280 @@
+"""Folders on a volume or in an object store: S3, Google Cloud Storage, Azure Data Lake Storage, volumes of Unity Catalog."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+from finetune_trainer.pod.exit_status import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fsspec import AbstractFileSystem
+
+_S3, _GS, _AZURE = ("s3", "s3a"), "gs", "abfss"
+_SCHEMES = (*_S3, _GS, _AZURE)
+PART = ".tmp"
+"""How the name of a file ends while `write_whole` writes it on a volume; one whose pod is killed leaves it."""
+# Clients of object stores raise errors that are not OSError.
+_CLIENTS = frozenset({"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "s3fs"})
+_UNAUTHORIZED = (401, 403)
+_NOT_IMPLEMENTED = 501
+_NO_LOGIN = frozenset(
+    {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError", "NoLoginError"}
+)
+_VOLUMES = "/Volumes/"
+_HOSTS = (".dfs.core.windows.net", ".blob.core.windows.net")
+# Both print each error that a retry mends, and those that are raised too.
+_LOUD = ("gcsfs", "azure")
+
+
+def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a URI, and the path in it.
+
+    Logins are those of the environment, as each cloud's own tools read them.
+    """
+    import fsspec
+
+    if in_unity_catalog(uri):
+        from finetune_trainer.storage.unity_volumes import VolumesFileSystem
+
+        return VolumesFileSystem(), uri
+    for name in _LOUD:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    found, path = fsspec.url_to_fs(uri, **options(uri))
+    return found, path
+
+
+def options(uri: str) -> dict[str, Any]:
+    """Return fsspec's options for a URI."""
+    scheme = urlparse(uri).scheme
+    if scheme not in _SCHEMES:
+        return {}
+    # NB: the clients cache listings, and other ranks, pods and attempts write here too.
+    fresh = {"use_listings_cache": False}
+    if scheme == _GS:
+        # NB: otherwise the client asks another API, by gRPC, what kind of bucket each one is.
+        os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+        # NB: without a word on the login, it tries one after the other, and in the end none at all.
+        return fresh | {"token": "anon" if _emulator() else "google_default"}
+    if scheme == _AZURE:
+        _take_no_other_login()
+        return fresh | {"account_name": _account(uri)} | (_azure(uri) or {"credential": _azure_identity()})
+    return fresh | {"skip_instance_cache": True}
+
+
+def is_object_store(uri: str) -> bool:
+    """Whether a URI names an object store, or a volume of Unity Catalog that is asked in its place, rather than a path."""
+    return urlparse(uri).scheme in _SCHEMES or in_unity_catalog(uri)
+
+
+def in_unity_catalog(uri: str) -> bool:
+    """Whether a path is in a volume of Unity Catalog that this machine has not: on Databricks, /Volumes is a folder."""
+    return uri.startswith(_VOLUMES) and not Path(*Path(uri).parts[:5]).is_dir()
+
+
+def delta_options(uri: str) -> dict[str, str]:
+    """Storage options with which deltalake reads a table of the same object store."""
+    scheme = urlparse(uri).scheme
+    if scheme in _S3:
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+        return {"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {}
+    if scheme == _GS and _emulator():
+        nobody = {"gcs_base_url": _emulator(), "disable_oauth": True, "client_email": "", "private_key": ""}
+        key = json.dumps({**nobody, "private_key_id": ""})
+        return {"google_service_account_key": key, "allow_http": "true"}
+    if scheme == _AZURE:
+        login = _azure(uri)
+        told = _parts(login["connection_string"]) if "connection_string" in login else {}
+        found = {
+            "azure_storage_account_name": _account(uri),
+            "azure_storage_account_key": login.get("account_key") or told.get("AccountKey", ""),
+            "azure_storage_endpoint": told.get("BlobEndpoint", ""),
+            "allow_http": "true" if told.get("BlobEndpoint", "").startswith("http://") else "",
+        }
+        return {name: value for name, value in found.items() if value}
+    return {}
+
+
+def logins(uri: str) -> str:
+    """Return the variables with a login to the store of a URI, as part of a sentence."""
+    scheme = urlparse(uri).scheme
+    if uri.startswith(_VOLUMES):
+        return "tracking.uri to databricks, or DATABRICKS_HOST and DATABRICKS_TOKEN"
+    if scheme == _GS:
+        return "GOOGLE_APPLICATION_CREDENTIALS"
+    if scheme == _AZURE:
+        return "AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY"
+    return "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+
+def bucket(uri: str) -> str:
+    """Return what a store calls the outermost folder of a URI."""
+    return "volume" if uri.startswith(_VOLUMES) else "bucket"
+
+
+def _emulator() -> str:
+    """The address of a server that is asked in place of Google's; empty without."""
+    address = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
+    return address if not address or "://" in address else f"http://{address}"
+
+
+def _azure(uri: str) -> dict[str, str]:
+    """The login to the account of a URI; without one, the client takes a service principal or workload identity."""
+    account, key = _account(uri), os.environ.get("AZURE_STORAGE_KEY")
+    connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    if _parts(connection).get("AccountName") == account:
+        return {"connection_string": connection}
+    if key and os.environ.get("AZURE_STORAGE_ACCOUNT") == account:
+        return {"account_key": key}
+    return {}
+
+
+@cache
+def _take_no_other_login() -> None:
+    """Have fsspec open abfss:// with the login that it is given, whatever the environment says of other accounts."""
+    import fsspec
+
+    from finetune_trainer.storage.azure import AccountFiles
+
+    fsspec.register_implementation(_AZURE, AccountFiles, clobber=True)
+
+
+@cache
+def _azure_identity() -> Any:
+    """A service principal or workload identity of the environment, or the identity of the node."""
+    from azure.identity.aio import DefaultAzureCredential
+
+    of_people = ("cli", "developer_cli", "powershell", "shared_token_cache", "visual_studio_code")
+    return DefaultAzureCredential(**{f"exclude_{name}_credential": True for name in of_people})
+
+
+def _account(uri: str) -> str:
+    host = urlparse(uri).hostname or ""
+    return next((host.removesuffix(end) for end in _HOSTS if host.endswith(end)), host)
+
+
+def _parts(connection: str) -> dict[str, str]:
+    """The parts of a connection string of Azure."""
+    return dict(part.split("=", 1) for part in connection.split(";") if "=" in part)
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether a store says that it has no such bucket or object."""
+    return isinstance(error, FileNotFoundError) or getattr(error, "status_code", None) == 404
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Whether a store refuses the login."""
+    # NB: gcsfs has no error of its own for it.
+    told = isinstance(error, OSError) and str(error).startswith("Forbidden: ")
+    status = getattr(error, "status_code", getattr(error, "code", None))
+    return told or isinstance(error, PermissionError) or status in _UNAUTHORIZED
+
+
+def has_no_login(error: BaseException) -> bool:
+    """Whether a client has no login to ask a store with. One that a server of logins did not answer may work later."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    # NB: Azure's client raises the same error where there is a login and its server is away.
+    unsure = "ClientAuthenticationError" in kinds and not is_forbidden(error)
+    return (unsure and not os.environ.get("AZURE_CLIENT_ID")) or not kinds.isdisjoint(_NO_LOGIN)
+
+
+def failure(error: BaseException) -> str | None:
+    """Return the message of a storage error (no space, no permission, no connection); None for any other error.
+
+    Causes count: torch's archives raise an error of their own when a file cannot be written.
+    """
+    for found in _chain(error):
+        if isinstance(found, OSError):
+            return found.strerror or _told(found)
+        if type(found).__module__.split(".")[0] in _CLIENTS:
+            return first_line(found)[:300]
+    return None
+
+
+def make_folder(files: AbstractFileSystem, path: str) -> None:
+    """Make a folder where files need one. An object store has none, and its clients would make a bucket that is missing."""
+    if "file" in files.protocol or "volumes" in files.protocol:
+        files.makedirs(path, exist_ok=True)
+
+
+def find(files: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
+    """What a store says of each file in a folder and below, by its name.
+
+    NB: a console that makes a folder writes an empty object for it, whose name ends in a slash.
+    """
+    found: dict[str, dict[str, Any]] = files.find(path, detail=True)
+    return {name: told for name, told in found.items() if not name.endswith("/")}
+
+
+def write_whole(files: AbstractFileSystem, path: str, content: bytes) -> None:
+    """Write a file that others see whole or not at all. In an object store, each file is."""
+    if "file" not in files.protocol:
+        files.pipe_file(path, content)
+        return
+    try:
+        files.pipe_file(f"{path}{PART}", content)
+        files.mv(f"{path}{PART}", path)
+    except OSError:
+        with suppress(OSError):
+            files.rm_file(f"{path}{PART}")
+        raise
+
+
+def create(files: AbstractFileSystem, path: str, content: bytes) -> None:
+    """Write a file that does not exist yet: of several writers, one does.
+
+    NB: on a volume, others may see it empty for a moment, and for good where the pod is killed then.
+
+    Raises:
+        FileExistsError: it exists.
+    """
+    if "file" in files.protocol:
+        with Path(path).open("xb") as file:
+            file.write(content)
+        return
+    try:
+        files.pipe_file(path, content, mode="create")
+    except Exception as error:
+        if not _knows_no_condition(error):
+            raise
+        files.pipe_file(path, content)
+
+
+def _knows_no_condition(error: Exception) -> bool:
+    """Whether a store that speaks the API of S3 lacks conditional writes."""
+    told = getattr(error.__cause__, "response", None) or {}
+    return bool(told.get("ResponseMetadata", {}).get("HTTPStatusCode") == _NOT_IMPLEMENTED)
+
+
+@contextmanager
+def tolerated(consequence: str) -> Iterator[None]:
+    """Print a storage error inside, after what follows from it, and go on; any other error is raised."""
+    try:
+        yield
+    except Exception as error:
+        reason = failure(error)
+        if reason is None:
+            raise
+        print(f"{consequence}: {reason}", flush=True)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes, the newest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _told(error: OSError) -> str:
+    # NB: of what is not there, some clients say the name alone.
+    line = first_line(error)[:300]
+    return f"{line} does not exist" if isinstance(error, FileNotFoundError) and " " not in line else line

@@ -1,0 +1,1 @@
+"""Fine-tuning methods: adapters, virtual tokens and new tokens."""

@@ -1,0 +1,250 @@
+"""Applies a method to a model: full fine-tuning, adapters, or virtual tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from finetune_crds.training import SOFT_PROMPTS, Lora, SoftPrompt
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.train.model.adapters import pissa
+from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens, names_of_ends
+from finetune_trainer.train.model.network.trained_network import is_linear, towers, trained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from finetune_crds.training import Method
+
+# Standard deviation of a new prefix: small beside the model's own keys.
+_PREFIX_DEVIATION = 0.02
+# The names of biases in peft.
+_BIAS = {None: "none", "All": "all", "LoraOnly": "lora_only"}
+
+
+def adapt(model: PreTrainedModel, method: Method, base: str, new: NewTokens = NO_TOKENS) -> nn.Module:
+    """Add the parameters of the method to the model, and freeze the rest but for the rows of new tokens.
+
+    `initial` gives new parameters their values later: the model may be on the meta device.
+
+    What is trained is kept in fp32.
+
+    Raises:
+        RecipeRefusedError: method.lora names layers that the model does not have, or that cannot be trained.
+    """
+    if method.type == "Full":
+        return model
+    import peft
+
+    if method.type in SOFT_PROMPTS:
+        prompt = method.soft_prompt or SoftPrompt()
+        kind = peft.PrefixTuningConfig if method.type == "PrefixTuning" else peft.PromptTuningConfig
+        config = kind(task_type="CAUSAL_LM", num_virtual_tokens=prompt.virtual_tokens)
+    else:
+        config = _lora_config(model, method, new)
+    names = names_of_ends(model)
+    try:
+        adapted = peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise RecipeRefusedError(_why_not(method, str(error))) from error
+    _check_biases(adapted, method)
+    if method.lora is not None and method.lora.init == "PiSSA":
+        pissa.choose(adapted)
+    if getattr(config, "ensure_weight_tying", False):
+        _check_tied(adapted, names)
+    for weight in trained(adapted):
+        # NB: a new parameter would no longer be tied.
+        weight.data = weight.data.float()
+    # An adapter needs its base: record the name in the recipe, not a folder of this pod.
+    adapted.peft_config["default"].base_model_name_or_path = base
+    return adapted
+
+
+def _why_not(method: Method, error: str) -> str:
+    """What to change where peft cannot adapt a model."""
+    if "ParamWrapper" not in error:
+        return f"peft cannot adapt the model by method {method.type}: {error}"
+    # peft adapts the experts of a model that keeps them in one tensor by another class, which can do less.
+    change = "set method.type to LoRA" if method.type == "DoRA" else "set method.lora.dropout to 0"
+    return (
+        f"method.lora.targetModules includes the experts of the model, which peft adapts with LoRA and without dropout only: {change}, "
+        "or name the layers of its attention there"
+    )
+
+
+def _lora_config(model: PreTrainedModel, method: Method, new: NewTokens) -> Any:
+    import peft
+    from peft.utils.constants import EMBEDDING_LAYER_NAMES
+    from transformers.pytorch_utils import Conv1D
+
+    lora = method.lora or Lora()
+    without = towers(model)
+    _check_targets(model, lora.target_modules, without)
+    names, ends = _whole_layers(model, method), names_of_ends(model)
+    if new.ids:
+        _check_targets_beside_new_tokens(lora.target_modules, ends)
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    whole = [end for end in ends if any(_is_name_of(name, end) for name in names)]
+    if tied:
+        known = [end for end in ends if end.rsplit(".", 1)[-1] in EMBEDDING_LAYER_NAMES]
+        if whole and known and not {*known} & {*whole}:
+            # NB: by another name, such as GPT-2's wte, peft quietly unties a layer.
+            names.append(known[-1])
+        # peft does with the output layer as with the embedding.
+        ends, whole = ends[:1], ends[:1] if whole else []
+    rest = [end for end in ends if end not in whole]
+    if new.ids:
+        _check_bias_beside_new_tokens(model, rest)
+    return peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.target_modules) or "all-linear",
+        # NB: they get no gradient. peft matches whole names with a text.
+        exclude_modules="|".join(rf"{re.escape(name)}(\..+)?" for name in without) or None,
+        use_rslora=lora.scaling == "RankStabilized",
+        use_dora=method.type == "DoRA",
+        bias=_BIAS[lora.bias],
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        modules_to_save=names or None,
+        ensure_weight_tying=tied and bool(whole),
+        trainable_token_indices={end: list(new.ids) for end in rest} if new.ids and rest else None,
+    )
+
+
+def _check_targets(model: nn.Module, wanted: list[str], without: list[str]) -> None:
+    linear = [
+        name for name, module in model.named_modules() if is_linear(module) and not _is_within(name, without)
+    ]
+    for target in wanted:
+        if not any(_is_name_of(target, name) for name in linear):
+            known = sorted({name.rsplit(".", 1)[-1] for name in linear})
+            raise RecipeRefusedError(
+                f"method.lora.targetModules {target} is not a linear layer of the model: it has {', '.join(known)}"
+            )
+
+
+def _check_targets_beside_new_tokens(wanted: list[str], ends: list[str]) -> None:
+    for target in wanted:
+        if any(_is_name_of(target, end) for end in ends):
+            raise RecipeRefusedError(
+                f"method.lora.targetModules {target} is the output layer, which gets rows for model.newTokens: name it in "
+                "method.lora.modulesToSave instead"
+            )
+
+
+def _check_bias_beside_new_tokens(model: PreTrainedModel, with_rows: list[str]) -> None:
+    """Check the ends that get rows for new tokens: peft adds rows to a weight, and the logit of a token is its row and its bias."""
+    head = model.get_output_embeddings()
+    if getattr(head, "bias", None) is None:
+        return
+    shared = {id(model.get_submodule(name).weight) for name in with_rows}
+    if id(head.weight) in shared:
+        name = next(name for name, module in model.named_modules() if module is head)
+        raise RecipeRefusedError(
+            f"model.newTokens cannot be trained while {name} is frozen, since its bias gets no rows for them: name {name} in "
+            "method.lora.modulesToSave, or set method.type Full"
+        )
+
+
+def _whole_layers(model: PreTrainedModel, method: Method) -> list[str]:
+    """The layers of modulesToSave, as peft finds them: by the end of a name, whatever is before it."""
+    wanted, without = (method.lora or Lora()).modules_to_save, towers(model)
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if not list(module.children()) and list(module.parameters())
+    }
+    names: list[str] = []
+    for name in wanted:
+        meant = [layer for layer in layers if _is_name_of(name, layer) and not _is_within(layer, without)]
+        if not meant:
+            known = sorted({layer.rsplit(".", 1)[-1] for layer in layers if not _is_within(layer, without)})
+            raise RecipeRefusedError(
+                f"method.lora.modulesToSave {name} is not a layer of the model: it has {', '.join(known)}"
+            )
+        head = model.get_output_embeddings()
+        four_bits = [layers[layer] for layer in meant if is_linear(layers[layer])]
+        if method.type == "QLoRA" and any(layer is not head for layer in four_bits):
+            raise RecipeRefusedError(
+                f"method.lora.modulesToSave {name} has four bits with method QLoRA, which cannot be trained: remove it, "
+                "or set method.type LoRA"
+            )
+        ending = [layer for layer in layers if layer.endswith(name)]
+        names += meant if len(ending) > len(meant) else [name]
+    return names
+
+
+def _is_within(layer: str, modules: list[str]) -> bool:
+    """Whether a layer is one of some modules, or a part of one."""
+    return any(layer == name or layer.startswith(f"{name}.") for name in modules)
+
+
+def _is_name_of(name: str, layer: str) -> bool:
+    """Whether a name of a recipe, which may have only the end of a layer's, is that of a layer."""
+    return layer == name or layer.endswith(f".{name}")
+
+
+def _check_tied(adapted: Any, ends: list[str]) -> None:
+    """Check that an embedding and an output layer that share a weight still do so, where they are trained whole."""
+    base = adapted.get_base_model()
+    wrapped = [
+        getattr(end, "modules_to_save", {})
+        for end in (base.get_input_embeddings(), base.get_output_embeddings())
+    ]
+    weights = {id(each["default"].weight) if "default" in each else None for each in wrapped}
+    if None in weights or len(weights) > 1:
+        raise RecipeRefusedError(
+            f"method.lora.modulesToSave names one of {' and '.join(ends)}, which share a weight that peft does not train for "
+            "both of them: remove it, or set method.type Full"
+        )
+
+
+def _check_biases(adapted: nn.Module, method: Method) -> None:
+    bias = (method.lora or Lora()).bias
+    if bias is not None and not any(
+        weight.requires_grad and "bias" in name for name, weight in adapted.named_parameters()
+    ):
+        which = "the model has" if bias == "All" else "its adapted layers have"
+        raise RecipeRefusedError(f"method.lora.bias {bias} trains biases, and {which} none: remove it")
+
+
+def initial(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
+    """Return the initial value of a parameter that the method adds, fp32; it does not depend on the number of ranks.
+
+    LoRA's A is uniform in +-1/sqrt(inputs), as in peft (He et al. with a = sqrt(5)), and B zero, so that the adapted
+    model starts equal to its base. A prefix is normal.
+
+    Args:
+        name: the parameter's name in the model.
+        shape: its unsharded shape.
+        seed: the recipe's seed.
+    """
+    if ".lora_B." in name:
+        return torch.zeros(shape)
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+    if ".lora_A." in name:
+        bound = 1 / math.sqrt(shape[-1])
+        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+    return torch.empty(shape).normal_(0.0, _PREFIX_DEVIATION, generator=generator)
+
+
+def prompt_tokens(prompt: SoftPrompt, tokenizer: PreTrainedTokenizerBase, seed: int) -> torch.Tensor:
+    """Return the tokens whose embeddings initialize prompt tuning, int64 [virtual tokens].
+
+    They are those of initText, repeated; without it, a sample of the vocabulary, by the seed (Lester et al.,
+    arXiv:2104.08691, section 3.2, find both better than random values).
+    """
+    if prompt.init_text:
+        ids = tokenizer(prompt.init_text, add_special_tokens=False)["input_ids"]
+        rounds = math.ceil(prompt.virtual_tokens / max(1, len(ids)))
+        return torch.tensor((ids * rounds)[: prompt.virtual_tokens])
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(len(tokenizer), (prompt.virtual_tokens,), generator=generator)

@@ -1,0 +1,203 @@
+"""PiSSA: low-rank layers that begin as the principal part of their weights (Meng et al., arXiv:2404.02948).
+
+With W = U S V^T, A and B begin as A0 = sqrt(S_r / scaling) V_r^T and B0 = U_r sqrt(S_r / scaling), as in peft, and the frozen
+weight becomes W - scaling B0 A0. A0 and B0 stay beside A and B, sharded as these are, and are part of each checkpoint: a
+resumed attempt subtracts what the first one did, and what is exported is an adapter of the base as it was, of twice the rank.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.train.model import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from finetune_trainer.train.runtime.distributed import World
+
+# The buffer of a low-rank layer that has what its weight began as.
+_INITIAL = "initial"
+_ADAPTER = "default"
+# An exact decomposition takes twenty times as long (docs/design/speed.md), and whatever part is taken, the model begins as its
+# base. The error falls with each iteration by the square of a ratio of singular values: number 2 rank + 1 to number rank.
+_OVERSAMPLED, _ITERATIONS = 2, 16
+_SEED = 0
+
+
+def choose(adapted: nn.Module) -> None:
+    """Let the low-rank layers of a model begin with PiSSA; the other functions do nothing to layers that do not."""
+    for module in adapted.modules():
+        for name in ("lora_A", "lora_B"):
+            for low_rank in getattr(module, name, {}).values():
+                low_rank.register_buffer(_INITIAL, None)
+
+
+def size(model: nn.Module) -> int:
+    """The numbers of what the layers began as, on all ranks together, also before `keep`."""
+    return sum(low_rank.weight.numel() for layer in _layers(model) for low_rank in _of(layer))
+
+
+def is_initial(name: str) -> bool:
+    """Whether a name in the state of a model is that of what a layer began as."""
+    return name.endswith(f".{_INITIAL}")
+
+
+def check(model: nn.Module) -> None:
+    """Check that the adapted weights of a model, also on the meta device, can be split.
+
+    Raises:
+        RecipeRefusedError: a weight is that of another layer too, or has fewer singular values than the rank.
+    """
+    names: dict[int, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(name)
+    for layer in _layers(model):
+        weight, rank = layer.get_base_layer().weight, layer.r[_ADAPTER]
+        own, *others = sorted(names[id(weight)], key=lambda name: "base_layer" not in name)
+        if others:
+            raise RecipeRefusedError(
+                f"method.lora.init PiSSA changes the weight of {_short(own)}, which is that of {_short(others[0])} too: leave it "
+                "out of method.lora.targetModules"
+            )
+        if rank > min(weight.shape):
+            raise RecipeRefusedError(
+                f"method.lora.init PiSSA takes {rank} singular values by method.lora.rank, and {_short(own)} has "
+                f"{min(weight.shape)}: lower the rank, or leave that layer out of method.lora.targetModules"
+            )
+
+
+def keep(model: nn.Module) -> None:
+    """Make room beside the weights of the low-rank layers, sharded or not, for what they begin as."""
+    for layer in _layers(model):
+        for low_rank in _of(layer):
+            low_rank.initial = torch.empty_like(low_rank.weight, requires_grad=False)
+
+
+def begin(model: nn.Module, world: World, resume: Callable[[nn.Module], None] | None = None) -> None:
+    """Split the adapted weights of a sharded model: the low-rank layers take the principal part, and the rest stays frozen.
+
+    Each rank decomposes every n-th weight, of which it holds the whole at that time. The result depends on the number of ranks no more
+    than the rounding of a matrix product does.
+
+    Args:
+        model: after `keep`, with all weights.
+        world: the ranks.
+        resume: loads what a previous attempt has kept, which is then taken in place of a decomposition.
+    """
+    began, layers = time.monotonic(), _layers(model)
+    if not layers:
+        return
+    if resume is None:
+        for at in range(0, len(layers), world.size):
+            _decompose(layers[at : at + world.size], world)
+    else:
+        resume(model)
+    for layer in layers:
+        for low_rank in _of(layer):
+            rows.set_rows(low_rank.weight, rows.whole(low_rank.initial))
+        _subtract(layer)
+    split = "by their singular values" if resume is None else "as in the checkpoint"
+    world.say(f"PiSSA: {len(layers)} weights are split {split} ({time.monotonic() - began:.1f} s)")
+
+
+def as_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of an adapter on the base as it was: A' = [A; A0], B' = [B, -B0], so that B' A' = B A - B0 A0.
+
+    Sets rank and alpha in the configuration of the adapter to twice what they were. peft takes alpha times sqrt(2) where the scale is
+    alpha / sqrt(rank), which is no whole number, as `model.adapter: Continue` needs: here B' is smaller by that instead.
+
+    Args:
+        model: what peft has adapted.
+        state: its whole weights by their names; returned as it is without PiSSA.
+    """
+    initial = {name for name in state if is_initial(name)}
+    if not initial:
+        return state
+    config = model.peft_config[_ADAPTER]
+    config.r, config.lora_alpha = 2 * config.r, 2 * config.lora_alpha
+    divisor = math.sqrt(2) if config.use_rslora else 1.0
+    found = {name: weight for name, weight in state.items() if name not in initial}
+    for name in initial:
+        of = f"{name.removesuffix(_INITIAL)}weight"
+        if ".lora_A." in name:
+            found[of] = torch.cat([state[of], state[name]])
+        else:
+            found[of] = torch.cat([state[of], -state[name]], dim=1) / divisor
+    return found
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    """The adapted layers, as peft makes them, that begin with PiSSA."""
+    found = [module for module in model.modules() if _ADAPTER in getattr(module, "lora_A", ())]
+    return [layer for layer in found if hasattr(layer.lora_A[_ADAPTER], _INITIAL)]
+
+
+def _of(layer: Any) -> tuple[Any, Any]:
+    """The linear layers A and B."""
+    return layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]
+
+
+def _decompose(layers: list[Any], world: World) -> None:
+    """Decompose a weight on each rank, and keep what the low-rank layers of all of them begin as."""
+    own: torch.Tensor | None = None
+    for rank, layer in enumerate(layers):
+        # NB: a collective of all ranks; only one of them keeps the weight.
+        weight = rows.whole(layer.get_base_layer().weight.detach())
+        if rank == world.rank:
+            own = weight.t() if layer.fan_in_fan_out else weight
+        del weight
+    # NB: `agree` waits as long as it takes.
+    factors = world.agree(lambda: _factors(own, layers[world.rank]) if own is not None else None)
+    for rank, layer in enumerate(layers):
+        for at, low_rank in enumerate(_of(layer)):
+            whole = torch.empty(low_rank.weight.shape, device=world.device)
+            if factors is not None and rank == world.rank:
+                whole.copy_(factors[at])
+            dist.broadcast(whole, src=rank)
+            rows.set_rows(low_rank.initial, whole)
+
+
+def _factors(weight: torch.Tensor, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A0 [rank, inputs] and B0 [outputs, rank] of a weight [outputs, inputs], fp32."""
+    left, values, right = principal(weight.float(), layer.r[_ADAPTER])
+    root = (values / layer.scaling[_ADAPTER]).sqrt()
+    return root[:, None] * right.t(), left * root
+
+
+def principal(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The first singular vectors and values of a weight [m, n], by iterations on a random subspace that is always the same.
+
+    Returns:
+        [m, rank], [rank] and [n, rank].
+    """
+    with torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []), torch.no_grad():
+        torch.manual_seed(_SEED)
+        size = min(_OVERSAMPLED * rank, *weight.shape)
+        left, values, right = torch.svd_lowrank(weight, size, niter=_ITERATIONS)
+    return left[:, :rank], values[:rank], right[:, :rank]
+
+
+def _subtract(layer: Any) -> None:
+    """Take the principal part from this rank's rows of the frozen weight.
+
+    In fp64, and rounded once: the order of sums, which depends on how many rows a rank has, is no longer seen.
+    """
+    first, second = (rows.whole(low_rank.initial).double() for low_rank in _of(layer))
+    if layer.fan_in_fan_out:
+        first, second = second.t(), first.t()
+    held, at = rows.local_rows(layer.get_base_layer().weight)
+    with torch.no_grad():
+        held.copy_(held.double() - layer.scaling[_ADAPTER] * (second[at] @ first))
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("base_model.model.").removesuffix(".weight").removesuffix(".base_layer")

@@ -1,0 +1,1 @@
+"""Checks of a network before its first step."""

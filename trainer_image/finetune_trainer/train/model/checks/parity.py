@@ -1,0 +1,283 @@
+"""Compares the logits that losses are computed from with those of the model's own forward pass, before the first step.
+
+The model's own forward pass gets each document alone, with eager attention. Training computes the same documents as it does in
+every step: in one packed row, or in padded rows, with the attention that was selected for the run.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
+from finetune_trainer.pod.exit_status import RecipeRefusedError, first_line
+from finetune_trainer.train.model.checks import probe
+from finetune_trainer.train.model.network import attention
+from finetune_trainer.train.model.network.trained_network import decoder_layers
+from finetune_trainer.train.runtime.explain import explained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.data import pack
+    from finetune_trainer.train.model.network.trained_network import Network
+
+# Tokens of the second document. It is shorter than the first, so that unpacked rows have padding.
+_SECOND_TOKENS = 6
+# A correct computation may differ by this multiple of the measured rounding noise, and by this share of the logits at least and at most.
+_NOISE_FACTOR, _MIN_TOLERANCE, _MAX_TOLERANCE = 3.0, 1e-3, 0.3
+# The errors by which a model's code shows that it cannot compute what it is given.
+_MODEL_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model as error messages name it, and what to do where it cannot be used."""
+
+    address: str
+    field: str = "model.base"
+    """The field of the recipe that has the address."""
+    remedy: str = "choose another model, or train it with your own script"
+    packing_remedy: str | None = None
+    """What to do where only packed rows are wrong; None: the rows are not packed."""
+    overflow_remedy: str | None = None
+    """What to do where a model that was trained in BF16 may overflow; None: it computes in another type than FP16."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Subject:
+        """Return the base model of a recipe."""
+        is_fp16 = recipe.training.precision == "FP16"
+        return cls(
+            recipe.model.base,
+            packing_remedy=packing_remedy(recipe),
+            overflow_remedy="set training.precision to BF16 or FP32" if is_fp16 else None,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.address}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences between logits [tokens, vocabulary]: the upper quartile over the tokens of a document, and the greater of two documents.
+
+    The difference at a token is the distance between two logits, as a share of the size of the second, both without their mean,
+    which changes no probability.
+    """
+
+    own: float
+    """Between training's logits and those of the model's own forward pass."""
+    context: float
+    """Between training's logits of the second document and those with another first document and another last token."""
+    ahead: float
+    """Between the model's own logits of a document and those with another last token, at the tokens before it."""
+    noise: float
+    """Between the model's own logits with and without rounding noise in the embeddings."""
+    precision: float
+    """The relative rounding error of the type that the model computes in."""
+
+    @property
+    def tolerance(self) -> float:
+        """The difference that rounding explains."""
+        noise = _NOISE_FACTOR * self.noise
+        return min(max(_MIN_TOLERANCE, 4 * self.precision, noise), _MAX_TOLERANCE)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no logits are NaN or infinite."""
+        return all(math.isfinite(value) for value in (self.own, self.context, self.ahead, self.noise))
+
+
+def packing_remedy(recipe: Recipe) -> str | None:
+    """Return what to do where a model cannot separate the documents of a row; None: a row of this recipe has one document."""
+    if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
+        return "choose another model"
+    return "set training.packing to false" if recipe.training.packing else None
+
+
+def check(
+    network: Network,
+    device: torch.device,
+    subject: Subject,
+    *,
+    gather: Callable[[Any], list[Any]] = lambda value: [value],
+) -> None:
+    """Check that a network computes in training what its model computes, and that tokens see neither later tokens nor other documents.
+
+    Takes three forward passes of a few tokens. All ranks of a sharded network call this together, and raise the same error.
+
+    Args:
+        network: the network, with its weights.
+        device: where it computes.
+        subject: the model.
+        gather: returns the value of every rank.
+
+    Raises:
+        RecipeRefusedError: it does not, its logits are NaN, or its forward pass fails.
+    """
+    is_packed = subject.packing_remedy is not None
+
+    def compare(**options: bool) -> Comparison:
+        return _worst(gather(_try_to_compare(network, device, **options)), subject, network)
+
+    comparison = compare(is_packed=is_packed, is_eager=True)
+    _check_finite(comparison, subject)
+    if max(comparison.own, comparison.context, comparison.ahead) < comparison.tolerance:
+        return
+    alone = compare(is_packed=False, is_eager=True) if is_packed else comparison
+    if max(alone.context, alone.ahead) >= alone.tolerance:
+        raise _refuse(
+            network,
+            subject,
+            f"whose tokens see later ones, so that it is no causal language model: {subject.remedy}",
+        )
+    if alone.own < alone.tolerance:
+        raise _refuse(network, subject, f"whose layers mix the documents of a row: {subject.packing_remedy}")
+    same_attention = compare(is_packed=False, is_eager=False)
+    if same_attention.own < same_attention.tolerance:
+        raise _refuse(
+            network,
+            subject,
+            f"whose attention computes otherwise in training than by itself (the logits differ by {alone.own:.0%}): {subject.remedy}",
+        )
+    raise _refuse(
+        network,
+        subject,
+        f"which has an unsupported LM head (the logits differ by {alone.own:.0%}): {subject.remedy}",
+    )
+
+
+def _refuse(network: Network, subject: Subject, reason: str) -> RecipeRefusedError:
+    return RecipeRefusedError(
+        f"{subject} is a {network.base.config.model_type}, {reason}", reason="ModelNotSupported"
+    )
+
+
+def _check_finite(comparison: Comparison, subject: Subject) -> None:
+    if comparison.is_finite:
+        return
+    if subject.overflow_remedy is not None:
+        raise RecipeRefusedError(
+            f"{subject} computes NaN logits: it overflows in FP16, unless its weights are broken: "
+            f"{subject.overflow_remedy}",
+            reason="ModelOverflows",
+        )
+    raise RecipeRefusedError(
+        f"{subject} computes NaN logits: its weights are broken", reason="WeightsNotFinite"
+    )
+
+
+def _worst(results: list[Comparison | str], subject: Subject, network: Network) -> Comparison:
+    """Return the greatest differences of all ranks, so that all of them decide alike.
+
+    Raises:
+        RecipeRefusedError: the forward pass failed on a rank.
+    """
+    comparisons = []
+    for result in results:
+        if isinstance(result, str):
+            raise _refuse(
+                network, subject, f"whose forward pass fails in training ({result}): {subject.remedy}"
+            )
+        comparisons.append(result)
+    # NB: max() may skip NaN, numpy's does not.
+    measured = [(each.own, each.context, each.ahead, each.noise) for each in comparisons]
+    own, context, ahead, noise = np.max(measured, axis=0).tolist()
+    return Comparison(own, context, ahead, noise, comparisons[0].precision)
+
+
+def _try_to_compare(
+    network: Network, device: torch.device, *, is_packed: bool, is_eager: bool
+) -> Comparison | str:
+    """Return the comparison, or the error of the model's code in a few words."""
+    try:
+        return _compare(network, device, is_packed=is_packed, is_eager=is_eager)
+    except _MODEL_ERRORS as error:
+        # Errors of memory, of other ranks and of GPUs say nothing about the model.
+        if explained(error, 0) is not error or "CUDA" in str(error):
+            raise
+        traceback.print_exc()
+        return f"{type(error).__name__}: {first_line(error)}"
+
+
+def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eager: bool) -> Comparison:
+    documents = probe.documents(network.head.vocabulary)
+    short = [documents[0], documents[1][:_SECOND_TOKENS]]
+    # NB: the second document's last token predicts nothing, so only a model that looks ahead notices.
+    changed = [documents[2], np.append(documents[1][: _SECOND_TOKENS - 1], documents[2][:1])]
+    rows = [[0, 1]] if is_packed else [[0], [1]]
+    ahead = np.append(documents[1][:-1], documents[2][:1])
+    # Each document alone, the second with another last token, and both with noise.
+    alone = probe.batch([*documents[:2], ahead], [[0], [1], [2], [0], [1]], device)
+
+    def compute(_: Network, _batch: pack.Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return network.head.logits(hidden), hidden
+
+    def compute_both(
+        _: Network, _batch: pack.Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with attention.eager(network.base) if is_eager else nullcontext(), _noise(network, first_row=3):
+            own = network.own_logits(alone)
+        # Virtual tokens come first.
+        return network.head.logits(hidden), own[:, -alone.input_ids.shape[1] :].float()
+
+    # NB: some models draw random numbers in evaluation too.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with network.no_grad_forward(compute_both):
+            logits, own = network(probe.batch(short, rows, device))
+        with network.no_grad_forward(compute):
+            other, hidden = network(probe.batch(changed, rows, device))
+    # The last token of a document has no target.
+    ends = (probe.DOCUMENT_TOKENS - 1, _SECOND_TOKENS - 1)
+    first, second = logits.split(ends)
+    return Comparison(
+        own=max(_difference(first, own[0, : ends[0]]), _difference(second, own[1, : ends[1]])),
+        context=_difference(other.split(ends)[1], second),
+        ahead=_difference(own[2, :-1], own[1, :-1]),
+        noise=max(_difference(noisy, exact) for noisy, exact in zip(own[3:], own[:2], strict=True)),
+        precision=torch.finfo(hidden.dtype).eps,
+    )
+
+
+def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
+    logits, reference = (each - each.mean(-1, keepdim=True) for each in (logits, reference))
+    shares = (logits - reference).norm(dim=-1) / reference.norm(dim=-1)
+    # Near-ties of a router may change the experts of single tokens. NB: the quantile of NaN and numbers is NaN.
+    return float(shares.quantile(0.75))
+
+
+@contextmanager
+def _noise(network: Network, *, first_row: int) -> Iterator[None]:
+    """Add noise to the embeddings of all rows from one on, of the size of the rounding errors of all layers together."""
+    layers = len(decoder_layers(network))
+
+    def add(_embedding: nn.Module, _inputs: object, words: torch.Tensor) -> torch.Tensor:
+        exact, rest = words[:first_row], words[first_row:]
+        drawn = torch.randn(rest.shape, generator=torch.Generator().manual_seed(0)).to(rest)
+        # Rounding errors are independent, so that they add up like the steps of a random walk.
+        return torch.cat([exact, rest * (1 + drawn * torch.finfo(words.dtype).eps * math.sqrt(layers))])
+
+    hook = network.base.get_input_embeddings().register_forward_hook(add)
+    try:
+        yield
+    finally:
+        hook.remove()

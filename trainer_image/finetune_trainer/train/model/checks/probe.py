@@ -1,0 +1,59 @@
+"""What the checks of a network before its first step compute on, and what their results depend on."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from finetune_crds import continuation
+from finetune_trainer.pod.release import release
+from finetune_trainer.train.data import dataset, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.train.runtime.distributed import World
+
+# Tokens of a document, and how many documents there are.
+DOCUMENT_TOKENS = 8
+_DOCUMENTS = 3
+_LIBRARIES = ("torch", "transformers", "peft")
+
+
+def key(recipe: Recipe, world: World) -> str:
+    """Return what the results of the checks depend on: the settings, this release, the libraries and the devices of all ranks.
+
+    All ranks call this together, and get the same, so that all of them run a check or none does.
+    """
+    device = world.card.name if world.card is not None else world.device.type
+    devices = ", ".join(sorted(set(world.gather(device))))
+    libraries = " ".join(f"{name} {version(name)}" for name in _LIBRARIES)
+    return f"{continuation.digest(recipe)} {release()} {libraries} {devices}"
+
+
+def documents(vocabulary: int) -> list[np.ndarray]:
+    """Return three documents of tokens of the middle of a vocabulary: its ends have special tokens, such as those for images."""
+    count = _DOCUMENTS * DOCUMENT_TOKENS
+    # NB: the tokens repeat where the vocabulary has fewer.
+    tokens = (vocabulary // 4 + np.arange(count) * max(1, vocabulary // 2 // count)) % vocabulary
+    # NB: not in order, as a model may have learned to count.
+    return np.array_split(np.random.default_rng(0).permutation(tokens), _DOCUMENTS)
+
+
+def batch(texts: Sequence[np.ndarray], rows: Sequence[Sequence[int]], device: torch.device) -> pack.Batch:
+    """Return a batch of documents, with the loss on each token.
+
+    Args:
+        texts: the tokens of each document.
+        rows: the indices of the documents in each row.
+        device: where the batch is.
+    """
+    tokens = np.concatenate(texts).astype(np.int32)
+    offsets = np.cumsum([0, *(len(text) for text in texts)])
+    split = dataset.Split(tokens, np.ones(len(tokens), bool), offsets)
+    return pack.collate(split, rows, pad_id=0).to(device)

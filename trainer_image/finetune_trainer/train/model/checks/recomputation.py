@@ -1,0 +1,373 @@
+"""Activation checkpointing: what a decoder layer saves for the backward pass, and whether its gradient is then the same."""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from finetune_trainer.pod.exit_status import RecipeRefusedError, first_line
+from finetune_trainer.train.model.checks import probe
+from finetune_trainer.train.model.network.trained_network import Network, base_of, decoder_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import nn
+
+    from finetune_crds.recipe import Recipe
+    from finetune_crds.status_parts import Recomputation
+    from finetune_trainer.train.runtime.distributed import World
+
+    Gradients = dict[str, torch.Tensor]
+    """Of the input of a layer, and of each of its trained weights, by name."""
+
+# A gradient may differ by this multiple of the difference between two equal runs, and by this many rounding errors of its type.
+_NOISE_FACTOR, _ROUNDING_ERRORS = 10.0, 4.0
+# A gradient smaller than this share of the gradient of the layer may be rounding errors alone, as that of a bias of keys is.
+_SMALL = 1e-3
+# Numbers of a gradient that are compared at a time.
+_MAX_PIECE_NUMBERS = 2**24
+_LONGEST_ERROR = 150
+_REASON = "RecomputationUnsupported"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of `verify`.
+
+    requested: the activation checkpointing that was checked.
+    kind: the one to use.
+    key: what the result depends on, from `probe.key`.
+    """
+
+    requested: Recomputation
+    kind: Recomputation
+    key: str
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any] | None) -> Verdict | None:
+        """The verdict that a checkpoint keeps; None: it keeps none of this release."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(written[name] for name in names)) if written and {*names} <= {*written} else None
+
+    def holds(self, kind: Recomputation, key: str) -> bool:
+        """Whether it is the result of `verify` for an activation checkpointing and a key."""
+        return (self.requested, self.key) == (kind, key)
+
+
+def is_supported(model: nn.Module) -> bool:
+    """Whether transformers can recompute the layers of a model."""
+    return bool(base_of(model).supports_gradient_checkpointing)
+
+
+def check_supported(model: nn.Module, recipe: Recipe) -> None:
+    """Check that a model can do the activation checkpointing that a recipe sets; Auto needs none.
+
+    Raises:
+        RecipeRefusedError: it cannot.
+    """
+    kind = recipe.training.activation_checkpointing
+    if kind not in ("None", "Auto") and not is_supported(model):
+        raise RecipeRefusedError(
+            f"training.activationCheckpointing {kind} is not supported by {recipe.model.base}: transformers cannot recompute "
+            f"the layers of a {base_of(model).config.model_type}: set it to None",
+            reason=_REASON,
+        )
+
+
+def enable(model: nn.Module, kind: Recomputation, *, compiled: bool = False) -> None:
+    """Enable activation checkpointing for each decoder layer.
+
+    Full saves only the input of a layer. Selective also saves what `_SavePolicy` says. The RNG state is restored, so that dropout
+    repeats. In compiled layers, Selective is the compiler's memory budget of one half.
+    """
+    if kind == "None":
+        return
+    if _is_budget(kind, compiled=compiled):
+        import torch._functorch.config as compiler
+
+        compiler.activation_memory_budget = 0.5
+        return
+    wrapped: Any = model
+    wrapped.activation_checkpointing_enable(_options(model, kind))
+
+
+def must_verify(kind: Recomputation, recipe: Recipe) -> bool:
+    """Whether `verify` has anything to compare: a compiler that decides what is saved knows which operations change their inputs."""
+    return kind != "None" and not _is_budget(kind, compiled=recipe.training.compile)
+
+
+def _is_budget(kind: Recomputation, *, compiled: bool) -> bool:
+    return kind == "Selective" and compiled
+
+
+def _options(model: nn.Module, kind: Recomputation) -> dict[str, Any]:
+    """The arguments of `torch.utils.checkpoint.checkpoint`."""
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
+    if kind == "Selective":
+        saved = _saved_operations(model)
+        options["context_fn"] = lambda: create_selective_checkpoint_contexts(_SavePolicy(*saved))
+    return options
+
+
+class _SavePolicy:
+    """The policy of one layer in one forward pass: save the outputs of attention, and of every second product, as torchtitan does.
+
+    NB: products of which models change the output in place are not among them. torch notices such a change only while the output is
+    not reshaped, and computes with the changed output otherwise.
+    """
+
+    def __init__(self, attention: set[Any], products: set[Any]) -> None:
+        self._attention = attention
+        self._products = products
+        self._count = 0
+
+    def __call__(self, _context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        if operation in self._attention:
+            return CheckpointPolicy.MUST_SAVE
+        if operation in self._products:
+            self._count += 1
+            if self._count % 2:
+                return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _saved_operations(model: nn.Module) -> tuple[set[Any], set[Any]]:
+    """The operations of attention and the products whose outputs are saved.
+
+    NB: not `bmm`, to whose outputs Gemma 3n and the eager attention of some models add in place; nor the product of experts that have
+    biases, which transformers adds in place.
+    """
+    attention = _operations(
+        "aten",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    ) | _operations("torch_attn", "_varlen_attn")
+    products = _operations("aten", "mm", "addmm") | _operations("bitsandbytes", "gemm_4bit")
+    # The name that transformers gives all classes of fused experts.
+    if not any(getattr(module, "has_bias", False) for module in model.modules()):
+        products |= _operations("aten", "_grouped_mm")
+    return attention, products
+
+
+def _operations(library: str, *names: str) -> set[Any]:
+    """Operations of a library, without those that it registers when something else imports it."""
+    operations = getattr(torch.ops, library)
+    return {getattr(operations, name).default for name in names if hasattr(operations, name)}
+
+
+def verify(network: Network, kind: Recomputation, recipe: Recipe, world: World, key: str) -> Verdict:
+    """Return the activation checkpointing to use: `kind`, or Full if `kind` changes the gradients.
+
+    Compares one layer of each class in the network, with its weights and its input for a few tokens, on all ranks together. The
+    tolerance is the difference between two equal runs without recomputation.
+
+    Args:
+        network: sharded, with its weights, before its layers are compiled.
+        kind: Selective or Full.
+        recipe: names the model in errors.
+        world: the ranks.
+        key: what the result depends on, from `probe.key`.
+
+    Raises:
+        RecipeRefusedError: the gradients of Full differ too.
+    """
+    calls = _capture_calls(network, world.device)
+    candidates: tuple[Recomputation, ...] = (kind, "Full") if kind != "Full" else (kind,)
+    for candidate in candidates:
+        difference = _find_difference(network, calls, candidate, world)
+        if difference is None:
+            return Verdict(kind, candidate, key)
+        world.say(
+            f"activation checkpointing {candidate} would change the gradients of {recipe.model.base}: {difference}"
+        )
+    raise RecipeRefusedError(
+        f"{recipe.model.base} is a {network.base.config.model_type}, whose gradients change when its layers are recomputed "
+        f"({difference}): set training.activationCheckpointing to None",
+        reason=_REASON,
+    )
+
+
+@dataclass(frozen=True)
+class _Call:
+    """How the model calls a layer: with the hidden states, and other arguments."""
+
+    name: str
+    layer: nn.Module
+    hidden: torch.Tensor
+    forward: Callable[[torch.Tensor], Any]
+    """The forward pass of the layer, by its hidden states. NB: without the hooks of FSDP, so that no gradient is reduced."""
+
+
+def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
+    """Run a forward pass, and return the call of the first layer of each class."""
+    document, *_ = probe.documents(network.head.vocabulary)
+    batch = probe.batch([document], [[0]], device)
+    layers = {
+        _class(layer): (number, layer) for number, layer in reversed([*enumerate(decoder_layers(network))])
+    }
+    calls: list[_Call] = []
+
+    def capture(number: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names = [
+            name for name, value in kwargs.items() if torch.is_tensor(value) and value.is_floating_point()
+        ]
+        if args:
+            hidden, forward = args[0], lambda states: layer.forward(states, *args[1:], **kwargs)
+        elif names:
+            hidden, forward = kwargs[names[0]], lambda states: layer.forward(**{**kwargs, names[0]: states})
+        else:
+            return
+        # NB: models change hidden states in place.
+        calls.append(_Call(f"layer {number}", layer, hidden.detach().clone(), forward))
+
+    hooks = [
+        layer.register_forward_pre_hook(partial(capture, number), with_kwargs=True)
+        for number, layer in layers.values()
+    ]
+    try:
+        with network.no_grad_forward(lambda _network, _batch, hidden: (hidden, hidden)):
+            network(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls
+
+
+def _class(layer: nn.Module) -> tuple[Any, ...]:
+    """What differs between the classes of layers of a model: their modules."""
+    return tuple((name, type(module)) for name, module in layer.named_modules())
+
+
+def _find_difference(
+    network: Network, calls: Sequence[_Call], kind: Recomputation, world: World
+) -> str | None:
+    """Describe the first gradient that recomputation changes on any rank; None: there is none."""
+    differences: list[str | None] = []
+    for call in calls:
+        with _prepared(call.layer):
+            differences.append(_compare_layer(call, world.device, _options(network.model, kind)))
+    return next((each for every in world.gather(differences) for each in every if each), None)
+
+
+def _compare_layer(call: _Call, device: torch.device, options: Mapping[str, Any]) -> str | None:
+    """Describe the first gradient of a layer that recomputation changes; None: there is none.
+
+    NB: only two sets of gradients exist at a time, on the device, which has room for them: there are no states of the optimizer so
+    far. On the host, those of all ranks of a pod would need more than status.plan.hostMemory.
+    """
+    plain = _compute_gradients(call, device)
+    noise = _measure_distances(plain, _compute_gradients(call, device))
+    try:
+        recomputed = _compute_gradients(call, device, **options)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except RuntimeError as error:
+        return f"{call.name} fails with {first_line(error)[:_LONGEST_ERROR]}"
+    return _describe_difference(call.name, plain, noise, recomputed)
+
+
+@contextmanager
+def _prepared(layer: nn.Module) -> Iterator[None]:
+    """Gather a layer, and let it compute in training mode, without recomputing by itself."""
+    switches: list[Any] = [
+        module for module in layer.modules() if getattr(module, "gradient_checkpointing", False)
+    ]
+    if isinstance(layer, FSDPModule):
+        layer.unshard()
+    for module in switches:
+        module.gradient_checkpointing = False
+    layer.train()
+    try:
+        yield
+    finally:
+        layer.eval()
+        for module in switches:
+            module.gradient_checkpointing = True
+        if isinstance(layer, FSDPModule):
+            layer.reshard()
+
+
+def _compute_gradients(call: _Call, device: torch.device, **options: Any) -> Gradients:
+    """Return the gradients of a layer, on the device.
+
+    Args:
+        call: of the layer.
+        device: where it computes.
+        options: of `torch.utils.checkpoint.checkpoint`; without options nothing is recomputed.
+    """
+    hidden = call.hidden.clone().requires_grad_()
+    weights = {name: weight for name, weight in call.layer.named_parameters() if weight.requires_grad}
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        # NB: a model may change hidden states in place, but no tensor that has a gradient of its own.
+        states = hidden.clone()
+        output = checkpoint(call.forward, states, **options) if options else call.forward(states)
+        states = output if isinstance(output, torch.Tensor) else output[0]
+        # Not all ones: the sum of a normalized vector has no gradient.
+        seed = torch.linspace(0, 100, states.numel(), device=device).sin().view_as(states).to(states.dtype)
+        gradients = torch.autograd.grad(states, [hidden, *weights.values()], seed, allow_unused=True)
+    return {
+        name: gradient
+        for name, gradient in zip(["the input", *weights], gradients, strict=True)
+        if gradient is not None
+    }
+
+
+def _measure_distances(plain: Gradients, again: Gradients) -> dict[str, float]:
+    """Return the norm of the difference of each gradient between two runs."""
+    return {name: _distance(again[name], gradient) for name, gradient in plain.items()}
+
+
+def _describe_difference(
+    layer: str, plain: Gradients, noise: Mapping[str, float], recomputed: Gradients
+) -> str | None:
+    """Describe the first gradient that recomputation changes by more than noise; None: there is none.
+
+    Args:
+        layer: its name.
+        plain: the gradients without recomputation.
+        noise: the distance of each from that of an equal run.
+        recomputed: the gradients with recomputation.
+    """
+    whole = math.hypot(*(_norm(gradient) for gradient in plain.values()))
+    for name, gradient in plain.items():
+        size = _norm(gradient) + _SMALL * whole
+        if not math.isfinite(noise[name]):
+            # It overflows in FP16, where training skips the step: there is nothing to compare.
+            continue
+        rounding = _ROUNDING_ERRORS * torch.finfo(gradient.dtype).eps * size
+        distance = _distance(recomputed[name], gradient) if name in recomputed else size
+        if not distance <= _NOISE_FACTOR * noise[name] + rounding:
+            return f"that of {name} in {layer} differs by {distance / size:.1%}"
+    return None
+
+
+def _norm(values: torch.Tensor) -> float:
+    return math.hypot(*(float(piece.float().norm()) for piece in _pieces(values)))
+
+
+def _distance(first: torch.Tensor, second: torch.Tensor) -> float:
+    pieces = zip(_pieces(first), _pieces(second), strict=True)
+    return math.hypot(*(_norm(one - other) for one, other in pieces))
+
+
+def _pieces(values: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Views of a tensor of limited size, so that copies of them in fp32 are small."""
+    values = torch.atleast_1d(values)
+    rows = max(1, _MAX_PIECE_NUMBERS * len(values) // max(1, values.numel()))
+    pieces: Sequence[torch.Tensor] = values.split(rows)
+    return pieces

@@ -1,0 +1,1 @@
+"""The estimate of memory and time before anything is loaded."""

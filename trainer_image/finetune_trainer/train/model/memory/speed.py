@@ -1,0 +1,88 @@
+"""Model FLOPs, peak FLOP/s of GPUs, and peak memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_trainer.train.model.network import experts
+
+if TYPE_CHECKING:
+    from finetune_trainer.train.model.network.trained_network import Network
+
+# Dense bf16 FLOP/s by a part of the device's name, from NVIDIA's data sheets.
+_PEAKS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "B200": 2250e12,
+}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Return the peak of the GPU in dense bf16, in FLOP/s; None where it is unknown, as for a slice of a GPU."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    if "MIG" in name:
+        return None
+    return next((peak for part, peak in _PEAKS.items() if part in name), None)
+
+
+class Flops:
+    """Model FLOPs by 6 N tokens + 12 L H x attended (Chowdhery et al., arXiv:2204.02311, appendix B).
+
+    N is the number of parameters, L of layers, H the width; a token attends to all of its document. An embedding that is not
+    the output layer too multiplies nothing, and of the experts only those count that a token uses. Frozen weights count 4 N:
+    their gradients are not computed.
+    """
+
+    def __init__(self, network: Network) -> None:
+        config = network.base.config.get_text_config()
+        embedding, head = (
+            {id(weight) for weight in end.parameters()}
+            for end in (network.base.get_input_embeddings(), network.head)
+        )
+        used = _share_of_experts(network)
+        # A layer that is trained whole beside an adapter is also there as it was, and computes nothing.
+        self._a_token = sum(
+            (6.0 if weight.requires_grad else 4.0) * numbers(weight) * (used if ".experts." in name else 1.0)
+            for name, weight in network.base.named_parameters()
+            if ".original_module." not in name and id(weight) not in embedding - head
+        )
+        self._a_pair: float = 12.0 * config.num_hidden_layers * config.hidden_size
+
+    def of(self, tokens: float, attended: float) -> float:
+        """Return the FLOPs of the forward and backward passes.
+
+        Args:
+            tokens: number of tokens.
+            attended: the sum of the squares of the documents' lengths.
+        """
+        return self._a_token * tokens + self._a_pair * attended
+
+
+def _share_of_experts(network: Network) -> float:
+    config = experts.fields(network.base.config.get_text_config())
+    there = experts.of_a_layer(config)
+    # NB: what a config has no number for counts as used.
+    return (experts.of_a_token(config) or there) / there if there else 1.0
+
+
+def numbers(weight: torch.Tensor) -> int:
+    """Return the number of elements of a weight, also of a four-bit one, which packs two per byte."""
+    state = getattr(weight, "quant_state", None)
+    return int(weight.numel() if state is None else state.shape.numel())
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the peak memory of this rank in bytes: of the GPU, or of the process without one."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    # NB: not ru_maxrss, which starts from the peak of the process that started this one.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))

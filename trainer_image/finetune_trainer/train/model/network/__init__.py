@@ -1,0 +1,1 @@
+"""The network that is trained: its layers, attention, output layer and loss."""

@@ -1,0 +1,37 @@
+"""Which families of models can be trained, as far as a config tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+
+
+def check_causal(config: Any, what: str) -> None:
+    """Refuse models that do not continue a text, before their weights are fetched.
+
+    NB: transformers makes a causal language model of an encoder without an error, and each token then sees those that it is to predict.
+
+    Args:
+        config: of transformers.
+        what: the model, for the error message.
+
+    Raises:
+        RecipeRefusedError: it is an encoder, an encoder-decoder model, or has no language model in transformers.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
+        return
+    if getattr(config, "is_encoder_decoder", False):
+        kind = "an encoder-decoder model"
+    # The families of encoders whose layers also serve as decoders have both fields. GPT-NeoX has the first alone, and no use for it.
+    elif hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True):
+        kind = "an encoder (is_decoder is false in its config.json)"
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        kind = "a model without a language model in this version of transformers"
+    else:
+        return
+    raise RecipeRefusedError(
+        f"{what} is a {config.model_type}, {kind}: choose a causal language model", reason="ModelNotSupported"
+    )

@@ -1,0 +1,95 @@
+"""The output layer of a model: its logits, and losses of them in chunks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from finetune_trainer.train.model.network import chunked_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transformers import PreTrainedModel
+
+    Results = tuple[torch.Tensor, torch.Tensor]
+
+
+class Head(nn.Module):
+    """The output layer, which it shares with the model.
+
+    FSDP acts around forward passes: it gathers weights before one, and reduces their gradients after the backward pass of one.
+    Losses apply the output layer once a chunk, and some twice to a batch. So the forward pass of this module is the whole
+    computation of a loss from hidden states, and the layer is gathered and reduced once a batch.
+
+    Args:
+        base: a causal language model, without peft's wrapper.
+    """
+
+    def __init__(self, base: PreTrainedModel) -> None:
+        super().__init__()
+        self.layer = base.get_output_embeddings()
+        self.chunk_numbers = chunked_loss.SMALL
+        """Logits of a chunk, of all its tokens together."""
+        self._config: Any = base.config.get_text_config()
+
+    def forward(self, hidden: torch.Tensor, computation: Callable[[torch.Tensor], Results]) -> Results:
+        """Return what a computation that applies this layer makes of hidden states [tokens, width]."""
+        return computation(hidden)
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of logits per token."""
+        return int(self._config.vocab_size)
+
+    @property
+    def chunk(self) -> int:
+        """The number of tokens in a chunk."""
+        return max(1, self.chunk_numbers // self.vocabulary)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits of some hidden states, fp32 [..., vocabulary], scaled as the model's own forward does."""
+        logits = _applied(self.layer, hidden).float()
+        config = self._config
+        factors = [getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier")]
+        divisor = getattr(config, "logits_scaling", None)
+        if divisor is not None:
+            # HyperCLOVA X multiplies where other models divide.
+            factors.append(divisor if config.model_type == "hyperclovax" else 1 / divisor)
+        for factor in factors:
+            logits = logits if factor is None else logits * factor
+        # RecurrentGemma has its own name for the cap.
+        cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    def summed(self, score: chunked_loss.Score, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the sum of a loss over all chunks, an fp32 scalar, differentiable in hidden states and parameters.
+
+        Args:
+            score: the loss of a chunk.
+            hidden: last hidden states [tokens, width].
+        """
+        return chunked_loss.summed(score, self.logits, hidden, list(self.parameters()), self.chunk)
+
+    def log_probabilities(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the log-probability of each target, in nats, fp32 [tokens], without a gradient."""
+        return chunked_loss.log_probabilities(self.logits, hidden, targets, self.chunk)
+
+
+def _applied(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The logits of an output layer; those of new tokens are of their trained rows.
+
+    NB: peft's own forward puts these rows into a copy of the whole weight, of each chunk of tokens, and has a gradient for it.
+    """
+    adapter = getattr(layer, "token_adapter", None)
+    if adapter is None:
+        found: torch.Tensor = layer(hidden)
+        return found
+    (ids,) = adapter.token_indices.values()
+    (rows,) = adapter.trainable_tokens_delta.values()
+    logits: torch.Tensor = adapter.base_layer(hidden)
+    at = torch.tensor(ids, device=hidden.device)
+    return logits.index_copy(-1, at, functional.linear(hidden, rows.to(hidden.dtype)))

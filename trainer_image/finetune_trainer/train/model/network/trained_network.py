@@ -1,0 +1,254 @@
+"""The network that the loop trains: a model and an objective, from a batch to a loss."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from finetune_trainer.train.model.network import attention, neftune
+from finetune_trainer.train.model.network.lm_head import Head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from transformers import PreTrainedModel
+
+    from finetune_trainer.train.data.dataset import Split
+    from finetune_trainer.train.data.feed import Collator, Examples
+    from finetune_trainer.train.data.pack import Batch
+
+    Computation = Callable[["Network", Batch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    """What a forward pass computes of a batch and the hidden states at its targets: two tensors."""
+
+
+class Objective(Protocol):
+    """What a batch's losses are, and how many: the loop divides their sum by the global count."""
+
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """MLflow names of what is reported beside the loss."""
+    sums: ClassVar[int | None] = None
+    """How many sums a batch has for them, where it is not one a metric."""
+    cross_entropy: ClassVar[bool] = False
+    """Whether the mean loss is a cross-entropy in nats, so that exp(loss) is a perplexity."""
+    has_reference: ClassVar[bool] = False
+    """Whether `prepare` computes the reference of a split."""
+
+    def __call__(
+        self, network: Network, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the summed loss, an fp32 scalar, and the sums for the metrics, fp32 [sums].
+
+        Args:
+            network: the network, whose head is gathered.
+            batch: the batch.
+            hidden: last hidden states at its targets [targets, width].
+        """
+
+    def count(self, batch: Batch) -> int:
+        """Return the number of losses in a batch: by default one a target."""
+        return batch.targets_count
+
+    def means(self, sums: Sequence[float], count: float) -> dict[str, float]:
+        """Return the metrics of some batches: by default the mean of each over the losses.
+
+        Args:
+            sums: the sums of the batches of all ranks.
+            count: number of losses in them.
+        """
+        return {name: total / max(count, 1.0) for name, total in zip(self.metrics, sums, strict=True)}
+
+    def prepare(self, network: Network, examples: Examples, collator: Collator, batch_size: int) -> Split:
+        """Return the split of some examples with what the loss needs of the model before its first step.
+
+        All ranks call this together. By default the loss needs nothing.
+
+        Args:
+            network: the model before its first step.
+            examples: the split, and those of its sequences that are still to come.
+            collator: makes this rank's batches.
+            batch_size: sequences in a batch.
+        """
+        del network, collator, batch_size
+        return examples.split
+
+
+class Network(nn.Module):
+    """A model and its objective in one forward pass.
+
+    It is the root FSDP module, in whose forward pass the loss is computed too.
+
+    Args:
+        model: a causal language model, with or without peft's adapters.
+        objective: computes the loss of a batch.
+        neftune_alpha: scale of the noise on embeddings in training; None: there is none.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective, neftune_alpha: float | None = None) -> None:
+        super().__init__()
+        # NB: the model comes first: a module with two names, as the output layer has, is known by the first.
+        self.model = model
+        self.head = Head(self.base)
+        self.objective = objective
+        self.neftune_alpha = neftune_alpha
+        self._computation: Computation | None = None
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the objective's loss and metrics of a batch, or what `no_grad_forward` computes instead."""
+        computation = self._computation or self.objective
+        hidden = batch.at_targets(self.hidden(batch))
+        found: tuple[torch.Tensor, torch.Tensor] = self.head(
+            hidden, lambda states: computation(self, batch, states)
+        )
+        return found
+
+    @contextmanager
+    def no_grad_forward(self, computation: Computation | None = None) -> Iterator[None]:
+        """Run forward passes in evaluation mode and without gradients, of the objective or of another computation.
+
+        NB: code that expects sharded parameters fails where they are gathered, so they are sharded again at the end.
+        """
+        self._computation = computation
+        self.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._computation = None
+            self.shard_again()
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The model without peft's wrapper; its layers keep their adapters."""
+        return base_of(self.model)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the embedding and the output layer share a weight."""
+        ends = (self.base.get_input_embeddings(), self.head)
+        first, last = ({id(weight) for weight in end.parameters()} for end in ends)
+        return bool(first & last)
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """Return the last hidden states of a batch [rows, length, width]."""
+        decoder = decoder_of(self.base)
+        prompt = self._soft_prompt(len(batch.input_ids))
+        if prompt is None:
+            with self._noise(batch):
+                return decoder(
+                    input_ids=batch.input_ids,
+                    position_ids=batch.position_ids,
+                    use_cache=False,
+                    **self._attention_arguments(batch),
+                ).last_hidden_state
+        if isinstance(prompt, torch.Tensor):
+            words = self.base.get_input_embeddings()(batch.input_ids)
+            states = decoder(inputs_embeds=torch.cat([prompt.to(words.dtype), words], dim=1), use_cache=False)
+            return states.last_hidden_state[:, prompt.shape[1] :]
+        # NB: without position ids the positions continue after the prefix, as in generation.
+        states = decoder(input_ids=batch.input_ids, past_key_values=prompt, use_cache=False)
+        return states.last_hidden_state
+
+    def own_logits(self, batch: Batch) -> torch.Tensor:
+        """Return the logits of the model's own forward pass [rows, length, vocabulary]; each row must be one document.
+
+        NB: only what runs in the forward pass of the network may call this: there the output layer is gathered.
+        """
+        model: Any = self.model
+        return model(input_ids=batch.input_ids, use_cache=False, **self._attention_arguments(batch)).logits
+
+    def shard_again(self) -> None:
+        """Free what a forward pass without a backward pass leaves gathered: the output layer, and the rest of the root's group."""
+        for module in (self, self.head):
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    @contextmanager
+    def _noise(self, batch: Batch) -> Iterator[None]:
+        """Add noise to the embeddings of a batch in training."""
+        if self.neftune_alpha is None or not self.training:
+            yield
+            return
+        alpha, embedding = self.neftune_alpha, self.base.get_input_embeddings()
+        hook = embedding.register_forward_hook(
+            lambda _module, _ids, words: neftune.added(words, batch, alpha)
+        )
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _attention_arguments(self, batch: Batch) -> dict[str, Any]:
+        """Arguments of isolated attention; other implementations derive documents from the position ids."""
+        isolated = self.base.config._attn_implementation in attention.NAMES  # noqa: SLF001
+        return {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen} if isolated else {}
+
+    def _soft_prompt(self, rows: int) -> Any:
+        """Return the embeddings of prompt tuning [rows, tokens, width], the cache of prefix tuning, or None."""
+        config = getattr(self.model, "peft_config", {}).get("default")
+        if config is None or not config.is_prompt_learning:
+            return None
+        model: Any = self.model
+        if config.peft_type == "PREFIX_TUNING":
+            return model.get_prompt(rows)
+        return model.prompt_encoder["default"].embedding.weight.unsqueeze(0).expand(rows, -1, -1)
+
+
+def base_of(model: nn.Module) -> PreTrainedModel:
+    """Return a model without peft's wrapper."""
+    wrapped: Any = model
+    return wrapped.get_base_model() if hasattr(model, "get_base_model") else wrapped
+
+
+def decoder_of(base: PreTrainedModel) -> nn.Module:
+    """Return the decoder of a model, which computes hidden states from tokens.
+
+    NB: get_decoder() returns Llama 4's text model itself, and the output layer of ModernBERT's decoder (transformers 5.23).
+    """
+    from transformers import PreTrainedModel
+
+    candidates: list[nn.Module] = [base.get_decoder(), *base.children()]
+    return next(
+        (part for part in candidates if isinstance(part, PreTrainedModel) and part is not base), candidates[0]
+    )
+
+
+def decoder_layers(network: Network) -> list[nn.Module]:
+    """Return the layers of the decoder."""
+    decoder = decoder_of(network.base)
+    layers = getattr(decoder, "layers", None)
+    if isinstance(layers, nn.ModuleList):
+        return list(layers)
+    lists = [list(module) for module in decoder.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[])
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a layer multiplies its input by a matrix: a Linear, or the Conv1D of GPT-2, whose weight is [in, out]."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def towers(model: PreTrainedModel) -> list[str]:
+    """Return the names of the modules that take no part in text: the towers of images or sound of a model, and their projectors."""
+    ends = (decoder_of(model), model.get_output_embeddings())
+
+    def outside(name: str, module: nn.Module) -> Iterator[str]:
+        if any(module is end for end in ends):
+            return
+        if not any(part is end for part in module.modules() for end in ends):
+            yield name
+            return
+        for child, part in module.named_children():
+            yield from outside(f"{name}.{child}" if name else child, part)
+
+    return [*outside("", model)]
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """Return the trainable parameters."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]

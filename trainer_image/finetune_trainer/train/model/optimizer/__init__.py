@@ -1,0 +1,1 @@
+"""Optimizers, their schedule, decay and loss scale."""

@@ -1,0 +1,49 @@
+"""Which weights decay, and which are the matrices of a layer.
+
+The number of dimensions alone does not say it: gpt-oss keeps the biases of its experts in one tensor of two dimensions, and
+Jamba its `A_log`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from finetune_trainer.train.model.network.trained_network import is_linear
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Biases and norms, by their names in any case. Source: transformers' Trainer.get_decay_parameter_names.
+_NOT_DECAYING = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+# The rates of state space models. Source: their reference code marks A_log and D with `_no_weight_decay`
+# (github.com/state-spaces/mamba, mamba_simple.py); D has one dimension.
+_RATES = re.compile(r"(?:^|\.)A_log$")
+
+
+def find_decaying(model: nn.Module) -> set[nn.Parameter]:
+    """Return the weights that decay: those of at least two dimensions that are no biases, norms or rates by their names."""
+    inside_norms = {
+        weight
+        for module in model.modules()
+        if isinstance(module, nn.LayerNorm)
+        for weight in module.parameters()
+    }
+    return {
+        weight
+        for name, weight in model.named_parameters()
+        if weight.ndim > 1
+        and weight not in inside_norms
+        and not _NOT_DECAYING.search(name.lower())
+        and not _RATES.search(name)
+    }
+
+
+def find_matrices(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Return the trained matrices that layers multiply their inputs with, in order: the weights of Linear and Conv1D."""
+    weights: list[Any] = [
+        module.weight for layer in layers for module in layer.modules() if is_linear(module)
+    ]
+    return [weight for weight in dict.fromkeys(weights) if weight.requires_grad]

@@ -1,0 +1,130 @@
+"""The optimizer over what is trained, with gradient clipping, a learning rate schedule and, for fp16, a scale of the loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from finetune_crds.optimizer import DEFAULT_MOMENTUM
+from finetune_trainer.train.model import precision, rows
+from finetune_trainer.train.model.network.trained_network import Network, trained
+from finetune_trainer.train.model.optimizer.compact_adamw import CompactAdamW, find_embeddings
+from finetune_trainer.train.model.optimizer.decay import find_decaying
+from finetune_trainer.train.model.optimizer.loss_scale import LossScale
+from finetune_trainer.train.model.optimizer.muon import Muon, matrices
+from finetune_trainer.train.model.optimizer.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from torch import nn
+
+    from finetune_crds.training import Training
+
+
+class Optimizer:
+    """Clips the gradients of a network and applies them.
+
+    Args:
+        network: the sharded network.
+        training: learning rate, scheduler, weight decay, optimizer, precision, seed and maxGradNorm.
+        max_steps: steps of the whole run.
+    """
+
+    def __init__(self, network: nn.Module, training: Training, max_steps: int) -> None:
+        self.parts = optimizers(network, training)
+        """One for each way to update; each weight belongs to one of them."""
+        self.learning_rate = 0.0
+        """Of the last step."""
+        self.loss_scale: LossScale | None = None
+        """For precision FP16."""
+        self._schedule = Schedule.of(training, max_steps)
+        self._parameters = trained(network)
+        self._max_grad_norm = training.max_grad_norm
+        self._grad_norm = torch.zeros(())
+        if training.precision == "FP16":
+            self.loss_scale = LossScale(self._parameters[0].device)
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss to differentiate, whose gradients `step` takes."""
+        return loss if self.loss_scale is None else self.loss_scale.scaled(loss)
+
+    def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Clip the gradients, apply them with the learning rate of `step`, and drop them; never waits for the GPU.
+
+        Returns:
+            Two scalars on the device, the same on all ranks. Whether the gradients were finite: others change nothing, neither the
+            weights nor the optimizer's moments and its count of steps. And whether they were not for another reason than the scale
+            of the loss, which falls with each such step until it is 1.
+        """
+        self.learning_rate = self._schedule.at(step)
+        if self.loss_scale is not None:
+            self.loss_scale.unscale([weight.grad for weight in self._parameters if weight.grad is not None])
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        norm = rows.whole(norm)
+        finite = torch.isfinite(norm)
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = self.learning_rate
+            # NB: fused optimizers read this attribute on the device, as torch.amp.GradScaler sets it.
+            part.found_inf = (~finite).float()
+            if isinstance(part, CompactAdamW):
+                part.number = step
+            part.step()
+            part.zero_grad(set_to_none=True)
+        self._grad_norm = torch.where(finite, norm, self._grad_norm.to(norm))
+        return finite, ~finite if self.loss_scale is None else self.loss_scale.update(finite)
+
+    def scale(self) -> float | None:
+        """Return the scale of the loss, None without one; waits for the GPU."""
+        return None if self.loss_scale is None else self.loss_scale.state()[0]
+
+    def grad_norm(self) -> float:
+        """Return the norm of the last finite gradients before clipping, the same on all ranks; waits for the GPU."""
+        return float(self._grad_norm.item())
+
+
+def optimizers(network: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizers over what is trained; see `decay` for what decays."""
+    parameters, spec, decaying = trained(network), training.optimizer, find_decaying(network)
+    if spec.type == "Muon":
+        ours = matrices(cast("Network", network))
+        chosen = {id(weight) for weight in ours}
+        muon = Muon(
+            ours,
+            lr=training.learning_rate,
+            weight_decay=training.weight_decay,
+            momentum=DEFAULT_MOMENTUM if spec.momentum is None else spec.momentum,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        rest = [weight for weight in parameters if id(weight) not in chosen]
+        return muon, _adamw(rest, decaying, find_embeddings(network), training)
+    return (_adamw(parameters, decaying, find_embeddings(network), training),)
+
+
+def _adamw(
+    parameters: Sequence[nn.Parameter],
+    decaying: Collection[nn.Parameter],
+    embeddings: Collection[nn.Parameter],
+    training: Training,
+) -> torch.optim.Optimizer:
+    """AdamW over some parameters: torch's fused one, unless it has to save memory."""
+    spec = training.optimizer
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [weight for weight in parameters if weight in decaying],
+            "weight_decay": training.weight_decay,
+        },
+        {"params": [weight for weight in parameters if weight not in decaying], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    options: dict[str, Any] = {
+        "lr": training.learning_rate,
+        "betas": (spec.beta1, spec.beta2),
+        "eps": spec.epsilon,
+    }
+    eight_bit = spec.type == "AdamW8bit"
+    if eight_bit or precision.trained(training) == torch.bfloat16:
+        return CompactAdamW(groups, **options, eight_bit=eight_bit, embeddings=embeddings, seed=training.seed)
+    return torch.optim.AdamW(groups, **options, fused=True)

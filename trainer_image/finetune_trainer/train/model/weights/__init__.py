@@ -1,0 +1,1 @@
+"""Weights of a model: read, filled into shards, merged and written."""

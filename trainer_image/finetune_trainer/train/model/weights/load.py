@@ -1,0 +1,255 @@
+"""The base model: a skeleton without weights, of which each rank fills its shards (`weights`), or all of it on one device."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
+from finetune_crds.training import SOFT_PROMPTS, Quantization
+from finetune_trainer.pod.exit_status import RecipeRefusedError, first_line
+from finetune_trainer.train.model import precision
+from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
+from finetune_trainer.train.model.network import attention, dropout
+from finetune_trainer.train.model.network.trained_network import decoder_of
+from finetune_trainer.train.model.weights import stored_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from transformers import PreTrainedModel
+
+    from finetune_crds.recipe import Recipe
+    from finetune_crds.training import Model
+    from finetune_trainer.train.runtime.distributed import World
+
+
+@contextmanager
+def load_errors(model: Model, field: str = "model.base") -> Iterator[None]:
+    """Turn the libraries' errors into an error about the recipe.
+
+    Raises:
+        RecipeRefusedError: the model cannot be loaded.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise RecipeRefusedError(
+            f"{field} {model.base} cannot be loaded: {first_line(error)}", reason="ModelNotLoadable"
+        ) from error
+
+
+def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.base") -> PreTrainedModel:
+    """The base model with its parameters on the meta device.
+
+    Parameters that are trained are fp32, or as training.optimizer.weights says; frozen ones have the precision they compute in.
+    With an objective that compares answers it has no dropout.
+
+    Raises:
+        RecipeRefusedError: it cannot be loaded, is stored quantized, its context is shorter than training.maxLength, or it is random where
+            answers are compared.
+    """
+    from transformers import AutoConfig
+
+    half = recipe.training.precision != "FP32"
+    soft = recipe.method.type in SOFT_PROMPTS
+    with load_errors(recipe.model, field):
+        config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
+        check_not_quantized(config, f"{field} {recipe.model.base}")
+        _check_context(config, recipe, field)
+        model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
+        if _ends_differ(model, source):
+            config.tie_word_embeddings = False
+            model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
+    if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
+        # NB: before the choice of attention, which depends on it.
+        dropout.remove(model, f"{field} {recipe.model.base}")
+    isolated = attention.isolate(model, card=world.card, half=half, soft_prompt=soft)
+    _check_documents(model, recipe, field, apart=isolated or attention.masks_documents(model))
+    return model
+
+
+def _ends_differ(model: PreTrainedModel, source: Path) -> bool:
+    """Whether files have different values for weights that a model ties by its config: transformers then does not tie them."""
+    if not model.all_tied_weights_keys or not stored_tensors.readable(source):
+        return False
+    parts = stored_tensors.layout(model, stored_tensors.tensors(source)).parts
+    return any(
+        not stored_tensors.equal(parts[name], parts[other])
+        for name, other in stored_tensors.tied_twice(model, parts)
+    )
+
+
+def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
+    """A model with parameters on the meta device, and real buffers, which the files do not hold."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
+    # NB: parameters that are created on the meta device are not tied.
+    model.tie_weights()
+    # Buffers alone: FSDP casts parameters for the passes, whatever type they have.
+    keeps = kept_in_fp32(model, dtype)
+    for name, buffer in model.named_buffers():
+        if keeps(name):
+            buffer.data = buffer.data.float()
+    return model
+
+
+def kept_in_fp32(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:
+    """Which names transformers keeps in fp32 where the rest of a model is of a type: above all, corrections of routers."""
+    from transformers.core_model_loading import build_glob_alternation
+
+    plan = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained does
+    if not plan:
+        return lambda _name: False
+    pattern, *_ = build_glob_alternation(list(plan))
+    return lambda name: pattern.search(name) is not None
+
+
+def unsharded(spec: Model, source: Path, device: str | None = None) -> PreTrainedModel:
+    """A model with all weights, in the type that they are stored in.
+
+    Args:
+        spec: the model.
+        source: its folder.
+        device: None is the host; `meta` makes a model without values.
+
+    Raises:
+        OSError, ValueError, KeyError, SafetensorError: it cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        str(source),
+        trust_remote_code=spec.trust_remote_code,
+        dtype="auto",
+        device_map=device and {"": device},
+    )
+
+
+def quantized(
+    recipe: Recipe, source: Path, world: World, like: PreTrainedModel, new: NewTokens = NO_TOKENS
+) -> PreTrainedModel:
+    """The base model in four bits, unsharded on each rank's device; without dropout, as `skeleton` is.
+
+    Args:
+        recipe: one with method QLoRA.
+        source: folder of the base model.
+        world: which rank this is.
+        like: its skeleton, whose attention implementation it uses.
+        new: tokens that it gets rows for.
+
+    Raises:
+        RecipeRefusedError: it cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = four_bits(recipe)
+    with load_errors(recipe.model):
+        model = AutoModelForCausalLM.from_pretrained(
+            str(source),
+            trust_remote_code=recipe.model.trust_remote_code,
+            dtype=config.bnb_4bit_compute_dtype,
+            attn_implementation=like.config._attn_implementation,  # noqa: SLF001 - where transformers keeps it
+            device_map={"": world.device},
+            quantization_config=config,
+        )
+    # NB: it may say otherwise than the files.
+    model.config.tie_word_embeddings = like.config.tie_word_embeddings
+    for module in model.modules():
+        keep_packing(module)
+    if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
+        dropout.remove(model)
+    new.enlarge(model)
+    return model.requires_grad_(False)
+
+
+def four_bits(recipe: Recipe) -> Any:
+    """How bitsandbytes stores a base in four bits, as transformers takes it."""
+    from transformers import BitsAndBytesConfig
+
+    quantization = recipe.method.quantization or Quantization()
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantization.type.lower(),
+        bnb_4bit_use_double_quant=quantization.double_quantization,
+        bnb_4bit_compute_dtype=precision.compute(recipe.training.precision),
+    )
+
+
+def keep_packing(module: Any) -> None:
+    """Keep bitsandbytes from repacking a layer's weights in the first evaluation, which fails for some shapes."""
+    if hasattr(module, "support_avx512bf16_for_cpu"):
+        module.support_avx512bf16_for_cpu = False
+
+
+def check_not_quantized(config: Any, what: str) -> None:
+    """Refuse weights that a quantizer has packed: they have no gradients, and an adapter cannot be added to them.
+
+    NB: transformers loads some of them without a word (MXFP4 in BF16, bitsandbytes in four bits), and what is exported
+    then has a configuration that does not fit its weights.
+
+    Args:
+        config: of transformers.
+        what: the model, for the error message.
+
+    Raises:
+        RecipeRefusedError: the configuration names a quantizer.
+    """
+    found = getattr(config, "quantization_config", None)
+    if found is not None:
+        by = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+        raise RecipeRefusedError(
+            f"{what} is stored quantized ({getattr(by, 'value', by) or 'by an unnamed method'}), and such "
+            "weights cannot be trained: name the same model in BF16; a QLoRA makes four bits of it by itself",
+            reason="ModelNotLoadable",
+        )
+
+
+def _check_context(config: Any, recipe: Recipe, field: str) -> None:
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if context is not None and recipe.training.max_length > context:
+        raise RecipeRefusedError(
+            f"training.maxLength {recipe.training.max_length} is above the {context} tokens that {field} "
+            f"{recipe.model.base} can take: lower it"
+        )
+
+
+def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apart: bool) -> None:
+    training = recipe.training
+    if "position_ids" not in inspect.signature(decoder_of(model).forward).parameters:
+        raise RecipeRefusedError(
+            f"{field} {recipe.model.base} is a {model.config.model_type}, which takes no position ids, so its documents "
+            "cannot be kept apart: choose another model",
+            reason="ModelNotLoadable",
+        )
+    pairs = recipe.objective.type in COLUMNS_OF_OBJECTIVE
+    if (training.packing or pairs) and not apart:
+        remedy = "choose another model" if pairs else "set training.packing to false"
+        raise RecipeRefusedError(
+            f"{field} {recipe.model.base} is a {model.config.model_type}, whose layers mix the documents of a row: "
+            f"{remedy}",
+            reason="ModelNotLoadable",
+        )
+
+
+def check_same_logits(rows: int, teacher_rows: int, base: str, teacher: str) -> None:
+    """Compare the sizes of two output layers.
+
+    Raises:
+        RecipeRefusedError: they differ, so that the probabilities cannot be compared.
+    """
+    if rows != teacher_rows:
+        raise RecipeRefusedError(
+            f"objective.distillation.teacher {teacher} gives {teacher_rows} logits a token and model.base {base} "
+            f"{rows}: choose a teacher of the same family",
+            reason="VocabularyMismatch",
+        )

@@ -1,0 +1,235 @@
+"""An adapter that is merged into its base."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_trainer.models import base_reference, download
+from finetune_trainer.models.cache import Cache
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from finetune_trainer.train.model.adapters import continued
+from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
+from finetune_trainer.train.model.network import family
+from finetune_trainer.train.model.weights import load, stored_tensors
+from finetune_trainer.train.model.weights.standalone import Standalone, save
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from finetune_crds.training import Model
+    from finetune_trainer.train.runtime.distributed import World
+
+
+def fetch(
+    spec: Model,
+    to: Path,
+    world: World,
+    field: str = "model.base",
+    *,
+    named: bool = False,
+    check: Callable[[Path], None] = lambda _config: None,
+) -> download.Source:
+    """Fetch a model into each pod as a standalone model: an adapter is merged into its base, unless it goes on itself.
+
+    Args:
+        spec: which model.
+        to: folder for what is downloaded and merged.
+        world: the ranks; all of them must call this, and the first of each pod does the work.
+        field: the recipe's field that names it.
+        named: whether an adapter is to name its base, so that rank 0 needs the digest of a base that lies elsewhere.
+        check: gets the folder of the base's config before the weights are fetched, and raises what is wrong with it.
+
+    Raises:
+        RecipeRefusedError: it cannot be fetched, loaded or merged.
+        TrainingError: the Hub does not answer.
+    """
+
+    def alone() -> download.Source:
+        how: dict[str, Any] = {"revision": spec.revision, "cache": Cache.of(spec), "field": field}
+        # Before the weights are fetched, which may be hundreds of GB.
+        config = download.fetch(spec.base, to / "config", **how, without_weights=True)
+        _check_base(spec, config, field)
+        check(config.base)
+        source = download.fetch(spec.base, to / "fetched", **how)
+        if spec.adapter == "Continue":
+            if source.adapter is None:
+                raise RecipeRefusedError(
+                    f"{field} {spec.base} is no adapter, and model.adapter Continue trains one further: remove it",
+                    reason="ModelNotLoadable",
+                )
+            world.say(f"{field} {spec.base} is an adapter of {source.adapter_of}, which is trained further")
+            return source
+        if source.adapter is None:
+            return source
+        merged = to / "merged"
+        into(source.base, source.adapter, spec, merged, field)
+        world.say(f"{field} {spec.base} is an adapter: merged into its base {source.adapter_of}")
+        return download.Source(merged, source.tokenizer)
+
+    def known() -> download.Source:
+        source = alone()
+        found = source.origin
+        if not (named and world.leads) or found is None or found.digest is not None:
+            return source
+        return replace(source, origin=replace(found, digest=base_reference.digest(source.base)))
+
+    return world.agree_in_pod(known)
+
+
+def _check_base(spec: Model, source: download.Source, field: str) -> None:
+    """Check by its config that a model can be trained, or the base of an adapter."""
+    from transformers import AutoConfig
+
+    what = f"{field} {spec.base}"
+    if source.adapter is not None:
+        what = f"{source.adapter_of or source.base}, the base of {what},"
+    with load.load_errors(spec, field):
+        config = AutoConfig.from_pretrained(str(source.base), trust_remote_code=spec.trust_remote_code)
+        load.check_not_quantized(config, what)
+        family.check_causal(config, what)
+
+
+def into(
+    base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.base", *, new: NewTokens = NO_TOKENS
+) -> None:
+    """Merge an adapter into its base and save the result, in the type that the base is stored in.
+
+    The host holds one file of weights and the adapter, or all of the base where `_needs_all` says so.
+
+    NB: peft keeps adapters in fp32 and adds each layer's product to the base's weights in place, so that the sum is
+    rounded once: an fp32 copy of the base, twice as large, would give the same numbers.
+
+    A base whose embedding and output layer share a weight has one for each of them afterwards, if the adapter tells them apart.
+
+    Args:
+        base: folder of the base.
+        adapter: folder of the adapter.
+        spec: the model, for error messages.
+        to: where the merged model is saved.
+        field: the recipe's field that names it.
+        new: tokens that the adapter was trained with, and the base does not have.
+
+    Raises:
+        RecipeRefusedError: one of them cannot be loaded, or the adapter is virtual tokens, which no weights hold.
+    """
+    import peft
+
+    with load.load_errors(spec, field):
+        config = peft.PeftConfig.from_pretrained(str(adapter))
+        if config.is_prompt_learning:
+            raise RecipeRefusedError(
+                f"{field} {spec.base} is a {config.peft_type.value} adapter, which cannot be merged into its base: "
+                f"name the base, {config.base_model_name_or_path}",
+                reason="ModelNotLoadable",
+            )
+        if _needs_all(config, base):
+            model = load.unsharded(spec, base)
+            new.enlarge(model)
+            adapted = on(model, adapter)
+            _untie_adapted(adapted.get_base_model(), _another)
+            # NB: peft sets tie_word_embeddings False where both ends have weights of their own.
+            whole = adapted.merge_and_unload()
+            streamed = None
+        else:
+            streamed = Standalone(spec, base, new=new, given=_brought(adapter, config))
+            adapted = on(streamed.model, adapter)
+            _untie_adapted(adapted.get_base_model(), streamed.another)
+            streamed.unload(adapted)
+    if streamed is None:
+        save(whole, to, base)
+    else:
+        streamed.save(to)
+
+
+def copy(base: Path, spec: Model, to: Path, field: str = "model.base") -> None:
+    """Save a base as it is, in the type that its config names; the host holds one file of weights, or all of a pickle.
+
+    Args:
+        base: its folder.
+        spec: the model, for error messages.
+        to: where it is saved.
+        field: the recipe's field that names it.
+
+    Raises:
+        RecipeRefusedError: it cannot be loaded.
+    """
+    with load.load_errors(spec, field):
+        model = load.unsharded(spec, base) if not stored_tensors.readable(base) else None
+        streamed = None if model is not None else Standalone(spec, base)
+    if streamed is None:
+        save(model, to, base)
+    else:
+        streamed.save(to)
+
+
+def _needs_all(config: Any, base: Path) -> bool:
+    """Whether an adapter can only be merged into a base that is in memory.
+
+    These are bases that `stored` cannot read, and adapters whose layers are made from the values of the base (PiSSA, OLoRA,
+    CorDA and others) or which are no LoRA: peft asks for the values when it puts them on.
+    """
+    import peft
+
+    low_rank = isinstance(config, peft.LoraConfig) and config.init_lora_weights in continued.INITIAL
+    return not low_rank or not stored_tensors.readable(base)
+
+
+def _brought(adapter: Path, config: Any) -> frozenset[str]:
+    """The weights of the base that the file of an adapter has beside its own: biases, and an embedding that has grown."""
+    from peft.utils import load_peft_weights
+
+    names = (
+        name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        for name in load_peft_weights(str(adapter), device="cpu")
+    )
+    # Layers of modulesToSave are copies beside those of the base.
+    copied = tuple(config.modules_to_save or ())
+    return frozenset(name for name in names if not name.rpartition(".")[0].endswith(copied))
+
+
+def _another(weight: torch.nn.Parameter) -> torch.nn.Parameter:
+    return torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
+
+
+def _untie_adapted(model: Any, another: Callable[[torch.nn.Parameter], torch.nn.Parameter]) -> None:
+    """Give embedding and output layer weights of their own if one of them has an adapter, which would be added to both.
+
+    Args:
+        model: the base, with the adapter on it.
+        another: makes a weight of the same values.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    if not any(isinstance(end, BaseTunerLayer) for end in ends):
+        return
+    embedding, head = (
+        end.get_base_layer() if isinstance(end, BaseTunerLayer) else getattr(end, "original_module", end)
+        for end in ends
+    )
+    if head.weight is embedding.weight:
+        head.weight = another(head.weight)
+
+
+def on(model: Any, adapter: Path) -> Any:
+    """A model with an adapter on it.
+
+    Raises:
+        ValueError: the adapter is of another model.
+    """
+    import peft
+
+    with warnings.catch_warnings():
+        # NB: peft goes on without what is missing, and the layer would be merged as if it had not been trained.
+        warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
+        try:
+            return peft.PeftModel.from_pretrained(model, str(adapter))
+        except (RuntimeError, UserWarning) as error:
+            # torch lists under a headline which shapes differ.
+            detail = str(error).strip().splitlines()[:2][-1].strip()
+            raise ValueError(f"the adapter does not fit its base: {detail[:300]}") from error

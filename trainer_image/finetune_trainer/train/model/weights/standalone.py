@@ -1,0 +1,306 @@
+"""A standalone model, written from its base's files one tensor at a time, with an adapter merged into it or without one.
+
+The host holds one file of weights, of at most 4 GB, and what the adapter holds: a base of 140 GB takes no more than a small one.
+peft's own way is no help: it merges bases that accelerate left on the disk, and keeps each merged layer in memory
+(`peft.tuners.tuners_utils.onload_layer`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, Grown, NewTokens, at_ends
+from finetune_trainer.train.model.weights import load, stored_tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from finetune_crds.training import Model
+
+_GENERATION = "generation_config.json"
+_WEIGHTS, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
+# A proxied upload above 5 GB does not get through.
+_MAX_SHARD = "4GB"
+
+
+def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
+    """Save a model that is in memory in shards, with the generation config of its base.
+
+    Args:
+        model: a model of transformers.
+        folder: where to.
+        source: folder of the base.
+        options: more of them for `save_pretrained`.
+    """
+    from transformers import GenerationConfig
+
+    # NB: transformers refuses to write some of the generation configs that it reads.
+    model.generation_config = GenerationConfig.from_model_config(model.config)
+    model.save_pretrained(folder, max_shard_size=_MAX_SHARD, **options)
+    given = source / _GENERATION
+    if given.exists():
+        shutil.copyfile(given, folder / _GENERATION)
+
+
+class Standalone:
+    """A model whose weights stay in the files of its base until they are written.
+
+    Its matrices have a shape and a type on the host, but no memory and no values, so that peft puts an adapter on it as it
+    does on a whole model.
+
+    Args:
+        spec: names the base.
+        source: folder of the base.
+        new: tokens that get rows.
+        given: parameters of the base that an adapter brings: they are in memory.
+
+    Raises:
+        OSError, ValueError, KeyError, SafetensorError: the base cannot be loaded.
+    """
+
+    def __init__(
+        self, spec: Model, source: Path, *, new: NewTokens = NO_TOKENS, given: frozenset[str] = frozenset()
+    ) -> None:
+        self._source = source
+        self._files = stored_tensors.tensors(source)
+        self.model: PreTrainedModel = load.unsharded(spec, source, device="meta")
+        self._parts = stored_tensors.layout(self.model, self._files).parts
+        self._tie()
+        ends = {id(weight) for weight in at_ends(self.model)} if new.ids else set()
+        self._parts |= {
+            name: Grown(self._parts[name], new)
+            for name, weight in self.model.named_parameters(remove_duplicate=False)
+            if id(weight) in ends and name in self._parts
+        }
+        new.enlarge(self.model)
+        self._initialize_buffers(spec)
+        self._check()
+        # The names of the parameters without values, which those that are tied share.
+        self._names = WeakTensorKeyDictionary()
+        self._allocate(given)
+        self._layers: dict[str, nn.Module] = {}
+        # Parameters of a merged layer that are not written yet.
+        self._merged: dict[str, torch.Tensor] = {}
+
+    def _tie(self) -> None:
+        """Tie weights that the files have twice: transformers compares them only if they are loaded."""
+        for name, other in stored_tensors.tied_twice(self.model, self._parts):
+            if stored_tensors.equal(self._parts[name], self._parts[other]):
+                module, _, key = name.rpartition(".")
+                setattr(self.model.get_submodule(module), key, self.model.get_parameter(other))
+
+    def _initialize_buffers(self, spec: Model) -> None:
+        """Give buffers that the files lack the values of the model's code, as transformers does."""
+        stored_too = self.model.state_dict()
+        missing = [
+            name for name, _ in self.model.named_buffers() if name in stored_too and name not in self._parts
+        ]
+        if not missing:
+            return
+        made = load.empty(self.model.config, self.model.dtype, trust=spec.trust_remote_code)
+        for name in missing:
+            module, _, key = name.rpartition(".")
+            setattr(self.model.get_submodule(module), key, made.get_buffer(name).to(stored_too[name].dtype))
+
+    def _check(self) -> None:
+        buffers = {name for name, _ in self.model.named_buffers()}
+        for name, tensor in self.model.state_dict().items():
+            part = self._parts.get(name)
+            if part is None and name in buffers:
+                continue
+            if part is None or list(part.shape) != list(tensor.shape):
+                raise ValueError(f"its files have no {name} of the shape {list(tensor.shape)}")
+
+    def _allocate(self, given: frozenset[str]) -> None:
+        """Give the parameters tensors on the host: those that an adapter brings real ones, the others one number each."""
+        made: dict[int, nn.Parameter] = {}
+        named = list(self.model.named_parameters(remove_duplicate=False))
+        brought = {id(weight) for name, weight in named if name in given}
+        for name, weight in named:
+            if id(weight) not in made:
+                real = id(weight) in brought
+                made[id(weight)] = (
+                    nn.Parameter(self._read(name, weight.dtype), requires_grad=False)
+                    if real
+                    else self._without_values(name, weight)
+                )
+            module, _, key = name.rpartition(".")
+            setattr(self.model.get_submodule(module), key, made[id(weight)])
+
+    def _without_values(self, name: str, like: torch.Tensor) -> nn.Parameter:
+        made = nn.Parameter(_hollow(like), requires_grad=False)
+        self._names[made] = name
+        return made
+
+    def another(self, weight: nn.Parameter) -> nn.Parameter:
+        """Make a parameter with the values of another, which may be in the files."""
+        name = self._names.get(weight)
+        if name is not None:
+            return self._without_values(name, weight)
+        return nn.Parameter(weight.detach().clone(), requires_grad=False)
+
+    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """A weight of the base, in memory of its own."""
+        return torch.empty_like(value := self._parts[name][:], dtype=dtype).copy_(value)
+
+    def unload(self, adapted: Any) -> None:
+        """Take the adapter off a model, and keep its layers: they are merged one by one when the model is written.
+
+        Args:
+            adapted: the model, with peft's adapter on it.
+
+        Raises:
+            ValueError: it cannot be merged.
+        """
+        tuner = adapted.base_model
+        tuner._check_merge_allowed()  # noqa: SLF001 - peft's merge_and_unload begins with it
+        for name, module in tuner.model.named_modules():
+            inside = any(name.startswith(f"{layer}.") for layer in self._layers)
+            if not inside and (
+                hasattr(module, "unload_and_optionally_merge_module") or hasattr(module, "base_layer")
+            ):
+                self._layers[name] = module
+        self.model = adapted.unload()
+        ends = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        # As peft does after it has merged.
+        if self.model.config.tie_word_embeddings and ends[0].weight is not ends[1].weight:
+            self.model.config.tie_word_embeddings = False
+
+    def _merge(self, name: str) -> dict[str, torch.Tensor]:
+        """The weights of one of the adapter's layers after it is merged, as peft's merge_and_unload does."""
+        layer: Any = self._layers[name]
+        filled = [weight for weight in layer.parameters() if weight in self._names]
+        for weight in filled:
+            weight.data = self._read(self._names[weight], weight.dtype)
+        if hasattr(layer, "unload_and_optionally_merge_module"):
+            merged = layer.unload_and_optionally_merge_module(
+                merge=True, safe_merge=False, adapter_names=None
+            )
+        else:
+            layer.merge(safe_merge=False, adapter_names=None)
+            merged = layer.get_base_layer()
+        found = {f"{name}.{key}": value.data for key, value in merged.state_dict(keep_vars=True).items()}
+        for weight in filled:
+            weight.data = _hollow(weight)
+        _trim()
+        return found
+
+    def _value(self, name: str) -> torch.Tensor:
+        """A parameter or a buffer of the finished model."""
+        if name in self._merged:
+            return self._merged.pop(name)
+        layer = next((layer for layer in self._layers if name.startswith(f"{layer}.")), None)
+        if layer is not None:
+            self._merged |= self._merge(layer)
+            return self._merged.pop(name)
+        tensor: torch.Tensor = self.model.get_parameter_or_buffer(name)
+        if tensor.is_meta or tensor in self._names:
+            return self._parts[name][:].to(tensor.dtype)
+        return tensor.detach()
+
+    def make(self, name: str, targets: tuple[str, ...], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Make a tensor for the files, and those that can only be made together with it.
+
+        Args:
+            name: its name in the files.
+            targets: the parameters that it is part of.
+            dtype: its type.
+        """
+        from transformers.core_model_loading import revert_weight_conversion
+
+        there = self._files.get(name)
+        merged = any(target.startswith(f"{layer}.") for target in targets for layer in self._layers)
+        if not merged and there is not None and isinstance(self._parts[targets[0]], stored_tensors.Converted):
+            # Of experts that the adapter leaves alone, those of the files need not be fused and taken apart again.
+            return {name: there[:].to(dtype)}
+        return dict(revert_weight_conversion(self.model, {target: self._value(target) for target in targets}))
+
+    def save(self, folder: Path) -> None:
+        """Write the model as `save_pretrained` does: the same files.
+
+        Args:
+            folder: where to.
+        """
+        from huggingface_hub import split_torch_state_dict_into_shards
+        from safetensors.torch import save_file
+
+        save(self.model, folder, self._source, state_dict={})
+        named = self._as_stored()
+        shards = split_torch_state_dict_into_shards(
+            named, filename_pattern=_WEIGHTS, max_shard_size=_MAX_SHARD
+        )
+        made = _Made(self, named)
+        for file, names in shards.filename_to_tensors.items():
+            tensors = {name: torch.empty_like(named[name], device="cpu") for name in names}
+            for name, tensor in tensors.items():
+                tensor.copy_(made.take(name))
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+            # NB: save_file leaves cycles of references to the tensors (numpy's `ctypes`), which are collected at some time.
+            for tensor in tensors.values():
+                tensor.untyped_storage().resize_(0)
+        if shards.is_sharded:
+            about = {"total_parameters": self.model.num_parameters(), **shards.metadata}
+            index = {"metadata": about, "weight_map": shards.tensor_to_filename}
+            text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+            (folder / _INDEX).write_text(text, encoding="utf-8")
+
+    def _as_stored(self) -> dict[str, torch.Tensor]:
+        """What is written, without values, by the names in the files."""
+        from transformers.core_model_loading import revert_weight_conversion
+        from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+        state = {name: _bare(value) for name, value in self.model.state_dict().items()}
+        for name in self.model._keys_to_ignore_on_save or ():  # noqa: SLF001 - as save_pretrained does
+            state.pop(name, None)
+        state = remove_tied_weights_from_state_dict(state, self.model)
+        return dict(revert_weight_conversion(self.model, state))
+
+
+class _Made:
+    """The tensors of a standalone model by the names in its files, each made when it is taken.
+
+    Args:
+        of: the model.
+        named: what is written, without values.
+    """
+
+    def __init__(self, of: Standalone, named: dict[str, torch.Tensor]) -> None:
+        self._of = of
+        self._named = named
+        self._targets = stored_tensors.layout(of.model, named).targets
+        # What was made together with another tensor, and is not taken yet.
+        self._ready: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str) -> torch.Tensor:
+        """Make a tensor; each can be taken once."""
+        if name not in self._ready:
+            self._ready |= self._of.make(name, self._targets[name], self._named[name].dtype)
+        return self._ready.pop(name)
+
+
+def _trim() -> None:
+    """Give memory that was freed back to the system.
+
+    NB: glibc before 2.38 reuses no gap of tensors below 32 MB for another of the same size (posix_memalign), so that a small
+    model's would add up to more than the model.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+
+def _hollow(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

@@ -1,0 +1,255 @@
+"""The tensors in a model's files, and the parameters that transformers makes of them, in slices that are read when they are needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from finetune_trainer.pod.exit_status import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from transformers import PreTrainedModel
+    from transformers.core_model_loading import WeightConverter
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# Rows of two tensors that are compared at once.
+_AT_ONCE = 8192
+
+
+class Part(Protocol):
+    """A tensor, or what gives slices of one."""
+
+    @property
+    def shape(self) -> Any:
+        """Its shape."""
+
+    def __getitem__(self, at: slice) -> torch.Tensor:
+        """Some of its rows."""
+
+
+class _Opened:
+    """The file that was read last stays open: headers of thousands of experts are large, and so are mapped files."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._file: Any = None
+
+    def __call__(self, path: Path) -> Any:
+        from safetensors import safe_open
+
+        if path != self._path:
+            self._file, self._path = None, None
+            self._file, self._path = safe_open(path, framework="pt"), path
+        return self._file
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a safetensors file, of which slices can be read."""
+
+    path: Path
+    name: str
+    shape: list[int]
+    _opened: _Opened = field(repr=False)
+
+    def __getitem__(self, at: slice) -> torch.Tensor:
+        file = self._opened(self.path)
+        found: torch.Tensor = file.get_slice(self.name)[at] if self.shape else file.get_tensor(self.name)
+        return found
+
+
+def readable(source: Path) -> bool:
+    """Whether slices of a model's files can be read, which those of a pickle cannot."""
+    return bool(_files(source))
+
+
+def tensors(source: Path) -> dict[str, Stored]:
+    """The tensors in a model's safetensors files, by their names there, file by file; none if it has no such files.
+
+    Raises:
+        OSError, SafetensorError: a file is missing or damaged.
+    """
+    from safetensors import safe_open
+
+    opened = _Opened()
+    found: dict[str, Stored] = {}
+    for path in _files(source):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                found[name] = Stored(path, name, list(file.get_slice(name).get_shape()), opened)
+    return found
+
+
+def _files(source: Path) -> list[Path]:
+    # NB: of weights in one file and in several, transformers takes the former.
+    if (source / _SINGLE).exists():
+        return [source / _SINGLE]
+    if not (source / _INDEX).exists():
+        return []
+    index = json.loads((source / _INDEX).read_text(encoding="utf-8"))
+    return [source / name for name in sorted(set(index["weight_map"].values()))]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How tensors in files and the parameters of a model make each other.
+
+    parts: the parameters and persistent buffers that the files hold, by their names in the model.
+    targets: those that each tensor in the files is part of, by its name there; a tensor that the model does not have is missing.
+    """
+
+    parts: dict[str, Part]
+    targets: dict[str, tuple[str, ...]]
+
+
+def layout(model: PreTrainedModel, there: Mapping[str, Part]) -> Layout:
+    """Find what transformers makes of the tensors in files, as its `from_pretrained` does.
+
+    Args:
+        model: one with parameters on the meta device, whose names are those of transformers.
+        there: what the files hold, by the names there.
+
+    Raises:
+        ValueError: the tensors cannot be converted.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        WeightConverter,
+        WeightRenaming,
+        dot_natural_key,
+        rename_source_key,
+    )
+
+    conversions = get_model_conversion_mapping(model)
+    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
+    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
+    of_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    known = model.state_dict()
+    found = Layout({}, {})
+    converted: dict[str, dict[str, list[str]]] = {}
+    for name in sorted(there, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        if target not in known and name in known:
+            target, pattern = rename_source_key(name, [], [], model.base_model_prefix, known)
+        if target not in known:
+            continue
+        if pattern is None:
+            found.parts.setdefault(target, there[name])
+            found.targets[name] = (target,)
+        else:
+            converted.setdefault(target, {}).setdefault(pattern, []).append(name)
+    for target, names in converted.items():
+        sources = {pattern: [there[name] for name in of] for pattern, of in names.items()}
+        conversion = _Conversion(model, of_pattern[next(iter(names))], target, sources)
+        made = conversion.parts()
+        found.parts.update({name: part for name, part in made.items() if name in known})
+        targets = tuple(name for name in made if name in known)
+        found.targets.update({name: targets for of in names.values() for name in of})
+    for one, other in model.all_tied_weights_keys.items():
+        for name, same in ((one, other), (other, one)):
+            if name not in found.parts and same in found.parts:
+                found.parts[name] = found.parts[same]
+    return found
+
+
+def tied_twice(model: PreTrainedModel, parts: Mapping[str, Part]) -> Iterator[tuple[str, str]]:
+    """Yield the names of weights that a model ties, and of which files have both."""
+    for name, other in model.all_tied_weights_keys.items():
+        one, same = parts.get(name), parts.get(other)
+        if one is not None and same is not None and one is not same:
+            yield name, other
+
+
+def equal(one: Part, other: Part) -> bool:
+    """Whether two tensors of files are the same, of which a block of rows is in memory at a time."""
+    if list(one.shape) != list(other.shape):
+        return False
+    blocks = (slice(begin, begin + _AT_ONCE) for begin in range(0, one.shape[0], _AT_ONCE))
+    return all(torch.equal(one[block], other[block]) for block in blocks)
+
+
+@dataclass(frozen=True)
+class _Conversion:
+    """Tensors of files that transformers converts into one or more parameters.
+
+    target: the first of the parameters.
+    sources: the tensors, by the pattern that their names have, in the order of their names.
+    """
+
+    model: PreTrainedModel
+    converter: WeightConverter
+    target: str
+    sources: dict[str, list[Part]]
+
+    def parts(self) -> dict[str, Part]:
+        """The parameters, by name."""
+        shapes = self._run(lambda part: torch.empty(list(part.shape), device="meta"), self.sources)
+        count = {len(parts) for parts in self.sources.values()}
+        stacked = self._stacks_rows() and all(shape.shape[0] in count for shape in shapes.values())
+        by_rows = stacked and len(count) == 1
+        return {
+            name: Converted(self, name, list(value.shape), by_rows=by_rows) for name, value in shapes.items()
+        }
+
+    def _stacks_rows(self) -> bool:
+        """Whether each row of a parameter is made of one tensor of each pattern, as fused experts are."""
+        from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, Transpose
+
+        first, *others = self.converter.operations
+        dims = [
+            (operation.dim0, operation.dim1)
+            if type(operation) is Transpose
+            else (operation.dim,)
+            if type(operation) in (Concatenate, Interleave)
+            else (0,)
+            for operation in others
+        ]
+        return type(first) is MergeModulelist and first.dim == 0 and all(min(of) > 0 for of in dims)
+
+    def read(self, name: str, rows: slice | None) -> torch.Tensor:
+        """Make a parameter, or some rows of it, of which only the tensors are read."""
+        sources = self.sources
+        if rows is not None:
+            sources = {pattern: parts[rows] for pattern, parts in sources.items()}
+        return self._run(lambda part: part[:], sources)[name]
+
+    def _run(self, read: Any, sources: Mapping[str, Iterable[Part]]) -> dict[str, torch.Tensor]:
+        from copy import deepcopy
+
+        mapping = deepcopy(self.converter)
+        for pattern, parts in sources.items():
+            for part in parts:
+                mapping.add_tensor(self.target, pattern, pattern, partial(read, part))
+        try:
+            made = mapping.convert(self.target, model=self.model, config=self.model.config)
+        except (RuntimeError, IndexError) as error:
+            raise ValueError(
+                f"{self.target} cannot be made of what its files hold: {first_line(error)}"
+            ) from error
+        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A parameter that transformers makes of several tensors, or a part of one.
+
+    by_rows: whether rows can be made without the tensors of the others.
+    """
+
+    conversion: _Conversion
+    name: str
+    shape: list[int]
+    by_rows: bool
+
+    def __getitem__(self, at: slice) -> torch.Tensor:
+        begin, end, _ = at.indices(self.shape[0])
+        if self.by_rows:
+            return self.conversion.read(self.name, slice(begin, end))
+        return self.conversion.read(self.name, None)[begin:end]
