@@ -26,7 +26,7 @@ from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import enqueue as finetunejob_events
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
-from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.modelpromotion import enqueue as promotion_events

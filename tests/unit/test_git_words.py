@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finetune_crds import contract
-from finetune_operator.finetunejob import installer
+from finetune_operator.finetunejob.pods import installer
 from finetune_trainer.pod import checkout
 
 URL = "https://host/a.git"

@@ -24,8 +24,8 @@ from finetune_crds.evaluation import BASE, NAMES
 from finetune_crds.gates import Gate
 from finetune_crds.reference import SAMPLES, sample_files
 from finetune_crds.schema import Schema, crd
-from finetune_operator.finetunejob.decide import mistakes
 from finetune_operator.finetunejob.decide.accept import not_implemented
+from finetune_operator.finetunejob.draft import mistakes
 from finetune_operator.modelpromotion.decide import accept as promotion
 from finetune_operator.policy.address import passwords
 from finetune_operator.serving import traffic

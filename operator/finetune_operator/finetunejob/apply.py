@@ -16,7 +16,7 @@ from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.children import is_being_deleted, is_child
-from finetune_operator.finetunejob.decide import created_run, databricks_run, spark_application
+from finetune_operator.finetunejob.decide import created_run
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import (
     Action,
@@ -31,7 +31,8 @@ from finetune_operator.finetunejob.model import (
     SubmitRun,
     TagVersion,
 )
-from finetune_operator.finetunejob.observe import FineTuneJobObserver
+from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver
+from finetune_operator.finetunejob.preparation import databricks, spark_application
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import MoveAlias
@@ -79,7 +80,7 @@ class FineTuneJobApplier:
             try:
                 if isinstance(action, SubmitRun | CancelRun):
                     run_id = await self.observer.preparations.act(ftj, action)
-                    decision = databricks_run.noted(decision, run_id)
+                    decision = databricks.noted(decision, run_id)
                 else:
                     decision = await self._act(ftj, decision, action, now)
             except (ExternalError, LeaseBusy) as error:

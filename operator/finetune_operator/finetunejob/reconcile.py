@@ -15,10 +15,11 @@ from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, utc_now
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
-from finetune_operator.finetunejob.decide import databricks_run, decide, decide_deletion
+from finetune_operator.finetunejob.decide import decide, decide_deletion
 from finetune_operator.finetunejob.decide.ready import summarized
 from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, Observed
-from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.preparation import databricks
 from finetune_operator.kube import KubeError
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
@@ -71,7 +72,7 @@ class FineTuneJobReconciler(Reconciler):
         try:
             await self.applier.apply(ftj, decision, now)
         except ExternalError as error:
-            if not databricks_run.may_go(ftj, error.problem):
+            if not databricks.may_go(ftj, error.problem):
                 raise
             log.warning("%s is deleted without a look for its Databricks run: %s", ftj.key, error)
             await self.applier.apply(ftj, Decision(status=ftj.status, finalizer=False), now)

@@ -19,11 +19,11 @@ from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube
+from finetune_operator.modelpromotion.conflicts import Rivals
 from finetune_operator.modelpromotion.decide.canary import main_version
 from finetune_operator.modelpromotion.decide.rollback import target_version
 from finetune_operator.modelpromotion.decide.source import named_version
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
-from finetune_operator.modelpromotion.rivals import Rivals
 from finetune_operator.policy.address import without_user
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.registry.choose import open_registry, registry_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator.finetunejob.decide.workspace import pod_login
+from finetune_operator.finetunejob.pods.workspace import pod_login
 from finetune_operator.settings import Settings
 from finetune_trainer.pod import mlflow_run
 from standins.databricks import Workspace

@@ -14,8 +14,9 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.decide import decide, gang
+from finetune_operator.finetunejob.decide import decide
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Mlflow, Observed, Rehearsal
+from finetune_operator.finetunejob.pods import gang
 from finetune_operator.finetunejob.resolve import resolve
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion

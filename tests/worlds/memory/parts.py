@@ -9,7 +9,7 @@ from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
-from finetune_operator.finetunejob.observe import FineTuneJobObserver
+from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import Kube
 from finetune_operator.registry.writer import AliasWriter

@@ -12,7 +12,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, Move
 from finetune_operator.errors import Problem
-from finetune_operator.modelpromotion.decide.terms import gates_digest
+from finetune_operator.modelpromotion.decide.digests import gates_digest
 from worlds.memory.promotions import PREVIOUS, KilledError, World, back_to
 
 Json = dict[str, Any]

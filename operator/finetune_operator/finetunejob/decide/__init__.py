@@ -6,18 +6,16 @@ from datetime import datetime
 
 from finetune_operator.finetunejob.decide import (
     accept,
-    admit,
     checkout,
-    databricks_run,
     deadline,
+    dry_run,
     evaluate,
     finish,
     links,
-    pin,
-    prepare,
     ready,
     record,
     register,
+    resolve_alias,
     resume_from,
     suspend,
     track,
@@ -25,9 +23,10 @@ from finetune_operator.finetunejob.decide import (
     usage,
     version,
 )
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
-from finetune_operator.policy.outcome import run_policies
+from finetune_operator.finetunejob.preparation import databricks, prepare
+from finetune_operator.policy.result import run_policies
 from finetune_operator.settings import Settings
 
 # In this order; a policy that returns Stop ends the pass.
@@ -36,8 +35,8 @@ POLICIES = (
     accept.accept,
     suspend.resume,
     checkout.resolve,
-    admit.admit,
-    pin.pin,
+    dry_run.admit,
+    resolve_alias.pin,
     resume_from.resume_from,
     track.track,
     suspend.suspend,
@@ -62,7 +61,7 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
         track.show_preparation(draft)
     if finish.is_finished(draft):
         finish.after_the_end(draft)
-    databricks_run.guard(draft)
+    databricks.guard(draft)
     draft.status = ready.summarized(ftj, draft.status, draft.now)
     return draft.conclude()
 
@@ -70,6 +69,6 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
 def decide_deletion(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
     """What has to be done for a job that is being deleted and that the operator's finalizer holds."""
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
-    databricks_run.release(draft)
+    databricks.release(draft)
     draft.status = ready.summarized(ftj, draft.status, draft.now)
     return draft.conclude()

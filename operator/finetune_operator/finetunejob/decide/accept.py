@@ -7,21 +7,17 @@ from collections.abc import Iterator
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.decide import (
-    catalog,
-    databricks_run,
-    mistakes,
-    own_code,
-    parameters,
-    preparation_pods,
-)
-from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.decide.wait import Refusal, refuse
-from finetune_operator.finetunejob.decide.workspace import workspace_mistakes
+from finetune_operator.finetunejob.decide import parameters
+from finetune_operator.finetunejob.draft import mistakes
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.draft.wait import Refusal, refuse
 from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.pods import own_code
+from finetune_operator.finetunejob.pods.workspace import workspace_mistakes
+from finetune_operator.finetunejob.preparation import catalog, databricks, driver_pod
 from finetune_operator.finetunejob.resolve import resolve, resolved
 from finetune_operator.policy.address import passwords
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _NO_STORAGE = (
@@ -117,14 +113,14 @@ def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Itera
     yield from own_code.mistakes(spec.trainer)
     yield from parameters.unreadable_secrets(spec)
     yield from workspace_mistakes(spec, settings)
-    yield from databricks_run.mistakes(spec, settings)
+    yield from databricks.mistakes(spec, settings)
     yield from catalog.mistakes(spec)
 
 
 def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:
     """What is wrong with pod templates and variables, which can be corrected."""
     yield from mistakes.of_training(spec)
-    yield from preparation_pods.mistakes(spec)
+    yield from driver_pod.mistakes(spec)
     yield from mistakes.of_evaluation(spec)
 
 
@@ -146,7 +142,7 @@ def obstacles(
     wrong = [*mistakes_of_fixed_fields(spec, settings)]
     if wrong:
         yield ConditionReason.INSTALLATION_MISMATCH, _MISMATCH.format(mistakes="; ".join(wrong))
-    yield from databricks_run.obstacles(spec, settings, namespace)
+    yield from databricks.obstacles(spec, settings, namespace)
     if lacking := catalog.missing(spec):
         yield ConditionReason.CATALOG_NOT_CONFIGURED, lacking
     if lacking := catalog.no_workspace(spec, settings):

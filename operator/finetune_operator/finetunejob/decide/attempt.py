@@ -9,8 +9,9 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import RunPolicy
 from finetune_crds.status import LastFailure
-from finetune_operator.finetunejob.decide import backoff, checkpoint, gang, own_code, pods
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide import checkpoint
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import backoff, gang, own_code, pod_state
 from finetune_operator.text import short
 
 # The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.37).
@@ -33,7 +34,7 @@ def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, fail
     step = own_code.failed(failure, mine, draft.spec.trainer)
     if deleted:
         failure = failure.model_copy(update={"reason": _POD_DELETED})
-    elif step and failure.reason == pods.UNEXPLAINED:
+    elif step and failure.reason == pod_state.UNEXPLAINED:
         failure = failure.model_copy(update={"reason": step.value})
     before = draft.status.last_failure
     saved = draft.status.checkpoint.step if draft.status.checkpoint else None
@@ -77,7 +78,7 @@ def _explain(draft: Draft, number: int, mine: list[Json], failed: Json) -> LastF
     own = bool(draft.spec.trainer.command)
     use_less = "have your command use less" if own else "lower training.perDeviceBatchSize"
     per_node = draft.spec.distributed.ranks_per_node
-    failure = pods.first_failure(mine, gang.CONTAINER, number, per_node, use_less)
+    failure = pod_state.first_failure(mine, gang.CONTAINER, number, per_node, use_less)
     return failure or LastFailure(
         reason=failed.get("reason"),
         message=f"no pod is left to explain it: {failed.get('message', '')}",
@@ -85,9 +86,9 @@ def _explain(draft: Draft, number: int, mine: list[Json], failed: Json) -> LastF
     )
 
 
-def _deleted(failure: LastFailure, mine: list[Json]) -> pods.Exit | None:
+def _deleted(failure: LastFailure, mine: list[Json]) -> pod_state.Exit | None:
     """The pod whose deletion by a person is the failure; None where it is another one."""
-    deleted = pods.deleted_before_the_end(mine, gang.CONTAINER)
+    deleted = pod_state.deleted_before_the_end(mine, gang.CONTAINER)
     # NB: the ranks of the other pods agree on the end, with the same exit code.
     is_cause = deleted is not None and (
         failure.pod == deleted.pod or failure.exit_code == contract.EXIT_PREEMPTED
@@ -95,12 +96,14 @@ def _deleted(failure: LastFailure, mine: list[Json]) -> pods.Exit | None:
     return deleted if is_cause else None
 
 
-def _interruption(draft: Draft, number: int, failure: LastFailure, deleted: pods.Exit | None) -> str:
+def _interruption(draft: Draft, number: int, failure: LastFailure, deleted: pod_state.Exit | None) -> str:
     """Why an attempt ended that was preempted, or whose pod somebody deleted."""
     in_vain = _why_it_was_in_vain(draft) if draft.status.restart_time else ""
     if deleted:
-        return f"attempt {number} was stopped{in_vain}: {pods.place(deleted.pod, deleted.node)} was deleted"
-    on = f": {pods.place(failure.pod, failure.node)}" if failure.pod else ""
+        return (
+            f"attempt {number} was stopped{in_vain}: {pod_state.place(deleted.pod, deleted.node)} was deleted"
+        )
+    on = f": {pod_state.place(failure.pod, failure.node)}" if failure.pod else ""
     return f"attempt {number} was preempted{in_vain}{on}"
 
 
@@ -111,12 +114,12 @@ def _why_it_was_in_vain(draft: Draft) -> str:
     return " before it had a newer checkpoint" if draft.status.checkpoint else " before it had a checkpoint"
 
 
-def _sentence(failure: LastFailure, deleted: pods.Exit | None) -> str:
+def _sentence(failure: LastFailure, deleted: pod_state.Exit | None) -> str:
     """What a failure says, with the pod that it is of."""
     if not failure.pod:
         return failure.message or ""
     after = " after it was deleted" if deleted else ""
-    where = pods.place(failure.pod, failure.node)
+    where = pod_state.place(failure.pod, failure.node)
     return f"{where} ended with exit code {failure.exit_code}{after}: {failure.message or ''}"
 
 
@@ -136,7 +139,7 @@ def was_preempted(
 ) -> bool:
     """Whether the gang was preempted: by a drained or lost node, or by SIGTERM after a checkpoint."""
     rule = _matched(child, failed)
-    if "onPodConditions" in rule or any(ended.evicted for ended in pods.exits(mine, gang.CONTAINER)):
+    if "onPodConditions" in rule or any(ended.evicted for ended in pod_state.exits(mine, gang.CONTAINER)):
         return True
     by_rule = rule.get("onExitCodes", {}).get("values") == [contract.EXIT_PREEMPTED]
     return (
@@ -158,7 +161,7 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
     if code is None:
         return None
     if code in policy.fatal_exit_codes:
-        return pods.REASON_OF_EXIT.get(code, ConditionReason.FATAL_EXIT_CODE)
+        return pod_state.REASON_OF_EXIT.get(code, ConditionReason.FATAL_EXIT_CODE)
     if policy.retryable_exit_codes and code not in policy.retryable_exit_codes:
         return ConditionReason.FATAL_EXIT_CODE
     return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from finetune_crds import contract
 from finetune_crds.code import FULL_COMMIT, CodeStatus, Git
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.decide.wait import AT_ONCE_SECONDS, POLL_SECONDS
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.draft.wait import AT_ONCE_SECONDS, POLL_SECONDS
 from finetune_operator.finetunejob.model import CodeFound, FineTuneJob
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def to_resolve(ftj: FineTuneJob) -> Git | None:

@@ -6,8 +6,9 @@ from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import CheckpointStatus
-from finetune_operator.finetunejob.decide import gang, pods, track
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide import track
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import gang, pod_state
 
 
 def note(draft: Draft, mine: list[Json]) -> None:
@@ -15,7 +16,9 @@ def note(draft: Draft, mine: list[Json]) -> None:
     if draft.spec.checkpoint is None:
         return
     run = draft.observed.mlflow.run if draft.observed.mlflow else None
-    reported = [ended.message.checkpoint_step for ended in pods.exits(mine, gang.CONTAINER) if ended.message]
+    reported = [
+        ended.message.checkpoint_step for ended in pod_state.exits(mine, gang.CONTAINER) if ended.message
+    ]
     logged = track.integer(run.metrics.get(contract.METRIC_CHECKPOINT_STEP)) if run else None
     step = max((item for item in (*reported, logged) if item is not None), default=None)
     if step is not None:

@@ -7,9 +7,9 @@ from datetime import timedelta
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
 from finetune_operator.finetunejob.children import sort
-from finetune_operator.finetunejob.decide import sidecars
-from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import sidecars
+from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def deadline(draft: Draft) -> Outcome:

@@ -10,20 +10,14 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.evaluation import EvaluationStatus
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, sort
-from finetune_operator.finetunejob.decide import (
-    evaluation_pod,
-    evaluation_result,
-    health,
-    mistakes,
-    pods,
-    queueing,
-    sidecars,
-)
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide import evaluation_result
 from finetune_operator.finetunejob.decide.evaluation_result import WrongNumbersError
 from finetune_operator.finetunejob.decide.version import wait_for_lost
+from finetune_operator.finetunejob.draft import mistakes
+from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import LogMetrics, Mlflow, TagVersion
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.finetunejob.pods import evaluation_pod, health, pod_state, queueing, sidecars
+from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
 
 _CONTAINER = evaluation_pod.CONTAINER
@@ -85,7 +79,7 @@ def _start(draft: Draft, found: Sorted) -> None:
         return
     if found.ghosts or found.ghost_pods:
         # Two evaluations at once would write the same table of answers.
-        _wait(draft, f"the evaluation starts when {pods.listed_ghosts(found)} has stopped")
+        _wait(draft, f"the evaluation starts when {pod_state.listed_ghosts(found)} has stopped")
         return
     seen, version = draft.observed.mlflow, _seen(draft)
     if version is None:
@@ -122,18 +116,18 @@ def _wait_for_version(draft: Draft, seen: Mlflow | None, message: str) -> None:
 
 def _follow(draft: Draft, child: Json, mine: list[Json]) -> None:
     name = child["metadata"]["name"]
-    alive = pods.alive(mine)
+    alive = pod_state.alive(mine)
     if queueing.is_queued(child) and not alive:
         queueing.report(draft, ConditionType.EVALUATED, "the evaluation", child)
         draft.requeue_after(draft.settings.poll_seconds)
         return
     health.report(draft, alive, name, wanted=1)
-    failure = pods.last_failure(mine, _CONTAINER, 0, _USE_LESS)
+    failure = pod_state.last_failure(mine, _CONTAINER, 0, _USE_LESS)
     if failure:
         draft.update(last_failure=failure)
     running = (
         f"version {_version(draft)} is being evaluated"
-        if pods.ready(mine)
+        if pod_state.ready(mine)
         else f"the evaluation pod is starting{health.pulling(draft, alive)}"
     )
     _wait(draft, f"{running}; kubectl logs job/{name} shows its progress")
@@ -141,7 +135,7 @@ def _follow(draft: Draft, child: Json, mine: list[Json]) -> None:
 
 def _finish(draft: Draft, child: Json, mine: list[Json]) -> EvaluationStatus | None:
     draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")
-    succeeded = [ended for ended in pods.exits(mine, _CONTAINER) if ended.code == 0]
+    succeeded = [ended for ended in pod_state.exits(mine, _CONTAINER) if ended.code == 0]
     if not succeeded:
         # The pod no longer exists, nor does its result.
         draft.remove(child)
@@ -156,7 +150,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> EvaluationStatus | N
     return found
 
 
-def _read(draft: Draft, child: Json, ended: pods.Exit) -> EvaluationStatus:
+def _read(draft: Draft, child: Json, ended: pod_state.Exit) -> EvaluationStatus:
     """What a pod that succeeded found.
 
     Raises:
@@ -178,13 +172,13 @@ def _read(draft: Draft, child: Json, ended: pods.Exit) -> EvaluationStatus:
 
 
 def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
-    failure = pods.last_failure(mine, _CONTAINER, 0, _USE_LESS)
+    failure = pod_state.last_failure(mine, _CONTAINER, 0, _USE_LESS)
     if failure is None:
         _end(draft, ConditionReason.EVALUATION_FAILED, f"evaluation failed: {failed.get('message', '')}")
         return
     draft.update(last_failure=failure)
-    reason = pods.REASON_OF_EXIT.get(failure.exit_code or 0, ConditionReason.EVALUATION_FAILED)
-    where = pods.place(failure.pod or "", failure.node)
+    reason = pod_state.REASON_OF_EXIT.get(failure.exit_code or 0, ConditionReason.EVALUATION_FAILED)
+    where = pod_state.place(failure.pod or "", failure.node)
     rest = sidecars.no_retry(mine, _CONTAINER)
     _end(draft, reason, f"evaluation failed in {where}: {failure.message}{rest}")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob.decide import databricks_run, spark_application
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FinishRun
-from finetune_operator.policy.outcome import Continue, Outcome
+from finetune_operator.finetunejob.preparation import databricks, spark_application
+from finetune_operator.policy.result import Continue, Outcome
 
 
 def is_finished(draft: Draft) -> bool:
@@ -33,7 +33,7 @@ def after_the_end(draft: Draft) -> None:
     draft.stop_children()
     _close_run(draft)
     # NB: actions after one that fails wait, and a workspace may be away for good.
-    databricks_run.stop(draft)
+    databricks.stop(draft)
     spark_application.stop(draft)
     _delete_children(draft)
 

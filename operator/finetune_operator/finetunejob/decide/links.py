@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from finetune_crds.finetunejob import Tracking
 from finetune_crds.status_parts import Links
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.settings import Settings
 from finetune_operator.text import canonical
 

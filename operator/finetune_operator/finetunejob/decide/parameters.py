@@ -9,7 +9,7 @@ from typing import Any
 from finetune_crds.base import Json
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
-from finetune_operator.finetunejob.merge import is_below, mounts
+from finetune_operator.finetunejob.template_merge import is_below, mounts
 from finetune_operator.policy import secret_scopes
 
 # At the beginning of a value, or after the equals sign of an option.

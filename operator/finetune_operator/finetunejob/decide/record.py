@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from finetune_crds.status import JobUids
 from finetune_operator import names
-from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.policy.outcome import Continue, Outcome
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.policy.result import Continue, Outcome
 
 
 def record(draft: Draft) -> Outcome:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import Register
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import SetAlias
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
 
 

@@ -12,10 +12,10 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.continuation import differences, settings
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import ResumedFrom
-from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.finetunejob.decide.wait import Refusal, Wait, refuse, wait
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.draft.wait import Refusal, Wait, refuse, wait
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.policy.outcome import Continue, Outcome
+from finetune_operator.policy.result import Continue, Outcome
 
 
 def job_to_look_at(ftj: FineTuneJob) -> str | None:
@@ -47,16 +47,6 @@ def resume_from(draft: Draft) -> Outcome:
         message = f"the job starts from the checkpoint that checkpoint.resumeFrom names: {found.uri}"
     draft.set(ConditionType.CHECKPOINT_FOUND, True, ConditionReason.CHECKPOINT_FOUND, message)
     return Continue
-
-
-def in_recipe(draft: Draft, recipe: JobRecipe) -> JobRecipe:
-    """The recipe with what checkpoint.resumeFrom amounts to."""
-    found = draft.status.resumed_from
-    if recipe.checkpoint is None or found is None:
-        return recipe
-    place = ResumeFrom(type="Uri", uri=found.uri)
-    checkpoint = recipe.checkpoint.model_copy(update={"resume_from": place})
-    return recipe.model_copy(update={"checkpoint": checkpoint})
 
 
 def _wanted(ftj: FineTuneJob) -> ResumeFrom | None:

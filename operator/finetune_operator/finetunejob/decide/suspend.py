@@ -8,9 +8,11 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Nodes
 from finetune_operator import names
 from finetune_operator.finetunejob.children import is_being_deleted, job_ended
-from finetune_operator.finetunejob.decide import checkpoint, databricks_run, pods, spark_application
-from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.finetunejob.decide import checkpoint
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import pod_state
+from finetune_operator.finetunejob.preparation import databricks, spark_application
+from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def suspend(draft: Draft) -> Outcome:
@@ -31,14 +33,14 @@ def resume(draft: Draft) -> Outcome:
 def _stop(draft: Draft) -> None:
     # A Job that ended by itself is kept: its result is read when the job is resumed.
     draft.stop_children()
-    run = databricks_run.stop(draft) or spark_application.stop(draft)
-    alive = pods.alive(draft.observed.pods)
+    run = databricks.stop(draft) or spark_application.stop(draft)
+    alive = pod_state.alive(draft.observed.pods)
     if draft.status.nodes:
         draft.update(nodes=Nodes(desired=0, ready=0, summary="0/0"))
     if not draft.status.suspend_time:
         draft.update(suspend_time=draft.now)
     message = (
-        f"waiting for {pods.listed(alive)} to stop"
+        f"waiting for {pod_state.listed(alive)} to stop"
         if alive
         else run or "no pod runs; set suspend to false to resume"
     )

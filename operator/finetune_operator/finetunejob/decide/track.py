@@ -11,17 +11,15 @@ from finetune_crds.status import MlflowStatus, ModelStatus, Progress
 from finetune_crds.status_parts import PlanStatus
 from finetune_operator import names, text
 from finetune_operator.finetunejob.children import sort
-from finetune_operator.finetunejob.decide import checkout, links, pin
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.decide import checkout, links, resolve_alias
 from finetune_operator.finetunejob.decide.phase import phase
+from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import EnsureRun
 from finetune_operator.mlflow.model import Run
-from finetune_operator.policy.outcome import Continue, Outcome
+from finetune_operator.policy.result import Continue, Outcome
 
 # The width of the column that shows the step of the preparation.
 _LONGEST_STEP = 24
-RUN_IS_COMING = "preparation starts when the MLflow run exists"
-"""What a preparation waits for while `run_is_coming`."""
 
 
 def tracking_uri(draft: Draft) -> str:
@@ -56,7 +54,7 @@ def track(draft: Draft) -> Outcome:
     elif known and not _may_replace(draft, known, run):
         if run and run.run_id == known:
             _copy(draft, run, seen.server)
-    elif not (checkout.is_unresolved(draft) or pin.is_unpinned(draft.ftj)):
+    elif not (checkout.is_unresolved(draft) or resolve_alias.is_unpinned(draft.ftj)):
         draft.update(mlflow=None)
         draft.actions.append(_ensure_run(draft))
     return Continue
@@ -104,18 +102,6 @@ def may_train(draft: Draft) -> bool:
     tracked = draft.condition(ConditionType.TRACKED)
     lost = tracked is not None and tracked.reason == ConditionReason.RUN_NOT_FOUND
     return draft.status.run_id is not None and (not lost or _is_in_use(draft))
-
-
-def run_is_coming(draft: Draft) -> bool:
-    """Whether a run is about to be created, or looked for again: a preparation that starts now would not know the id of training's run.
-
-    One whose creation has failed holds no preparation up.
-    """
-    tracked = draft.condition(ConditionType.TRACKED)
-    if tracked and tracked.reason == ConditionReason.RUN_NOT_FOUND:
-        return True
-    creates = any(isinstance(action, EnsureRun) for action in draft.actions)
-    return creates and (tracked is None or tracked.status == "True")
 
 
 def _ensure_run(draft: Draft) -> EnsureRun:

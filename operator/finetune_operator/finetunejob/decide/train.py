@@ -8,22 +8,20 @@ from finetune_crds.status import ModelStatus
 from finetune_operator import names
 from finetune_operator.finetunejob.children import Sorted, job_condition, sort
 from finetune_operator.finetunejob.decide import attempt as attempts
-from finetune_operator.finetunejob.decide import (
+from finetune_operator.finetunejob.decide import checkpoint, track
+from finetune_operator.finetunejob.draft import device, mistakes
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import (
     backoff,
-    checkpoint,
-    device,
     gang,
     health,
-    mistakes,
     own_code,
     placement,
-    pods,
+    pod_state,
     queueing,
     sidecars,
-    track,
 )
-from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 
 # The number of earlier attempts whose Jobs, and with them the pods' logs, are kept.
 _KEPT_ATTEMPTS = 3
@@ -53,7 +51,7 @@ def train(draft: Draft) -> Outcome:
     _note_start(draft, number)
     nodes = draft.spec.distributed.nodes
     draft.update(nodes=placement.nodes(mine, desired=nodes))
-    device.note(draft, pods.alive(mine))
+    device.note(draft, pod_state.alive(mine))
     checkpoint.note(draft, mine)
     if sidecars.has_completed(child, mine, gang.CONTAINER, nodes=nodes):
         _finish(draft, mine)
@@ -81,7 +79,9 @@ def _start(draft: Draft, number: int, found: Sorted) -> None:
     for ghost in found.ghosts:
         draft.remove(ghost)
     if found.ghosts or found.ghost_pods:
-        message = f"attempt {number} starts when {pods.listed_ghosts(found)} of the previous one has stopped"
+        message = (
+            f"attempt {number} starts when {pod_state.listed_ghosts(found)} of the previous one has stopped"
+        )
         draft.set(ConditionType.TRAINED, False, ConditionReason.RESTARTING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return
@@ -110,7 +110,7 @@ def _delete_old_jobs(draft: Draft, number: int, found: Sorted) -> None:
 
 def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
     name, nodes = child["metadata"]["name"], draft.spec.distributed.nodes
-    alive = pods.alive(mine)
+    alive = pod_state.alive(mine)
     draft.requeue_after(draft.settings.poll_seconds)
     if queueing.is_queued(child) and not alive:
         queueing.report(draft, ConditionType.TRAINED, f"attempt {number}", child)
@@ -130,14 +130,14 @@ def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
         )
     if job_condition(child, "FailureTarget") and alive:
         # NB: the pods of a lost node do not end, and neither does the attempt.
-        message = f"attempt {number} has failed and ends when {pods.listed(alive)} has stopped"
+        message = f"attempt {number} has failed and ends when {pod_state.listed(alive)} has stopped"
     draft.set(ConditionType.TRAINED, False, reason, message)
 
 
 def _finish(draft: Draft, mine: list[Json]) -> None:
     results = [
         ended.message.train
-        for ended in pods.exits(mine, gang.CONTAINER)
+        for ended in pod_state.exits(mine, gang.CONTAINER)
         if ended.message and ended.message.train
     ]
     if results:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from finetune_crds.base import Json
 from finetune_crds.status_parts import JobUsage, Usage
 from finetune_operator.finetunejob import children
-from finetune_operator.finetunejob.decide import device
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.draft import device
+from finetune_operator.finetunejob.draft.draft import Draft
 
 EARLIER = "earlier"
 """The entry of the Jobs that no longer exist."""

@@ -6,8 +6,8 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import Register
 from finetune_crds.status import ModelStatus
 from finetune_operator.finetunejob.decide import attempt as attempts
-from finetune_operator.finetunejob.decide.draft import Draft
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
 
 

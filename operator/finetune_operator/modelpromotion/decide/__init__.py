@@ -12,8 +12,8 @@ from finetune_operator.modelpromotion.decide import (
     gates,
     identity,
     move,
+    preconditions,
     promote,
-    reach,
     ready,
     remove,
     rollback,
@@ -22,16 +22,16 @@ from finetune_operator.modelpromotion.decide import (
 )
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionDecision
-from finetune_operator.policy.outcome import run_policies
+from finetune_operator.policy.result import run_policies
 from finetune_operator.settings import Settings
 
 # In this order; a policy that returns Stop ends the pass.
 POLICIES = (
     accept.accept,
-    reach.reach,
+    preconditions.reach,
     identity.recognize,
     move.finish_move,
-    reach.suspend,
+    preconditions.suspend,
     source.resolve,
     source.has_model,
     rollback.roll_back,

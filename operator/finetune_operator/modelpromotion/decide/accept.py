@@ -9,7 +9,7 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy import secret_scopes
 from finetune_operator.policy.address import passwords, without_user
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.policy.unity_catalog import wrong_tags
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 

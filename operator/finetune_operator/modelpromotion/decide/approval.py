@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import ApprovalStatus, SoakStatus
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.text import stamp
 
 

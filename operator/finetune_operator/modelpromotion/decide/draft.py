@@ -9,7 +9,7 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import Journal, ModelPromotionStatus, Move, Withheld
-from finetune_operator.modelpromotion.decide.terms import terms_digest
+from finetune_operator.modelpromotion.decide.digests import terms_digest
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionAction, PromotionDecision
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.registry.base import MoveAlias

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, Withheld
+from finetune_operator.modelpromotion.decide.digests import terms_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.move import arrived_late, begin, complete, record
-from finetune_operator.modelpromotion.decide.terms import terms_digest
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 
 SOMEBODY = "somebody else, in the registry"
 

@@ -9,8 +9,8 @@ from typing import Any
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.serving import DatabricksServing, Route
 from finetune_operator.modelpromotion.decide import canary
+from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.decide.terms import digest
 from finetune_operator.serving.model import Endpoint, ServedVersion, workload
 from finetune_operator.settings import UNITY_CATALOG
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.serving import EndpointFailure
-from finetune_operator.modelpromotion.decide import canary, endpoint_change, past
+from finetune_operator.modelpromotion.decide import alias_history, canary, endpoint_change
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.endpoint import (
     has_failed,
@@ -30,12 +30,12 @@ def fail(
     stays = "it stays as it is" if endpoint.served else "there is nothing to go back to"
     back = f"it goes back to {in_words(saved)}" if saved else stays
     failed = f"endpoint {name_of(draft)} cannot serve version {version} as asked: {why}"[:3500]
-    fallback = past.fallback(draft, version, saved)
+    fallback = alias_history.fallback(draft, version, saved)
     if fallback is not None:
         once = "" if draft.holder == version else f" once it is at version {version} again"
         message = f"{failed}; {back}, and {draft.spec.alias} to version {fallback}{once}"
         draft.withdraw(fallback, message)
-    elif past.was_first(draft, version, saved):
+    elif alias_history.was_first(draft, version, saved):
         message = f"{failed}; {back}, and alias {draft.spec.alias}, which no version had before, is removed"
         draft.withdraw(None, message)
     else:

@@ -11,9 +11,9 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.gates import ComparisonGate, Gate, MetricGate, TagGate, Tolerance
 from finetune_crds.promotion_status import GatesStatus, GateVerdict, Verdict
 from finetune_operator.modelpromotion.decide.approval import forget_waits
+from finetune_operator.modelpromotion.decide.digests import gates_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.decide.terms import gates_digest
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import ModelVersion, comparable_on
 
 _ROUNDING = 1e-9

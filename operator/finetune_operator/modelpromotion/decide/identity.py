@@ -19,8 +19,8 @@ from finetune_crds.promotion_status import (
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.drift import SOMEBODY
 from finetune_operator.modelpromotion.decide.move import record
-from finetune_operator.modelpromotion.decide.reach import suspend
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.modelpromotion.decide.preconditions import suspend
+from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def recognize(draft: Draft) -> Outcome:

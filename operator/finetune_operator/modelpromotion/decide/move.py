@@ -13,7 +13,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, MoveReason
 from finetune_operator import names
 from finetune_operator.modelpromotion.decide.draft import Draft, cut
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.text import stamp
 
 MAX_HISTORY = 20

@@ -5,12 +5,12 @@ from __future__ import annotations
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, MoveReason, Withheld
 from finetune_operator.modelpromotion.decide.approval import forget_waits
+from finetune_operator.modelpromotion.decide.digests import gates_digest, terms_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.drift import names_of
 from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
-from finetune_operator.modelpromotion.decide.terms import gates_digest, terms_digest
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 
 # A version that lost the alias for one of these reasons is judged again. NB: a deleted version may return as another one.
 _FORFEITS: tuple[MoveReason, ...] = ("Withdrawn", "RolledBack", "VersionDeleted")

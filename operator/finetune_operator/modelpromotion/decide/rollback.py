@@ -8,7 +8,7 @@ from finetune_crds.promotion_status import ModelPromotionStatus, Move, RollbackS
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.move import begin, record
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def roll_back(draft: Draft) -> Outcome:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.serving import DatabricksServing, Route
-from finetune_operator.modelpromotion.decide import canary, past
+from finetune_operator.modelpromotion.decide import alias_history, canary
 from finetune_operator.modelpromotion.decide import endpoint as endpoints
 from finetune_operator.modelpromotion.decide import endpoint_change as change
 from finetune_operator.modelpromotion.decide.draft import Draft
@@ -91,7 +91,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     if known.version != version or failure:
         # NB: a rollout that is cut short was never in place: the routes that were saved for it stay the ones to restore.
         saved = endpoints.in_force(endpoint.served) if known.saved is None else known.saved
-        stepwise = not past.is_at_once(draft, version) and canary.is_possible(draft, version, saved)
+        stepwise = not alias_history.is_at_once(draft, version) and canary.is_possible(draft, version, saved)
         endpoints.note(
             draft,
             version=version,
@@ -135,7 +135,7 @@ def _final_routes(draft: Draft, spec: DatabricksServing, version: str) -> list[R
     withheld = draft.status.withheld
     if (
         previous == version
-        or past.replaces_bad_version(draft, version)
+        or alias_history.replaces_bad_version(draft, version)
         or draft.observed.lacks(previous)
         or (withheld and withheld.version == previous)
     ):

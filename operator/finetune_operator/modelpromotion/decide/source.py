@@ -7,7 +7,7 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.model import Observed, SourceJob
-from finetune_operator.policy.outcome import Continue, Outcome, Stop
+from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:

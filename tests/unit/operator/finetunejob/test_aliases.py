@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.controller.store import Store
-from finetune_operator.finetunejob.aliases import promoted_aliases
+from finetune_operator.finetunejob.observe.promoted_aliases import promoted_aliases
 from worlds.memory.decisions import SETTINGS, ftj
 
 Json = dict[str, Any]

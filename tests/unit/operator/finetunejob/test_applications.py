@@ -8,8 +8,8 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.applications import ApplicationReader
 from finetune_operator.finetunejob.model import Applications
+from finetune_operator.finetunejob.observe.spark_applications import ApplicationReader
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 from unit.operator.finetunejob.decide.test_spark_application import application, driver

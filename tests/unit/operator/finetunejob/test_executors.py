@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
-from finetune_operator.finetunejob.executors import ExecutorReader, Executors
+from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader, Executors
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 from unit.operator.finetunejob.decide.test_decide_executors import data, executor, running

@@ -14,9 +14,9 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.holders import HolderReader
 from finetune_operator.finetunejob.model import FineTuneJob, Holder
-from finetune_operator.finetunejob.polling import RunPoller, place
+from finetune_operator.finetunejob.observe.alias_versions import HolderReader
+from finetune_operator.finetunejob.observe.run_poller import RunPoller, place
 from finetune_operator.kube import KubeError
 from finetune_operator.registry.outages import Outages
 from finetune_operator.settings import Settings

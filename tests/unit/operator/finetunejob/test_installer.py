@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from finetune_crds import contract
-from finetune_operator.finetunejob import installer
+from finetune_operator.finetunejob.pods import installer
 from standins.git import GitServer, git_server
 from support.http_server import Answer, Request, serving
 from support.ports import free_port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_operator.finetunejob import installer
+from finetune_operator.finetunejob.pods import installer
 
 UNTRUSTED = (
     "a server shows a certificate that the image does not trust: mount that of its authority, and name the file in PIP_CERT, "

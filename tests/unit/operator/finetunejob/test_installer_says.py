@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from finetune_operator.finetunejob import installer
+from finetune_operator.finetunejob.pods import installer
 
 VERSION = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
 

@@ -14,7 +14,7 @@ from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.children import owner, recorded_jobs
 from finetune_operator.finetunejob.model import Resumed
-from finetune_operator.finetunejob.observe import FineTuneJobObserver, read_finetunejob
+from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
 from finetune_operator.settings import Settings
 from standins.kube import StandIn

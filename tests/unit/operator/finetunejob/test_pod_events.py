@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.finetunejob.model import PodEvent
-from finetune_operator.finetunejob.pod_events import PodEventReader
+from finetune_operator.finetunejob.observe.pod_events import PodEventReader
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 from worlds.memory.decisions import ftj, later, pod, stamped

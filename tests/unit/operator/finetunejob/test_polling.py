@@ -15,10 +15,10 @@ from finetune_crds.finetunejob import Tracking
 from finetune_crds.status import MlflowStatus, Pinned
 from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.finetunejob import polling
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
-from finetune_operator.finetunejob.observe import read_finetunejob
-from finetune_operator.finetunejob.polling import RunPoller, place
+from finetune_operator.finetunejob.observe import run_poller
+from finetune_operator.finetunejob.observe.observer import read_finetunejob
+from finetune_operator.finetunejob.observe.run_poller import RunPoller, place
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.client import Credentials
 from finetune_operator.mlflow.model import Run
@@ -280,7 +280,7 @@ async def test_a_login_that_fails_is_not_repeated_by_every_job(monkeypatch: pyte
         attempts.append((login or {})["MLFLOW_TRACKING_TOKEN"])
         raise ExternalError(refused)
 
-    monkeypatch.setattr(polling, "open_tracked", fail)
+    monkeypatch.setattr(run_poller, "open_tracked", fail)
     jobs = [dataclasses.replace(of_team(1), uid=f"job-{number}") for number in range(64)]
     for job in [*jobs, of_team(2)]:
         assert await world.poller.poll(job) == Mlflow(problem=refused)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.finetunejob.queues import missing
+from finetune_operator.finetunejob.observe.queues import missing
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 

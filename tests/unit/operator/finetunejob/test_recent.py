@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from finetune_operator.finetunejob.recent import Results, Shared, recent
+from finetune_operator.finetunejob.observe.ttl_cache import Results, Shared, recent
 from worlds.memory.decisions import SETTINGS
 
 

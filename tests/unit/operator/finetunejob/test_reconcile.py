@@ -16,7 +16,6 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS
 from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob import reconcile as module
-from finetune_operator.finetunejob.decide import share
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import (
     Action,
@@ -28,8 +27,9 @@ from finetune_operator.finetunejob.model import (
     SetAlias,
     TagVersion,
 )
-from finetune_operator.finetunejob.observe import read_finetunejob
-from finetune_operator.finetunejob.polling import RunPoller
+from finetune_operator.finetunejob.observe.observer import read_finetunejob
+from finetune_operator.finetunejob.observe.run_poller import RunPoller
+from finetune_operator.finetunejob.preparation import preparation_lease
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
@@ -60,7 +60,7 @@ from worlds.memory.parts import parts
 
 Json = dict[str, Any]
 KEY = "team/tune"
-LEASE = f"Lease/{share.lease_name(ftj(data=SOURCE, model={'base': '/m'}))}"
+LEASE = f"Lease/{preparation_lease.lease_name(ftj(data=SOURCE, model={'base': '/m'}))}"
 CHILDREN = ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
 
 

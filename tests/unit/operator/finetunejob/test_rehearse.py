@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.finetunejob.model import FineTuneJob, Rehearsal
-from finetune_operator.finetunejob.rehearse import Rehearser, rehearse
+from finetune_operator.finetunejob.observe.dry_run import Rehearser, rehearse
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 from worlds.memory.decisions import ftj

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.finetunejob.rejections import rejections
+from finetune_operator.finetunejob.observe.rejections import rejections
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 from worlds.memory.decisions import child, ftj, later, pod

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from finetune_operator.finetunejob import retries
-from finetune_operator.finetunejob.retries import Retries
+from finetune_operator.finetunejob.observe import retry_backoff
+from finetune_operator.finetunejob.observe.retry_backoff import Retries
 
 
 def test_the_delay_doubles_until_the_question_is_answered() -> None:
@@ -29,6 +29,6 @@ def test_what_is_left_is_what_has_not_passed() -> None:
 
 def test_jobs_that_went_away_do_not_fill_the_memory() -> None:
     known = Retries[int](lambda: 0, last_seconds=5)
-    for number in range(retries._MOST_JOBS + 1):
+    for number in range(retry_backoff._MOST_JOBS + 1):
         known.note(str(number), number)
-    assert (known.held("0"), known.held(str(retries._MOST_JOBS))) == (None, retries._MOST_JOBS)
+    assert (known.held("0"), known.held(str(retry_backoff._MOST_JOBS))) == (None, retry_backoff._MOST_JOBS)

@@ -17,7 +17,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator import bounded
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import CodeFound, FineTuneJob
-from finetune_operator.finetunejob.revisions import RevisionReader
+from finetune_operator.finetunejob.observe.git_revisions import RevisionReader
 from finetune_operator.git.repository import Repository, Resolved
 from standins.git import git_server
 from standins.kube import StandIn

@@ -9,16 +9,16 @@ import pytest
 
 from finetune_crds.base import API_VERSION
 from finetune_operator.controller.store import Store
-from finetune_operator.finetunejob.decide import share
 from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, TakeLease
-from finetune_operator.finetunejob.sharing import PreparationLeases
+from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
+from finetune_operator.finetunejob.preparation import preparation_lease
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 from worlds.memory.decisions import ADMITTED, SOURCE, UID, child, controller, ftj, status
 
 Json = dict[str, Any]
 JOB = ftj(status(ADMITTED), data=SOURCE)
-NAME = share.lease_name(JOB) or ""
+NAME = preparation_lease.lease_name(JOB) or ""
 
 
 def lease(uid: str = "uid-of-first") -> Json:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_operator.finetunejob.model import Queued
-from finetune_operator.finetunejob.workloads import WorkloadReader
+from finetune_operator.finetunejob.observe.kueue_workloads import WorkloadReader
 from finetune_operator.kube import KubeError, Listing
 from standins.kube import StandIn
 from worlds.memory.decisions import NOW, child, controller, ftj, later, running

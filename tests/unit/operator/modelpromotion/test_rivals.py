@@ -11,8 +11,8 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
+from finetune_operator.modelpromotion.conflicts import Rivals
 from finetune_operator.modelpromotion.observe import read_promotion
-from finetune_operator.modelpromotion.rivals import Rivals
 from finetune_operator.registry import unity
 from finetune_operator.settings import Settings
 from standins.databricks import Fault, Workspace, running

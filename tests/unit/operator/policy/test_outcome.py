@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from finetune_operator.policy.outcome import Continue, Outcome, Stop, run_policies
+from finetune_operator.policy.result import Continue, Outcome, Stop, run_policies
 
 
 def test_policies_run_in_order_until_one_stops() -> None:

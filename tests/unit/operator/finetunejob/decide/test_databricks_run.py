@@ -16,7 +16,7 @@ from finetune_crds.status_parts import DatabricksRunStatus
 from finetune_operator import names
 from finetune_operator.databricks.model import Run
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide import databricks_run, decide_deletion
+from finetune_operator.finetunejob.decide import decide_deletion
 from finetune_operator.finetunejob.decide.failed_action import failed_action
 from finetune_operator.finetunejob.model import (
     CancelRun,
@@ -27,6 +27,7 @@ from finetune_operator.finetunejob.model import (
     Preparation,
     SubmitRun,
 )
+from finetune_operator.finetunejob.preparation import databricks
 from finetune_operator.mlflow.model import Run as MlflowRun
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
@@ -421,7 +422,7 @@ def test_what_an_action_brings_is_noted(
     parts: Json = {"suspend": kinds == [CancelRun]}
     decision = decided(run("Submitting", run_id=None), **parts)
     assert [type(item) for item in decision.actions] == kinds
-    held = databricks_run.noted(decision, run_id).status.databricks_run
+    held = databricks.noted(decision, run_id).status.databricks_run
     assert held
     assert (held.state, held.run_id) == expected
 
@@ -447,7 +448,7 @@ def test_a_job_whose_login_never_worked_may_go() -> None:
     forbidden = Problem(ConditionReason.DATABRICKS_FORBIDDEN, "grant it")
     unknown, known = run("Submitting", run_id=None), run()
     found = [
-        databricks_run.may_go(the_job(item), problem)
+        databricks.may_go(the_job(item), problem)
         for item in (unknown, known)
         for problem in (forbidden, AWAY)
     ]
@@ -505,12 +506,12 @@ WRONG: dict[str, tuple[Json, Settings, list[str]]] = {
 def test_mistakes(parts: Json, settings: Settings, expected: list[str]) -> None:
     found = ftj(**parts).spec
     assert found
-    assert [*databricks_run.mistakes(found, settings)] == expected
+    assert [*databricks.mistakes(found, settings)] == expected
 
 
 def test_it_waits_for_an_operator_with_a_wheel() -> None:
     found = said(conclude(ftj(data=DATA), settings=NO_MLFLOW), ConditionType.ACCEPTED)
-    assert found == ("False", "DatabricksNotConfigured", databricks_run.NO_WHEEL)
+    assert found == ("False", "DatabricksNotConfigured", databricks.NO_WHEEL)
 
 
 LOGINS: dict[str, tuple[Json, Json, str | None]] = {
@@ -534,13 +535,13 @@ def with_login(own: Json, **spark: Any) -> Json:
 
 @pytest.mark.parametrize(("own", "tracking", "expected"), LOGINS.values(), ids=LOGINS)
 def test_logins(own: Json, tracking: Json, expected: str | None) -> None:
-    found = databricks_run.login(ftj(data=with_login(own), tracking=tracking), SETTINGS)
+    found = databricks.login(ftj(data=with_login(own), tracking=tracking), SETTINGS)
     assert (found.name if found else None) == expected
 
 
 def test_a_secret_that_may_be_missing_gives_no_login_of_the_installation() -> None:
     own = {"volume": "/Volumes/a/b/c", "secretRef": {"name": "mine", "optional": True}}
-    assert databricks_run.login(ftj(data=with_login(own)), SETTINGS) == LocalReference(name="mine")
+    assert databricks.login(ftj(data=with_login(own)), SETTINGS) == LocalReference(name="mine")
 
 
 NO_OWN_LOGIN: Json = {"volume": "/Volumes/main/llm/work"}
@@ -588,4 +589,4 @@ def test_secrets_of_the_workspace_need_a_login_of_the_namespace(own: Json, expec
     compute = {"type": "NewCluster", "newCluster": CLUSTER}
     found = ftj(data=with_login({**own, "compute": compute}, conf=CONF)).spec
     assert found
-    assert [*databricks_run.mistakes(found, LISTED)] == expected
+    assert [*databricks.mistakes(found, LISTED)] == expected

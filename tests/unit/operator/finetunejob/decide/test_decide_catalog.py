@@ -8,9 +8,9 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator.finetunejob.decide import catalog
 from finetune_operator.finetunejob.decide.accept import mistakes_of_fixed_fields, obstacles
-from finetune_operator.finetunejob.decide.workspace import federated
+from finetune_operator.finetunejob.pods.workspace import federated
+from finetune_operator.finetunejob.preparation import catalog
 from finetune_operator.settings import Settings
 
 ITS = ", the catalog of the job or of its installation: create a job with that name of the table, or with data.prepare.catalog"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.status_parts import DeviceStatus
-from finetune_operator.finetunejob.decide import device
+from finetune_operator.finetunejob.draft import device
 from worlds.memory.decisions import child, conclude, ended, ftj, observed, pod, running
 
 Json = dict[str, Any]

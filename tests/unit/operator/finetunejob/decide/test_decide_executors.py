@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
-from finetune_operator.finetunejob.decide import executors
+from finetune_operator.finetunejob.preparation import executors
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
     ACCEPTED,

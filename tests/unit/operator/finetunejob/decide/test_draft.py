@@ -6,7 +6,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.children import job_ended
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import Deletion
 from worlds.memory.decisions import (
     NOW,

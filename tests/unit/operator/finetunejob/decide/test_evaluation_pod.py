@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from finetune_crds.status import DataStatus, MlflowStatus, ModelStatus, SplitCounts
-from finetune_operator.finetunejob.decide import evaluation_pod
-from finetune_operator.finetunejob.decide.draft import Draft
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import evaluation_pod
 from finetune_operator.registry.base import RegisteredVersion
 from worlds.memory.decisions import ACCEPTED, NOW, SETTINGS, SOURCE, SPLITS, TRAINED, ftj, observed, status
 

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import NO_SCOPE_IN_PODS
-from finetune_operator.finetunejob.decide import mistakes
+from finetune_operator.finetunejob.draft import mistakes
 from worlds.memory.decisions import applied, child, conclude, condition, ftj, observed, running, said, spec
 
 Json = dict[str, Any]

@@ -9,8 +9,7 @@ import pytest
 
 from finetune_crds.code import CodeStatus
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob import installer
-from finetune_operator.finetunejob.decide import own_code
+from finetune_operator.finetunejob.pods import installer, own_code
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
     ACCEPTED,

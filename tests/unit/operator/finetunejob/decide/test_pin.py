@@ -11,7 +11,7 @@ import yaml
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, Pinned
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide.pin import to_look_up
+from finetune_operator.finetunejob.decide.resolve_alias import to_look_up
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Holder, Mlflow
 from finetune_operator.finetunejob.resolve import pinned
 from worlds.memory.decisions import (

@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob.children import of_job
-from finetune_operator.finetunejob.decide import pods
+from finetune_operator.finetunejob.pods import pod_state
 from worlds.memory.decisions import (
     EVICTED,
     child,
@@ -135,7 +135,7 @@ FAILURES: dict[str, tuple[list[Json], tuple[Any, ...] | None]] = {
 
 @pytest.mark.parametrize(("found", "expected"), FAILURES.values(), ids=FAILURES)
 def test_first_failure(found: list[Json], expected: tuple[Any, ...] | None) -> None:
-    failure = pods.first_failure(found, "trainer", attempt=4, ranks_per_node=2)
+    failure = pod_state.first_failure(found, "trainer", attempt=4, ranks_per_node=2)
     if expected is None:
         assert failure is None
         return
@@ -146,24 +146,24 @@ def test_first_failure(found: list[Json], expected: tuple[Any, ...] | None) -> N
 
 
 def test_with_one_rank_a_pod_the_rank_is_the_pods() -> None:
-    failure = pods.first_failure([ended(JOB, 1, 1)], "trainer", attempt=1, ranks_per_node=1)
+    failure = pod_state.first_failure([ended(JOB, 1, 1)], "trainer", attempt=1, ranks_per_node=1)
     assert failure is not None
     assert failure.rank == 1
 
 
 def test_a_failure_names_the_node() -> None:
-    failure = pods.first_failure([ended(JOB, 1, 1, node="node-1")], "trainer", attempt=1)
+    failure = pod_state.first_failure([ended(JOB, 1, 1, node="node-1")], "trainer", attempt=1)
     assert failure is not None
     assert failure.node == "node-1"
     evicted = lost(0, "Evicted", "The node was low on resource: memory.", node="node-2")
-    failure = pods.last_failure([evicted], "trainer", attempt=1)
+    failure = pod_state.last_failure([evicted], "trainer", attempt=1)
     assert failure is not None
     assert failure.node == "node-2"
 
 
 def test_the_last_failure_is_the_newest_whatever_the_pods_names() -> None:
     found = [ended(JOB, 2, 1, "first", at=1), ended(JOB, 0, 65, "last", at=9), ended(JOB, 1, 1, "", at=5)]
-    failure = pods.last_failure(found, "trainer", attempt=0)
+    failure = pod_state.last_failure(found, "trainer", attempt=0)
     assert failure is not None
     assert (failure.exit_code, failure.message) == (65, "last")
 
@@ -186,11 +186,11 @@ def test_counting() -> None:
         ended(JOB, 3, 0),
         ended(JOB, 4, 1),
     ]
-    assert pods.ready(found) == 2
-    assert pods.alive(found) == found[:3]
+    assert pod_state.ready(found) == 2
+    assert pod_state.alive(found) == found[:3]
 
 
 def test_a_person_reads_which_pods_and_where() -> None:
     on_a_node = pod(JOB, 0, node="node-1")
-    assert pods.listed([on_a_node]) == "pod tune-train-1-0-abcde on node node-1"
-    assert pods.listed([pod(JOB, 0), pod(JOB, 1), pod(JOB, 2)]) == "pod tune-train-1-0-abcde and 2 more"
+    assert pod_state.listed([on_a_node]) == "pod tune-train-1-0-abcde on node node-1"
+    assert pod_state.listed([pod(JOB, 0), pod(JOB, 1), pod(JOB, 2)]) == "pod tune-train-1-0-abcde and 2 more"

@@ -11,8 +11,8 @@ from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status_parts import DatabricksRunStatus, SparkApplicationStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.decide import share
 from finetune_operator.finetunejob.model import Applications, FineTuneJob, PreparationLease, TakeLease
+from finetune_operator.finetunejob.preparation import preparation_lease
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
@@ -161,7 +161,7 @@ def test_holders(seen: PreparationLease | None, waits: bool, takes: bool) -> Non
 
 def test_the_lease_names_its_holder_and_goes_with_it() -> None:
     decision = conclude(job(), observed(lease=PreparationLease()), at=later(10))
-    name = share.lease_name(job())
+    name = preparation_lease.lease_name(job())
     assert decision.lease == TakeLease(
         {
             "apiVersion": "coordination.k8s.io/v1",
@@ -180,12 +180,16 @@ def test_the_lease_names_its_holder_and_goes_with_it() -> None:
 
 
 def test_which_jobs_have_a_lease_in_common() -> None:
-    name = share.lease_name(job())
-    assert share.lease_name(job(image="mine:1")) == share.lease_name(job(output="/data/splits/")) == name
-    assert share.lease_name(job(output="/elsewhere")) not in (None, name)
-    assert share.lease_name(job(maxTokens=9)) not in (None, name)
-    assert share.lease_name(job(reuse="Never")) is None
-    assert share.lease_name(ftj(NEW)) is None
+    name = preparation_lease.lease_name(job())
+    assert (
+        preparation_lease.lease_name(job(image="mine:1"))
+        == preparation_lease.lease_name(job(output="/data/splits/"))
+        == name
+    )
+    assert preparation_lease.lease_name(job(output="/elsewhere")) not in (None, name)
+    assert preparation_lease.lease_name(job(maxTokens=9)) not in (None, name)
+    assert preparation_lease.lease_name(job(reuse="Never")) is None
+    assert preparation_lease.lease_name(ftj(NEW)) is None
 
 
 def run(state: str) -> DatabricksRunStatus:
@@ -212,8 +216,8 @@ BEFORE: dict[str, tuple[FineTuneJob, bool]] = {
 
 @pytest.mark.parametrize(("ours", "expected"), BEFORE.values(), ids=BEFORE)
 def test_when_the_lease_matters(ours: FineTuneJob, expected: bool) -> None:
-    assert share.is_to_begin(ours, {}) == expected
-    assert not share.is_to_begin(ours, {names.prep_name("tune"): child("tune-prep")})
+    assert preparation_lease.is_to_begin(ours, {}) == expected
+    assert not preparation_lease.is_to_begin(ours, {names.prep_name("tune"): child("tune-prep")})
 
 
 def test_a_databricks_run_waits_too() -> None:

@@ -12,8 +12,8 @@ from finetune_crds.status import FineTuneJobStatus, SplitCounts
 from finetune_crds.status_parts import SparkApplicationStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide import spark_application
 from finetune_operator.finetunejob.model import Applications, Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.preparation import spark_application
 from unit.operator.finetunejob.decide.test_spark_manifest import data
 from worlds.memory.decisions import (
     ACCEPTED,

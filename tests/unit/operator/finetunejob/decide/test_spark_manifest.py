@@ -8,8 +8,8 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus
-from finetune_operator.finetunejob.decide import spark_manifest
 from finetune_operator.finetunejob.model import Mlflow
+from finetune_operator.finetunejob.preparation import spark_manifest
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_operator import names
-from finetune_operator.finetunejob.merge import merge
+from finetune_operator.finetunejob.template_merge import merge
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import SOURCE, UID, conclude, ftj
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator.finetunejob.decide.workspace import pod_login, workspace_mistakes
+from finetune_operator.finetunejob.pods.workspace import pod_login, workspace_mistakes
 from finetune_operator.settings import Settings
 
 Json = dict[str, Any]

@@ -1,0 +1,160 @@
+"""Before anything is created for a job, the API server judges its training pods, and the pod of its evaluation, by a dry run.
+
+A preparation takes hours, and the pods of a Job that exists stay as they are when podTemplate is corrected. The API server is
+asked once for each generation of the spec, until the data are prepared; and again where it refused the pods or failed, since
+its policies and the defaults of the installation change without the spec. So do the queues of Kueue: where a preparation comes
+first, the job's queue must exist before it starts. A quota does not stop the job: the pods need it
+only after the preparation, when other jobs may have returned it.
+"""
+
+from __future__ import annotations
+
+from finetune_crds.base import API_VERSION, Json
+from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_operator import names
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.model import Rehearsal
+from finetune_operator.finetunejob.pods import evaluation_pod, gang, queueing
+from finetune_operator.finetunejob.preparation import executors
+from finetune_operator.policy.result import Continue, Outcome, Stop
+from finetune_operator.registry.base import RegisteredVersion
+
+# Why the pods could not be created now, and neither could their Job. It may change while the spec stays: a policy, the
+# installation, a webhook.
+HOLDS_BACK: tuple[str, ...] = (
+    ConditionReason.POD_REJECTED,
+    ConditionReason.POD_TEMPLATE_INVALID,
+    ConditionReason.EXECUTORS_FORBIDDEN,
+    ConditionReason.CHECK_FAILED,
+    ConditionReason.QUEUE_INADMISSIBLE,
+)
+# The labels and annotations that the Job controller gives the first pod of an Indexed Job.
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_FIRST = {_INDEX: "0"}
+
+
+def admit(draft: Draft) -> Outcome:
+    """End the pass until the training pods are judged, and while they are refused, unless something has started already."""
+    if draft.holds(ConditionType.PREPARED):
+        draft.unset(ConditionType.PODS_ADMITTED)
+        return Continue
+    if draft.spec.suspend:
+        return Continue
+    judged = draft.condition(ConditionType.PODS_ADMITTED)
+    if judged is None or judged.observed_generation != draft.generation or _holds_back(judged):
+        answer = draft.observed.rehearsal
+        if answer is None:
+            draft.rehearse += rehearsal(draft)
+            return Stop
+        judged = _record(draft, answer)
+        if answer.again_seconds is not None:
+            draft.requeue_after(answer.again_seconds)
+    return Stop if judged and _holds_back(judged) and draft.status.start_time is None else Continue
+
+
+def rehearsal(draft: Draft) -> list[Json]:
+    """One of the training pods, since a Job alone passes quotas and Pod Security; and the Job, where it comes much later.
+
+    Both also of the evaluation. With executors, also the question whether Spark's driver may create them.
+    """
+    job = gang.job(draft, draft.status.attempt or 1)
+    evaluations = _evaluations(draft)
+    jobs = [*([job] if draft.spec.prepare else []), *evaluations]
+    reviews = [executors.review(draft.ftj, draft.spec)] if executors.wanted(draft.spec) else []
+    return [*jobs, *(_pod(draft, item) for item in (job, *evaluations)), *reviews]
+
+
+def _evaluations(draft: Draft) -> list[Json]:
+    """The Job of the evaluation, of a version that is made up; none without one."""
+    wanted = draft.spec.register_
+    if draft.spec.evaluation is None or wanted is None:
+        return []
+    return [evaluation_pod.job(draft, RegisteredVersion(wanted.model or draft.ftj.name, "1"))]
+
+
+def _pod(draft: Draft, job: Json) -> Json:
+    """The first pod of a Job.
+
+    It has what the Job controller adds: policies refuse pods that nothing controls. Its owner is the FineTuneJob, since
+    the Job does not exist.
+    """
+    template, meta = job["spec"]["template"], job["metadata"]
+    given = template.get("metadata", {})
+    annotations = given.get("annotations") or {}
+    added = _FIRST if job["spec"].get("completionMode") == "Indexed" else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            **given,
+            "name": f"{meta['name']}-0",
+            "namespace": meta["namespace"],
+            "labels": {**given.get("labels", {}), **_job_labels(meta["name"], draft.ftj.uid), **added},
+            # NB: annotations that are no mapping are left for the API server to refuse.
+            "annotations": {**annotations, **added} if isinstance(annotations, dict) else annotations,
+            "ownerReferences": [_controller(draft)],
+        },
+        "spec": template["spec"],
+    }
+
+
+def _job_labels(name: str, uid: str) -> dict[str, str]:
+    """Labels of the pods of a Job, with the old names of them."""
+    prefixes = ("batch.kubernetes.io/", "")
+    return {
+        f"{prefix}{key}": value
+        for prefix in prefixes
+        for key, value in (("job-name", name), ("controller-uid", uid))
+    }
+
+
+def _controller(draft: Draft) -> Json:
+    """The owner, without blockOwnerDeletion, for which the operator would need a right on its finalizers."""
+    ftj = draft.ftj
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "FineTuneJob",
+        "name": ftj.name,
+        "uid": ftj.uid,
+        "controller": True,
+    }
+
+
+def _record(draft: Draft, answer: Rehearsal) -> Condition | None:
+    """Write the answer into the status; without a preparation only a refusal, since the pods themselves tell the rest."""
+    message = f"{answer.message}{_remedy(draft, answer)}"
+    draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
+    judged = draft.condition(ConditionType.PODS_ADMITTED)
+    if judged and draft.spec.prepare is None and not _holds_back(judged):
+        draft.unset(ConditionType.PODS_ADMITTED)
+    return judged
+
+
+def _remedy(draft: Draft, answer: Rehearsal) -> str:
+    """What to correct, as the end of a sentence: the pods come from the spec and from the installation."""
+    reason, of_evaluation = answer.reason, answer.component == names.EVALUATE
+    fields = "spec.evaluation.podTemplate" if of_evaluation else "spec.podTemplate"
+    if draft.settings.defaults.pod_template and not of_evaluation:
+        fields += " or the installation's defaults.podTemplate"
+    if reason == ConditionReason.POD_TEMPLATE_INVALID:
+        return f": correct {fields}, and the job goes on"
+    if reason == ConditionReason.POD_REJECTED:
+        return f": correct {fields}, or the policy, and the job goes on"
+    queue = draft.spec.run_policy.queue_name
+    if reason == ConditionReason.QUEUE_INADMISSIBLE and queue:
+        return f": {_for_a_queue(draft, queue)}, and the job goes on"
+    return ""
+
+
+def _for_a_queue(draft: Draft, queue: str) -> str:
+    if queueing.of_installation(draft, queue):
+        return (
+            f"it is defaults.queueName of the chart: create LocalQueue {queue}, name another one in "
+            f"spec.runPolicy.queueName, or {queueing.avoid(draft, queue)}"
+        )
+    return "correct or remove spec.runPolicy.queueName, or create the LocalQueue"
+
+
+def _holds_back(judged: Condition) -> bool:
+    """Whether the pods could not be created now, for a reason that also keeps the job from starting."""
+    return judged.reason in HOLDS_BACK

@@ -1,0 +1,1 @@
+"""A decision in the making, and what policies use to write it."""

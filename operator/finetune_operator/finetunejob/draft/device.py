@@ -1,0 +1,84 @@
+"""The device of the training: GPU or CPU, how many GPUs, and which."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from finetune_crds.base import Json
+from finetune_crds.status_parts import DeviceStatus
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.resolve import PRODUCT_LABEL, whole_number
+
+# Extended resources of which one is one GPU: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb, gpu.intel.com/i915.
+_GPU = re.compile(r"[^/]+/(gpu|gpu\.shared|mig-.+)|gpu\.intel\.com/.+")
+# Labels of nodes, and keys of a nodeSelector, whose value is the product; the first that is there counts.
+_PRODUCT_LABELS = (
+    PRODUCT_LABEL,
+    "amd.com/gpu.product-name",
+    "beta.amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+    "k8s.amazonaws.com/accelerator",
+)
+
+
+def resource(ftj: FineTuneJob) -> str:
+    """The resource that the spec names as its GPU, whatever its name; empty without a spec."""
+    return ftj.spec.distributed.gpu_resource if ftj.spec else ""
+
+
+def gpus(pod: Json, named: str) -> int:
+    """The GPUs in the resource limits of a pod's containers.
+
+    Args:
+        named: a resource that counts besides those with known names.
+    """
+    return sum(count for _, count in _limits(pod, named))
+
+
+def resources(pod: Json, named: str) -> set[str]:
+    """The resources that count as GPUs in the resource limits of a pod's containers, with `named` as above."""
+    return {name for name, _ in _limits(pod, named)}
+
+
+def _limits(pod: Json, named: str) -> Iterator[tuple[str, int]]:
+    for container in pod.get("spec", {}).get("containers") or []:
+        for name, value in ((container.get("resources") or {}).get("limits") or {}).items():
+            if name == named or _GPU.fullmatch(name):
+                yield name, whole_number(value) or 0
+
+
+def node_to_read(alive: Sequence[Json], named: str) -> str | None:
+    """The node whose labels name the product: that of the first pod with a GPU and a node."""
+    return next((node for pod in alive if (node := _node(pod)) and gpus(pod, named)), None)
+
+
+def note(draft: Draft, alive: Sequence[Json]) -> None:
+    """Record the device of an attempt from its live pods, which are all alike; without pods, what is known stays."""
+    pod = next((pod for pod in alive if _node(pod)), alive[0] if alive else None)
+    if pod is None:
+        return
+    in_pod = gpus(pod, resource(draft.ftj))
+    if not in_pod:
+        draft.update(device=DeviceStatus(type="CPU", summary="CPU"))
+        return
+    count = in_pod * draft.spec.distributed.nodes
+    before = draft.status.device
+    known = before.product if before and before.count == count else None
+    product = _product(pod, draft.observed.node_labels) or known
+    summary = f"{count}x {product or 'GPU'}"
+    draft.update(device=DeviceStatus(type="GPU", count=count, product=product, summary=summary))
+
+
+def _product(pod: Json, node_labels: Mapping[str, Mapping[str, str]]) -> str | None:
+    """From the labels of the pod's node; where it cannot be read, from the pod's nodeSelector."""
+    labels = node_labels.get(_node(pod) or "", {})
+    selector = pod.get("spec", {}).get("nodeSelector") or {}
+    found = (source[name] for source in (labels, selector) for name in _PRODUCT_LABELS if source.get(name))
+    return next(found, None)
+
+
+def _node(pod: Json) -> str | None:
+    return pod.get("spec", {}).get("nodeName") or None

@@ -1,0 +1,92 @@
+"""Reads which versions the aliases point at that FineTuneJobs start from: once in a poll interval for all of them, in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from finetune_crds.aliased import Aliased
+from finetune_crds.env import LocalReference
+from finetune_crds.finetunejob import Tracking
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.finetunejob.decide.resolve_alias import to_look_up
+from finetune_operator.finetunejob.model import FineTuneJob, Holder
+from finetune_operator.finetunejob.observe.run_poller import RunPoller
+from finetune_operator.finetunejob.observe.ttl_cache import SHARE, Shared
+from finetune_operator.registry.base import RegisteredModel
+from finetune_operator.registry.tracked import Tracked
+from finetune_operator.settings import Settings
+
+Holders = Mapping[str, Holder]
+
+
+class _Question(NamedTuple):
+    """A registered model, and where it is looked up, with which Secret."""
+
+    servers: tuple[str, str]
+    namespace: str | None
+    secret: LocalReference | None
+    model: str
+
+
+@dataclass
+class HolderReader:
+    """Looks aliases up in the registries of FineTuneJobs.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    poller: RunPoller
+    settings: Settings
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._models = Shared[RegisteredModel | Problem | None](
+            self.clock, self.settings.poll_seconds * SHARE
+        )
+
+    async def read(self, ftj: FineTuneJob) -> Holders:
+        """The versions, by the field of `status.pinned`; empty where the job waits for none, or has no server.
+
+        Raises:
+            KubeError: the Secret with the credentials could not be read.
+        """
+        tracking = ftj.spec.tracking if ftj.spec else Tracking()
+        servers = self.settings.servers(tracking)
+        if not servers[0]:
+            return {}
+        return {
+            field: _holder(await self._model(ftj, tracking, servers, aliased.model), aliased)
+            for field, aliased in to_look_up(ftj).items()
+        }
+
+    async def _model(
+        self, ftj: FineTuneJob, tracking: Tracking, servers: tuple[str, str], model: str
+    ) -> RegisteredModel | Problem | None:
+        secret = tracking.secret_ref
+        question = _Question(servers, ftj.namespace if secret else None, secret, model)
+        return await self._models.answer(question, partial(self._read, ftj, model))
+
+    async def _read(self, ftj: FineTuneJob, model: str) -> RegisteredModel | Problem | None:
+        try:
+            tracked = await self.poller.tracked(ftj)
+            if tracked is None:
+                return None
+            look_up = partial(_look_up, tracked, model)
+            return await self.poller.ask(ftj, tracked, tracked.server.registry_uri, look_up)
+        except ExternalError as error:
+            return error.problem
+
+
+def _look_up(tracked: Tracked, model: str) -> RegisteredModel | None:
+    return tracked.registry().model(model)
+
+
+def _holder(found: RegisteredModel | Problem | None, aliased: Aliased) -> Holder:
+    """What is known of the version that an alias points at."""
+    if isinstance(found, Problem):
+        return Holder(problem=found)
+    return Holder(exists=found is not None, version=found.holder(aliased.alias) if found else None)

@@ -1,0 +1,102 @@
+"""Reads and writes the Databricks run of a FineTuneJob's preparation: once in a poll interval, and not while the workspace is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from finetune_operator import secrets
+from finetune_operator.errors import ExternalError
+from finetune_operator.finetunejob.model import CancelRun, FineTuneJob, Preparation, SubmitRun
+from finetune_operator.finetunejob.observe.ttl_cache import Results, recent
+from finetune_operator.finetunejob.preparation import databricks
+from finetune_operator.kube import Kube
+from finetune_operator.registry.outages import Outages
+from finetune_operator.settings import Settings
+
+if TYPE_CHECKING:
+    from databricks.sdk import WorkspaceClient
+
+_FIELD = "spec.data.prepare.spark.databricks.secretRef"
+
+
+@dataclass
+class PreparationReader:
+    """Follows the Databricks runs of preparations, in threads beside the event loop.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    kube: Kube
+    settings: Settings
+    clock: Callable[[], float]
+    _results: Results[Preparation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._outages = Outages(self.clock, self.settings.poll_seconds)
+
+    async def read(self, ftj: FineTuneJob) -> Preparation | None:
+        """The run, at most a poll interval old; None where there is none, or all of it is known.
+
+        Raises:
+            KubeError: the Secret with the credentials could not be read.
+        """
+        run_id = databricks.followed(ftj)
+        if run_id is None:
+            self.forget(ftj)
+            return None
+        ask = partial(self._read, ftj, run_id)
+        return await recent(self._results, ftj.uid, run_id, ask, clock=self.clock, settings=self.settings)
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard what was read last: the run was written to, or the job was deleted."""
+        self._results.pop(ftj.uid, None)
+
+    async def act(self, ftj: FineTuneJob, action: SubmitRun | CancelRun) -> str | None:
+        """Submit a run, or cancel one; returns its id, or None where there is none to cancel.
+
+        Raises:
+            ExternalError: the workspace refuses, or cannot be reached.
+            KubeError: the Secret with the credentials could not be read.
+        """
+        self.forget(ftj)
+        client = await self._workspace(ftj)
+        return await asyncio.to_thread(_act, client, action, Path(self.settings.prep_wheels))
+
+    async def _read(self, ftj: FineTuneJob, run_id: str) -> Preparation:
+        try:
+            client = await self._workspace(ftj)
+            read = partial(_read, client, run_id, databricks.folder(ftj))
+            return await self._outages.ask(client.config.host, read)
+        except ExternalError as error:
+            return Preparation(problem=error.problem)
+
+    async def _workspace(self, ftj: FineTuneJob) -> WorkspaceClient:
+        reference = databricks.login(ftj, self.settings)
+        secret = await secrets.read(self.kube, ftj.namespace, reference, _FIELD)
+        # NB: the SDK takes a second to import, and most installations have no Databricks.
+        from finetune_operator.databricks.workspace import workspace
+
+        return await self._outages.log_in(secrets.key(secret), partial(workspace, secret, self.settings))
+
+
+def _read(client: WorkspaceClient, run_id: str, folder: str) -> Preparation:
+    from finetune_operator.databricks import runs
+
+    return Preparation(run=runs.read(client, run_id, folder))
+
+
+def _act(client: WorkspaceClient, action: SubmitRun | CancelRun, wheels: Path) -> str | None:
+    from finetune_operator.databricks import runs
+
+    if isinstance(action, SubmitRun):
+        return runs.submit(client, action.submission, wheels)
+    run_id = action.run_id or runs.find(client, action.name)
+    if run_id:
+        runs.cancel(client, run_id)
+    return run_id

@@ -1,0 +1,126 @@
+"""Dry runs of the Jobs of training and evaluation, and of a pod of each: what the API server would say when they are created."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
+from finetune_operator import names
+from finetune_operator.finetunejob.decide.dry_run import HOLDS_BACK
+from finetune_operator.finetunejob.model import FineTuneJob, Rehearsal
+from finetune_operator.finetunejob.observe.queues import missing
+from finetune_operator.finetunejob.observe.retry_backoff import Retries
+from finetune_operator.kube import Kube, KubeError
+
+log = logging.getLogger(__name__)
+
+# The sentences are the API server's: the RBAC authorizer's, and that of admission for webhooks with side effects.
+_UNCHECKED = re.compile(r'cannot create resource "(pods|localsubjectaccessreviews)"|does not support dry run')
+_QUOTA = re.compile(r"exceeded quota|status unknown for quota")
+# NB: kube-controller-manager creates the default service account of a new namespace only after the namespace.
+_NO_ACCOUNT = "error looking up service account"
+# Reasons by the status of a refusal: a policy, and a template that is no template.
+_REASONS = {
+    403: ConditionReason.POD_REJECTED,
+    400: ConditionReason.POD_TEMPLATE_INVALID,
+    422: ConditionReason.POD_TEMPLATE_INVALID,
+}
+_LAST_SECONDS = 60.0
+
+
+class _Answer(NamedTuple):
+    """What was said of which generation of a job."""
+
+    generation: int
+    rehearsal: Rehearsal
+
+
+@dataclass
+class Rehearser:
+    """Makes dry runs. One that was refused is repeated after a delay, and at once when the spec is another.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    kube: Kube
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._refusals = Retries[_Answer](self.clock, _LAST_SECONDS)
+
+    async def rehearse(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> Rehearsal:
+        """The API server's answer for a job; until a refused dry run is due again, the answer that it got."""
+        held, left = self._refusals.held(ftj.uid), self._refusals.left(ftj.uid)
+        if held and held.generation == ftj.generation and left:
+            return replace(held.rehearsal, again_seconds=left)
+        found = await rehearse(self.kube, bodies)
+        if found.reason not in HOLDS_BACK or (held and held.generation != ftj.generation):
+            self.forget(ftj)
+        if found.reason not in HOLDS_BACK:
+            return found
+        return replace(found, again_seconds=self._refusals.note(ftj.uid, _Answer(ftj.generation, found)))
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard the last answer: there is a better one, or the job was deleted."""
+        self._refusals.forget(ftj.uid)
+
+
+async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
+    """Create objects as dry runs, and look for the queue that a Job names; the first refusal counts."""
+    for body in bodies:
+        absent = await missing(kube, body)
+        if absent:
+            return Rehearsal(admitted=False, reason=ConditionReason.QUEUE_INADMISSIBLE, message=absent)
+        try:
+            answer = await kube.create(body, dry_run=True)
+        except KubeError as error:
+            if error.status != 409:
+                return replace(_refusal(body, error), component=_component(body))
+        else:
+            if body["kind"] == "LocalSubjectAccessReview" and answer["status"]["allowed"] is not True:
+                return _forbidden(body)
+    return Rehearsal(
+        admitted=True,
+        reason=ConditionReason.PODS_ADMITTED,
+        message="the API server would create the training pods",
+    )
+
+
+def _component(body: Json) -> str:
+    found: str = (body["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT, names.TRAIN)
+    return found
+
+
+def _forbidden(body: Json) -> Rehearsal:
+    """The answer where a ServiceAccount may not create pods."""
+    *_, namespace, account = body["spec"]["user"].split(":")
+    message = (
+        f"ServiceAccount {account} may not create pods in namespace {namespace}, as Spark's driver must: add the "
+        "namespace to spark.namespaces of the chart, or bind a Role to the account, and the job goes on; "
+        "data.prepare.spark.serviceAccountName names another account"
+    )
+    return Rehearsal(admitted=False, reason=ConditionReason.EXECUTORS_FORBIDDEN, message=message)
+
+
+def _refusal(body: Json, error: KubeError) -> Rehearsal:
+    what = " ".join([body["kind"], body["metadata"].get("name", "")]).strip()
+    where = body["metadata"]["namespace"]
+    if _UNCHECKED.search(str(error)):
+        log.warning("%s/%s is not checked by a dry run: %s", where, what, error)
+        message = f"the training pods are not checked before they are created: {error}"
+        return Rehearsal(admitted=None, reason=ConditionReason.NOT_CHECKED, message=message)
+    if error.status not in _REASONS or _NO_ACCOUNT in str(error):
+        log.warning("%s/%s cannot be checked by a dry run: %s", where, what, error)
+        message = f"{what} cannot be checked by a dry run: {error}: trying again"
+        return Rehearsal(admitted=None, reason=ConditionReason.CHECK_FAILED, message=message)
+    if error.status == 403 and _QUOTA.search(str(error)):
+        message = f"{what} would be refused now: {error}; the preparation goes on, and the pods are created after it"
+        return Rehearsal(admitted=False, reason=ConditionReason.QUOTA_EXCEEDED, message=message)
+    message = f"{what} would be refused: {error}"
+    return Rehearsal(admitted=False, reason=_REASONS[error.status], message=message)

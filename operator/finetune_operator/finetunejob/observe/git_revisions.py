@@ -1,0 +1,150 @@
+"""Asks servers of Git which commit a job is to run, beside the passes; after a problem again, later and later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
+
+from finetune_crds.code import Git
+from finetune_crds.conditions import ConditionReason
+from finetune_operator import secrets
+from finetune_operator.bounded import ANONYMOUS, Login
+from finetune_operator.errors import ExternalError, Problem
+from finetune_operator.finetunejob.decide import checkout
+from finetune_operator.finetunejob.model import CodeFound, FineTuneJob
+from finetune_operator.finetunejob.observe.retry_backoff import Retries
+from finetune_operator.git.repository import Repository
+from finetune_operator.kube import Kube
+from finetune_operator.registry.outages import Outages
+
+_LAST_SECONDS = 30.0
+# What the jobs of a namespace ask at the same time of a server, and of all servers; and what all jobs ask.
+_AT_ONCE = 4
+_AT_ONCE_OF_NAMESPACE = 8
+_AT_ONCE_OF_ALL = 32
+# How long no job of a namespace asks a server that did not answer.
+_AWAY_SECONDS = 5.0
+# What servers take as the name beside a token.
+_ANY_NAME = "git"
+
+log = logging.getLogger(__name__)
+
+
+class _Server(NamedTuple):
+    """A server as the jobs of a namespace ask it.
+
+    NB: not for all namespaces: a slow repository of one would keep the jobs of the others from a server that many share.
+    """
+
+    namespace: str
+    host: str
+
+
+@dataclass
+class RevisionReader:
+    """Resolves revisions of repositories. A pass sees the last answer, and never waits for a server.
+
+    Attributes:
+        clock: monotonic seconds.
+        wake: has a pass over the job with this key made; called when a server has answered, or has not in time.
+    """
+
+    kube: Kube
+    clock: Callable[[], float]
+    wake: Callable[[str], None]
+    _found: dict[str, CodeFound] = field(default_factory=dict)
+    """By uid of the FineTuneJob: the commit, until it is in the status."""
+    _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """By uid of the FineTuneJob: the request that is being made."""
+    _turns: WeakValueDictionary[_Server | str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
+    """By server, and by namespace."""
+
+    def __post_init__(self) -> None:
+        self._turns_of_all = asyncio.Semaphore(_AT_ONCE_OF_ALL)
+        self._problems = Retries[CodeFound](self.clock, _LAST_SECONDS)
+        self._outages = Outages(self.clock, _AWAY_SECONDS)
+
+    async def read(self, ftj: FineTuneJob) -> CodeFound | None:
+        """The commit of a job, or why it is not known; None where there is nothing to ask, or no answer yet.
+
+        Raises:
+            KubeError: the Secret could not be read.
+        """
+        git = checkout.to_resolve(ftj)
+        if git is None:
+            self.forget(ftj)
+            return None
+        if ftj.uid not in self._asking and ftj.uid not in self._found and not self._problems.left(ftj.uid):
+            await self._ask(ftj, git)
+        found, problem = self._found.get(ftj.uid), self._problems.held(ftj.uid)
+        return found or (problem and replace(problem, again_seconds=self._problems.left(ftj.uid) or None))
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard what is known, and stop asking: the commit is in the status, or the job was deleted."""
+        self._found.pop(ftj.uid, None)
+        self._problems.forget(ftj.uid)
+        asking = self._asking.pop(ftj.uid, None)
+        if asking:
+            asking.cancel()
+
+    async def _ask(self, ftj: FineTuneJob, git: Git) -> None:
+        """Begin to ask the server, unless the login is missing."""
+        try:
+            repository = Repository(git.url, await self._login(ftj.namespace, git))
+        except ExternalError as error:
+            self._problems.note(ftj.uid, CodeFound(problem=error.problem))
+            return
+        self._asking[ftj.uid] = asyncio.create_task(self._follow(ftj, repository, git.revision))
+
+    async def _follow(self, ftj: FineTuneJob, repository: Repository, revision: str) -> None:
+        """Keep what a server answers, and have the job looked at."""
+        try:
+            found = await self._resolve(ftj.namespace, repository, revision)
+        except Exception:
+            log.exception("%s: the commit of %s could not be found", ftj.key, repository.url)
+            message = f"the operator failed to ask for the commit of {repository.url}, and tries again: read its log"
+            found = CodeFound(problem=Problem(ConditionReason.INTERNAL_ERROR, message))
+        self._asking.pop(ftj.uid, None)
+        if found.problem:
+            self._problems.note(ftj.uid, found)
+        else:
+            self._found[ftj.uid] = found
+        self.wake(ftj.key)
+
+    async def _resolve(self, namespace: str, repository: Repository, revision: str) -> CodeFound:
+        server = _Server(namespace, urlsplit(repository.url).netloc.lower())
+        # NB: who waits for a server holds no turn that the jobs of another server or namespace need.
+        async with (
+            self._turns.setdefault(server, asyncio.Semaphore(_AT_ONCE)),
+            self._turns.setdefault(namespace, asyncio.Semaphore(_AT_ONCE_OF_NAMESPACE)),
+            self._turns_of_all,
+        ):
+            if self._outages.of(server):
+                message = f"the repository {repository.url} cannot be reached: {server.host} has not answered another request"
+                return CodeFound(problem=Problem(ConditionReason.GIT_UNREACHABLE, message))
+            try:
+                resolved = await repository.resolve(revision)
+            except ExternalError as error:
+                self._outages.note(server, error.problem)
+                return CodeFound(problem=error.problem)
+        return CodeFound(resolved.commit, resolved.branch)
+
+    async def _login(self, namespace: str, git: Git) -> Login:
+        held = await secrets.read(self.kube, namespace, git.secret_ref, secrets.GIT, secrets.GIT_KEYS)
+        if held is None:
+            return ANONYMOUS
+        if not held.get("password"):
+            name = git.secret_ref.name if git.secret_ref else ""
+            message = f"Secret {name} of {secrets.GIT} has no key password: add it, and username"
+            raise ExternalError(Problem(ConditionReason.CREDENTIALS_MISSING, message))
+        username = held.get("username") or _ANY_NAME
+        if ":" in username:
+            name = git.secret_ref.name if git.secret_ref else ""
+            message = f"the username in Secret {name} of {secrets.GIT} has a colon, which no login by password can have: correct it"
+            raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
+        return Login(username, held["password"])

@@ -1,0 +1,83 @@
+"""What nodes say of GPUs, as far as the operator may read nodes: labels of those with training pods, and what any offers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from finetune_crds.base import Json
+from finetune_operator.finetunejob.draft import device
+from finetune_operator.finetunejob.pods import health
+from finetune_operator.kube import Kube, KubeError
+
+log = logging.getLogger(__name__)
+
+# The GPU of a node does not change.
+_FRESH_SECONDS = 3600.0
+_MOST_NODES = 4096
+# A device plugin that is being installed is soon heard of, and all nodes of a cluster are much to read.
+_OFFERS_SECONDS = 120.0
+
+
+@dataclass
+class NodeReader:
+    """Reads a node once an hour, also one that it may not read.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    kube: Kube
+    clock: Callable[[], float]
+    _known: dict[str, tuple[float, Mapping[str, str]]] = field(default_factory=dict)
+    """By node: when it was read, and its labels."""
+    _offers: tuple[float, frozenset[str] | None] | None = None
+    """When all nodes were read, and what they offer."""
+
+    async def read(self, alive: Sequence[Json], named: str) -> dict[str, Mapping[str, str]]:
+        """The labels of the node that tells which GPU the pods have; nothing for pods without GPUs, or without nodes.
+
+        Args:
+            named: a resource that counts as a GPU besides those with known names.
+        """
+        node = device.node_to_read(alive, named)
+        if node is None:
+            return {}
+        now = self.clock()
+        held = self._known.get(node)
+        if held is None or now - held[0] >= _FRESH_SECONDS:
+            if len(self._known) >= _MOST_NODES:
+                self._known.clear()
+            held = self._known[node] = (now, await self._labels(node))
+        return {node: held[1]}
+
+    async def offered(self, alive: Sequence[Json], named: str) -> frozenset[str] | None:
+        """The resources that any node offers; None where no pod waits for a GPU, or nodes cannot be read.
+
+        Args:
+            named: a resource that counts as a GPU besides those with known names.
+        """
+        if not any(health.unschedulable(pod) and device.gpus(pod, named) for pod in alive):
+            return None
+        now = self.clock()
+        if self._offers is None or now - self._offers[0] >= _OFFERS_SECONDS:
+            self._offers = (now, await self._resources())
+        return self._offers[1]
+
+    async def _resources(self) -> frozenset[str] | None:
+        try:
+            nodes = (await self.kube.list("Node", None)).objects
+        except KubeError as error:
+            log.info("nodes cannot be listed: %s", error)
+            return None
+        offers = [(node.get("status") or {}).get("allocatable") or {} for node in nodes]
+        return frozenset(name for item in offers for name, amount in item.items() if str(amount) != "0")
+
+    async def _labels(self, node: str) -> Mapping[str, str]:
+        try:
+            body = await self.kube.get("Node", "", node)
+        except KubeError as error:
+            log.info("the labels of node %s cannot be read: %s", node, error)
+            return {}
+        return (body or {"metadata": {}})["metadata"].get("labels") or {}

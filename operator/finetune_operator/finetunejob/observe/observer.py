@@ -1,0 +1,167 @@
+"""observe: what exists of a FineTuneJob, joined from the cache of the watches, MLflow, Events and ModelPromotions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from finetune_crds.base import Json
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.status import FineTuneJobStatus
+from finetune_operator import names
+from finetune_operator.controller.reading import read_spec, read_status
+from finetune_operator.controller.store import Store
+from finetune_operator.defaults import Defaults
+from finetune_operator.finetunejob.children import is_alive
+from finetune_operator.finetunejob.decide import resume_from
+from finetune_operator.finetunejob.draft import device
+from finetune_operator.finetunejob.model import FineTuneJob, Observed, Resumed
+from finetune_operator.finetunejob.observe.alias_versions import HolderReader
+from finetune_operator.finetunejob.observe.child_cache import ChildCache
+from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
+from finetune_operator.finetunejob.observe.dry_run import Rehearser
+from finetune_operator.finetunejob.observe.git_revisions import RevisionReader
+from finetune_operator.finetunejob.observe.kueue_workloads import WorkloadReader
+from finetune_operator.finetunejob.observe.nodes import NodeReader
+from finetune_operator.finetunejob.observe.pod_events import PodEventReader
+from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
+from finetune_operator.finetunejob.observe.promoted_aliases import promoted_aliases
+from finetune_operator.finetunejob.observe.rejections import rejections
+from finetune_operator.finetunejob.observe.run_poller import RunPoller
+from finetune_operator.finetunejob.observe.spark_applications import ApplicationReader
+from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader
+from finetune_operator.finetunejob.resolve import pinned, resolve
+from finetune_operator.kube import Kube
+from finetune_operator.settings import Settings
+
+
+def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
+    """A FineTuneJob from its JSON, with the defaults of the installation. A spec that does not fit the schema raises nothing: `invalid` says why.
+
+    Raises:
+        UnreadableStatusError: a newer version of the operator wrote the status.
+    """
+    meta = body["metadata"]
+    written, invalid = read_spec(FineTuneJobSpec, body)
+    status = read_status(FineTuneJobStatus, body, "job")
+    spec = None
+    if written:
+        name, namespace, known = meta["name"], meta["namespace"], status.resolved
+        spec = resolve(written, namespace=namespace, name=name, known=known, defaults=defaults)
+        spec = pinned(spec, status.pinned)
+    return FineTuneJob(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        version=meta["resourceVersion"],
+        generation=int(meta.get("generation", 1)),
+        spec=spec,
+        status=status,
+        written=written,
+        invalid=invalid,
+        finalizers=tuple(meta.get("finalizers") or ()),
+        deleting="deletionTimestamp" in meta,
+        created=datetime.fromisoformat(meta["creationTimestamp"]) if "creationTimestamp" in meta else None,
+    )
+
+
+@dataclass
+class FineTuneJobObserver:
+    """Observes one FineTuneJob at a time.
+
+    Attributes:
+        clock: monotonic seconds.
+        wake: has a pass over the job with this key made: what is read beside the passes has come.
+    """
+
+    kube: Kube
+    store: Store
+    settings: Settings
+    clock: Callable[[], float]
+    wake: Callable[[str], None]
+    cache: ChildCache = field(init=False)
+    poller: RunPoller = field(init=False)
+    preparations: PreparationReader = field(init=False)
+    rehearser: Rehearser = field(init=False)
+    leases: PreparationLeases = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._nodes = NodeReader(self.kube, self.clock)
+        self._pod_events = PodEventReader(self.kube, self.clock)
+        self._workloads = WorkloadReader(self.kube, self.clock)
+        self._executors = ExecutorReader(self.kube, self.settings)
+        self._applications = ApplicationReader(self.kube)
+        self._revisions = RevisionReader(self.kube, self.clock, self.wake)
+        self.cache = ChildCache(self.kube, self.store)
+        self.poller = RunPoller(self.kube, self.settings, self.clock)
+        self._holders = HolderReader(self.poller, self.settings, self.clock)
+        self.preparations = PreparationReader(self.kube, self.settings, self.clock)
+        self.rehearser = Rehearser(self.kube, self.clock)
+        self.leases = PreparationLeases(self.kube, self.store)
+
+    async def observe(self, ftj: FineTuneJob, now: datetime) -> Observed:
+        """Everything that `decide` needs to know.
+
+        Raises:
+            KubeError: the API server could not be read.
+            UnreadableStatusError: a newer version of the operator wrote the status of the job that this one carries on.
+        """
+        mlflow = await self.poller.poll(ftj)
+        jobs, pods = await self.cache.jobs_and_pods(ftj)
+        refused = await rejections(self.kube, ftj, jobs, pods, now)
+        applications = await self._applications.read(ftj)
+        drivers = applications.drivers if applications else ()
+        executors = await self._executors.read(ftj, [*pods, *drivers], now)
+        if executors.refusal:
+            refused[names.prep_name(ftj.name)] = executors.refusal
+        known = () if ftj.is_finished else (*pods, *drivers, *executors.pods)
+        alive = [pod for pod in known if is_alive(pod)]
+        return Observed(
+            jobs=jobs,
+            pods=(*pods, *self.cache.failed_pods(ftj)),
+            mlflow=mlflow,
+            rejections=refused,
+            owned=promoted_aliases(self.store, self.settings, ftj),
+            pod_events=await self._pod_events.read(ftj, alive, now),
+            queued=await self._workloads.read(ftj, jobs, now),
+            node_labels=await self._nodes.read(alive, device.resource(ftj)),
+            executors=executors.pods,
+            offered=await self._nodes.offered(alive, device.resource(ftj)),
+            preparation=await self.preparations.read(ftj),
+            applications=applications,
+            lease=await self.leases.read(ftj, jobs),
+            resumed=await self._resumed(ftj),
+            holders=await self._holders.read(ftj),
+            code=await self._revisions.read(ftj),
+        )
+
+    async def _resumed(self, ftj: FineTuneJob) -> Resumed | None:
+        """The job whose checkpoints this one waits for; None where it waits for none.
+
+        NB: not from the cache, which may not know yet that it was resumed.
+        """
+        name = resume_from.job_to_look_at(ftj)
+        if name is None:
+            return None
+        body = await self.kube.get("FineTuneJob", ftj.namespace, name)
+        if body is None:
+            return Resumed()
+        job = read_finetunejob(body, self.settings.defaults)
+        _jobs, pods = await self.cache.jobs_and_pods(job)
+        return Resumed(job, sum(map(is_alive, pods)))
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard what was read about a job that was deleted."""
+        self.poller.forget(ftj)
+        self.preparations.forget(ftj)
+        self.rehearser.forget(ftj)
+        self._revisions.forget(ftj)
+
+    async def observe_deletion(self, ftj: FineTuneJob) -> Observed:
+        """What `decide_deletion` needs to know.
+
+        Raises:
+            KubeError: the API server could not be read.
+        """
+        return Observed(preparation=await self.preparations.read(ftj))

@@ -1,0 +1,88 @@
+"""Events about pods that wait: whether a node comes for them, and which volume is missing. Nothing else reports these."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from finetune_crds.base import Json
+from finetune_operator.finetunejob.model import FineTuneJob, PodEvent
+from finetune_operator.finetunejob.pods import health
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.text import short
+
+log = logging.getLogger(__name__)
+
+_FRESH_SECONDS = 10.0
+# How long the containers of a pod may take to start before the API server is asked why.
+_START_PATIENCE = timedelta(seconds=10)
+
+
+@dataclass
+class PodEventReader:
+    """Reads the Events about at most three pods of a job, each once in ten seconds.
+
+    Attributes:
+        clock: monotonic seconds.
+    """
+
+    kube: Kube
+    clock: Callable[[], float]
+    _known: dict[str, tuple[float, tuple[PodEvent, ...]]] = field(default_factory=dict)
+    """By the pod's uid: when they were read, and the Events."""
+
+    async def read(
+        self, ftj: FineTuneJob, alive: Sequence[Json], now: datetime
+    ) -> dict[str, tuple[PodEvent, ...]]:
+        """The Events about pods that wait, the oldest first, by pod name."""
+        self._forget_old()
+        found: dict[str, tuple[PodEvent, ...]] = {}
+        for pod in _to_ask_about(alive, now):
+            known = await self._of(ftj, pod)
+            if known is not None:
+                found[pod["metadata"]["name"]] = known
+        return found
+
+    async def _of(self, ftj: FineTuneJob, pod: Json) -> tuple[PodEvent, ...] | None:
+        """None when they cannot be read."""
+        uid = pod["metadata"]["uid"]
+        if uid not in self._known:
+            try:
+                listed = await self.kube.list(
+                    "Event", ftj.namespace, fieldSelector=f"involvedObject.uid={uid}"
+                )
+            except KubeError as error:
+                log.warning(
+                    "%s: cannot list the Events about pod %s: %s", ftj.key, pod["metadata"]["name"], error
+                )
+                return None
+            events = sorted(map(_event, listed.objects), key=lambda event: event.at)
+            self._known[uid] = self.clock(), tuple(events)
+        return self._known[uid][1]
+
+    def _forget_old(self) -> None:
+        now = self.clock()
+        self._known = {uid: item for uid, item in self._known.items() if now - item[0] < _FRESH_SECONDS}
+
+
+def _to_ask_about(alive: Sequence[Json], now: datetime) -> Iterator[Json]:
+    """The first and the last pod without a node, and the first one that has a node and does not start."""
+    unschedulable = [pod for pod in alive if health.unschedulable(pod)]
+    yield from unschedulable[:1]
+    yield from unschedulable[1:][-1:]
+    yield from [pod for pod in alive if health.starts(pod) and _is_late(pod, now)][:1]
+
+
+def _is_late(pod: Json, now: datetime) -> bool:
+    start = pod["status"].get("startTime")
+    return start is not None and now - datetime.fromisoformat(start) >= _START_PATIENCE
+
+
+def _event(body: Json) -> PodEvent:
+    # NB: recorders of events.k8s.io write eventTime and series, the others lastTimestamp.
+    series: Json = body.get("series") or {}
+    times = (series.get("lastObservedTime"), body.get("lastTimestamp"), body.get("eventTime"))
+    at = next((time for time in times if time), body["metadata"]["creationTimestamp"])
+    return PodEvent(body.get("reason", ""), short(body.get("message", "")), datetime.fromisoformat(at))

@@ -1,0 +1,79 @@
+"""Reads and takes the Lease that says which of several jobs with the same preparation prepares."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from finetune_crds.base import Json
+from finetune_operator.controller.store import Store
+from finetune_operator.finetunejob.children import Owner, is_child, owner
+from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, TakeLease
+from finetune_operator.finetunejob.preparation import preparation_lease
+from finetune_operator.kube import Kube, KubeError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class PreparationLeases:
+    """The Leases of preparations, in the namespaces of their jobs."""
+
+    kube: Kube
+    store: Store
+
+    async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> PreparationLease | None:
+        """The Lease of a job that is about to prepare; None of any other job, or where the operator may not read it.
+
+        Args:
+            jobs: the job's child Jobs, by name.
+
+        Raises:
+            KubeError: the API server could not be read.
+        """
+        name = preparation_lease.lease_name(ftj) if preparation_lease.is_to_begin(ftj, jobs) else None
+        if name is None:
+            return None
+        try:
+            lease = await self.kube.get("Lease", ftj.namespace, name)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            # NB: an installation may have a role of its own, of an earlier release.
+            log.warning("%s prepares without a look at what other jobs prepare: %s", ftj.key, error)
+            return None
+        return PreparationLease(lease, await self._holder(lease) if lease else None)
+
+    async def _holder(self, lease: Json) -> Json | None:
+        """The FineTuneJob that a Lease belongs to; None where it no longer exists."""
+        held = owner("Job", lease)
+        if held is None:
+            return None
+        name = str((lease.get("spec") or {}).get("holderIdentity"))
+        found = self.store.finetunejobs.get((held.namespace, name))
+        if found is None or found["metadata"]["uid"] != held.uid:
+            # NB: the job of another name's Lease may be newer than the cache.
+            found = await self.kube.get("FineTuneJob", held.namespace, name)
+        return found if found and Owner(held.namespace, found["metadata"]["uid"]) == held else None
+
+    async def take(self, ftj: FineTuneJob, wanted: TakeLease) -> None:
+        """Create the Lease, in place of the one that was seen. Of several jobs that try, one succeeds.
+
+        Raises:
+            KubeError: 409 where another job was faster.
+        """
+        name = wanted.body["metadata"]["name"]
+        if wanted.replaces:
+            seen = wanted.replaces["metadata"]
+            await self.kube.delete("Lease", ftj.namespace, name, seen["uid"], seen["resourceVersion"])
+        try:
+            await self.kube.create(wanted.body)
+        except KubeError as error:
+            if error.status != 409:
+                raise
+            held = await self.kube.get("Lease", ftj.namespace, name)
+            if held is None or not is_child(held, ftj):
+                raise KubeError(
+                    409, f"another job has begun the preparation of {ftj.key}: looking again"
+                ) from error

@@ -1,0 +1,161 @@
+"""Reads a FineTuneJob's run and version from MLflow: once in a poll interval, and not while its server is unreachable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.finetunejob import Register, Tracking
+from finetune_operator import names, secrets
+from finetune_operator.errors import ExternalError
+from finetune_operator.finetunejob.decide.resolve_alias import is_unpinned
+from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
+from finetune_operator.finetunejob.observe.ttl_cache import Answer, Results, recent
+from finetune_operator.kube import Kube
+from finetune_operator.registry.base import RegisteredVersion
+from finetune_operator.registry.outages import Outages
+from finetune_operator.registry.tracked import Tracked, open_tracked
+from finetune_operator.settings import Settings
+from finetune_operator.text import canonical
+
+
+class _Query(NamedTuple):
+    """What to read: the run, by its id when that is known, and whether to read the version too."""
+
+    run_id: str | None
+    want_version: bool
+
+
+class Place(NamedTuple):
+    """Who answers a question: a server by its address, or a workspace by its address and the Secret of the job's login.
+
+    NB: a login to Databricks may go by another server, which only the Secret names.
+    """
+
+    address: str
+    reader: str = ""
+
+
+def place(ftj: FineTuneJob, tracked: Tracked, uri: str) -> Place:
+    """Who answers a question of a job.
+
+    Args:
+        uri: of the tracking server or of the registry; a workspace is both.
+    """
+    if tracked.workspace is None:
+        return Place(canonical(uri))
+    reference = ftj.spec.tracking.secret_ref if ftj.spec else None
+    reader = f"{ftj.namespace}/{reference.name}" if reference else ""
+    return Place(canonical(tracked.server.uri), reader)
+
+
+@dataclass
+class RunPoller:
+    """Reads the runs and versions of FineTuneJobs, in threads beside the event loop.
+
+    Attributes:
+        clock: monotonic seconds.
+        outages: of servers, by `Place`, and of logins.
+    """
+
+    kube: Kube
+    settings: Settings
+    clock: Callable[[], float]
+    _results: Results[Mlflow | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.outages = Outages(self.clock, self.settings.poll_seconds)
+
+    async def poll(self, ftj: FineTuneJob) -> Mlflow | None:
+        """The run and version, at most a poll interval old; None when there is nothing to read, or no server.
+
+        Raises:
+            KubeError: the Secret with the credentials could not be read.
+        """
+        query = _query(ftj)
+        if query is None:
+            self.forget(ftj)
+            return None
+        ask = partial(self._read, ftj, query)
+        return await recent(self._results, ftj.uid, query, ask, clock=self.clock, settings=self.settings)
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard the last result: MLflow was written to, or the job was deleted."""
+        self._results.pop(ftj.uid, None)
+
+    async def tracked(self, ftj: FineTuneJob) -> Tracked | None:
+        """The server and the registry of a job, with its credentials; None when it has none.
+
+        Raises:
+            ExternalError: the Secret with the credentials is missing, or the workspace does not accept them.
+            KubeError: the Secret could not be read.
+        """
+        tracking = ftj.spec.tracking if ftj.spec else Tracking()
+        if not self.settings.servers(tracking)[0]:
+            return None
+        secret = await secrets.read(self.kube, ftj.namespace, tracking.secret_ref, secrets.TRACKING)
+        login = (self.settings.servers(tracking), secrets.key(secret))
+        return await self.outages.log_in(login, partial(open_tracked, self.settings, tracking, secret))
+
+    async def ask(
+        self, ftj: FineTuneJob, tracked: Tracked, uri: str, question: Callable[[], Answer]
+    ) -> Answer:
+        """The answer to a question of a job, which is not asked while no response is expected from the server.
+
+        Args:
+            uri: of the tracking server or of the registry, whichever is asked.
+            question: may block.
+
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
+        """
+        return await self.outages.ask(place(ftj, tracked, uri), partial(_answer, tracked, question))
+
+    async def _read(self, ftj: FineTuneJob, query: _Query) -> Mlflow | None:
+        try:
+            tracked = await self.tracked(ftj)
+            if tracked is None or ftj.spec is None:
+                return None
+            server, wanted = tracked.server, ftj.spec.register_
+            experiment = names.experiment(
+                ftj.namespace, ftj.spec.tracking, on_databricks=tracked.workspace is not None
+            )
+            find_run = partial(server.find_run, ftj.uid, experiment, query.run_id)
+            run = await self.ask(ftj, tracked, server.uri, find_run)
+            version = None
+            if run and query.want_version and wanted:
+                find_version = partial(_version, tracked, wanted, query.run_id or run.run_id)
+                version = await self.ask(ftj, tracked, server.registry_uri, find_version)
+        except ExternalError as error:
+            return Mlflow(problem=error.problem)
+        return Mlflow(run=run, version=version, server=server.uri)
+
+
+def _query(ftj: FineTuneJob) -> _Query | None:
+    """What to read from MLflow; None when the status has all of it, or the job has no run before its models are known."""
+    closed = any(
+        item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
+        for item in ftj.status.conditions
+    )
+    run_id = ftj.status.run_id
+    if ftj.spec is None or (ftj.is_finished and (run_id is None or closed)):
+        return None
+    if run_id is None and is_unpinned(ftj):
+        return None
+    unregistered = ftj.holds(ConditionType.TRAINED) and not ftj.holds(ConditionType.REGISTERED)
+    return _Query(run_id, unregistered and ftj.spec.register_ is not None)
+
+
+def _answer(tracked: Tracked, question: Callable[[], Answer]) -> Answer:
+    try:
+        return question()
+    except ExternalError as error:
+        tracked.refused(error)
+        raise
+
+
+def _version(tracked: Tracked, wanted: Register, run_id: str) -> RegisteredVersion | None:
+    return tracked.registry().find_version(wanted.model, run_id, wanted.aliases)

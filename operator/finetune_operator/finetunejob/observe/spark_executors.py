@@ -1,0 +1,67 @@
+"""Reads the Spark executors of a preparation, which are pods of the prep pod and not of a Job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionType
+from finetune_operator import names
+from finetune_operator.finetunejob.children import is_alive
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.preparation import executors, prepare
+from finetune_operator.kube import Kube, KubeError
+from finetune_operator.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_REFUSED = (400, 403, 422)
+
+
+class Executors(NamedTuple):
+    """The executors of a job, and why the API server refuses the ones that are missing; None where it does not."""
+
+    pods: tuple[Json, ...] = ()
+    refusal: str | None = None
+
+
+@dataclass(frozen=True)
+class ExecutorReader:
+    """Lists the executors of one job at a time, while its driver runs."""
+
+    kube: Kube
+    settings: Settings
+
+    async def read(self, ftj: FineTuneJob, pods: Sequence[Json], now: datetime) -> Executors:
+        """The executors of a preparation that runs; none of any other job, or when they cannot be listed."""
+        if ftj.spec is None or not executors.wanted(ftj.spec) or ftj.holds(ConditionType.PREPARED):
+            return Executors()
+        drivers = [pod for pod in pods if _is_driver(pod) and is_alive(pod)]
+        if not drivers:
+            return Executors()
+        try:
+            listed = await self.kube.list("Pod", ftj.namespace, labelSelector=executors.selector(ftj))
+        except KubeError as error:
+            log.warning("%s: cannot list its executors: %s", ftj.key, error)
+            return Executors()
+        found = executors.of_drivers(listed.objects, drivers)
+        lacks = executors.missing(ftj, drivers, found, now)
+        return Executors(tuple(found), await self._refusal(ftj, lacks) if lacks else None)
+
+    async def _refusal(self, ftj: FineTuneJob, lacks: executors.Missing) -> str | None:
+        """Why the API server would not create another executor, as a dry run says. Nobody records why Spark's were refused."""
+        try:
+            await self.kube.create(prepare.executor_trial(ftj, self.settings), dry_run=True)
+        except KubeError as error:
+            if error.status in _REFUSED:
+                return f"{lacks.number} of {lacks.wanted} executors cannot be created: {error}"
+            log.warning("%s: cannot try whether its executors can be created: %s", ftj.key, error)
+        return None
+
+
+def _is_driver(pod: Json) -> bool:
+    return (pod["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT) == names.PREP

@@ -1,0 +1,1 @@
+"""The pods of a job: how they are made, and how they are doing."""

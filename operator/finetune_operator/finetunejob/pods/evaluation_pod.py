@@ -1,0 +1,153 @@
+"""The children of an evaluation: ConfigMap with the recipe, and a Job of one pod."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from finetune_crds import JobRecipe, contract
+from finetune_crds.base import Json
+from finetune_crds.evaluation import Evaluation
+from finetune_crds.recipe import as_yaml
+from finetune_operator import names
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import gang, queueing, rendezvous, template, workspace
+from finetune_operator.finetunejob.template_merge import merge
+from finetune_operator.registry.base import RegisteredVersion
+
+CONTAINER = names.EVALUATE_CONTAINER
+
+
+def wanted(draft: Draft) -> Evaluation:
+    """The evaluation of the spec.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if draft.spec.evaluation is None:
+        raise ValueError(f"{draft.ftj.key} has nothing to evaluate")
+    return draft.spec.evaluation
+
+
+def recipe(draft: Draft, version: RegisteredVersion) -> Json:
+    """The ConfigMap with the recipe. With a command, its parameters are there too, in the recipe and in a file of their own."""
+    evaluation = wanted(draft)
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": template.metadata(draft.ftj, names.evaluate_name(draft.ftj.name), names.EVALUATE),
+        "data": {
+            contract.RECIPE_FILE: _recipe(draft, version).to_yaml(),
+            **({contract.PARAMETERS_FILE: as_yaml(evaluation.parameters)} if evaluation.command else {}),
+        },
+    }
+
+
+def _recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
+    content, evaluation = gang.prepared_recipe(draft), wanted(draft)
+    data, read = content.data, version.tags.get(contract.TAG_DATA_VERSION, "")
+    splits = data.splits if data else None
+    if data and splits and splits.type == "Delta" and splits.version is None and read.isdecimal():
+        # The newest version when training began, which says so: the table may have others by now.
+        same = splits.model_copy(update={"version": int(read)})
+        content = content.model_copy(update={"data": data.model_copy(update={"splits": same})})
+    return content.model_copy(update={"parameters": evaluation.parameters}) if evaluation.command else content
+
+
+def job(draft: Draft, version: RegisteredVersion) -> Json:
+    """The Job that evaluates a version, with one pod."""
+    metadata = template.metadata(draft.ftj, names.evaluate_name(draft.ftj.name), names.EVALUATE)
+    metadata["annotations"] = {names.ANNOTATION_VERSION: version.version}
+    if wanted(draft).command:
+        metadata["annotations"][names.ANNOTATION_DIGEST] = _digest(draft, version)
+    fetched = [names.FETCH_CONTAINER] if wanted(draft).command else []
+    pod = _pod(draft, f"models:/{version.name}/{version.version}")
+    return queueing.enqueue(draft, template.retried_job(metadata, pod, *fetched, CONTAINER))
+
+
+def _digest(draft: Draft, version: RegisteredVersion) -> str:
+    """What the numbers of a command of your own depend on, besides the model: 12 digits of a SHA-256."""
+    evaluation = wanted(draft)
+    content = {
+        "image": _image(draft),
+        "command": evaluation.command,
+        "args": evaluation.args,
+        "parameters": evaluation.parameters,
+        "split": evaluation.split,
+        "data": _data(draft, version),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
+    """What the rows are: the digest of the preparation, whose table may be another one; of splits that are given, where they are."""
+    prepared, data = draft.status.data, _recipe(draft, version).data
+    if prepared and prepared.digest:
+        return prepared.digest
+    if data is None:
+        return {}
+    return data.splits.to_json() if data.splits else data.to_json()
+
+
+def _image(draft: Draft) -> str:
+    evaluation = wanted(draft)
+    shared = draft.spec.trainer.image if evaluation.command else None
+    return evaluation.image or shared or _built_in_image(draft)
+
+
+def _built_in_image(draft: Draft) -> str:
+    """An image with finetune-evaluate: that of the training, unless it was made for a command of your own."""
+    trainer = draft.spec.trainer
+    return (None if trainer.command else trainer.image) or draft.settings.trainer_image
+
+
+def _pod(draft: Draft, uri: str) -> Json:
+    evaluation, spec, settings = wanted(draft), draft.spec, draft.settings
+    login = workspace.pod_login(spec, settings, CONTAINER)
+    image = _image(draft)
+    run = rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=draft.status.run_id)
+    pod = template.pod_template(
+        container=CONTAINER,
+        image=image,
+        own_image=image == settings.trainer_image,
+        pull_policy=settings.trainer_pull_policy,
+        user=settings.pod_user,
+        command=evaluation.command or [contract.EVALUATE_COMMAND],
+        args=evaluation.args if evaluation.command else [contract.EVALUATE_MODEL, uri],
+        env=evaluation.env,
+        env_from=evaluation.env_from,
+        secret=None if login else spec.tracking.secret_of_pods,
+        contract_env=[*run, *([*rendezvous.command_env(), *_PATHS] if evaluation.command else [])],
+        config_map=names.evaluate_name(draft.ftj.name),
+        model_cache=spec.model_cache,
+        labels=template.labels(draft.ftj, names.EVALUATE),
+        subdomain=None,
+        user_template=evaluation.pod_template,
+    )
+    pod = dict(merge(pod, login))
+    return _with_model(draft, pod, uri) if evaluation.command else pod
+
+
+_PATHS: list[Json] = [
+    {"name": contract.ENV_MODEL_PATH, "value": contract.MODEL_PATH},
+    {"name": contract.ENV_METRICS_PATH, "value": contract.TERMINATION_PATH},
+]
+
+
+def _with_model(draft: Draft, pod: Json, uri: str) -> Json:
+    """A pod with a command of your own, and before it an init container that fetches the model.
+
+    A volume of this name in the pod template takes the place of the emptyDir.
+    """
+    mount = {"name": contract.MODEL_VOLUME, "mountPath": contract.MODEL_PATH}
+    main = {"name": CONTAINER, "volumeMounts": [mount], "terminationMessagePath": contract.TERMINATION_PATH}
+    volume: Json = {"spec": {"volumes": [{"name": contract.MODEL_VOLUME, "emptyDir": {}}]}}
+    found = dict(merge(merge(volume, pod), {"spec": {"containers": [main]}}))
+    fetch = {
+        **template.shared(found, CONTAINER, own_image=True),
+        "name": names.FETCH_CONTAINER,
+        "image": _built_in_image(draft),
+        "command": [contract.EVALUATE_COMMAND],
+        "args": [contract.EVALUATE_MODEL, uri, contract.EVALUATE_FETCH],
+    }
+    return dict(merge(found, {"spec": {"initContainers": [fetch]}}))

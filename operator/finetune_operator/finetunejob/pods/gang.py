@@ -1,0 +1,181 @@
+"""The children of a training attempt: headless Service, ConfigMap with the recipe, Indexed Job."""
+
+from __future__ import annotations
+
+from finetune_crds import JobRecipe, contract
+from finetune_crds.base import Json
+from finetune_crds.checkpoint import ResumeFrom
+from finetune_crds.data import Splits
+from finetune_crds.finetunejob import Trainer
+from finetune_crds.recipe import as_yaml
+from finetune_operator import names
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import own_code, queueing, rendezvous, template, workspace
+from finetune_operator.finetunejob.template_merge import merge
+
+CONTAINER = names.TRAINER_CONTAINER
+BUILT_IN_COMMAND = ["finetune-train"]
+# The part of the grace period that torchrun needs after its workers have exited.
+_TORCHRUN_SECONDS = 10
+
+
+def service(draft: Draft) -> Json:
+    """The headless Service whose name is the domain of the pods."""
+    ftj = draft.ftj
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": template.metadata(ftj, names.service_name(ftj.name), names.TRAIN),
+        "spec": {
+            "clusterIP": "None",
+            # NB: ranks resolve each other's names before they are ready.
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_UID: ftj.uid, names.LABEL_COMPONENT: names.TRAIN},
+            "ports": [
+                {"name": "rendezvous", "port": draft.spec.distributed.port, "protocol": "TCP"},
+            ],
+        },
+    }
+
+
+def prepared_recipe(draft: Draft) -> JobRecipe:
+    """The recipe of a job that is prepared: `data` names the output of preparation, and the columns that it found."""
+    ftj, data = draft.ftj, draft.status.data
+    content = JobRecipe.of(ftj.reference, draft.spec)
+    if data is None or data.path is None or content.data is None:
+        return content
+    splits = Splits(type="Delta", path=data.path, version=data.version)
+    columns = content.data.columns or data.columns
+    found = content.data.model_copy(update={"splits": splits, "columns": columns})
+    return content.model_copy(update={"data": found, "prepared": data})
+
+
+def recipe(draft: Draft) -> Json:
+    """The ConfigMap with the recipe, and with the parameters of a command of your own."""
+    ftj, trainer = draft.ftj, draft.spec.trainer
+    content = _with_resumed_checkpoint(draft, prepared_recipe(draft))
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": template.metadata(ftj, names.train_config_name(ftj.name), names.TRAIN),
+        "data": {
+            contract.RECIPE_FILE: content.to_yaml(),
+            **({contract.PARAMETERS_FILE: as_yaml(trainer.parameters)} if trainer.command else {}),
+            **own_code.files(trainer),
+        },
+    }
+
+
+def _with_resumed_checkpoint(draft: Draft, recipe: JobRecipe) -> JobRecipe:
+    """The recipe with what checkpoint.resumeFrom amounts to."""
+    found = draft.status.resumed_from
+    if recipe.checkpoint is None or found is None:
+        return recipe
+    place = ResumeFrom(type="Uri", uri=found.uri)
+    checkpoint = recipe.checkpoint.model_copy(update={"resume_from": place})
+    return recipe.model_copy(update={"checkpoint": checkpoint})
+
+
+def job(draft: Draft, attempt: int) -> Json:
+    """The Indexed Job of one attempt: all its pods, or none."""
+    ftj, spec = draft.ftj, draft.spec
+    name = names.train_name(ftj.name, attempt)
+    nodes = spec.distributed.nodes
+    body: Json = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": template.metadata(ftj, name, names.TRAIN, attempt),
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": 0,
+            "podFailurePolicy": {"rules": failure_rules(spec.run_policy.fatal_exit_codes)},
+            "template": _pod_template(draft, attempt),
+        },
+    }
+    return queueing.enqueue(draft, body)
+
+
+def failure_rules(fatal: list[int]) -> list[Json]:
+    """The podFailurePolicy: every rule fails the whole gang, and the Job's message names the rule that matched."""
+
+    def on_exit_codes(codes: list[int]) -> Json:
+        values = sorted(set(codes))
+        rule = {"containerName": CONTAINER, "operator": "In", "values": values}
+        return {"action": "FailJob", "onExitCodes": rule}
+
+    disruption = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    preempted = [] if contract.EXIT_PREEMPTED in fatal else [contract.EXIT_PREEMPTED]
+    wanted = (preempted, fatal)
+    return [disruption, *(on_exit_codes(codes) for codes in wanted if codes)]
+
+
+def _pod_template(draft: Draft, attempt: int) -> Json:
+    ftj, spec, settings = draft.ftj, draft.spec, draft.settings
+    trainer, login = spec.trainer, workspace.pod_login(spec, settings, CONTAINER)
+    pod = template.pod_template(
+        container=CONTAINER,
+        image=trainer.image or settings.trainer_image,
+        own_image=trainer.image is None,
+        pull_policy=settings.trainer_pull_policy,
+        user=settings.pod_user,
+        command=trainer.command or BUILT_IN_COMMAND,
+        args=trainer.args,
+        env=trainer.env,
+        env_from=trainer.env_from,
+        secret=None if login else spec.tracking.secret_of_pods,
+        contract_env=[
+            *rendezvous.rendezvous_env(ftj, attempt, spec.distributed),
+            *rendezvous.run_env(
+                servers=settings.servers(spec.tracking),
+                run_id=draft.status.run_id,
+            ),
+            *_command_env(trainer),
+            {"name": "FINETUNE_ATTEMPT", "value": str(attempt)},
+            {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(_seconds_to_save(spec.pod_template))},
+        ],
+        config_map=names.train_config_name(ftj.name),
+        model_cache=spec.model_cache,
+        labels=template.labels(ftj, names.TRAIN, attempt),
+        subdomain=names.service_name(ftj.name),
+        user_template=_with_code(draft),
+    )
+    pod = own_code.provided(draft, dict(merge(pod, login)))
+    pod["spec"].setdefault("topologySpreadConstraints", [_spread(draft, attempt)])
+    return pod
+
+
+def _command_env(trainer: Trainer) -> list[Json]:
+    if not trainer.command:
+        return []
+    return rendezvous.command_env(trainer.code.mount_path if trainer.code else None)
+
+
+def _seconds_to_save(user_template: Json | None) -> int:
+    """Time that workers have after SIGTERM; torchrun's default of 30 s is too short to save a large model."""
+    return max(template.grace_seconds(user_template) - _TORCHRUN_SECONDS, 1)
+
+
+def _spread(draft: Draft, attempt: int) -> Json:
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {names.LABEL_UID: draft.ftj.uid, names.LABEL_ATTEMPT: str(attempt)}},
+    }
+
+
+def _with_code(draft: Draft) -> Json | None:
+    """spec.podTemplate with trainer.code mounted. Its volume of the emptyDir's name takes the place of that."""
+    code, user = draft.spec.trainer.code, draft.spec.pod_template
+    if code is None:
+        return user
+    name = code.volume or contract.CODE_VOLUME
+    # What a commit is checked out into is the pod's own.
+    mount = {"name": name, "mountPath": code.mount_path, "readOnly": code.git is None}
+    spec: Json = {"containers": [{"name": CONTAINER, "workingDir": code.mount_path, "volumeMounts": [mount]}]}
+    if code.config_map_ref:
+        spec["volumes"] = [{"name": name, "configMap": code.config_map_ref.to_json()}]
+    empty: Json = {"spec": {"volumes": [{"name": name, "emptyDir": {}}]}} if code.git else {}
+    return dict(merge(merge(empty, user), {"spec": spec}))

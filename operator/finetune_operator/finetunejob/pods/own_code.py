@@ -1,0 +1,159 @@
+"""The init containers of a command of your own: one fetches the commit of `trainer.code.git`, one installs `trainer.dependencies`.
+
+The first has the trainer's image of the installation, so yours needs no git; the second yours, for its Python and its packages.
+Both share the environment, the volumes and the rights of the container `trainer`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from finetune_crds import contract
+from finetune_crds.base import Json
+from finetune_crds.code import Code
+from finetune_crds.conditions import ConditionReason
+from finetune_crds.finetunejob import Trainer
+from finetune_crds.status import LastFailure
+from finetune_operator import names
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import installer, pod_state, template
+from finetune_operator.finetunejob.template_merge import containers, merge
+
+# Read once: a decision reads no files.
+_INSTALLER = inspect.getsource(installer)
+_SCRIPT = ["python3", f"{contract.RECIPE_DIRECTORY}/{contract.DEPENDENCIES_FILE}"]
+_STEPS = {
+    names.CHECKOUT_CONTAINER: "fetches the code",
+    names.DEPENDENCIES_CONTAINER: "installs the packages of trainer.dependencies",
+}
+_REASONS = {
+    names.CHECKOUT_CONTAINER: ConditionReason.CHECKOUT_FAILED,
+    names.DEPENDENCIES_CONTAINER: ConditionReason.DEPENDENCIES_FAILED,
+}
+
+
+def mistakes(trainer: Trainer) -> Iterator[str]:
+    """What is wrong with requirements and with the address of the code, beyond what the schema can tell."""
+    if trainer.code and trainer.code.git and not _is_address(trainer.code.git.url):
+        yield f"spec.trainer.code.git.url {trainer.code.git.url} is not a valid address"
+    for text in trainer.dependencies:
+        try:
+            Requirement(text)
+        except InvalidRequirement as error:
+            why = str(error).splitlines()[0]
+            yield f"spec.trainer.dependencies has {text!r}, which is not a valid requirement ({why})"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        # NB: both judge what they read.
+        return bool(host.encode("idna")) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def files(trainer: Trainer) -> dict[str, str]:
+    """What the pods need beside the recipe."""
+    return {contract.DEPENDENCIES_FILE: _INSTALLER} if trainer.dependencies else {}
+
+
+def provided(draft: Draft, pod: Json) -> Json:
+    """The pod of training with the code of `trainer.code.git` and the packages of `trainer.dependencies`."""
+    trainer = draft.spec.trainer
+    if trainer.code and trainer.code.git:
+        pod = _with_init(pod, _checkout(draft, trainer.code, pod))
+    return _with_dependencies(pod, trainer.dependencies) if trainer.dependencies else pod
+
+
+def step(alive: Sequence[Json]) -> str:
+    """What a pod does before its command starts, as the end of a sentence; empty where none is known to."""
+    for pod in alive:
+        for item in pod.get("status", {}).get("initContainerStatuses") or []:
+            if item["name"] in _STEPS and "running" in item.get("state", {}):
+                return f"; {pod_state.listed([pod])} {_STEPS[item['name']]}"
+    return ""
+
+
+def failed(failure: LastFailure, mine: Sequence[Json], trainer: Trainer) -> ConditionReason | None:
+    """Which step failed, where the failure of an attempt is that of one.
+
+    Its exit code is 64 where no attempt can succeed, and 69 where a server did not answer or refused the login.
+
+    Args:
+        mine: the pods of the attempt.
+    """
+    # NB: the container says so, not the reason in its message: one that is killed leaves none, and a command, or an init container
+    # of the pod template, may end with the same words.
+    ended = pod_state.exits(mine, names.TRAINER_CONTAINER)
+    container = next((item.container for item in ended if item.pod == failure.pod), None)
+    has_code = trainer.code is not None and trainer.code.git is not None
+    steps = {names.CHECKOUT_CONTAINER: has_code, names.DEPENDENCIES_CONTAINER: bool(trainer.dependencies)}
+    return _REASONS[container] if container and steps.get(container) else None
+
+
+def _with_init(pod: Json, container: Json) -> Json:
+    return dict(merge(pod, {"spec": {"initContainers": [container]}}))
+
+
+def _checkout(draft: Draft, code: Code, pod: Json) -> Json:
+    git, resolved = code.git, draft.status.code
+    commit = resolved.commit if resolved else ""
+    reference = git.secret_ref if git else None
+    login = [
+        _from_secret(contract.ENV_GIT_USERNAME, reference.name, "username", optional=True),
+        _from_secret(contract.ENV_GIT_PASSWORD, reference.name, "password", optional=reference.optional),
+    ] if reference else []  # fmt: skip
+    shared = template.shared(pod, names.TRAINER_CONTAINER, own_image=True)
+    own: Json = {
+        "name": names.CHECKOUT_CONTAINER,
+        "image": draft.settings.trainer_image,
+        "imagePullPolicy": draft.settings.trainer_pull_policy,
+        "command": [contract.CHECKOUT_COMMAND],
+        "args": [_literal(item) for item in (git.url if git else "", commit, code.mount_path)],
+        "env": login,
+    }
+    return dict(merge(shared, own))
+
+
+def _with_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
+    """A pod whose command finds the packages. A volume of this name in the pod template takes the place of the emptyDir."""
+    mount = {"name": contract.DEPENDENCIES_VOLUME, "mountPath": contract.DEPENDENCIES_PATH}
+    trainer = next(containers(pod, names.TRAINER_CONTAINER), {})
+    install: Json = {
+        "name": names.DEPENDENCIES_CONTAINER,
+        "image": trainer.get("image"),
+        "command": [*_SCRIPT, installer.INSTALL],
+        "args": [*requirements],
+        "volumeMounts": [mount],
+    }
+    shared = template.shared(pod, names.TRAINER_CONTAINER, own_image=False)
+    command = trainer.get("command")
+    found: Json = {
+        "initContainers": [dict(merge(shared, install))],
+        "containers": [
+            {
+                "name": names.TRAINER_CONTAINER,
+                # NB: what is no list is left for the API server to refuse.
+                "command": [*_SCRIPT, installer.RUN, *command] if isinstance(command, list) else command,
+                "volumeMounts": [{**mount, "readOnly": True}],
+            }
+        ],
+    }
+    volume: Json = {"spec": {"volumes": [{"name": contract.DEPENDENCIES_VOLUME, "emptyDir": {}}]}}
+    return dict(merge(merge(volume, pod), {"spec": found}))
+
+
+def _from_secret(variable: str, secret: str, key: str, *, optional: bool) -> Json:
+    reference = {"name": secret, "key": key, "optional": optional}
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _literal(argument: str) -> str:
+    """An argument in which Kubernetes replaces nothing."""
+    return argument.replace("$", "$$")

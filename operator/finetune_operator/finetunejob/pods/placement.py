@@ -1,0 +1,32 @@
+"""Where the pods of an attempt run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finetune_crds.base import Json
+from finetune_crds.status import Nodes
+from finetune_crds.status_parts import MAX_PODS, PlacedPod
+from finetune_operator.finetunejob import children
+from finetune_operator.finetunejob.pods import pod_state
+
+
+def nodes(mine: Sequence[Json], *, desired: int) -> Nodes:
+    """How many pods are ready, and the node of each one that has a node: of the first 64, by node rank.
+
+    NB: pods without a node are left out, so that a gang which is scheduled at once is one write.
+    """
+    ready = min(pod_state.ready(mine), desired)
+    placed = [_placed(pod) for pod in mine if pod.get("spec", {}).get("nodeName")]
+    return Nodes(
+        desired=desired, ready=ready, summary=f"{ready}/{desired}", pods=placed[:MAX_PODS] if placed else None
+    )
+
+
+def _placed(pod: Json) -> PlacedPod:
+    return PlacedPod(
+        name=pod["metadata"]["name"],
+        node=pod["spec"]["nodeName"],
+        node_rank=children.node_rank(pod),
+        ready=pod_state.is_ready(pod),
+    )

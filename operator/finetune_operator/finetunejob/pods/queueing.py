@@ -1,0 +1,127 @@
+"""A Job of training or of evaluation that waits in a queue of Kueue: which queue, and why it is not admitted."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator import names
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.model import Queued
+from finetune_operator.finetunejob.template_merge import merge
+
+# Kueue's words for a Workload that waits for something other than its turn.
+_INADMISSIBLE = {"Inadmissible", "Misconfigured", "Suspended"}
+# How long Kueue may take to make a Workload.
+_PATIENCE = timedelta(seconds=30)
+# Positions up to this one are exact.
+_NEAR = 10
+
+
+def of_installation(draft: Draft, queue: str) -> bool:
+    """Whether the job would also have this queue if it named none."""
+    resolved = draft.status.resolved
+    return resolved is not None and resolved.queue_name == queue
+
+
+def named(draft: Draft, queue: str) -> str:
+    """A queue, and where its name comes from if it is not the job's own."""
+    where = " (defaults.queueName of the chart)" if of_installation(draft, queue) else ""
+    return f"queue {queue}{where}"
+
+
+def avoid(draft: Draft, queue: str) -> str:
+    """How the job does without a queue, as a part of a sentence."""
+    if of_installation(draft, queue):
+        return 'set spec.runPolicy.queueName to "", which keeps the job out of the queue of the installation'
+    return "remove spec.runPolicy.queueName"
+
+
+def is_queued(child: Json) -> bool:
+    """Whether a batch Job is suspended, and so has no pods, until something starts it."""
+    return bool(child["spec"].get("suspend"))
+
+
+def enqueue(draft: Draft, job: Json) -> Json:
+    """The Job, suspended in the queue of the FineTuneJob, if that has one.
+
+    Kueue starts it by removing `suspend`: the Job is created once and never applied again.
+    """
+    queue = draft.spec.run_policy.queue_name
+    if not queue:
+        return job
+    metadata: Json = {"labels": {names.LABEL_QUEUE: queue}}
+    return dict(merge(job, {"metadata": metadata, "spec": {"suspend": True}}))
+
+
+def report(draft: Draft, kind: ConditionType, what: str, child: Json) -> None:
+    """Say in a condition why an attempt, or the evaluation, waits whose Job is suspended; no pod is blocked, as there is none."""
+    draft.set(kind, False, *_waiting(draft, what, child))
+    if draft.condition(ConditionType.PODS_HEALTHY):
+        draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
+
+
+def _waiting(draft: Draft, what: str, child: Json) -> tuple[ConditionReason, str]:
+    queue = queue_of(child)
+    if queue is None:
+        job = child["metadata"]["name"]
+        return ConditionReason.QUEUE_INADMISSIBLE, (
+            f"{what} waits: something other than the operator suspended Job {job}, which names no queue: "
+            f"check kubectl get job {job} -o yaml"
+        )
+    queued = draft.observed.queued
+    look = f"check kubectl get localqueue -n {draft.ftj.namespace}"
+    problem = _problem(queued, look, avoid(draft, queue), _created(child) + _PATIENCE)
+    if problem:
+        job = child["metadata"]["name"]
+        return ConditionReason.QUEUE_INADMISSIBLE, (
+            f"{what} waits: Job {job} is suspended and no Workload is admitted by {named(draft, queue)}: {problem}"
+        )
+    return ConditionReason.QUEUED, f"{what} waits in Kueue's queue {queue}{_progress(queued)}"
+
+
+def _problem(queued: Queued | None, look: str, without: str, due: datetime) -> str | None:
+    """What keeps the Job from ever being admitted, and what to do; None when it only waits for its turn.
+
+    Args:
+        without: how the job does without a queue.
+        due: when Kueue has had enough time to make a Workload.
+    """
+    if queued is None:
+        return None
+    if not queued.installed:
+        return f"Kueue is not installed in this cluster: install it, or {without}, and suspend and resume the job"
+    if not queued.workload:
+        late = queued.read_at is not None and queued.read_at >= due
+        return f"Kueue has made no Workload for it: {look}" if late else None
+    return f"{queued.message}: {look}" if queued.reason in _INADMISSIBLE else None
+
+
+def _progress(queued: Queued | None) -> str:
+    if queued is None:
+        return ": kubectl get workloads shows why"
+    if queued.admitted:
+        return ", which has admitted it"
+    position = f" at position {_rounded(queued.position)}" if queued.position is not None else ""
+    return f"{position}: {queued.message}" if queued.message else position
+
+
+def _rounded(position: int) -> str:
+    """The position, in steps of 10, 20, 50, 100 and so on where it is far.
+
+    NB: each admission moves every job behind it, and each change of the message is a write of the status.
+    """
+    if position <= _NEAR:
+        return str(position)
+    digits = 10 ** (len(str(position)) - 1)
+    return f"{max(step * digits for step in (1, 2, 5) if step * digits <= position)} or later"
+
+
+def queue_of(child: Json) -> str | None:
+    """The queue that a batch Job names."""
+    return (child["metadata"].get("labels") or {}).get(names.LABEL_QUEUE)
+
+
+def _created(child: Json) -> datetime:
+    return datetime.fromisoformat(child["metadata"]["creationTimestamp"])

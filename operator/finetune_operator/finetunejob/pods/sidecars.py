@@ -1,0 +1,87 @@
+"""Containers that a webhook puts beside the main container of a pod, and that do not end with it.
+
+The end of the main container decides, since the pod of such a container runs on, and its Job with it. A pod template may have no
+such container: `mistakes` refuses it and names the form that ends by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from finetune_crds.base import Json
+from finetune_operator.finetunejob.children import job_condition, job_ended, sort
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import pod_state
+
+# The ranks of a gang end within seconds of each other. The one that caused it need not be the first to end.
+_PEERS_TIMEOUT = timedelta(seconds=30)
+
+
+def outlived(mine: Sequence[Json], container: str) -> list[pod_state.Exit]:
+    """The ends of main containers that their pods do not tell, the earliest first."""
+    return [ended for ended in pod_state.exits(mine, container) if ended.outlived]
+
+
+def has_completed(job: Json, job_pods: Sequence[Json], container: str, *, nodes: int = 1) -> bool:
+    """Whether a Job is complete, or its main containers on all nodes have succeeded and another container keeps it running."""
+    return job_condition(job, "Complete") is not None or _has_succeeded(job_pods, container, nodes=nodes)
+
+
+def _has_succeeded(job_pods: Sequence[Json], container: str, *, nodes: int) -> bool:
+    """Whether the main containers on all nodes have succeeded, which at least one pod does not tell."""
+    succeeded = [ended for ended in pod_state.exits(job_pods, container) if ended.code == 0]
+    return (
+        any(ended.outlived for ended in succeeded) and len({ended.node_rank for ended in succeeded}) == nodes
+    )
+
+
+def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datetime) -> Json | None:
+    """Return the condition Failed of a Job that has failed; None: it has not.
+
+    The condition is empty where a main container has failed and another one keeps the Job running. NB: ask `has_completed` first: a Job
+    whose main containers have succeeded fails if another container does.
+    """
+    failed = job_condition(job, "Failed")
+    if failed is None and _has_failed(job_pods, container, now):
+        return {}
+    return failed
+
+
+def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool:
+    """Whether a main container has failed, which its pod does not tell, and the others have had time to end as well."""
+    failed = [ended for ended in outlived(job_pods, container) if ended.code]
+    if not failed:
+        return False
+    all_ended = len(pod_state.exits(job_pods, container)) == len(job_pods)
+    # NB: the end of a container whose state is lost (ContainerStatusUnknown) has no time.
+    first = next((ended.finished_at for ended in failed if ended.finished_at), "")
+    return all_ended or not first or now - datetime.fromisoformat(first) >= _PEERS_TIMEOUT
+
+
+def release(draft: Draft, component: str, name: str, container: str) -> None:
+    """Delete the Job of a step that is done, if another container keeps it and its resources.
+
+    NB: in a pass after the one that wrote the result into the status.
+    """
+    children = sort(draft.observed.jobs, draft.observed.pods, component, name)
+    if children.current and not job_ended(children.current) and outlived(children.pods, container):
+        draft.remove(children.current)
+
+
+def no_retry(mine: Sequence[Json], container: str) -> str:
+    """Why a Job does not try again, as the end of a sentence about its failure; empty where that is not because of another container."""
+    ended = {end.pod for end in outlived(mine, container)}
+    states = {
+        item["name"]: item.get("state", {})
+        for pod in mine
+        if pod["metadata"]["name"] in ended
+        for item in pod["status"].get("containerStatuses") or []
+    }
+    at_work = ", ".join(name for name, state in states.items() if "terminated" not in state)
+    if not at_work:
+        return ""
+    return (
+        f"; it is not tried again, since {at_work} still runs in the pod: have it injected as a sidecar (an init container with "
+        "restartPolicy: Always), or exclude the pods of the job from the injection"
+    )

@@ -1,0 +1,250 @@
+"""Pod templates: defaults, overridden by the user's podTemplate, overridden by the fields that the operator owns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from finetune_crds import API_VERSION, contract
+from finetune_crds.base import Json
+from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
+from finetune_crds.training import ModelCache
+from finetune_operator import names
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.template_merge import containers, merge
+
+_GRACE_SECONDS = 120
+# Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or MLflow without an answer.
+_BACKOFF_LIMIT = 2
+_TMP = "/tmp"  # noqa: S108
+# The Hub's client of a user's own script keeps its models in the cache too.
+_HUB_IN_CACHE = (
+    {"name": "HF_HUB_CACHE", "value": f"{contract.MODEL_CACHE_PATH}/{contract.MODEL_CACHE_HUB}"},
+)
+# Fields that an init container has of the main container.
+_SHARED = (
+    "env",
+    "envFrom",
+    "volumeMounts",
+    "securityContext",
+    "imagePullPolicy",
+    "terminationMessagePolicy",
+)
+# Variables of one image's programs, which those of another cannot start with.
+_OF_AN_IMAGE = re.compile(r"PATH|PYTHON.*|LD_.*")
+# What a quota may ask of each container.
+_OF_EVERY_CONTAINER = ("cpu", "memory", "ephemeral-storage")
+
+
+def grace_seconds(user_template: Json | None) -> int:
+    """How long the pods have between SIGTERM and SIGKILL."""
+    spec = (user_template or {}).get("spec")
+    given = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
+    return given if isinstance(given, int) else _GRACE_SECONDS
+
+
+def labels(ftj: FineTuneJob, component: str, attempt: int | None = None) -> dict[str, str]:
+    """The labels of a child of the job."""
+    found = {
+        names.LABEL_MANAGED_BY: names.FIELD_MANAGER,
+        names.LABEL_JOB: ftj.name,
+        names.LABEL_UID: ftj.uid,
+        names.LABEL_COMPONENT: component,
+    }
+    return found | ({names.LABEL_ATTEMPT: str(attempt)} if attempt is not None else {})
+
+
+def metadata(ftj: FineTuneJob, name: str, component: str, attempt: int | None = None) -> Json:
+    """Metadata of a child, owned by the job: deleted with it."""
+    return {
+        "name": name,
+        "namespace": ftj.namespace,
+        "labels": labels(ftj, component, attempt),
+        "ownerReferences": [
+            {
+                "apiVersion": API_VERSION,
+                "kind": "FineTuneJob",
+                "name": ftj.name,
+                "uid": ftj.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    }
+
+
+def pod_template(
+    *,
+    container: str,
+    image: str,
+    own_image: bool,
+    pull_policy: str,
+    user: int,
+    command: Sequence[str],
+    args: Sequence[str],
+    env: Sequence[EnvVar],
+    env_from: Sequence[EnvFromSource],
+    secret: LocalReference | None,
+    contract_env: Sequence[Json],
+    config_map: str,
+    model_cache: ModelCache | None,
+    labels: dict[str, str],
+    subdomain: str | None,
+    user_template: Json | None,
+) -> Json:
+    """The pod template of one component.
+
+    Args:
+        container: name of its main container.
+        own_image: whether the image is one of the product's: its root filesystem can be read-only.
+        user: user and group of the product's images; 0 for none.
+        env: the user's variables; `contract_env` takes precedence.
+        secret: Secret whose keys also become environment.
+        config_map: the ConfigMap with the recipe.
+        model_cache: the claim with downloaded models.
+        subdomain: headless Service that names the pods.
+        user_template: spec.podTemplate.
+    """
+    defaults = _defaults(container, image, own_image=own_image, pull_policy=pull_policy, user=user)
+    settings: Json = {
+        "env": [
+            {"name": "HOME", "value": _TMP},
+            *(_HUB_IN_CACHE if model_cache else ()),
+            *(item.to_json() for item in env),
+        ],
+        "envFrom": [item.to_json() for item in env_from]
+        + ([{"secretRef": secret.to_json()}] if secret else []),
+        **({"command": list(command)} if command else {}),
+        **({"args": list(args)} if args else {}),
+    }
+    volumes, mounts = _cached_models(model_cache) if model_cache else ([], [])
+    owned_container: Json = {
+        "name": container,
+        "env": list(contract_env),
+        "volumeMounts": [
+            {"name": contract.RECIPE_VOLUME, "mountPath": contract.RECIPE_DIRECTORY, "readOnly": True},
+            *mounts,
+        ],
+    }
+    owned: Json = {
+        "metadata": {"labels": labels},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [owned_container],
+            "volumes": [{"name": contract.RECIPE_VOLUME, "configMap": {"name": config_map}}, *volumes],
+            **({"subdomain": subdomain} if subdomain else {}),
+        },
+    }
+    with_settings = merge(defaults, {"spec": {"containers": [{"name": container, **settings}]}})
+    return dict(merge(merge(with_settings, user_template or {}), owned))
+
+
+def _cached_models(cache: ModelCache) -> tuple[list[Json], list[Json]]:
+    """The volume with downloaded models, and its mount."""
+    name = "model-cache"
+    volume = {"name": name, "persistentVolumeClaim": {"claimName": cache.claim_name}}
+    return [volume], [{"name": name, "mountPath": contract.MODEL_CACHE_PATH}]
+
+
+def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, user: int) -> Json:
+    """A pod that the `restricted` Pod Security Standard admits, without an API token.
+
+    With `user` 0 OpenShift's restricted-v2 admits it too, which names the user itself.
+    """
+    return {
+        "spec": {
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "securityContext": {
+                "runAsNonRoot": True,
+                **({"runAsUser": user, "runAsGroup": user, "fsGroup": user} if own_image and user else {}),
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": container,
+                    "image": image,
+                    "imagePullPolicy": pull_policy,
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                        **({"readOnlyRootFilesystem": True} if own_image else {}),
+                    },
+                    "volumeMounts": [
+                        {"name": "tmp", "mountPath": _TMP},
+                        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
+                    ],
+                }
+            ],
+            "volumes": [
+                {"name": "tmp", "emptyDir": {}},
+                # NB: containers get 64 MiB of shared memory by default; NCCL and data loaders need more.
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            ],
+        }
+    }
+
+
+def shared(pod: Json, container: str, *, own_image: bool) -> Json:
+    """What an init container of the operator has in common with the main container: it reads the same storage and servers.
+
+    It gets none of the devices, which it has no use for. It keeps its part of what every container uses, since a quota may ask
+    each container for that.
+
+    Args:
+        own_image: whether it has one of the product's images, and the main container may have another.
+    """
+    main = next(containers(pod, container), {})
+    found = {field: main[field] for field in _SHARED if field in main}
+    if own_image and "env" in found:
+        found["env"] = [item for item in found["env"] if not _is_of_an_image(item)]
+    resources = _without_devices(main.get("resources"))
+    return found | ({"resources": resources} if resources else {})
+
+
+def _is_of_an_image(variable: Any) -> bool:
+    # NB: the API server has not validated the variables, and refuses what has no name.
+    name = variable.get("name") if isinstance(variable, dict) else None
+    return isinstance(name, str) and _OF_AN_IMAGE.fullmatch(name) is not None
+
+
+def _without_devices(resources: Any) -> Json:
+    found = resources if isinstance(resources, dict) else {}
+    parts = {name: found[name] for name in ("limits", "requests") if isinstance(found.get(name), dict)}
+    kept = {
+        name: {key: value for key, value in part.items() if key in _OF_EVERY_CONTAINER}
+        for name, part in parts.items()
+    }
+    return {name: part for name, part in kept.items() if part}
+
+
+def retried_job(metadata: Json, pod: Json, *containers: str) -> Json:
+    """A Job of one pod that is retried, unless one of the containers says that the recipe or the data is wrong.
+
+    A pod that is evicted or preempted does not count as a retry.
+    """
+    disrupted: Json = {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    codes = [contract.EXIT_RECIPE, contract.EXIT_DATA]
+    final: list[Json] = [
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
+        }
+        for container in containers
+    ]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "backoffLimit": _BACKOFF_LIMIT,
+            "podFailurePolicy": {"rules": [disrupted, *final]},
+            "template": pod,
+        },
+    }

@@ -1,0 +1,1 @@
+"""The preparation of a job's data, and where Spark runs it."""

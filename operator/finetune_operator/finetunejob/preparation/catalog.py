@@ -1,0 +1,81 @@
+"""Tables by their names: what is wrong with them, and how the prep pod logs in to the catalog that finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finetune_crds import tables
+from finetune_crds.base import Json
+from finetune_crds.catalog import DATABRICKS_PREFIX, TOKEN_KEY, Catalog
+from finetune_crds.databricks import SECRET_KEYS
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.finetunejob.pods.workspace import federated
+from finetune_operator.settings import Settings
+
+
+def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
+    """The names of tables that are none of the catalog, once the defaults of the installation count."""
+    return (f"spec.{sentence}" for sentence in (tables.misnamed(spec.data) if spec.data else ()))
+
+
+def missing(spec: FineTuneJobSpec) -> str | None:
+    """What a job with a table by its name lacks, where nothing says which catalog has it."""
+    data, prepare = spec.data, spec.prepare
+    if data is None or prepare is None or prepare.catalog or prepare.spark.mode == "Databricks":
+        return None
+    field, table = next(tables.named(data), ("", ""))
+    if not table:
+        return None
+    return (
+        f"spec.{field} {table} needs a catalog: install the chart with defaults.catalog, or apply a job with another "
+        "name and spec.data.prepare.catalog, or with path"
+    )
+
+
+def no_workspace(spec: FineTuneJobSpec, settings: Settings) -> str | None:
+    """What a job with tables of a workspace lacks, where nothing says which workspace it is."""
+    found = _of(spec)
+    if found is None or not _is_federated(found, spec, settings) or settings.databricks_host:
+        return None
+    return (
+        "spec.data.prepare.catalog of type Databricks has no workspace: name a Secret with DATABRICKS_HOST in "
+        "spec.data.prepare.catalog.databricks.secretRef, or install the chart with databricks.host"
+    )
+
+
+def login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
+    """What the template of the prep pod needs to log in to the catalog; empty where it needs nothing more.
+
+    NB: of a Secret, only the keys of the login. Executors get none of it: the driver asks the catalog, and passes credentials
+    for the files on.
+    """
+    found = _of(spec)
+    if found is None:
+        return {}
+    if found.type == "Databricks" and _is_federated(found, spec, settings):
+        return federated(settings, container)
+    env = [*_env(found)]
+    return {"spec": {"containers": [{"name": container, "env": env}]}} if env else {}
+
+
+def _of(spec: FineTuneJobSpec) -> Catalog | None:
+    return spec.prepare.catalog if spec.prepare else None
+
+
+def _is_federated(found: Catalog, spec: FineTuneJobSpec, settings: Settings) -> bool:
+    """Whether the pod logs in to the workspace of the installation with its ServiceAccount, for its catalog alone."""
+    named = found.databricks and found.databricks.secret_ref
+    return found.type == "Databricks" and not named and not settings.on_databricks(spec.tracking)
+
+
+def _env(found: Catalog) -> Iterator[Json]:
+    """Variables from the Secret of a catalog."""
+    server = found.unity_catalog and found.unity_catalog.secret_ref
+    if server:
+        key = {"name": server.name, "key": TOKEN_KEY, "optional": server.optional}
+        yield {"name": TOKEN_KEY, "valueFrom": {"secretKeyRef": key}}
+    workspace = found.databricks and found.databricks.secret_ref
+    if workspace:
+        for name in SECRET_KEYS:
+            key = {"name": workspace.name, "key": name, "optional": True}
+            yield {"name": f"{DATABRICKS_PREFIX}{name}", "valueFrom": {"secretKeyRef": key}}

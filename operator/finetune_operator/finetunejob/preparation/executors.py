@@ -1,0 +1,303 @@
+"""Spark executors in pods of their own (data.prepare.spark.mode Kubernetes or SparkApplication): what they are, how they fare.
+
+Spark's driver creates the executors itself, as pods of the job's namespace that its own pod owns. The operator gives it a pod
+template, and a ServiceAccount that may create pods; and with mode Kubernetes, where the driver runs in the prep pod, a Service by
+which executors find it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from finetune_crds import contract
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.env import RESERVED_ENV
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.source import Source
+from finetune_crds.spark import Spark
+from finetune_operator import names
+from finetune_operator.finetunejob import children
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.pods import health, pod_state, template
+from finetune_operator.finetunejob.template_merge import LOST_WITH_POD, is_below, mounts
+
+# Fields of the prep container that are about the driver.
+_OF_THE_DRIVER = frozenset(
+    {"args", "resources", "ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle"}
+)
+# The containers of drivers: in the prep pod, and in a pod that spark-submit makes.
+_DRIVERS = (names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
+# How long a driver takes to create its executors.
+_PATIENCE = timedelta(seconds=20)
+# Executors are numbered from 1. So many more than are wanted at once: they end one after the other.
+_MOST_REPLACED = 5
+# Linux takes 128 KiB for a variable (MAX_ARG_STRLEN). The rest is for what the operator adds to a template.
+_MAX_TEMPLATE_BYTES = 100_000
+
+
+def wanted(spec: FineTuneJobSpec) -> int:
+    """The number of executor pods; 0 where Spark needs none."""
+    return spec.prepare.spark.executor_pods if spec.prepare else 0
+
+
+def account(spec: FineTuneJobSpec) -> str:
+    """The ServiceAccount of the driver."""
+    prepare = spec.prepare
+    given = ((prepare.pod_template if prepare else None) or {}).get("spec")
+    of_pods = given.get("serviceAccountName") if isinstance(given, dict) else None
+    chosen = prepare.spark.service_account_name if prepare else None
+    return chosen or (of_pods if isinstance(of_pods, str) and of_pods else names.SPARK_ACCOUNT)
+
+
+def service(ftj: FineTuneJob) -> Json:
+    """The headless Service at whose name executors find the driver."""
+    ports = {"driver": contract.SPARK_DRIVER_PORT, "blocks": contract.SPARK_BLOCKS_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": template.metadata(ftj, names.prep_name(ftj.name), names.PREP),
+        "spec": {
+            "clusterIP": "None",
+            # NB: executors connect before the driver's pod is ready.
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_UID: ftj.uid, names.LABEL_COMPONENT: names.PREP},
+            "ports": [{"name": name, "port": port, "protocol": "TCP"} for name, port in ports.items()],
+        },
+    }
+
+
+def submitted_driver_env(ftj: FineTuneJob) -> list[Json]:
+    """The variables of a driver whose pod spark-submit makes, and tells the rest."""
+    values = {contract.ENV_POD_NAMESPACE: ftj.namespace, contract.ENV_EXECUTOR_SELECTOR: selector(ftj)}
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def driver_env(ftj: FineTuneJob, executor: Json) -> list[Json]:
+    """The variables from which a driver in the prep pod knows itself and its executors.
+
+    Args:
+        executor: the pod of an executor.
+    """
+    values = {
+        contract.ENV_DRIVER_HOST: f"{names.prep_name(ftj.name)}.{ftj.namespace}.svc",
+        contract.ENV_EXECUTOR_TEMPLATE: _as_value(executor),
+    }
+    pod = {"name": contract.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    return [
+        pod,
+        *submitted_driver_env(ftj),
+        *({"name": name, "value": value} for name, value in values.items()),
+    ]
+
+
+def _as_value(body: Json) -> str:
+    """JSON as the value of a variable. NB: the kubelet expands $(NAME) in a value, and takes $$ for a dollar."""
+    return json.dumps(body, separators=(",", ":")).replace("$", "$$")
+
+
+def selector(ftj: FineTuneJob) -> str:
+    """The labels of a job's executors."""
+    return f"{names.LABEL_UID}={ftj.uid},{names.LABEL_COMPONENT}={names.EXECUTOR}"
+
+
+def as_driver(pod: Json, spec: FineTuneJobSpec) -> Json:
+    """The prep pod with the API token of an account that may create pods. No other pod of a job has a token."""
+    allowed = {"serviceAccountName": account(spec), "automountServiceAccountToken": True}
+    return {**pod, "spec": {**pod["spec"], **allowed}}
+
+
+def as_executor(ftj: FineTuneJob, pod: Json, spec: FineTuneJobSpec) -> Json:
+    """The pod of an executor: the prep pod without what is about the driver. Spark adds the rest.
+
+    Variables, Secrets and volumes are those of the prep pod, since executors read the source and write the output.
+    """
+    meta, found = pod.get("metadata", {}), pod["spec"]
+    labels = {**meta.get("labels", {}), **template.labels(ftj, names.EXECUTOR)}
+    volumes = [item for item in found["volumes"] if _name(item) != contract.RECIPE_VOLUME]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**meta, "labels": labels},
+        "spec": {
+            **found,
+            "serviceAccountName": account(spec),
+            "automountServiceAccountToken": False,
+            "volumes": volumes,
+            "containers": [
+                _executor(item) if _name(item) == names.PREP_CONTAINER else item
+                for item in found["containers"]
+            ],
+        },
+    }
+
+
+def _executor(container: Json) -> Json:
+    kept = {name: value for name, value in container.items() if name not in _OF_THE_DRIVER}
+    mounts = [item for item in container["volumeMounts"] if _name(item) != contract.RECIPE_VOLUME]
+    return {
+        **kept,
+        "name": contract.EXECUTOR_CONTAINER,
+        "command": [contract.EXECUTOR_COMMAND],
+        "env": [item for item in container["env"] if _name(item) not in RESERVED_ENV],
+        "volumeMounts": mounts,
+    }
+
+
+def _name(item: object) -> object:
+    """The name of an item of a list. NB: the API server has not validated what users write."""
+    return item.get("name") if isinstance(item, dict) else None
+
+
+def trial(executor: Json, ftj: FineTuneJob) -> Json:
+    """An executor's pod for a dry run, about as large as Spark's: a quota counts its memory and cores."""
+    spark = ftj.spec.prepare.spark if ftj.spec and ftj.spec.prepare else Spark()
+    amounts = {"cpu": str(spark.cores_of_executor), "memory": spark.memory_of_executor}
+    resources = {"requests": amounts, "limits": {"memory": amounts["memory"]}}
+    found = [
+        {**item, "resources": resources} if _name(item) == contract.EXECUTOR_CONTAINER else item
+        for item in executor["spec"]["containers"]
+    ]
+    meta = {
+        **executor["metadata"],
+        "namespace": ftj.namespace,
+        "name": f"{names.prep_name(ftj.name)}-executor",
+    }
+    return {
+        **executor,
+        "metadata": meta,
+        "spec": {**executor["spec"], "restartPolicy": "Never", "containers": found},
+    }
+
+
+def review(ftj: FineTuneJob, spec: FineTuneJobSpec) -> Json:
+    """The question whether the driver's account may create pods, which the API server answers in its status."""
+    group = "system:serviceaccounts"
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "LocalSubjectAccessReview",
+        # NB: a review has no name.
+        "metadata": {"namespace": ftj.namespace},
+        "spec": {
+            "user": f"system:serviceaccount:{ftj.namespace}:{account(spec)}",
+            "groups": [group, f"{group}:{ftj.namespace}", "system:authenticated"],
+            "resourceAttributes": {"namespace": ftj.namespace, "verb": "create", "resource": "pods"},
+        },
+    }
+
+
+def unshared(spec: FineTuneJobSpec) -> Iterator[str]:
+    """Folders of source and output that are not on a volume which all pods mount."""
+    data, prepare = spec.data, spec.prepare
+    if data is None or prepare is None or not wanted(spec):
+        return
+    shared = mounts(prepare.pod_template, names.PREP_CONTAINER, but=LOST_WITH_POD)
+    folders = {**_folders(data.source), "data.prepare.output": prepare.output}
+    for field, path in folders.items():
+        if path and path.startswith("/") and not any(is_below(path, mount) for mount in shared):
+            yield (
+                f"{field} {path} is on no volume that the driver and its executors share: use s3://bucket/folder, or "
+                "mount a PersistentVolumeClaim there in the container prep of data.prepare.podTemplate"
+            )
+
+
+def oversized(spec: FineTuneJobSpec) -> Iterator[str]:
+    """A pod template that is too long for the variable of the driver that holds it."""
+    prepare = spec.prepare
+    if prepare is None or prepare.spark.mode != "Kubernetes":
+        return
+    parts = prepare.model_dump(
+        mode="json", by_alias=True, exclude_none=True, include={"env", "env_from", "pod_template"}
+    )
+    size = len(_as_value(parts))
+    if size > _MAX_TEMPLATE_BYTES:
+        yield (
+            f"env, envFrom and podTemplate of the preparation have {size:,} bytes, and executors get at most "
+            f"{_MAX_TEMPLATE_BYTES:,}: move long values into a ConfigMap or a Secret that envFrom names"
+        )
+
+
+def _folders(source: Source | None) -> dict[str, str | None]:
+    """The path of each source, by the field that holds it."""
+    if source is None or source.sources is None:
+        return {"data.source.path": source.path if source else None}
+    return {f"data.source.sources[{part.name}].path": part.path for part in source.sources}
+
+
+def of_drivers(found: Sequence[Json], drivers: Sequence[Json]) -> list[Json]:
+    """The executors that these prep pods control. Labels only find candidates."""
+    uids = {pod["metadata"]["uid"] for pod in drivers}
+    return [pod for pod in found if children.controlling_pod(pod) in uids]
+
+
+class Missing(NamedTuple):
+    """Executors that do not exist: how many of how many."""
+
+    number: int
+    wanted: int
+
+
+def missing(
+    ftj: FineTuneJob, drivers: Sequence[Json], found: Sequence[Json], now: datetime
+) -> Missing | None:
+    """How many executors a driver that has run for a while lacks; None where none, or where Spark chooses their number."""
+    prepare = ftj.spec.prepare if ftj.spec else None
+    since = max((start for pod in drivers if (start := _running_since(pod))), default=None)
+    if prepare is None or since is None or now - since < _PATIENCE:
+        return None
+    if prepare.spark.is_dynamic:
+        return None
+    lacks = prepare.spark.executor_pods - len(pod_state.alive(found))
+    return Missing(lacks, prepare.spark.executor_pods) if lacks > 0 else None
+
+
+def _running_since(pod: Json) -> datetime | None:
+    for item in pod.get("status", {}).get("containerStatuses") or []:
+        started = (item.get("state", {}).get("running") or {}).get("startedAt")
+        if item["name"] in _DRIVERS and started:
+            return datetime.fromisoformat(started)
+    return None
+
+
+def report(draft: Draft, drivers: Sequence[Json]) -> list[Json]:
+    """Report in a condition what keeps driver and executors from running; the executors that have not ended.
+
+    Args:
+        drivers: the pod of the driver, if it has not ended.
+    """
+    number, at_work = wanted(draft.spec), pod_state.alive(draft.observed.executors)
+    health.report(draft, [*drivers, *at_work], names.prep_name(draft.ftj.name), wanted=1 + number)
+    trouble = restless(draft.observed.executors, number)
+    if trouble and draft.holds(ConditionType.PODS_HEALTHY):
+        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.EXECUTORS_FAIL, trouble)
+    return at_work
+
+
+def progress(found: Sequence[Json], number: int) -> str:
+    """What Spark runs on, as a part of a sentence; `number` executors are wanted."""
+    return (
+        f"Spark is running on {pod_state.ready(found)} of {number} executors"
+        if number
+        else "Spark is running"
+    )
+
+
+def restless(found: Sequence[Json], number: int) -> str | None:
+    """Executors that end one after the other before they run, as a sentence."""
+    newest = max((_executor_number(pod) for pod in found), default=0)
+    if pod_state.ready(found) or newest <= number + _MOST_REPLACED:
+        return None
+    return (
+        f"Spark has created {newest} executors for {number}, and none runs: they end soon after their start; look into the "
+        "image of data.prepare.image, and whether a NetworkPolicy keeps executors from the driver's ports "
+        f"{contract.SPARK_DRIVER_PORT} and {contract.SPARK_BLOCKS_PORT}"
+    )
+
+
+def _executor_number(pod: Json) -> int:
+    text = pod["metadata"]["name"].rpartition("-")[2]
+    return int(text) if text.isdecimal() else 0

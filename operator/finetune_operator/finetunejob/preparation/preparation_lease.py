@@ -1,0 +1,146 @@
+"""Jobs with the same preparation prepare once: while one of them does, the others wait.
+
+A Lease in their namespace says which one prepares. It belongs to that job and goes with it, and it binds only while that job
+gets on: another one takes it over from a job that failed, is suspended or cannot start its pods. Two jobs that prepare at once
+waste work and harm nothing: each commit to the table is whole, and the second job uses the first commit where its rows are the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.preparation import digest_of, settings_digest
+from finetune_operator import names
+from finetune_operator.databricks.model import ENDED
+from finetune_operator.finetunejob.children import is_being_deleted, owner
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.draft.wait import Wait, wait
+from finetune_operator.finetunejob.model import APPLICATION_ENDED, FineTuneJob, TakeLease
+from finetune_operator.finetunejob.pods import template
+
+# What Prepared says of a job that prepares, or is about to. With any other reason, it waits for people.
+_AT_WORK = (
+    ConditionReason.PREPARING,
+    ConditionReason.WAITING_FOR_PREPARATION,
+    # A run goes on while its workspace cannot be asked.
+    ConditionReason.DATABRICKS_UNREACHABLE,
+    ConditionReason.DATABRICKS_ERROR,
+)
+# What keeps the pods of one job from running: its own template, image or account.
+_STUCK = (
+    ConditionReason.NAME_TAKEN,
+    ConditionReason.POD_TEMPLATE_INVALID,
+    ConditionReason.IMAGE_PULL_FAILED,
+    ConditionReason.CONTAINER_CONFIG_ERROR,
+    ConditionReason.EXECUTORS_FAIL,
+)
+# What pods may lack of the cluster, as those of another job would: for so long, the others wait.
+_LACKING = (
+    ConditionReason.POD_REJECTED,
+    ConditionReason.UNSCHEDULABLE,
+    ConditionReason.VOLUME_NOT_READY,
+)
+_PATIENCE = timedelta(minutes=15)
+
+
+def lease_name(ftj: FineTuneJob) -> str | None:
+    """The Lease of the job's preparation: of its settings and its table. None where nothing is shared."""
+    spec = ftj.spec
+    if spec is None or spec.data is None or spec.model is None:
+        return None
+    prepare = spec.data.prepare
+    if prepare is None or prepare.reuse == "Never" or not prepare.output:
+        return None
+    settings = settings_digest(spec.data, spec.model, spec.objective)
+    return names.prep_lease_name(digest_of(settings, prepare.output.rstrip("/")))
+
+
+def is_to_begin(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
+    """Whether the job has its preparation still before it, so that the Lease matters.
+
+    Args:
+        jobs: its child Jobs, by name.
+    """
+    if ftj.spec is None or ftj.spec.suspend or ftj.is_finished or ftj.holds(ConditionType.PREPARED):
+        return False
+    run, application = ftj.status.databricks_run, ftj.status.spark_application
+    return (
+        names.prep_name(ftj.name) not in jobs
+        and (run is None or run.state in ENDED)
+        and (application is None or application.state in APPLICATION_ENDED)
+    )
+
+
+def waits(draft: Draft) -> bool:
+    """Whether another job prepares the same data, which the status then says; otherwise this job takes the Lease if it is free."""
+    seen = draft.observed.lease
+    if seen is None:
+        return False
+    if seen.lease is None:
+        draft.lease = TakeLease(_lease(draft))
+        return False
+    held = owner("Job", seen.lease)
+    if held is None or held.uid == draft.ftj.uid:
+        return False
+    holder = seen.holder
+    if holder is None or not _gets_on(holder, draft.now):
+        draft.lease = TakeLease(_lease(draft), replaces=seen.lease)
+        return False
+    prepared = _since(holder, ConditionType.PREPARED)
+    if prepared is None:
+        name = holder["metadata"]["name"]
+        message = f"FineTuneJob {name} prepares the same data: this job uses its table when it is written"
+        wait(draft, ConditionType.PREPARED, Wait(ConditionReason.WAITING_FOR_PREPARATION, message))
+        return True
+    if draft.ftj.created is None or prepared <= draft.ftj.created:
+        # What that job read may have changed since.
+        draft.lease = TakeLease(_lease(draft), replaces=seen.lease)
+    return False
+
+
+def _gets_on(holder: Json, now: datetime) -> bool:
+    """Whether a FineTuneJob has prepared its data, or comes to it by itself."""
+    conditions = _conditions(holder)
+    prepared = conditions.get(ConditionType.PREPARED, {})
+    if prepared.get("status") == "True":
+        return True
+    ended = (ConditionType.FAILED, ConditionType.STALLED)
+    healthy = conditions.get(ConditionType.PODS_HEALTHY, {})
+    return not (
+        is_being_deleted(holder)
+        or holder["spec"].get("suspend")
+        or any(conditions.get(kind, {}).get("status") == "True" for kind in ended)
+        or (prepared and prepared["reason"] not in _AT_WORK)
+        or (healthy.get("status") == "False" and _is_stuck(healthy, now))
+    )
+
+
+def _is_stuck(healthy: Json, now: datetime) -> bool:
+    since = datetime.fromisoformat(healthy["lastTransitionTime"])
+    return healthy["reason"] in _STUCK or (healthy["reason"] in _LACKING and now - since >= _PATIENCE)
+
+
+def _since(holder: Json, kind: ConditionType) -> datetime | None:
+    """Since when a condition of a FineTuneJob is True; None where it is not."""
+    found = _conditions(holder).get(kind, {})
+    return datetime.fromisoformat(found["lastTransitionTime"]) if found.get("status") == "True" else None
+
+
+def _conditions(holder: Json) -> dict[str, Json]:
+    return {item["type"]: item for item in (holder.get("status") or {}).get("conditions") or []}
+
+
+def _lease(draft: Draft) -> Json:
+    name = lease_name(draft.ftj)
+    if name is None:
+        raise ValueError(f"{draft.ftj.key} shares no preparation")
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": template.metadata(draft.ftj, name, names.PREP),
+        "spec": {"holderIdentity": draft.ftj.name},
+    }

@@ -1,0 +1,319 @@
+"""The preparation as a SparkApplication: one for each attempt, each with a name of its own, followed by its state.
+
+The status names the SparkApplication when it is created. What a crash between the two has hidden is found by its name, which
+follows from the attempt. One that ends without fault of recipe and data is followed by another, and so is one that was deleted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from finetune_crds import contract
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.status import LastFailure
+from finetune_crds.status_parts import SparkApplicationStatus
+from finetune_operator import names
+from finetune_operator.finetunejob.children import is_being_deleted
+from finetune_operator.finetunejob.draft import pending_run
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.model import APPLICATION_ENDED, Applications, FineTuneJob
+from finetune_operator.finetunejob.pods import health, pod_state
+from finetune_operator.finetunejob.preparation import driver_pod, executors, preparation_lease, result
+from finetune_operator.policy.result import Continue, Outcome, Stop
+from finetune_operator.text import short
+
+KINDS = ("SparkApplication", "Pod")
+"""What such a preparation leaves besides the children of every job."""
+Children = Callable[[str], list[Json]]
+"""What to create for a SparkApplication of a name."""
+
+_CONTAINER = contract.APPLICATION_DRIVER_CONTAINER
+# As often as a preparation in a prep pod: a first attempt, and two more after failures that neither the recipe nor the data
+# caused.
+_MAX_FAILURES = 3
+_NEW, _COMPLETED, _FAILED, _DELETED = "New", "Completed", "Failed", "Deleted"
+# The spark-operator would run it again: because somebody changed it.
+_AGAIN = ("PendingRerun", "Invalidating")
+# How long the spark-operator may take to see a SparkApplication.
+_PATIENCE = timedelta(seconds=60)
+# From one SparkApplication to the next after a failure, as a Job does it; twice as long after another one. One that has run for
+# longer is followed at once.
+_PAUSE = timedelta(seconds=10)
+_DOING = {
+    "Submitted": "was submitted, and its driver is starting",
+    "SubmissionFailed": "could not be submitted",
+    "Succeeding": "is ending",
+    "Failing": "has failed, and is ending",
+    "Unknown": "is in a state that the spark-operator does not know: is the node of its driver lost?",
+    "Suspending": "is being suspended by something other than the operator",
+    "Suspended": "is suspended by something other than the operator, such as a queue",
+    "Resuming": "is resuming",
+}
+_OUT_OF_MEMORY = (
+    "the driver used more memory than its pod has, which is driverMemory and 40% more: raise data.prepare.spark.driverMemory, "
+    "or spark.driver.memoryOverhead in data.prepare.spark.conf, in a FineTuneJob with another name"
+)
+
+
+def wanted(spec: FineTuneJobSpec) -> bool:
+    """Whether the preparation is a SparkApplication."""
+    return spec.prepare is not None and spec.prepare.spark.mode == "SparkApplication"
+
+
+def is_followed(ftj: FineTuneJob) -> bool:
+    """Whether SparkApplications are to be read: until the result is known, or what a finished job had is gone."""
+    if ftj.spec is None or not wanted(ftj.spec):
+        return False
+    if ftj.is_finished:
+        known = ftj.status.spark_application
+        return known is not None and known.state not in APPLICATION_ENDED
+    return not ftj.holds(ConditionType.PREPARED)
+
+
+def swept(ftj: FineTuneJob) -> tuple[str, ...]:
+    """The kinds of children that a finished job has besides those of every job."""
+    return KINDS if ftj.spec and wanted(ftj.spec) else ()
+
+
+def prepare(draft: Draft, children: Children) -> Outcome:
+    """Create the splits; the pass ends until they exist."""
+    draft.requeue_after(draft.settings.poll_seconds)
+    seen, known = draft.observed.applications or Applications(), draft.status.spark_application
+    if seen.problem:
+        draft.set(ConditionType.PREPARED, False, seen.problem.reason, seen.problem.message)
+        return Stop
+    found = seen.found.get(known.name) if known else None
+    if known is None or found is None or _is_lost(found):
+        _begin(draft, seen, children, failures=known.failures if known else 0)
+        return Stop
+    draft.note_start()
+    known = known.model_copy(update={"state": state(found)})
+    draft.update(spark_application=known)
+    if known.state == _COMPLETED:
+        return _complete(draft, seen, known, found, children)
+    if known.state == _FAILED:
+        _fail(draft, seen, known, found, children)
+    elif known.state in _AGAIN:
+        draft.remove(found, "SparkApplication")
+        _say(draft, f"SparkApplication {known.name} was changed, and another takes its place")
+    else:
+        _follow(draft, seen, known, found)
+    return Stop
+
+
+def state(application: Json) -> str:
+    """The state of a SparkApplication, such as Running for RUNNING; New before the spark-operator has seen it."""
+    word = str(_application_state(application).get("state") or "")
+    return "".join(part.capitalize() for part in word.split("_"))[:64] or _NEW
+
+
+def _application_state(application: Json) -> Json:
+    found: Json = (application.get("status") or {}).get("applicationState") or {}
+    return found
+
+
+def _is_lost(application: Json) -> bool:
+    """Whether a SparkApplication is being deleted before it is complete, which keeps its result."""
+    return is_being_deleted(application) and state(application) != _COMPLETED
+
+
+def _begin(draft: Draft, seen: Applications, children: Children, *, failures: int, why: str = "") -> None:
+    """Create the next SparkApplication, when nothing of an earlier one runs: two at once would write the same table."""
+    known = draft.ftj.status.spark_application
+    attempt = known.attempt + 1 if known else 1
+    name = names.application_name(draft.ftj.name, attempt)
+    if name not in seen.found and driver_pod.wait_for_a_correction(draft):
+        return
+    if preparation_lease.waits(draft):
+        return
+    draft.note_start()
+    waits_for = _stop(draft, seen, but=name)
+    if waits_for:
+        _say(draft, f"{why}preparation starts when {waits_for} has stopped")
+        return
+    if name not in seen.found:
+        if pending_run.is_run_pending(draft):
+            _say(draft, pending_run.RUN_PENDING)
+            return
+        health.forget_refusal(draft)
+        draft.apply += children(name)
+    draft.update(
+        spark_application=SparkApplicationStatus(attempt=attempt, failures=failures, name=name, state=_NEW)
+    )
+    _say(draft, f"{why}SparkApplication {name} waits for the spark-operator")
+
+
+def _follow(draft: Draft, seen: Applications, known: SparkApplicationStatus, found: Json) -> None:
+    driver = _driver(seen, known)
+    for pod in pod_state.alive(seen.drivers):
+        if pod not in driver:
+            # NB: the spark-submit of an earlier attempt may make it late, and it would delete the executors of this one.
+            draft.remove(pod, "Pod")
+    alive = pod_state.alive(driver)
+    at_work = executors.report(draft, alive)
+    if known.state == _NEW:
+        _say(draft, _waiting(draft, known.name, found))
+    elif known.state == "Running":
+        running = (
+            executors.progress(at_work, executors.wanted(draft.spec))
+            if pod_state.ready(driver)
+            else f"the driver of SparkApplication {known.name} is starting{health.pulling(draft, alive)}"
+        )
+        _say(draft, f"{running}; kubectl logs {names.driver_name(known.name)} shows its progress")
+    else:
+        doing = _DOING.get(known.state, f"is {known.state}")
+        why = _error(found)
+        pulling = health.pulling(draft, alive) if known.state == "Submitted" else ""
+        _say(draft, f"SparkApplication {known.name} {doing}{f' ({why})' if why else ''}{pulling}")
+
+
+def _waiting(draft: Draft, name: str, found: Json) -> str:
+    """What a SparkApplication waits for that has no state."""
+    if draft.now - _made(found) < _PATIENCE:
+        return f"SparkApplication {name} waits for the spark-operator"
+    return (
+        f"SparkApplication {name} waits for the spark-operator, which has not seen it for {int(_PATIENCE.total_seconds())} s: "
+        f"does it run, and does it watch namespace {draft.ftj.namespace} (spark.jobNamespaces of its chart)?"
+    )
+
+
+def _complete(
+    draft: Draft, seen: Applications, known: SparkApplicationStatus, found: Json, children: Children
+) -> Outcome:
+    succeeded = [ended for ended in pod_state.exits(_driver(seen, known), _CONTAINER) if ended.code == 0]
+    results = [ended.message.prep for ended in succeeded if ended.message and ended.message.prep]
+    if results:
+        result.note(draft, results[-1])
+        return Continue
+    if succeeded:
+        message = f"pod {succeeded[-1].pod} succeeded and reported no result: data.prepare.image must be made from finetune-prep"
+        _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
+        return Stop
+    # The pod no longer exists, nor does its result. A second run finds the version and writes nothing.
+    draft.remove(found, "SparkApplication")
+    why = "the driver's result was lost with its pod: the preparation runs again and finds its version; "
+    _begin(draft, seen, children, failures=known.failures, why=why)
+    return Stop
+
+
+def _fail(
+    draft: Draft, seen: Applications, known: SparkApplicationStatus, found: Json, children: Children
+) -> None:
+    """Fail the job where the recipe or the data are wrong, and try again otherwise, a few times."""
+    driver = _driver(seen, known)
+    failure = _failure(driver, known, found)
+    draft.update(last_failure=failure)
+    where = f"SparkApplication {known.name}"
+    if failure.exit_code in pod_state.REASON_OF_EXIT:
+        place = pod_state.place(failure.pod or "", failure.node)
+        _give_up(
+            draft,
+            pod_state.REASON_OF_EXIT[failure.exit_code],
+            f"preparation failed in {place} of {where}: {failure.message}",
+        )
+        return
+    # An eviction is nobody's failure.
+    evicted = any(ended.evicted for ended in pod_state.exits(driver, _CONTAINER))
+    failures = known.failures + (0 if evicted else 1)
+    if failures >= _MAX_FAILURES:
+        message = f"{where} failed, and so did {failures - 1} before it: {failure.message}"
+        _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
+        return
+    pause = _PAUSE * 2**known.failures - (draft.now - _made(found))
+    if pause > timedelta(0):
+        # What refuses a submission, such as a full quota or a webhook that is away, needs time.
+        _say(
+            draft,
+            f"{where} failed ({failure.message}): the next one follows in {math.ceil(pause.total_seconds())} s",
+        )
+        return
+    _begin(draft, seen, children, failures=failures, why=f"{where} failed ({failure.message}): ")
+
+
+def _failure(driver: list[Json], known: SparkApplicationStatus, found: Json) -> LastFailure:
+    """How the driver failed; without a pod, why the SparkApplication did."""
+    failure = pod_state.last_failure(driver, _CONTAINER, 0)
+    if failure is None:
+        why = _error(found) or "it gave no reason"
+        return LastFailure(pod=names.driver_name(known.name), reason="Failed", message=why, attempt=0)
+    if failure.reason == "OOMKilled":
+        return failure.model_copy(update={"message": _OUT_OF_MEMORY})
+    return failure
+
+
+def _made(application: Json) -> datetime:
+    return datetime.fromisoformat(application["metadata"]["creationTimestamp"])
+
+
+def _error(application: Json) -> str:
+    """What the spark-operator says went wrong; empty where nothing did."""
+    return short(str(_application_state(application).get("errorMessage") or ""), 500)
+
+
+def _driver(seen: Applications, known: SparkApplicationStatus) -> list[Json]:
+    """The pod of the driver, if it exists."""
+    return [pod for pod in seen.drivers if pod["metadata"]["name"] == names.driver_name(known.name)]
+
+
+def _say(draft: Draft, message: str) -> None:
+    draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
+
+
+def _give_up(draft: Draft, reason: ConditionReason, message: str) -> None:
+    draft.set(ConditionType.PREPARED, False, reason, message)
+    draft.fail(reason, message)
+
+
+def stop(draft: Draft) -> str | None:
+    """Delete what may be at work; what to wait for, or None when nothing is left of it."""
+    seen, known = draft.observed.applications, draft.status.spark_application
+    if seen is None:
+        return None
+    if seen.problem:
+        gone = known is None or seen.problem.reason == ConditionReason.SPARK_OPERATOR_MISSING
+        return None if gone else seen.problem.message
+    waits_for = _stop(draft, seen)
+    if waits_for:
+        draft.requeue_after(draft.settings.poll_seconds)
+        return f"waiting for {waits_for} to stop"
+    if known and known.state not in APPLICATION_ENDED:
+        if _may_come_late(draft):
+            draft.requeue_after(draft.settings.poll_seconds)
+            return None
+        # What is left has ended by itself, and its result is read when the job is resumed.
+        found = seen.found.get(known.name)
+        after = state(found) if found else _DELETED
+        draft.update(spark_application=known.model_copy(update={"state": after}))
+    return None
+
+
+def _may_come_late(draft: Draft) -> bool:
+    """Whether a spark-submit that was under way when the job ended may still make a driver."""
+    ended = draft.status.completion_time
+    return ended is not None and draft.now - ended < 2 * _PATIENCE
+
+
+def _stop(draft: Draft, seen: Applications, *, but: str = "") -> str | None:
+    """Delete SparkApplications and drivers that have not ended, but one of a name; the first that is left.
+
+    NB: the spark-operator deletes the driver of a SparkApplication only where it sees the deletion in time.
+    """
+    left = [
+        (name, body)
+        for name, body in seen.found.items()
+        if name != but and (is_being_deleted(body) or state(body) not in (_COMPLETED, _FAILED))
+    ]
+    drivers = [
+        pod for pod in pod_state.alive(seen.drivers) if pod["metadata"]["name"] != names.driver_name(but)
+    ]
+    for _, body in left:
+        draft.remove(body, "SparkApplication")
+    for pod in drivers:
+        draft.remove(pod, "Pod")
+    if drivers:
+        return pod_state.listed(drivers)
+    return f"SparkApplication {left[0][0]}" if left else None

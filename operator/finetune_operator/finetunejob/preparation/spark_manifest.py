@@ -1,0 +1,153 @@
+"""The SparkApplication of a preparation (data.prepare.spark.mode SparkApplication).
+
+Driver and executors are the pods of mode Kubernetes, as pod templates that spark-submit completes. The job owns the pod of the
+driver as well: the spark-operator makes itself its owner only where a webhook of its own may change the pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from finetune_crds import API_VERSION, contract
+from finetune_crds.base import Json
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.quantity import jvm_memory
+from finetune_operator import names
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.pods import template
+from finetune_operator.finetunejob.preparation import executors
+from finetune_operator.finetunejob.template_merge import containers
+
+_API = "sparkoperator.k8s.io/v1beta2"
+# As much as in mode Kubernetes: Python's processes are beside the heap.
+_OVERHEAD = "0.4"
+_BY_SPARK = ("cpu", "memory")
+
+
+def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
+    """What a pod template says that spark-submit overrides."""
+    prepare = spec.prepare
+    if prepare is None or prepare.spark.mode != "SparkApplication":
+        return
+    for container in containers(prepare.pod_template, names.PREP_CONTAINER):
+        if any("memory" in amounts for amounts in _amounts(container).values()):
+            yield (
+                "spec.data.prepare.podTemplate gives the container prep memory, and with spark.mode SparkApplication it gets "
+                "driverMemory and 40% more: remove it from the template"
+            )
+
+
+def manifest(ftj: FineTuneJob, spec: FineTuneJobSpec, name: str, *, driver: Json, executor: Json) -> Json:
+    """The SparkApplication of one attempt.
+
+    Args:
+        driver: the pod template of the prep pod.
+        executor: the pod of an executor.
+
+    Raises:
+        ValueError: the job has nothing to prepare.
+    """
+    if spec.prepare is None:
+        raise ValueError(f"{ftj.key} has nothing to prepare")
+    spark = spec.prepare.spark
+    main = next(item for item in driver["spec"]["containers"] if item["name"] == names.PREP_CONTAINER)
+    return {
+        "apiVersion": _API,
+        "kind": "SparkApplication",
+        "metadata": _metadata(ftj, spec, name),
+        "spec": {
+            "type": "Python",
+            "mode": "cluster",
+            "sparkVersion": contract.SPARK_VERSION,
+            "image": main["image"],
+            "imagePullPolicy": main["imagePullPolicy"],
+            "mainApplicationFile": f"local://{contract.DRIVER_FILE}",
+            # The operator makes another SparkApplication, with another name: the pods of a rerun may be in its way.
+            "restartPolicy": {"type": "Never"},
+            "memoryOverheadFactor": _OVERHEAD,
+            **({"sparkConf": dict(spark.conf)} if spark.conf else {}),
+            "driver": {
+                "podName": names.driver_name(name),
+                "memory": jvm_memory(spark.driver_memory),
+                "serviceAccount": executors.account(spec),
+                **_cores(main),
+                "template": _driver_template(ftj, driver),
+            },
+            "executor": {
+                **({} if spark.is_dynamic else {"instances": spark.executor_pods}),
+                "cores": spark.cores_of_executor,
+                "memory": jvm_memory(spark.memory_of_executor),
+                # NB: the spark-operator gives all pods the labels of the SparkApplication, unless it finds others here.
+                "labels": {names.LABEL_COMPONENT: names.EXECUTOR},
+                "template": _executor_template(executor),
+            },
+        },
+    }
+
+
+def _metadata(ftj: FineTuneJob, spec: FineTuneJobSpec, name: str) -> Json:
+    found = template.metadata(ftj, name, names.PREP)
+    queue = spec.run_policy.queue_name
+    if queue:
+        found["labels"][names.LABEL_QUEUE] = queue
+    return found
+
+
+def _cores(container: Json) -> Json:
+    """The cores of the driver's container, where the template says any: spark-submit would give it one."""
+    amounts = _amounts(container)
+    fields = {"coreRequest": "requests", "coreLimit": "limits"}
+    return {field: str(amounts[kind]["cpu"]) for field, kind in fields.items() if "cpu" in amounts[kind]}
+
+
+def _amounts(container: Json) -> dict[str, Json]:
+    """The requests and limits of a container. NB: the API server has not validated it."""
+    given = container.get("resources")
+    resources = given if isinstance(given, dict) else {}
+    return {
+        kind: found if isinstance(found := resources.get(kind), dict) else {}
+        for kind in ("requests", "limits")
+    }
+
+
+def _driver_template(ftj: FineTuneJob, pod: Json) -> Json:
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": "FineTuneJob",
+        "name": ftj.name,
+        "uid": ftj.uid,
+        "controller": True,
+    }
+    found = _named(pod, names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
+    return {**found, "metadata": {**found["metadata"], "ownerReferences": [owner]}}
+
+
+def _executor_template(pod: Json) -> Json:
+    return _named(pod, contract.EXECUTOR_CONTAINER, contract.APPLICATION_EXECUTOR_CONTAINER)
+
+
+def _named(pod: Json, name: str, wanted: str) -> Json:
+    """The template with its main container as spark-submit names it."""
+    meta = {key: value for key, value in pod["metadata"].items() if key in ("labels", "annotations")}
+    return {
+        "metadata": meta,
+        "spec": {
+            **pod["spec"],
+            "containers": [
+                _completed(item, wanted) if item.get("name") == name else item
+                for item in pod["spec"]["containers"]
+            ],
+        },
+    }
+
+
+def _completed(container: Json, name: str) -> Json:
+    """The container without what spark-submit writes: arguments, cores and memory."""
+    kept = {key: value for key, value in container.items() if key not in ("args", "resources")}
+    others = {
+        kind: left
+        for kind, amounts in _amounts(container).items()
+        if (left := {key: value for key, value in amounts.items() if key not in _BY_SPARK})
+    }
+    command = {"command": [contract.DRIVER_COMMAND]} if name == contract.APPLICATION_DRIVER_CONTAINER else {}
+    return {**kept, "name": name, **command, **({"resources": others} if others else {})}

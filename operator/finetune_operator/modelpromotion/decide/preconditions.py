@@ -1,0 +1,35 @@
+"""Preconditions of every other policy: the registry answers, and the promotion is not suspended."""
+
+from __future__ import annotations
+
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.policy.result import Continue, Outcome, Stop
+
+
+def reach(draft: Draft) -> Outcome:
+    """Stop while the registry cannot be read: the status is kept, and nothing is decided."""
+    problem = draft.observed.problem
+    if problem:
+        draft.set(ConditionType.REGISTRY_READY, False, problem.reason, problem.message)
+        draft.requeue_after(_patience(draft))
+        return Stop
+    return Continue
+
+
+def _patience(draft: Draft) -> float:
+    """Half the time that the registry has been away, but at least a poll and at most a resync."""
+    found = draft.condition(ConditionType.REGISTRY_READY)
+    away = (draft.now - found.last_transition_time).total_seconds() if found else 0.0
+    return max(draft.settings.poll_seconds, min(away / 2, draft.settings.resync_seconds))
+
+
+def suspend(draft: Draft) -> Outcome:
+    """End the pass while the promotion is suspended. A move that was only journalled is not made."""
+    if draft.spec.suspend:
+        message = "spec.suspend is true: no alias is moved, and no endpoint changed"
+        draft.set(ConditionType.SUSPENDED, True, ConditionReason.SUSPENDED, message)
+        return Stop
+    if draft.condition(ConditionType.SUSPENDED):
+        draft.set(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, "spec.suspend is false")
+    return Continue
