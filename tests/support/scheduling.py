@@ -17,9 +17,9 @@ from xdist.workermanage import WorkerController
 
 LONGEST = (
     "tests/unit/trainer/test_plan.py",
-    "tests/unit/trainer/model/test_memory.py",
+    "tests/unit/trainer/model/memory/test_estimate.py",
     "tests/unit/trainer/evaluate/",
-    "tests/unit/operator/finetunejob/test_installer.py",
+    "tests/unit/operator/finetunejob/pods/test_installer.py",
     "tests/unit/operator/finetunejob/test_finetunejob_faults.py",
     "tests/unit/operator/finetunejob/decide/test_random_jobs.py",
     "tests/unit/operator/git/test_repository.py",

@@ -21,10 +21,10 @@ _MIB = 2**20
 _CLIENT = """
 import json, resource, sys, time
 from pathlib import Path
-from finetune_trainer import track
+from finetune_trainer.pod import mlflow_run
 from finetune_trainer.train.delivery import upload
 from finetune_trainer.train.delivery.register import Registry
-client = track.client()
+client = mlflow_run.client()
 run = client.create_run(client.create_experiment(f"{sys.argv[1]}-{time.time()}")).info.run_id
 upload.choose(sys.argv[1])
 before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()

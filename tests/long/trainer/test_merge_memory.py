@@ -16,7 +16,8 @@ from pathlib import Path
 
 import peft, torch, transformers.models.llama.modeling_llama
 
-from finetune_trainer.train.model import merge, speed, standalone
+from finetune_trainer.train.model.memory import speed
+from finetune_trainer.train.model.weights import merge, standalone
 from support import networks
 
 warnings.simplefilter("ignore")

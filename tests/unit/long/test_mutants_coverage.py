@@ -13,9 +13,9 @@ from long.mutants.listing import Mutant
 from long.mutants.probes import insert_probes
 
 SECONDS = {
-    "tests/unit/trainer/prep/test_prep_steps.py::test_slow": 9.0,
-    "tests/unit/trainer/prep/test_prep_steps.py::test_quick": 2.0,
-    "tests/unit/trainer/prep/test_prep_near.py::test_near": 5.0,
+    "tests/unit/trainer/prep/steps/test_steps.py::test_slow": 9.0,
+    "tests/unit/trainer/prep/steps/test_steps.py::test_quick": 2.0,
+    "tests/unit/trainer/prep/steps/test_near.py::test_near": 5.0,
     "tests/unit/trainer/test_plan.py::test_plan": 1.0,
 }
 
@@ -62,9 +62,9 @@ def test_tests_that_exceed_the_limit_are_left_out() -> None:
     ("file", "module"),
     [
         ("test_attempt", "finetune_operator.finetunejob.decide.attempt"),
-        ("test_prep_near", "finetune_trainer.prep.steps.near"),
-        ("test_prep_main", "finetune_trainer.prep.__main__"),
-        ("test_artifacts_cache", "finetune_trainer.models.download"),
+        ("test_near", "finetune_trainer.prep.steps.near"),
+        ("test_main", "finetune_trainer.prep.__main__"),
+        ("test_download_cache", "finetune_trainer.models.download"),
     ],
 )
 def test_a_file_of_tests_mirrors_a_module(file: str, module: str) -> None:

@@ -40,7 +40,7 @@ _EIGHT_BITS = 2 * (1 + 4 / 256)
 _SMALLER: tuple[dict[str, str], ...] = ({"type": "AdamW8bit"}, {"type": "AdamW8bit", "weights": "BF16"})
 # Bytes a token and a layer keeps of its activations, in units of width x bytes a number, without attention's weights
 # (as Korthikanti et al., arXiv:2205.05198, table 2, count them). Measured as what a Llama's forward pass leaves
-# allocated (tests/unit/trainer/model/test_memory.py does it again): None 11 widths in fp32 and 13 in bf16, where norms work
+# allocated (tests/unit/trainer/model/memory/test_estimate.py does it again): None 11 widths in fp32 and 13 in bf16, where norms work
 # in fp32, and 4 of the feed-forward layer's; Selective 5 and 1. With adapters, whose products are matrix products too, a planned
 # Llama 3.1 8B keeps 6 and 2; None 4 widths less, since the weights of norms are frozen, whose gradients need fp32 numbers.
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
@@ -50,7 +50,7 @@ _FEED_FORWARD_OF_ADAPTERS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
 # Of a token that is copied to experts, a width of each copy: what they get, what they return, and that by the router's weight.
 _COPIED_WIDTHS = {"None": 3.0, "Selective": 0.0, "Full": 0.0}
 # Bytes for each logit of a chunk: the logit, its log-probability and its gradient, all fp32. FP16 scales a copy of the gradient, and a
-# distillation has the teacher's too and their divergence. tests/unit/trainer/model/test_memory.py counts them.
+# distillation has the teacher's too and their divergence. tests/unit/trainer/model/memory/test_estimate.py counts them.
 _LOGIT, _LOGIT_IN_FP16, _LOGIT_WITH_TEACHER = 12, 16, 24
 
 

@@ -14,7 +14,7 @@ from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import Applications, Decision, FineTuneJob, Observed
 from finetune_operator.finetunejob.preparation import spark_application
-from unit.operator.finetunejob.decide.test_spark_manifest import data
+from unit.operator.finetunejob.preparation.test_spark_manifest import data
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,

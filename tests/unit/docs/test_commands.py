@@ -17,7 +17,7 @@ from jsonschema import Draft4Validator
 from finetune_operator import names
 from support.documents import ROOT, Block, blocks
 from support.manifests import KINDS, SCHEMAS
-from unit.docs.test_docs_manifests import strict
+from unit.docs.test_manifests import strict
 
 Json = dict[str, Any]
 Words = list[str]

@@ -139,7 +139,7 @@ def test_peaks_are_found_by_the_name_of_the_device(
 
 PEAKS = """
 import resource, torch
-from finetune_trainer.train.model import speed
+from finetune_trainer.train.model.memory import speed
 print(speed.peak_memory(torch.device("cpu")), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 

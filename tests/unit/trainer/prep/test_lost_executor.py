@@ -18,7 +18,7 @@ import operator, os
 from pathlib import Path
 import pyspark
 from pyspark.sql import SparkSession
-from finetune_trainer.prep import session
+from finetune_trainer.prep.spark import session
 
 os.environ |= {"SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_LOCAL_IP": "127.0.0.1"}
 cluster = SparkSession.builder.master("local-cluster[2,1,512]").config("spark.executor.memory", "512m")

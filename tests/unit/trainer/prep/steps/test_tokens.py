@@ -148,7 +148,7 @@ def test_workers_tokenize_texts_without_transformers(tokenizer_folder: Path) -> 
     assert load is not None
     columns = Columns(type="PromptResponse")
     script = (
-        "import json, pickle, sys; from finetune_trainer.examples.documents import Documents; from finetune_trainer.prep import tokens; "
+        "import json, pickle, sys; from finetune_trainer.examples.documents import Documents; from finetune_trainer.prep.steps import tokens; "
         "load, columns = pickle.loads(sys.stdin.buffer.read()); "
         "found = [*Documents(load(), columns, True).of(json.loads(sys.argv[1]))]; "
         "print(json.dumps([found, 'transformers' in sys.modules]))"

@@ -11,7 +11,7 @@ from finetune_operator import names
 from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader, Executors
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
-from unit.operator.finetunejob.decide.test_decide_executors import data, executor, running
+from unit.operator.finetunejob.preparation.test_executors import data, executor, running
 from worlds.memory.decisions import SETTINGS, UID, condition, ftj, later, pod, status
 
 Json = dict[str, Any]

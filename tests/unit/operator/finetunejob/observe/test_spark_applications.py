@@ -12,8 +12,8 @@ from finetune_operator.finetunejob.model import Applications
 from finetune_operator.finetunejob.observe.spark_applications import ApplicationReader
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
-from unit.operator.finetunejob.decide.test_spark_application import application, driver
-from unit.operator.finetunejob.decide.test_spark_manifest import data
+from unit.operator.finetunejob.preparation.test_spark_application import application, driver
+from unit.operator.finetunejob.preparation.test_spark_manifest import data
 from worlds.memory.decisions import UID, condition, controller, ftj, status
 
 Json = dict[str, Any]
