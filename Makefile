@@ -39,7 +39,7 @@ help: ## List the targets
 	@echo "  CLUSTER=local|kind|current chooses where demo and e2e run; the default is the first that can work."
 
 # What each tier and the demo run, built before any of their time begins.
-PROGRAMS_lint := helm-docs
+PROGRAMS_lint := helm-docs actionlint
 PROGRAMS_unit := fake-gcs-server
 PROGRAMS_trainer := versitygw fake-gcs-server
 PROGRAMS_integration := kube kubectl helm registry kstatus argocd
@@ -163,11 +163,12 @@ bench-uploads: venv ## Measure a model's way to the store of an MLflow server: t
 	$(call timed,benchmark of uploads,$(BIN)/python -m bench.uploads $(BENCH))
 
 .PHONY: lint
-lint: venv programs-lint ## Check style, types, layers, generated files, and the documentation
+lint: venv programs-lint ## Check style, types, layers, generated files, workflows, and the documentation
 	$(call timed,ruff,$(BIN)/ruff check && $(BIN)/ruff format --check)
 	$(call timed,mypy,$(BIN)/mypy $(SOURCES))
 	$(call timed,layers,$(BIN)/lint-imports --no-cache)
 	$(call timed,generated files,$(GENERATE) --check $(GENERATED) && $(README) --check)
+	$(call timed,workflows,"$$($(PYTHON) -m cluster.binaries --path actionlint)" .github/workflows/*.yml)
 	$(call timed,documentation,$(BUILD_DOCS))
 
 GENERATE := $(BIN)/python -m finetune_crds

@@ -33,6 +33,7 @@ OLDEST_MODULE = PACKAGE / "go-oldest"
 MODULE = PACKAGE / "go"
 ARGOCD = "github.com/argoproj/argo-cd/v3"
 ARGOCD_MODULE = PACKAGE / "go-argocd"
+ACTIONLINT_MODULE = PACKAGE / "go-actionlint"
 KUBE_NAMES = (
     "etcd",
     "kube-apiserver",
@@ -112,6 +113,12 @@ PROGRAMS = {
         ),
         Program("helm", "helm.sh/helm/v3/cmd/helm", "helm 3.22"),
         Program("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "helm-docs 1.14"),
+        Program(
+            "actionlint",
+            "github.com/rhysd/actionlint/cmd/actionlint",
+            "actionlint 1.7",
+            module=ACTIONLINT_MODULE,
+        ),
         Program("registry", "./registry", "the registry, distribution 3.1"),
         Program("pause", "./pause", "the pause program"),
         Program("versitygw", "./versitygw", "versitygw 1.8"),
@@ -281,8 +288,11 @@ def _locked(file: Path) -> Iterator[None]:
         yield
 
 
-def main(names: Sequence[str]) -> int:
-    """Build programs, all of them without names; return the exit status."""
+def main(arguments: Sequence[str]) -> int:
+    """Build programs, all of them without names, or print the path of one: `--path NAME`; return the exit status."""
+    show_path, names = arguments[:1] == ["--path"], [*arguments]
+    if show_path:
+        names = names[1:2]
     unknown = [name for name in names if name not in PROGRAMS]
     if unknown:
         print(
@@ -290,12 +300,14 @@ def main(names: Sequence[str]) -> int:
         )
         return 1
     try:
-        ensure(*(names or PROGRAMS))
+        paths = ensure(*(names or PROGRAMS))
     except ClusterError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    if show_path:
+        print(*paths.values())
     return 0
 
 
