@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
 
 RUNNER = "org.apache.spark.deploy.PythonRunner"
-FILE = Path(__file__).parents[4] / "trainer_image" / "prep.py"
+FILE = Path(__file__).parents[5] / "trainer_image" / "prep.py"
 MODE: dict[str, Any] = {"mode": "SparkApplication", "executors": 3, "executorCores": 2}
 
 
