@@ -200,7 +200,7 @@ def delete_executors(
         raise TrainingError(
             "ExecutorsForbidden",
             f"the API server refuses the driver's ServiceAccount: {_said(error)}: bind it to a Role with the verbs that "
-            "docs/finetunejob/data.md lists",
+            "docs/finetunejob/data-spark.md lists",
         ) from error
     except (urllib.error.URLError, TimeoutError) as error:
         raise TrainingError("ApiServerUnreachable", f"{server} cannot be reached: {error}") from error

@@ -85,7 +85,7 @@ def test_an_account_that_may_not_delete_pods_is_named(account: Path) -> None:
     assert (failed.value.reason, failed.value.message) == (
         "ExecutorsForbidden",
         f"the API server refuses the driver's ServiceAccount: {said['message']}: bind it to a Role with the verbs that "
-        "docs/finetunejob/data.md lists",
+        "docs/finetunejob/data-spark.md lists",
     )
 
 

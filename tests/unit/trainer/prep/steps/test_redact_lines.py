@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from finetune_trainer.prep.steps.patterns import PATTERNS
 from unit.trainer.prep.labelled_lines import lines
 
-PAGE = Path(__file__).parents[5] / "docs/finetunejob/data.md"
+PAGE = Path(__file__).parents[5] / "docs/finetunejob/data-clean.md"
 ROW = re.compile(r"^\| (\w+) \| (\d+) \| (\d\.\d\d) \| (\d\.\d\d) \|$", re.MULTILINE)
 
 
