@@ -221,11 +221,12 @@ def sample_files() -> list[Path]:
 
 
 def sample_reference() -> str:
-    """The page of the samples: the comment at the top of each as text, then the manifest."""
+    """The page of the samples: what each is for, then the comment at the top of each as text, and the manifest."""
     lines = [
         "# Samples",
-        "A manifest for each scenario, from `crds/samples/`. Each of them is applied by a test. A sample runs on the demo's "
+        "A manifest for each scenario, from `crds/samples/`. A test applies each of them. A sample runs on the demo's "
         "cluster as it is, unless its first line says what it needs.",
+        _overview((SAMPLES / "README.md").read_text(encoding="utf-8")),
     ]
     for path in sample_files():
         text = path.read_text(encoding="utf-8")
@@ -233,6 +234,13 @@ def sample_reference() -> str:
         manifest = "\n".join(text.splitlines()[len(comment) :])
         lines += [f"## {path.stem}", *_prose(comment), f"```yaml\n{manifest}\n```"]
     return HEADER.format(source="crds/samples") + "\n\n".join(lines) + "\n"
+
+
+def _overview(readme: str) -> str:
+    """The README of the samples without its heading, where a link to a file leads to its section, and chapters have no anchors."""
+    _, _, text = readme.partition("\n\n")
+    text = re.sub(r"^## (.+)$", r"**\1**", text.strip(), flags=re.MULTILINE)
+    return re.sub(r"\]\((?:\w+/)?([\w-]+)\.yaml\)", r"](#\1)", text)
 
 
 def _leading_comment(text: str) -> list[str]:

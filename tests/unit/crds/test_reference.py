@@ -17,6 +17,7 @@ from finetune_crds.reference import (
     condition_reference,
     field_reference,
     pages,
+    sample_files,
 )
 
 JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
@@ -107,3 +108,20 @@ def test_every_sample_is_there_as_it_stands() -> None:
     ]
     assert missing == []
     assert "kubectl patch ftj suspended" in page
+
+
+def test_the_readme_of_the_samples_says_once_what_each_is_for() -> None:
+    rows = re.findall(
+        r"^\| \[([\w-]+)\]\(([\w/-]+\.yaml)\) \| [^|]+ \| [^|]+ \|$",
+        (SAMPLES / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    files = sorted(path.relative_to(SAMPLES).as_posix() for path in sample_files())
+    assert sorted(file for _, file in rows) == files
+    assert [name for name, file in rows if f"/{file}".rpartition("/")[2] != f"{name}.yaml"] == []
+
+
+def test_the_page_of_the_samples_begins_with_what_each_is_for() -> None:
+    page = pages()["samples.md"]
+    table = page.partition("\n## ")[0]
+    assert [path.stem for path in sample_files() if f"| [{path.stem}](#{path.stem}) | " not in table] == []
