@@ -194,9 +194,8 @@ def condition_reference() -> str:
         "## Conditions",
         "\n".join(["| Condition | True means |", "|---|---|", *rows]),
         "## Reasons",
-        f"Reasons are stable: you can filter on them. [Troubleshooting]({TROUBLESHOOTING}) says what each one means and what "
-        "to do.",
-        ", ".join(f"`{reason}`" for reason in conditions.ConditionReason),
+        "Reasons are stable: you can filter on them. Each reason is a link to what it means and what to do.",
+        ", ".join(f"[`{reason}`]({TROUBLESHOOTING}#{reason})" for reason in conditions.ConditionReason),
     ]
     return HEADER.format(source="crds/finetune_crds/conditions.py") + "\n\n".join(lines) + "\n"
 

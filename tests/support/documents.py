@@ -53,9 +53,13 @@ class Page:
 
     @property
     def anchors(self) -> set[str]:
-        return {
-            anchor(heading.replace("`", "")) for heading in re.findall(r"^#+ (.+)$", self.prose, re.MULTILINE)
-        }
+        headings = re.findall(r"^#+ (.+)$", self.prose, re.MULTILINE)
+        return {*(anchor(heading.replace("`", "")) for heading in headings), *self.ids}
+
+    @property
+    def ids(self) -> list[str]:
+        """The anchors that are written out, in order."""
+        return re.findall(r'<a id="([^"]+)"></a>', self.prose)
 
     def links(self) -> Iterator[tuple[int, str]]:
         """Line and target of each link and picture."""
