@@ -41,9 +41,21 @@ def test_a_page_loads_nothing_from_other_servers(tmp_path: Path) -> None:
 
 
 def test_no_picture_comes_from_another_server() -> None:
-    pictures = [target for page in PAGES for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.prose)]
-    assert pictures
-    assert [target for target in pictures if ":" in target] == []
+    assert [*pictures()]
+    assert [target for _, target in pictures() if ":" in target] == []
+
+
+def pictures() -> Iterator[tuple[Page, str]]:
+    """Each picture of a page: in Markdown, and in HTML with one for narrow screens."""
+    for page in PAGES:
+        for found in re.findall(r'!\[[^\]]*\]\(([^)]+)\)|\s(?:src|srcset)="([^"]+)"', page.prose):
+            yield page, "".join(found)
+
+
+def test_every_picture_is_there() -> None:
+    assert [
+        target for page, target in pictures() if not (ROOT / page.name).parent.joinpath(target).exists()
+    ] == []
 
 
 def in_braces(page: Page) -> Iterator[str]:
