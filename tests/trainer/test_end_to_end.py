@@ -417,8 +417,8 @@ def test_all_pods_of_a_gang_end_with_the_same_sentence(pod: Pod, tmp_path: Path,
             65,
             PodError(
                 reason="MissingColumn",
-                message=f"the Delta table {table} has no column question: it has id, prompt, response, split, "
-                "tokens",
+                message=f"the Delta table {table} has no column question: it has id, prompt, response, split "
+                "and tokens",
                 rank=0,
             ),
         ), outcome.output

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finetune_trainer.examples import chat_messages, chat_templates, loss_mask
+from finetune_trainer.examples.file_formats import explain_lists
 from finetune_trainer.examples.tokenizer import TextTokenizer, encoded, identity, with_offsets
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.pod.release import release
@@ -357,8 +358,7 @@ def texts_of(rows: Mapping[str, list[Any]], column: str) -> list[str]:
     if not all(isinstance(value, str) for value in rows[column]):
         raise DataError(
             "ColumnType",
-            f"column {column} holds lists where text is needed: name it in data.columns.messages if they are "
-            "conversations",
+            explain_lists(column),
         )
     return rows[column]
 

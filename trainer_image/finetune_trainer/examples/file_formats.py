@@ -1,6 +1,12 @@
-"""Text files that are not what their source says, for every reader."""
+"""Files and columns that preparations read, and training and evaluation of splits: one list, and one sentence for what is not on it."""
 
 from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
 
 BEGINNING_OF_POINTER = "version https://git-lfs.github.com/spec/"
 """How a pointer of Git LFS begins. Source: git-lfs, docs/spec.md."""
@@ -12,6 +18,28 @@ _REMEDIES = {
     POINTER: "run git lfs pull, and copy the file again",
     ARRAY: "convert the file with jq -c '.[]'",
 }
+
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+"""Compressions of text files, by the ending of the name in any case."""
+_ARCHIVES = (".tar", ".tgz", ".tbz", ".tbz2", ".txz", ".zip", ".7z", ".rar")
+_OTHER_COMPRESSIONS = (".xz", ".lzma", ".lz4", ".snappy", ".sz", ".deflate", ".br", ".lzo", ".z")
+CODECS_NOT_READ = ("Brotli", "Lzo")
+"""Compressions of columns in Parquet that not all readers have."""
+
+BYTES = "bytes"
+HALF_FLOATS = "floats of 16 bits"
+LONG_DECIMALS = "decimals of more than 38 digits"
+MAPS = "maps"
+STRUCTURES = "structures"
+TIMES_OF_DAY = "times of day"
+"""What a column may hold that is not learned."""
+_TYPE_REMEDIES = {
+    BYTES: "write them as text",
+    HALF_FLOATS: "write floats of 32 or 64 bits",
+    LONG_DECIMALS: "write them with at most 38 digits, or as text",
+    TIMES_OF_DAY: "write them as text",
+}
+_EXAMPLES = "examples are text, numbers, booleans, dates or times, or lists of {role, content}"
 
 
 def find_other_format(line: bytes) -> str | None:
@@ -25,3 +53,77 @@ def explain(number: int, file: str, reason: str) -> str:
     """Return the sentence for a line that cannot be read, by its number from 1."""
     remedy = _REMEDIES.get(reason, "correct it, or write the file again")
     return f"line {number} of {file} cannot be read ({reason}): {remedy}"
+
+
+def find_compression(file: str) -> str | None:
+    """Return the compression of a text file, as fsspec and Arrow call it."""
+    return COMPRESSIONS.get(PurePosixPath(file).suffix.lower())
+
+
+def explain_compression(file: str, kind: str) -> str | None:
+    """Return the sentence for a file whose compression is not read, by its name; None for any other file.
+
+    Args:
+        kind: the format of the file: JSONLines, CSV or Parquet.
+    """
+    *_, outer, last = ("", "", *(ending.lower() for ending in PurePosixPath(file).suffixes))
+    why = f"{file} cannot be read (its name ends in {{}})"
+    if last in _ARCHIVES or (last in COMPRESSIONS and outer in _ARCHIVES):
+        return f"{why.format(outer if outer in _ARCHIVES else last)}: unpack the archive"
+    if kind == "Parquet" and last in (*COMPRESSIONS, *_OTHER_COMPRESSIONS):
+        return f"{why.format(last)}: decompress it, since Parquet compresses its columns itself"
+    if last in _OTHER_COMPRESSIONS:
+        endings = ", ".join(COMPRESSIONS)
+        return f"{why.format(last)}: decompress it, or compress it with one of {endings}"
+    return None
+
+
+def explain_codec(file: str, codec: str) -> str:
+    """Return the sentence for a Parquet file whose columns have a compression of `CODECS_NOT_READ`."""
+    return f"{file} is compressed with {codec}: write it with Snappy, gzip, Zstandard or LZ4"
+
+
+def explain_type(column: str, where: str, kind: str) -> str:
+    """Return the sentence for a column of a type that is not learned.
+
+    Args:
+        kind: one of those above, or the name of another type.
+    """
+    return f"column {column} of {where} holds {kind}: {_TYPE_REMEDIES.get(kind, _EXAMPLES)}"
+
+
+def explain_lists(column: str) -> str:
+    """Return the sentence for a column of lists in place of texts."""
+    return f"column {column} holds lists where text is needed: name it in data.columns.messages if they are conversations"
+
+
+def find_twins(column: str, columns: Iterable[str]) -> list[str]:
+    """Return the columns whose names differ from that of a column in case alone."""
+    return sorted(name for name in columns if name != column and name.lower() == column.lower())
+
+
+def explain_missing(missing: Collection[str], where: str, columns: Collection[str]) -> str:
+    """Return the sentence for columns that are not among those of a source or a file.
+
+    NB: names are told apart by case in all readers.
+    """
+    for column in missing:
+        if twins := find_twins(column, columns):
+            return f"{where} has column {join_names(twins)}, not {column}: write the name with the same case in both places"
+    return f"{where} has no column {join_names([*missing])}: it has {join_names(sorted(columns))}"
+
+
+def explain_twins(column: str, where: str, columns: Collection[str]) -> str | None:
+    """Return the sentence for a column beside which others have its name in another case; None if there are none.
+
+    NB: they may be one column, with a name for each of two writers.
+    """
+    twins = find_twins(column, columns)
+    if not twins:
+        return None
+    return f"{where} has the columns {join_names(sorted([column, *twins]))}, which differ only in case: rename all but {column}"
+
+
+def join_names(names: list[str]) -> str:
+    """Return names as they stand in a sentence."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

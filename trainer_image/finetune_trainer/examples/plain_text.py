@@ -8,11 +8,16 @@ directly. A number of JSON lines is learned as it is written. Other formats do n
 - NaN and the infinities are no values: data frames write NaN where they have none.
 - A boolean is true or false.
 - A date is 2026-11-25; a time has up to six digits of a second, 2026-11-25 21:04:05.5, in UTC.
+- A duration is the integer that the file holds.
+
+Numbers in lists and structures stay numbers, with the digits of this rule: a float that is 18 is the integer 18. Dates and times there are
+texts.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Self
@@ -21,6 +26,10 @@ import numpy as np
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+MAX_DECIMAL_DIGITS = 38
+"""The digits of a decimal that all readers take. Source: Spark, DecimalType.MAX_PRECISION."""
 
 
 class WrittenFloat(float):
@@ -90,21 +99,36 @@ def is_plain_type(kind: pa.DataType) -> bool:
             is_kind.is_large_string(kind),
             is_kind.is_string_view(kind),
             is_kind.is_integer(kind),
-            is_kind.is_floating(kind),
-            is_kind.is_decimal(kind),
+            is_kind.is_float32(kind),
+            is_kind.is_float64(kind),
+            is_kind.is_decimal(kind) and kind.precision <= MAX_DECIMAL_DIGITS,
             is_kind.is_boolean(kind),
             is_kind.is_date(kind),
             is_kind.is_timestamp(kind),
+            is_kind.is_duration(kind),
         )
     )
 
 
+def find_stored_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values behind a dictionary, as writers make one of few values, and behind a name such as JSON or UUID."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return find_stored_type(kind.value_type)
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
 def write_column(values: pa.Array) -> list[str | None]:
-    """Return the texts of the values of a column, for whose type, or that of its dictionary, `is_plain_type` holds."""
+    """Return the texts of the values of a column, for whose `find_stored_type` `is_plain_type` holds."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
+    if isinstance(values.type, pa.BaseExtensionType):
+        values = values.storage
+    if pa.types.is_duration(values.type):
+        values = values.cast(pa.int64())
     if pa.types.is_timestamp(values.type) and values.type.unit == "ns":
         # NB: Python's times end with microseconds, and so do Spark's.
         values = values.cast(pa.timestamp("us", values.type.tz), safe=False)
@@ -112,3 +136,61 @@ def write_column(values: pa.Array) -> list[str | None]:
         floats = values.to_numpy(zero_copy_only=False)
         return [None if value is None else write(value) for value in floats]
     return [write(value) for value in values.to_pylist()]
+
+
+def list_structures(values: pa.Array) -> list[Any]:
+    """Return the values of a column of lists or structures, with the numbers, dates and times of the rule; a map is an object."""
+    simplify = _find_simplification(values.type)
+    listed: list[Any] = values.to_pylist()
+    return listed if simplify is None else [value if value is None else simplify(value) for value in listed]
+
+
+def _find_simplification(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """What makes plain values of those of a type, which are not None; None where they are plain."""
+    import pyarrow as pa
+
+    kind = find_stored_type(kind)
+    if pa.types.is_struct(kind):
+        fields = {field.name: _find_simplification(field.type) for field in kind}
+        return _simplify_fields(fields) if any(fields.values()) else None
+    if pa.types.is_map(kind):
+        item = _find_simplification(kind.item_type)
+        return lambda pairs: {key: _apply(item, value) for key, value in pairs}
+    if is_list(kind):
+        element = _find_simplification(kind.value_type)
+        return None if element is None else lambda values: [_apply(element, value) for value in values]
+    if pa.types.is_floating(kind):
+        return lambda number: _read_number(write(kind.to_pandas_dtype()(number)))
+    if pa.types.is_decimal(kind):
+        return lambda number: _read_number(write(number))
+    return write if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else None
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists, of whatever layout."""
+    import pyarrow as pa
+
+    is_kind = pa.types
+    return any(
+        (
+            is_kind.is_list(kind),
+            is_kind.is_large_list(kind),
+            is_kind.is_fixed_size_list(kind),
+            is_kind.is_list_view(kind),
+            is_kind.is_large_list_view(kind),
+        )
+    )
+
+
+def _simplify_fields(fields: dict[str, Callable[[Any], Any] | None]) -> Callable[[Any], Any]:
+    return lambda values: {name: _apply(fields[name], value) for name, value in values.items()}
+
+
+def _apply(simplify: Callable[[Any], Any] | None, value: Any) -> Any:
+    return value if value is None or simplify is None else simplify(value)
+
+
+def _read_number(text: str | None) -> float | None:
+    if text is None:
+        return None
+    return WrittenFloat(text) if "." in text else int(text)

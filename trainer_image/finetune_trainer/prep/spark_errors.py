@@ -13,6 +13,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from finetune_crds.base import PLACES
+from finetune_trainer.examples.file_formats import CODECS_NOT_READ, explain_codec
 from finetune_trainer.pod.exit_status import DataError, PodFailure, TrainingError, first_line
 from finetune_trainer.prep.source import delta_table, schemas
 from finetune_trainer.prep.source.location import OWN_SCHEME, S3, as_named
@@ -159,11 +160,14 @@ def _of_file(asked: Request, causes: list[tuple[str, str]]) -> PodFailure | None
     if read.startswith(f"[{_GONE}]") and (table := _table_of(asked, read)):
         return delta_table.gone(table)
     file = re.search(r"while reading file (\S+?)\.?\s", f"{read} ")
-    why = _plain(causes[-1][1])
-    return DataError(
-        "UnreadableSource",
-        f"{as_named(unquote(file.group(1))) if file else asked.source_name} cannot be read: {why}; correct or remove it",
+    named = as_named(unquote(file.group(1))) if file else asked.source_name
+    codec = next((codec for codec in CODECS_NOT_READ if f"{codec}Codec" in causes[-1][1]), None)
+    sentence = (
+        f"{named} cannot be read: {_plain(causes[-1][1])}; correct or remove it"
+        if codec is None
+        else explain_codec(named, codec)
     )
+    return DataError("UnreadableSource", sentence)
 
 
 def _table_of(asked: Request, detail: str) -> Source | NamedSource | None:

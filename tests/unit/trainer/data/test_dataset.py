@@ -123,12 +123,11 @@ def test_bad_data_is_refused_in_a_sentence(
     found = {name: sentence(Splits(type="Delta", path=str(tmp_path / name))) for name in (*tables, "nowhere")}
     assert found == {
         "nulls": "NullValue: column response has rows without a value in the split train of /nulls: filter them out",
-        "other columns": "MissingColumn: the Delta table /other columns has no column prompt, response: "
-        "it has question, split",
+        "other columns": "MissingColumn: the Delta table /other columns has no column prompt and response: "
+        "it has question and split",
         "no split column": "MissingColumn: the Delta table /no split column has no column split: "
-        "it has prompt, response",
-        "bytes": "ColumnType: column response of the Delta table /bytes holds binary: examples are text, numbers, booleans, dates "
-        "or times, or lists of {role, content}",
+        "it has prompt and response",
+        "bytes": "ColumnType: column response of the Delta table /bytes holds bytes: write them as text",
         "no training rows": "EmptySplit: /no training rows has no rows of the split train: "
         "check how the splits were written",
         "all too long": "EmptySplit: no example of the split train in /all too long is left "
@@ -477,10 +476,10 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     assert found == {
         "cut off": "CorruptData: line 2 of /cut.jsonl cannot be read (...): correct it, or write the file again",
         "no object": "CorruptData: line 1 of /list.jsonl cannot be read (...): convert the file with jq -c '.[]'",
-        "no text": "ColumnType: column response of /object.jsonl holds dict: examples are text, numbers, booleans, dates or times, "
+        "no text": "ColumnType: column response of /object.jsonl holds structures: examples are text, numbers, booleans, dates or times, "
         "or lists of {role, content}",
         "null": "NullValue: column response has rows without a value in /null.jsonl: filter them out",
-        "other columns": "MissingColumn: /other.jsonl has no column prompt: it has question",
+        "other columns": "MissingColumn: /other.jsonl has no column prompt and response: it has question",
         "broken gzip": "CorruptData: line 1 of /broken.gz cannot be read (...): correct it, or write the file again",
         "nothing": "MissingFile: /nothing has no files: check how the splits were written",
         "no footer": "CorruptData: /no-footer cannot be read (...): write it again",

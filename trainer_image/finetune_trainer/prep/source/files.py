@@ -10,11 +10,12 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import DecimalType, DoubleType, StringType, StructField, StructType
 
 from finetune_crds.preparation import digest_of
+from finetune_trainer.examples.file_formats import explain_compression
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.expressions import content, plain_text
 from finetune_trainer.prep.expressions.template import quoted
 from finetune_trainer.prep.source import schemas, text_files
-from finetune_trainer.prep.source.location import OWN_SCHEME
+from finetune_trainer.prep.source.location import OWN_SCHEME, as_named
 from finetune_trainer.prep.spark import session
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def read(
         # NB: listed before: a file that comes meanwhile must not count as read.
         files = _list_files(spark, place)
         paths = [file.path for file in files]
+        _check_compressions(paths, source.type)
         # NB: Spark reads the subfolders of partitions alone, unless it is told.
         recursive = {"recursiveFileLookup": "true"} if has_subfolders(place.path, paths) else {}
         settings = {**place.options, **recursive}
@@ -95,6 +97,12 @@ def read(
         if error.getCondition() == "UNABLE_TO_INFER_SCHEMA":
             raise DataError("EmptySource", f"{field}.{_named(source)} has no {source.type} files") from error
         raise
+
+
+def _check_compressions(files: Sequence[str], kind: str) -> None:
+    for file in files:
+        if sentence := explain_compression(as_named(file), kind):
+            raise DataError("UnreadableSource", sentence)
 
 
 def _named(source: Source | NamedSource) -> str:

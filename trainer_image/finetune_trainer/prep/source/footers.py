@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NANOSECONDS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 """The setting with which Spark reads times in nanoseconds, as integers."""
 _MAX_THREADS = 16
+# A type of times of day in the JSON of a schema, which Spark has but reads from no file.
+_TIME_OF_DAY = re.compile(r'"time\(\d\)"')
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,20 @@ def _read(spark: SparkSession, file: str, options: Mapping[str, str]) -> Footer:
     for position in range(message.getFieldCount()):
         column = message.getType(position)
         name, kind = column.getName(), str(column.toString())
-        try:
-            made = converter.convert(parquet.schema.MessageType("column", [column]))
-        except (Py4JJavaError, PySparkException):
+        converted = _convert(converter, parquet.schema.MessageType("column", [column]))
+        if converted is None:
             unreadable[name] = re.sub("^(optional|required|repeated) ", "", kind).replace(f" {name}", "", 1)
             continue
-        fields += StructType.fromJson(json.loads(made.json())).fields
+        fields += converted.fields
         if "TIMESTAMP(NANOS" in kind and column.isPrimitive():
             nanoseconds[name] = "NANOS,true" in kind
     return Footer(StructType(fields), nanoseconds, unreadable)
+
+
+def _convert(converter: Any, message: Any) -> StructType | None:
+    """The schema of a file's columns; None where Spark does not read one of them."""
+    try:
+        schema = str(converter.convert(message).json())
+    except (Py4JJavaError, PySparkException):
+        return None
+    return None if _TIME_OF_DAY.search(schema) else StructType.fromJson(json.loads(schema))

@@ -8,18 +8,34 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     DataType,
+    DateType,
+    DecimalType,
     DoubleType,
     FloatType,
     IntegralType,
     MapType,
+    NullType,
     StringType,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from finetune_trainer.examples import chat_messages
 from finetune_trainer.examples.columns import Column, Kind
+from finetune_trainer.examples.file_formats import (
+    BYTES,
+    MAPS,
+    STRUCTURES,
+    explain_lists,
+    explain_missing,
+    explain_twins,
+    explain_type,
+    join_names,
+)
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.expressions import plain_text
 from finetune_trainer.prep.expressions.content import is_conversation
@@ -39,6 +55,8 @@ if TYPE_CHECKING:
 
 _NESTED = (ArrayType, StructType, MapType)
 _NUMBERS = (IntegralType, FloatType, DoubleType, BooleanType)
+_PLAIN = (StringType, NullType, *_NUMBERS, DecimalType, DateType, TimestampType, TimestampNTZType)
+_UNLEARNED: dict[type[DataType], str] = {BinaryType: BYTES, MapType: MAPS, StructType: STRUCTURES}
 
 
 @dataclass(frozen=True)
@@ -130,6 +148,7 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
     """
     require(frame, plan.columns, where)
     form = plan.form
+    require_texts(frame, _find_texts(plan), where)
     for name in form.required if form.judged else ():
         kind = frame.schema[name].dataType
         if name == form.label:
@@ -139,7 +158,9 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
                     f"column {name} of {where} holds {kind.simpleString()}: labels are booleans, 1 and 0, or the texts true "
                     "and false",
                 )
-        elif isinstance(kind, ArrayType) and not is_conversation(kind):
+        elif not isinstance(kind, ArrayType):
+            require_texts(frame, [name], where)
+        elif not is_conversation(kind):
             raise DataError(
                 "WrongColumnType",
                 f"column {name} of {where} holds {kind.simpleString()}: prompts and answers are text, or lists of "
@@ -153,6 +174,14 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
                 f"data.prepare.redact replaces values in text, and column {name} of {where} holds {kind.simpleString()}: "
                 "leave it out of the templates, or make text of it in the source",
             )
+
+
+def _find_texts(plan: Plan) -> list[str]:
+    """The columns whose values become text, other than those that may hold conversations, tools or labels."""
+    form = plan.form
+    as_is = {*form.spoken, *(column for template in form.jinja for column in template.columns)}
+    others = {form.tools, form.label, *(form.required if form.judged else ())}
+    return [name for name in form.content if name not in as_is | others]
 
 
 def values_of_jinja(frame: DataFrame, plan: Plan) -> set[str]:
@@ -196,17 +225,28 @@ def require(frame: DataFrame, names: Sequence[str], where: str) -> None:
     Raises:
         DataError: one of them is missing, or another one has its name in another case.
     """
-    missing = [name for name in names if name not in frame.columns]
+    columns = [column.name for column in schema(frame)]
+    missing = [name for name in names if name not in columns]
     if missing:
-        raise DataError("MissingColumn", f"{where} has no column {_and(missing)}: {has(frame)}")
+        raise DataError("MissingColumn", explain_missing(missing, where, columns))
     for name in names:
-        twins = [other for other in frame.columns if other != name and other.lower() == name.lower()]
-        if twins:
-            # NB: they may be one column, with a name for each of two writers.
-            raise DataError(
-                "ColumnsAmbiguous",
-                f"{where} has the columns {_and(sorted([name, *twins]))}, which differ only in case: rename all but {name}",
-            )
+        if ambiguous := explain_twins(name, where, columns):
+            raise DataError("ColumnsAmbiguous", ambiguous)
+
+
+def require_texts(frame: DataFrame, names: Sequence[str], where: str) -> None:
+    """Check that columns hold what has a text.
+
+    Raises:
+        DataError: one of them does not.
+    """
+    for name in names:
+        kind = frame.schema[name].dataType
+        if isinstance(kind, ArrayType):
+            raise DataError("WrongColumnType", explain_lists(name))
+        if not isinstance(kind, _PLAIN):
+            unlearned = _UNLEARNED.get(type(kind), kind.simpleString())
+            raise DataError("WrongColumnType", explain_type(name, where, unlearned))
 
 
 def schema(frame: DataFrame) -> list[Column]:
@@ -225,8 +265,4 @@ def _kind(kind: DataType) -> Kind:
 
 def has(frame: DataFrame) -> str:
     """Return the available columns, for a message."""
-    return f"it has {_and(sorted(column.name for column in schema(frame)))}"
-
-
-def _and(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"it has {join_names(sorted(column.name for column in schema(frame)))}"

@@ -23,7 +23,15 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from finetune_trainer.examples.file_formats import POINTER, explain
+from finetune_trainer.examples.file_formats import (
+    BYTES,
+    HALF_FLOATS,
+    LONG_DECIMALS,
+    POINTER,
+    TIMES_OF_DAY,
+    explain,
+    explain_type,
+)
 from finetune_trainer.pod.exit_status import DataError, first_line
 from finetune_trainer.prep.expressions.template import quoted
 from finetune_trainer.prep.source import footers, text_files
@@ -37,7 +45,15 @@ if TYPE_CHECKING:
 
     from finetune_trainer.prep.source.footers import Footer
 
-_CONFLICT, _OTHER_TYPE = "CANNOT_MERGE_SCHEMAS", "[PARQUET_TYPE_"
+_CONFLICT = "CANNOT_MERGE_SCHEMAS"
+_OTHER_TYPES = ("[PARQUET_TYPE_", "[UNSUPPORTED_TIME_TYPE]", "[DECIMAL_PRECISION_EXCEEDS_MAX_PRECISION]")
+# What is not learned, by what is in the name of its type in Parquet.
+_UNLEARNED = {
+    "(FLOAT16)": HALF_FLOATS,
+    "(TIME(": TIMES_OF_DAY,
+    "(DECIMAL(": LONG_DECIMALS,
+    "(UUID)": BYTES,
+}
 _REFUSAL = "finetune refuses: "
 _INTEGERS = (ByteType(), ShortType(), IntegerType(), LongType())
 # Types whose values all fit into a wider one, which comes behind them.
@@ -66,7 +82,7 @@ def read_parquet(
             return frame
     except (Py4JJavaError, PySparkException) as error:
         _check_pointers(spark, files, settings, error)
-        has_other_types = _OTHER_TYPE in str(error)
+        has_other_types = any(mark in str(error) for mark in _OTHER_TYPES)
         # NB: Spark widens no types.
         if _CONFLICT not in str(error) and not has_other_types:
             raise
@@ -131,7 +147,9 @@ def _with_refusals(frame: DataFrame, files: Mapping[str, Footer]) -> DataFrame:
     """Add the columns of types that Spark does not read, each of which fails the preparation that reads it."""
     unreadable = {name: (kind, file) for file, of in files.items() for name, kind in of.unreadable.items()}
     for name, (kind, file) in unreadable.items():
-        sentence = f"column {name} holds {kind} in {as_named(file)}, which Spark does not read: write it with another type"
+        is_group = kind.startswith("group ")
+        unlearned = next((known for mark, known in _UNLEARNED.items() if mark in kind and not is_group), kind)
+        sentence = explain_type(name, as_named(file), unlearned)
         # NB: the type of an error alone would be that of null.
         frame = frame.withColumn(name, sf.raise_error(sf.lit(f"{_REFUSAL}{sentence}")).cast("string"))
     return frame

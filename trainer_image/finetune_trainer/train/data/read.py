@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
 from contextlib import suppress
@@ -15,16 +14,39 @@ from finetune_trainer.examples.chat_messages import are_fields_of_messages
 from finetune_trainer.examples.columns import Column, Kind
 from finetune_trainer.examples.documents import ENCODING
 from finetune_trainer.examples.encodings import parse_json
-from finetune_trainer.examples.file_formats import explain, find_other_format
+from finetune_trainer.examples.file_formats import (
+    BYTES,
+    CODECS_NOT_READ,
+    HALF_FLOATS,
+    LONG_DECIMALS,
+    MAPS,
+    STRUCTURES,
+    TIMES_OF_DAY,
+    explain,
+    explain_codec,
+    explain_missing,
+    explain_twins,
+    explain_type,
+    find_other_format,
+    find_twins,
+)
 from finetune_trainer.pod.exit_status import DataError, TrainingError, first_line
 from finetune_trainer.storage import filesystems
-from finetune_trainer.train.data.split_files import find_files, name_corruption, open_parquet, show
+from finetune_trainer.train.data.split_files import (
+    find_files,
+    is_corrupt,
+    name_corruption,
+    open_lines,
+    open_parquet,
+    show,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterator, Mapping
     from typing import BinaryIO
 
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from fsspec import AbstractFileSystem
 
     from finetune_crds.data import Splits
@@ -63,7 +85,7 @@ def read(
     place = getattr(splits, name)
     if place is None:
         return
-    files, found = find_files(place)
+    files, found = find_files(place, splits.type)
     if splits.type == "JSONLines":
         for file in found:
             yield from _json_lines(files, file, columns, may_be_null, label)
@@ -95,7 +117,7 @@ def schema(splits: Splits) -> list[Column]:
     if splits.type == "Delta":
         return _arrow_columns(_delta_dataset(splits).schema)
     assert splits.train is not None  # noqa: S101 - the schema demands it
-    files, found = find_files(splits.train)
+    files, found = find_files(splits.train, splits.type)
     if splits.type == "JSONLines":
         return _json_columns(files, found)
     columns: dict[str, Column] = {}
@@ -127,13 +149,12 @@ def _arrow_columns(schema: pa.Schema) -> list[Column]:
 def _kind(kind: pa.DataType) -> Kind:
     import pyarrow as pa
 
-    kind = _decoded(kind)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    kind = plain_text.find_stored_type(kind)
+    if any(is_kind(kind) for is_kind in _texts()):
         return "text"
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return "label"
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if is_list and pa.types.is_struct(kind.value_type):
+    if plain_text.is_list(kind) and pa.types.is_struct(kind.value_type):
         fields = {field.name for field in kind.value_type}
         return "messages" if are_fields_of_messages(fields) else "other"
     return "other"
@@ -143,17 +164,16 @@ def _json_columns(files: AbstractFileSystem, found: list[str]) -> list[Column]:
     """The columns of the first rows of each file of JSON lines: each with the kind of its first value."""
     first: dict[str, Any] = {}
     for file in found:
-        with files.open(file, "rb", compression="infer") as opened:
+        with open_lines(files, file) as opened:
             for row in islice(_objects(opened, show(files, file)), _BATCH_ROWS):
                 first |= {name: value for name, value in row.items() if first.get(name) in (None, [])}
     return [Column(name, _kind_of_value(value), plain_text.name_type(value)) for name, value in first.items()]
 
 
-def _decoded(kind: pa.DataType) -> pa.DataType:
-    """The type of the values of a dictionary, as writers make one of a column with few values."""
+def _texts() -> tuple[Callable[[pa.DataType], bool], ...]:
     import pyarrow as pa
 
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
 
 
 def _kind_of_value(value: Any) -> Kind:
@@ -282,7 +302,9 @@ def _parquet_batches(
     with open_parquet(opening, where, remedy) as parquet:
         there = parquet.schema_arrow.names
         constants = {name: value for name, value in (absent or {}).items() if name not in there}
+        _check_names([], columns, there, where)
         _require(parquet.schema_arrow, [name for name in columns if name not in constants], where, label)
+        _check_codecs(parquet.metadata, columns, where)
         is_filtered = only is not None and SPLIT_COLUMN in there
         wanted = [name for name in columns if name not in constants] + [SPLIT_COLUMN] * is_filtered
         for batch in parquet.iter_batches(_BATCH_ROWS, columns=wanted):
@@ -292,6 +314,17 @@ def _parquet_batches(
                 for name in columns
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=columns)
+
+
+def _check_codecs(metadata: pq.FileMetaData, columns: list[str], where: str) -> None:
+    """Check that the columns have a compression that all readers have; a writer uses one for a file."""
+    if not metadata.num_row_groups:
+        return
+    group = metadata.row_group(0)
+    for column in map(group.column, range(metadata.num_columns)):
+        codec = str(column.compression).capitalize()
+        if codec in CODECS_NOT_READ and column.path_in_schema.split(".")[0] in columns:
+            raise DataError("CorruptData", explain_codec(where, codec))
 
 
 def _columns_of(
@@ -311,9 +344,11 @@ def _columns_of(
 
 def _values(array: pa.Array, *, is_label: bool) -> list[Any]:
     """The values of a column: labels and lists as they are, and others as text."""
-    is_text = not is_label and plain_text.is_plain_type(_decoded(array.type))
-    values: list[Any] = plain_text.write_column(array) if is_text else array.to_pylist()
-    return values
+    if is_label:
+        labels: list[Any] = array.to_pylist()
+        return labels
+    is_text = plain_text.is_plain_type(plain_text.find_stored_type(array.type))
+    return plain_text.write_column(array) if is_text else plain_text.list_structures(array)
 
 
 def _json_lines(
@@ -325,13 +360,13 @@ def _json_lines(
 ) -> Iterator[Rows]:
     """Yield the rows of a JSON lines file; its extension selects the compression."""
     where = show(files, file)
-    with files.open(file, "rb", compression="infer") as opened:
+    with open_lines(files, file) as opened:
         rows = _objects(opened, where)
         while batch := list(islice(rows, _BATCH_ROWS)):
+            names = dict.fromkeys(name for row in batch for name in row)
+            _check_names([name for name in columns if name not in may_be_null], columns, names, where)
             texts: Rows = {}
             for column in columns:
-                if column not in may_be_null and not any(column in row for row in batch):
-                    raise _missing_column([column], list(batch[0]), where)
                 texts[column] = values = [_value(row.get(column), is_label=column == label) for row in batch]
                 if None in values and column not in may_be_null:
                     raise _null_value(column, where)
@@ -339,7 +374,8 @@ def _json_lines(
                 readable = str | bool | int if column == label else str | list
                 other = next((value for value in given if not isinstance(value, readable)), None)
                 if other is not None:
-                    raise _column_type(column, where, plain_text.name_type(other), label)
+                    kind = STRUCTURES if isinstance(other, dict) else plain_text.name_type(other)
+                    raise _column_type(column, where, kind, label)
             yield texts
 
 
@@ -357,7 +393,9 @@ def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
                 if not isinstance(row, dict):
                     raise TypeError("it is not a JSON object")  # noqa: TRY301
                 yield row
-    except (ValueError, TypeError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (ValueError, TypeError, RecursionError, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and not is_corrupt(error):
+            raise
         raise DataError(
             "CorruptData",
             explain(max(number, 1), where, find_other_format(line) or first_line(error)),
@@ -367,29 +405,50 @@ def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
 def _require(schema: pa.Schema, columns: list[str], where: str, label: str | None) -> None:
     import pyarrow as pa
 
-    missing = [column for column in columns if column not in schema.names]
-    if missing:
-        raise _missing_column(missing, schema.names, where)
-    lists = (pa.types.is_list, pa.types.is_large_list)
-    labels = (
-        pa.types.is_null,
-        pa.types.is_string,
-        pa.types.is_large_string,
-        pa.types.is_boolean,
-        pa.types.is_integer,
-    )
+    _check_names(columns, columns, schema.names, where)
+    labels = (*_texts(), pa.types.is_null, pa.types.is_boolean, pa.types.is_integer)
     for column in columns:
-        kind = _decoded(schema.field(column).type)
+        kind = plain_text.find_stored_type(schema.field(column).type)
         # A column of nulls alone has no type; whether it may be null is another question.
-        readable = labels if column == label else (plain_text.is_plain_type, *lists)
+        readable = labels if column == label else (plain_text.is_plain_type, plain_text.is_list)
         if not any(is_kind(kind) for is_kind in readable):
-            raise _column_type(column, where, str(kind), label)
+            raise _column_type(column, where, _name_type(kind), label)
 
 
-def _missing_column(missing: list[str], known: list[str], where: str) -> DataError:
-    return DataError(
-        "MissingColumn", f"{where} has no column {', '.join(missing)}: it has {', '.join(sorted(known))}"
-    )
+def _check_names(required: list[str], columns: list[str], names: Collection[str], where: str) -> None:
+    """Check that columns are among those of a file, and none of them beside one whose name differs in case alone."""
+    missing = [column for column in required if column not in names]
+    missing += [
+        column for column in columns if column not in [*names, *missing] and find_twins(column, names)
+    ]
+    if missing:
+        raise DataError("MissingColumn", explain_missing(missing, where, names))
+    for column in columns:
+        if ambiguous := explain_twins(column, where, names):
+            raise DataError("ColumnsAmbiguous", ambiguous)
+
+
+def _name_type(kind: pa.DataType) -> str:
+    """The name of a type that is not learned, as `explain_type` takes it."""
+    import pyarrow as pa
+
+    is_kind = pa.types
+    names = {
+        BYTES: any(
+            (
+                is_kind.is_binary(kind),
+                is_kind.is_large_binary(kind),
+                is_kind.is_binary_view(kind),
+                is_kind.is_fixed_size_binary(kind),
+            )
+        ),
+        HALF_FLOATS: is_kind.is_float16(kind),
+        LONG_DECIMALS: is_kind.is_decimal(kind),
+        TIMES_OF_DAY: is_kind.is_time(kind),
+        MAPS: is_kind.is_map(kind),
+        STRUCTURES: is_kind.is_struct(kind),
+    }
+    return next((name for name, is_it in names.items() if is_it), str(kind))
 
 
 def _null_value(column: str, where: str) -> DataError:
@@ -397,7 +456,7 @@ def _null_value(column: str, where: str) -> DataError:
 
 
 def _column_type(column: str, where: str, kind: str, label: str | None) -> DataError:
-    wanted = "examples are text, numbers, booleans, dates or times, or lists of {role, content}"
-    if column == label:
-        wanted = "labels are booleans, 1 and 0, or the texts true and false"
-    return DataError("ColumnType", f"column {column} of {where} holds {kind}: {wanted}")
+    if column != label:
+        return DataError("ColumnType", explain_type(column, where, kind))
+    labels = "labels are booleans, 1 and 0, or the texts true and false"
+    return DataError("ColumnType", f"column {column} of {where} holds {kind}: {labels}")

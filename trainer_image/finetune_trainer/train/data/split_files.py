@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer.examples.file_formats import BEGINNING_OF_POINTER, POINTER, explain
+from finetune_trainer.examples.file_formats import (
+    BEGINNING_OF_POINTER,
+    POINTER,
+    explain,
+    explain_compression,
+    find_compression,
+)
 from finetune_trainer.pod.exit_status import DataError, TrainingError, first_line
 from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import BinaryIO
 
     from fsspec import AbstractFileSystem
 
 # A Parquet file is read through a buffer of this size for each column.
 _BUFFER_BYTES = 1 << 20
+# What readers of compressed files say of one that is none, or that ends too early.
+_CORRUPT = (
+    "Not a gzipped file",
+    "CRC check failed",
+    "Invalid data stream",
+    "ZSTD",
+    "Truncated compressed stream",
+)
 
 
-def find_files(place: str) -> tuple[AbstractFileSystem, list[str]]:
+def find_files(place: str, kind: str) -> tuple[AbstractFileSystem, list[str]]:
     """Return the files of a split, sorted; at least one.
 
+    Args:
+        kind: the format of the files: JSONLines or Parquet.
+
     Raises:
-        DataError: there are none.
+        DataError: there are none, or one has a compression that is not read.
         TrainingError: the storage does not answer.
     """
     try:
@@ -37,6 +56,9 @@ def find_files(place: str) -> tuple[AbstractFileSystem, list[str]]:
         raise DataError("MissingFile", f"{place} does not exist: mount the volume or correct data.splits")
     if not found:
         raise DataError("MissingFile", f"{place} has no files: check how the splits were written")
+    for file in found:
+        if sentence := explain_compression(show(files, file), kind):
+            raise DataError("CorruptData", sentence)
     return files, found
 
 
@@ -56,6 +78,29 @@ def _visible_files(files: AbstractFileSystem, path: str) -> list[str]:
             part.startswith(("_", ".")) or not part for part in file.removeprefix(root).lstrip("/").split("/")
         )
     )
+
+
+@contextmanager
+def open_lines(files: AbstractFileSystem, file: str) -> Iterator[BinaryIO]:
+    """Open a text file; the ending of its name says how it is compressed."""
+    compression = find_compression(file)
+    if compression != "zstd":
+        with files.open(file, "rb", compression=compression) as opened:
+            yield opened
+        return
+    import pyarrow as pa
+
+    with (
+        files.open(file, "rb") as opened,
+        pa.CompressedInputStream(pa.PythonFile(opened), compression) as decompressed,
+        io.BufferedReader(decompressed, _BUFFER_BYTES) as lines,
+    ):
+        yield lines
+
+
+def is_corrupt(error: OSError) -> bool:
+    """Whether an error is that of a compressed file, and not of its storage."""
+    return any(mark in str(error) for mark in _CORRUPT)
 
 
 @contextmanager
