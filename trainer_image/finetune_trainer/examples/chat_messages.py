@@ -26,7 +26,7 @@ TEXT_PART = "text"
 BETWEEN_PARTS = "\n"
 """What joins the texts of a content's parts. Source: vLLM, chat_utils.py, `_parse_chat_message_content_parts`."""
 OTHER_PART = "\0finetune part "
-"""What a content that is text begins with where a preparation found a part that is not; its type follows."""
+"""What a content that is text begins with where a preparation found a part that is not; its type follows, and the texts behind a NUL."""
 CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
 """The fields of a message, besides role and content, that the preparation keeps."""
 
@@ -69,6 +69,8 @@ def _rename(message: Message) -> Message:
     content = renamed.get("content")
     if content is not None and plain_text.is_plain(content):
         renamed["content"] = plain_text.write(content)
+    elif isinstance(content, dict):
+        renamed["content"] = [content]
     call = renamed.pop(LEGACY_CALL, None)
     if _has_name(call) and not renamed.get("tool_calls"):
         renamed["tool_calls"] = (
@@ -204,15 +206,16 @@ def _join_parts(content: str | list[Any], number: int) -> str:
     """The text of a content, which may be a list of parts: texts, or objects as clients of OpenAI send them."""
     if isinstance(content, str):
         if content.startswith(OTHER_PART):
-            raise _other_part(number, content.removeprefix(OTHER_PART))
+            raise _other_part(number, content.removeprefix(OTHER_PART).partition("\0")[0])
         return content
     texts = []
     for part in content:
         kind = part.get("type", TEXT_PART) if isinstance(part, dict) else TEXT_PART
         text = part.get("text") if isinstance(part, dict) else part
-        if kind != TEXT_PART or not isinstance(text, str):
+        written = plain_text.write(text) if plain_text.is_plain(text) else None
+        if kind != TEXT_PART or written is None:
             raise _other_part(number, kind)
-        texts.append(text)
+        texts.append(written)
     return BETWEEN_PARTS.join(texts)
 
 

@@ -64,6 +64,10 @@ MESSAGES: dict[str, tuple[Json, Json]] = {
         {"role": "user", "content": ["Hi.", {"text": "Who?"}]},
         {"role": "user", "content": "Hi.\nWho?"},
     ),
+    "numbers as parts": (
+        {"role": "user", "content": [{"type": "text", "text": 18}, 0.5, True]},
+        {"role": "user", "content": "18\n0.5\ntrue"},
+    ),
     "no parts": ({"role": "user", "content": []}, {"role": "user", "content": ""}),
     "what a tool returned": (
         {"role": "tool", "content": "7", "tool_call_id": "c1", "name": "weather"},
@@ -181,7 +185,7 @@ def test_names_of_other_formats(given: Any, expected: Any) -> None:
     assert chat_messages.rename(given) == expected
 
 
-@pytest.mark.parametrize("part", [{"type": "text", "text": None}, {"type": "text"}, 7])
+@pytest.mark.parametrize("part", [{"type": "text", "text": None}, {"type": "text"}, None])
 def test_text_parts_without_a_text(part: Any) -> None:
     with pytest.raises(ValueError, match="message 1 has a text part without a text"):
         chat_messages.messages([{"role": "user", "content": ["What?", part]}])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import ArrayType, AtomicType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
 
 from finetune_trainer.examples.chat_messages import (
     BETWEEN_PARTS,
@@ -17,20 +19,18 @@ from finetune_trainer.examples.chat_messages import (
 from finetune_trainer.prep.expressions import plain_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
 _TYPE, _TEXT = "type", "text"
 _PART = StructType([StructField(name, StringType()) for name in (_TYPE, _TEXT)])
-# The contents of JSON text that are lists; each part is the JSON text of an object, or a text.
-_LISTS = ArrayType(StructType([StructField("content", ArrayType(StringType()))]))
-# NB: most conversations have no such content, and need not be parsed for it.
-_HAS_LIST = r'"content"\s*:\s*\['
-# NB: Spark does not keep how a number is written where it parses a text.
-_NUMBER = r'"content"\s*:\s*(-?[0-9][0-9.eE+-]*)'
-# NB: without it a text may have 20 million characters.
-_PARSER = {"maxStringLen": str(2**31 - 1)}
-_CONTENTS = ArrayType(StructType([StructField("content", StringType())]))
+_CONTENTS = ("content", FIELDS["content"])
+# What a content of JSON text may be besides text: a list of parts, each the JSON text of an object or a text; and one part.
+_SHAPES: tuple[tuple[str, DataType], ...] = ((r"\[", ArrayType(StringType())), (r"\{", _PART))
+PARSER = {"maxStringLen": str(2**31 - 1)}
+"""Settings of Spark's parser of JSON. NB: without it a text may have 20 million characters."""
 
 
 def is_conversation(kind: DataType) -> bool:
@@ -42,18 +42,6 @@ def is_conversation(kind: DataType) -> bool:
     )
 
 
-def has_plain_contents(kind: DataType) -> bool:
-    """Whether values are conversations whose contents are text or numbers, or the JSON text of a list where a reader found several."""
-    if not is_conversation(kind):
-        return False
-    assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
-    assert isinstance(kind.elementType, StructType)  # noqa: S101
-    return any(
-        field.name == "content" and isinstance(field.dataType, AtomicType)
-        for field in kind.elementType.fields
-    )
-
-
 def text_of(turn: Column, kind: StructType, *, only_texts: bool = False) -> Column:
     """Return the content of a message as text, whichever name its format has for it.
 
@@ -61,7 +49,7 @@ def text_of(turn: Column, kind: StructType, *, only_texts: bool = False) -> Colu
         only_texts: leave out parts that are not text.
     """
     kinds = {field.name: field.dataType for field in kind.fields}
-    names = [name for name in ("content", FIELDS["content"]) if name in kinds]
+    names = [name for name in _CONTENTS if name in kinds]
     return sf.coalesce(*(join_parts(turn[name], kinds[name], only_texts=only_texts) for name in names))
 
 
@@ -76,45 +64,74 @@ def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Co
     if isinstance(kind, StructType | MapType):
         return join_parts(sf.when(parts.isNotNull(), sf.array(parts)), ArrayType(kind), only_texts=only_texts)
     if not isinstance(kind, ArrayType):
-        return plain_text.write(parts, kind)
+        text = plain_text.write(parts, kind)
+        return sf.regexp_replace(text, rf"^{OTHER_PART}[^\x00]*\x00", "") if only_texts else text
     if isinstance(kind.elementType, StructType | MapType):
         names = kind.elementType.fieldNames() if isinstance(kind.elementType, StructType) else [_TYPE, _TEXT]
         split = sf.transform(parts, lambda part: _as_part(part, names))
     else:
         split = sf.transform(parts.cast("array<string>"), _parse_part)
-    other = sf.filter(split, lambda part: (part[_TYPE] != TEXT_PART) | part[_TEXT].isNull())
-    # NB: array_join leaves out nulls.
-    texts = sf.transform(split, lambda part: sf.when(part[_TYPE] == TEXT_PART, part[_TEXT]))
-    joined = sf.when(parts.isNotNull(), sf.array_join(texts, BETWEEN_PARTS))
-    if only_texts:
-        return joined
-    return sf.when(sf.size(other) > 0, sf.concat(sf.lit(OTHER_PART), other[0][_TYPE])).otherwise(joined)
+
+    def join(split: Column) -> Column:
+        # NB: array_join leaves out nulls.
+        texts = sf.transform(split, lambda part: sf.when(part[_TYPE] == TEXT_PART, part[_TEXT]))
+        joined = sf.array_join(texts, BETWEEN_PARTS)
+        if only_texts:
+            return joined
+        other = sf.filter(split, lambda part: (part[_TYPE] != TEXT_PART) | part[_TEXT].isNull())
+        refused = sf.concat(sf.lit(OTHER_PART), other[0][_TYPE], sf.lit("\0"), joined)
+        return sf.when(sf.size(other) > 0, refused).otherwise(joined)
+
+    return sf.when(parts.isNotNull(), plain_text.evaluate_once(split, join))
 
 
 def parse_conversations(text: Column, kind: DataType) -> Column:
     """Parse the JSON text of conversations; text that is no such list becomes null.
 
     Args:
-        kind: a list of structures with a field `content`. Lists and structures in other fields stay JSON text.
+        kind: a list of structures. All their fields become text; lists and structures in fields other than the content become JSON text,
+            whose numbers are as they are written.
     """
     assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
     assert isinstance(kind.elementType, StructType)  # noqa: S101
-    texts = ArrayType(StructType([StructField(name, StringType()) for name in kind.elementType.fieldNames()]))
+    names = kind.elementType.fieldNames()
+    exact = _parse(plain_text.mark_numbers(text), names, plain_text.unmark_numbers)
+    return sf.when(plain_text.has_fractions(text), exact).otherwise(_parse(text, names, lambda value: value))
 
-    lists = sf.when(text.rlike(_HAS_LIST), sf.from_json(text, _LISTS, _PARSER))
-    as_texts = sf.regexp_replace(text, _NUMBER, r'"content": "$1"')
-    numbers = sf.when(text.rlike(_NUMBER), sf.from_json(as_texts, _CONTENTS, _PARSER))
-    return sf.transform(
-        sf.from_json(text, texts, _PARSER),
-        lambda turn, number: turn.withField(
-            "content",
-            sf.coalesce(
-                join_parts(sf.get(lists, number)["content"], ArrayType(StringType())),
-                sf.get(numbers, number)["content"],
-                turn["content"],
-            ),
-        ),
+
+def _parse(text: Column, names: list[str], finish: Callable[[Column], Column]) -> Column:
+    """Parse conversations with these fields, all of which become text; `finish` changes each."""
+    contents = [name for name in _CONTENTS if name in names]
+    shapes = {f"shape{number}": shape for number, (_, shape) in enumerate(_SHAPES)}
+    # NB: most conversations have no such content, and need not be parsed for it.
+    others = (
+        sf.when(
+            reduce(or_, (text.rlike(rf'"{name}"\s*:\s*{beginning}') for name in contents)),
+            sf.from_json(text, _list_of(contents, shape), PARSER),
+        )
+        for beginning, shape in _SHAPES
     )
+    turns = sf.from_json(text, _list_of(names, StringType()), PARSER)
+    columns = zip(("turns", *shapes), (turns, *others), strict=True)
+
+    def read_field(parsed: Column, turn: Column, name: str, number: Column) -> Column:
+        if name not in contents:
+            return finish(turn[name]).alias(name)
+        found = [join_parts(sf.get(parsed[other], number)[name], shape) for other, shape in shapes.items()]
+        return finish(sf.coalesce(*found, turn[name])).alias(name)
+
+    def read_turns(parsed: Column) -> Column:
+        return sf.transform(
+            parsed["turns"],
+            lambda turn, number: sf.struct(*(read_field(parsed, turn, name, number) for name in names)),
+        )
+
+    # NB: what is in a lambda is evaluated for each message.
+    return plain_text.evaluate_once(sf.struct(*(column.alias(name) for name, column in columns)), read_turns)
+
+
+def _list_of(names: list[str], kind: DataType) -> ArrayType:
+    return ArrayType(StructType([StructField(name, kind) for name in names]))
 
 
 def _as_part(part: Column, names: list[str]) -> Column:
@@ -125,9 +142,12 @@ def _as_part(part: Column, names: list[str]) -> Column:
 
 def _parse_part(part: Column) -> Column:
     """A part of JSON text: an object with a type or a text, or else a text."""
-    parsed = sf.when(part.startswith("{"), sf.from_json(part, _PART))
-    is_object = parsed[_TYPE].isNotNull() | parsed[_TEXT].isNotNull()
-    return sf.struct(
-        sf.coalesce(parsed[_TYPE], sf.lit(TEXT_PART)).alias(_TYPE),
-        sf.when(is_object, parsed[_TEXT]).otherwise(part).alias(_TEXT),
-    )
+
+    def read(parsed: Column) -> Column:
+        is_object = parsed[_TYPE].isNotNull() | parsed[_TEXT].isNotNull()
+        return sf.struct(
+            sf.coalesce(parsed[_TYPE], sf.lit(TEXT_PART)).alias(_TYPE),
+            sf.when(is_object, parsed[_TEXT]).otherwise(part).alias(_TEXT),
+        )
+
+    return plain_text.evaluate_once(sf.when(part.startswith("{"), sf.from_json(part, _PART, PARSER)), read)

@@ -5,16 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import DecimalType, DoubleType, FloatType
+from pyspark.sql.types import (
+    ArrayType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from finetune_trainer.prep.expressions.template import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
+_NUMBERS = (FloatType, DoubleType, DecimalType)
+_TIMES = (DateType, TimestampType, TimestampNTZType)
+_MARK = "finetune number "
+# A string of JSON, in the regular expressions of Java. Possessive repetition keeps long texts off its stack.
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_HAS_FRACTION = r"[:\[,]\s*-?[0-9]+[.eE]"
+# The next number with a point or an exponent that is not in a string, behind what comes before it.
+_FRACTION = rf'\G((?:[^"0-9-]++|{_STRING}|-(?![0-9])|-?[0-9]++(?![.eE]))*+)(-?[0-9]++[.eE][0-9.eE+-]*+)'
+_MARKED = rf'(?:"\\u0000|\x00){_MARK}([-+0-9.eE]+)"?'
+# The next key without a value, and a comma that is left before the end of an object.
+_NULL = rf'\G((?:[^"]++|{_STRING}(?!\s*+:\s*+null\b))*+){_STRING}\s*+:\s*+null\s*+,?'
+_LAST_COMMA = rf'\G((?:[^",]++|{_STRING}|,(?!\s*+\}}))*+),(?=\s*+\}})'
 _WRITTEN = "__finetune_written_"
 # NB: a JVM before version 19 does not write the shortest decimal of each float. One of the first two of these numbers of digits is the
 # shortest, but for trailing zeros, or else the JVM's own is.
@@ -26,11 +48,77 @@ def write(value: Column, kind: DataType) -> Column:
     if kind in _DIGITS:
         return _write_float(value, kind)
     text = value.cast("string")
-    return _without_exponent_once(text) if isinstance(kind, DecimalType) else text
+    return evaluate_once(text, _without_exponent) if isinstance(kind, DecimalType) else text
+
+
+def evaluate_once(value: Column, use: Callable[[Column], Column]) -> Column:
+    """Return an expression of a value that uses it several times. NB: a lambda's argument is evaluated once."""
+    return sf.transform(sf.array(value), use)[0]
+
+
+def write_json(value: Column, kind: DataType) -> Column:
+    """Return the JSON text of a list or a structure, without the keys that have no value; its numbers are those of `write`."""
+    if not _has_numbers(kind):
+        return sf.to_json(value)
+    return unmark_numbers(sf.to_json(_mark(value, kind)))
+
+
+def has_fractions(text: Column) -> Column:
+    """Whether JSON text may have numbers with a point or an exponent."""
+    return text.rlike(_HAS_FRACTION)
+
+
+def mark_numbers(text: Column) -> Column:
+    """Make strings of the numbers with a point or an exponent in JSON text, for `unmark_numbers`.
+
+    NB: Spark does not keep how a number is written where it parses a text.
+    """
+    return sf.regexp_replace(text, _FRACTION, rf'$1"\\u0000{_MARK}$2"')
+
+
+def unmark_numbers(text: Column) -> Column:
+    """Make numbers as they were written of what `mark_numbers` has made, in JSON text or in one of its strings."""
+    return sf.regexp_replace(text, _MARKED, "$1")
+
+
+def without_nulls(text: Column) -> Column:
+    """Return the JSON text of lists and objects without the keys that have no value."""
+    others = sf.regexp_replace(sf.regexp_replace(text, _NULL, "$1"), _LAST_COMMA, "$1")
+    return sf.when(text.contains("null"), others).otherwise(text)
+
+
+def _has_numbers(kind: DataType) -> bool:
+    """Whether a type holds values whose text Spark would write differently."""
+    match kind:
+        case StructType():
+            return any(_has_numbers(field.dataType) for field in kind)
+        case ArrayType():
+            return _has_numbers(kind.elementType)
+        case MapType():
+            return _has_numbers(kind.valueType)
+        case _:
+            return isinstance(kind, _NUMBERS + _TIMES)
+
+
+def _mark(value: Column, kind: DataType) -> Column:
+    """A structure with strings for its numbers, dates and times."""
+    match kind:
+        case StructType():
+            fields = (_mark(value[field.name], field.dataType).alias(field.name) for field in kind)
+            marked = sf.when(value.isNotNull(), sf.struct(*fields))
+        case ArrayType():
+            marked = sf.transform(value, lambda item: _mark(item, kind.elementType))
+        case MapType():
+            marked = sf.transform_values(value, lambda _, item: _mark(item, kind.valueType))
+        case FloatType() | DoubleType() | DecimalType():
+            marked = sf.concat(sf.lit(f"\0{_MARK}"), write(value, kind))
+        case _:
+            marked = write(value, kind) if isinstance(kind, _TIMES) else value
+    return marked
 
 
 def written(column: str) -> str:
-    """Return the name of the column beside a column of numbers that holds them as the source has written them."""
+    """Return the name of the column beside a column of numbers, or of lists, that holds them as the source has written them."""
     return f"{_WRITTEN}{column}"
 
 
@@ -70,12 +158,7 @@ def _write_float(value: Column, kind: DataType) -> Column:
 
     text = sf.coalesce(*map(exact, _DIGITS[kind]), value.cast("string"))
     is_number = ~sf.isnan(value) & (sf.abs(value) != sf.lit(float("inf")))
-    return sf.when(is_number, _without_exponent_once(text))
-
-
-def _without_exponent_once(text: Column) -> Column:
-    # NB: a lambda's argument is evaluated once.
-    return sf.transform(sf.array(text), _without_exponent)[0]
+    return sf.when(is_number, evaluate_once(text, _without_exponent))
 
 
 def _without_exponent(text: Column) -> Column:

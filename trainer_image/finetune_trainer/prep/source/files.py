@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as sf
-from pyspark.sql.types import DecimalType, DoubleType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DecimalType, DoubleType, StringType, StructField, StructType
 
 from finetune_crds.preparation import digest_of
 from finetune_trainer.examples.file_formats import explain_compression
@@ -194,15 +194,26 @@ def frame(
     found = reader.options(**options).load(paths).schema
     known = StructType([field for field in found.fields if field.name != _CORRUPT])
     strict = {**literal, **options, **_STRICT[kind], "mode": "FAILFAST"}
-    # NB: where some contents are text and some are lists, Spark takes all for text. Only the whole text of the conversation says
-    # which was which. And only the text of a number says how it is written.
-    spoken = [field.name for field in known.fields if content.has_plain_contents(field.dataType)]
+    # NB: where some contents are text and some are lists, Spark takes all for text, and where some arguments are integers and some are
+    # not, it takes all for floats. Only the whole text of the conversation says which was which. And only the text of a number says how
+    # it is written.
+    spoken = [field.name for field in known.fields if content.is_conversation(field.dataType)]
     numbers = [field.name for field in known.fields if isinstance(field.dataType, DoubleType | DecimalType)]
+    lists = [field.name for field in known.fields if field.name not in spoken and _has_objects(field)]
     as_text = [
-        StructField(field.name, StringType()) if field.name in (*spoken, *numbers) else field
+        StructField(field.name, StringType()) if field.name in (*spoken, *numbers, *lists) else field
         for field in known.fields
     ]
     rows = spark.read.format(_FORMATS[kind]).options(**strict).schema(StructType(as_text)).load(paths)
     for name in spoken:
         rows = rows.withColumn(name, content.parse_conversations(sf.col(quoted(name)), known[name].dataType))
+    for name in lists:
+        text = sf.col(quoted(name))
+        parsed = sf.from_json(text, known[name].dataType, content.PARSER)
+        rows = rows.withColumns({plain_text.written(name): text, name: parsed})
     return plain_text.with_numbers(rows, {name: known[name].dataType for name in numbers})
+
+
+def _has_objects(field: StructField) -> bool:
+    """Whether a column holds lists of objects, which may be definitions of tools."""
+    return isinstance(field.dataType, ArrayType) and isinstance(field.dataType.elementType, StructType)

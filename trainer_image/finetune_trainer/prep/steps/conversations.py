@@ -67,7 +67,13 @@ def tools(frame: DataFrame, name: str) -> Column:
         blank = column.isNull() | ~column.rlike(r"(?U)\S")
         return sf.when(blank, sf.lit(_NO_TOOLS)).when(is_list, column)
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType | MapType):
-        return sf.coalesce(sf.to_json(column), sf.lit(_NO_TOOLS))
+        is_written = plain_text.written(name) in frame.columns
+        text = (
+            plain_text.without_nulls(sf.col(quoted(plain_text.written(name))))
+            if is_written
+            else plain_text.write_json(column, kind)
+        )
+        return sf.coalesce(text, sf.lit(_NO_TOOLS))
     raise DataError(
         "WrongColumnType",
         f"column {name} holds {kind.simpleString()}: tools are a list of definitions, or the same as JSON text",
@@ -114,7 +120,8 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
             *carried,
             LEGACY_CALL,
         )
-        return sf.to_json(turn[name]) if structure else plain_text.write(turn[name], kinds[name])
+        write = plain_text.write_json if structure else plain_text.write
+        return write(turn[name], kinds[name])
 
     return sf.transform(
         column, lambda turn: _message({name: field(turn, of_source) for name, of_source in fields.items()})

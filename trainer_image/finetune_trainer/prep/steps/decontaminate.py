@@ -17,6 +17,7 @@ from pyspark.sql.types import ArrayType, StringType
 from finetune_crds import status_parts
 from finetune_trainer.examples.chat_messages import FIELDS, INSTRUCTING
 from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.expressions import plain_text
 from finetune_trainer.prep.expressions.content import is_conversation, text_of
 from finetune_trainer.prep.expressions.template import quoted
 from finetune_trainer.prep.source import reader, text_files
@@ -187,7 +188,11 @@ def _runs(sets: Sequence[EvaluationSet], wanted: Decontaminate, kinds: Sequence[
 
 def _texts(one: EvaluationSet) -> dict[str, Column]:
     """Return the texts of an evaluation set as lists, by column."""
-    fields = {field.name: field.dataType for field in one.corpus.frame.schema.fields}
+    fields = {
+        field.name: field.dataType
+        for field in one.corpus.frame.schema.fields
+        if not plain_text.is_written(field.name)
+    }
     found = {name: _listed(name, fields[name]) for name in one.asked.columns or fields}
     wrong = [name for name, texts in found.items() if texts is None]
     if wrong and one.asked.columns:

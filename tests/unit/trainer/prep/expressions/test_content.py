@@ -152,12 +152,15 @@ def test_an_evaluation_set_may_have_parts_and_names_of_other_formats(
     for name, rows in {"shared": shared, "parts": seen}.items():
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
         sources.append({"name": name, "type": "Parquet", "path": str(tmp_path / f"{name}.parquet")})
+    (tmp_path / "lines").mkdir()
+    sources.append({"name": "lines", **save_lines(seen, tmp_path / "lines")})
     rows = [chat(1, f"Tell me: {words}?"), chat(2, "And another question?")]
     result = prepare(NOT_READ, **options(save_lines(rows, tmp_path), decontaminate={"sources": sources}))
     assert result.dropped["decontaminate"] == 1
     assert [(each.name, each.examples) for each in result.evaluation_sets or []] == [
         ("shared", 1),
         ("parts", 1),
+        ("lines", 1),
     ]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from finetune_crds.data import Splits
 from finetune_trainer.examples import documents
@@ -22,6 +23,7 @@ from finetune_trainer.train.data import read
 from unit.trainer.prep.recipes import recipe, table_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -117,37 +119,127 @@ def test_numbers_of_json_lines(spark: SparkSession, tmp_path: Path) -> None:
 
 # Contents of messages in JSON lines: as they are written.
 CONTENTS = ["18", "18.0", "12500000.0", "1.25e7", "0.0005", "true"]
+# Messages with a content, by their format; all of them say the same.
+FORMATS: dict[str, Callable[[str], str]] = {
+    "OpenAI": lambda content: f'"role": "user", "content": {content}',
+    "ShareGPT": lambda content: f'"from": "human", "value": {content}',
+    "parts": lambda content: f'"role": "user", "content": [{{"type": "text", "text": {content}}}]',
+    "one part": lambda content: f'"role": "user", "content": {{"type": "text", "text": {content}}}',
+    "texts": lambda content: f'"role": "user", "content": [{content}]',
+}
+# Arguments of calls in the rows of one file; the second text in a pair has no key without a value.
+ARGUMENTS = {
+    '{"n": 18, "unit": null}': '{"n": 18}',
+    '{"n": 0.0005, "unit": "m"}': '{"n": 0.0005, "unit": "m"}',
+    '{"n": 12500000}': '{"n": 12500000}',
+    '{"n": 1.5, "m": {"z": 1, "a": [1, 0.5]}}': '{"n": 1.5, "m": {"z": 1, "a": [1, 0.5]}}',
+    '{"n": "1.5"}': '{"n": "1.5"}',
+    '{"n": 123456789012345678901}': '{"n": 123456789012345678901}',
+}
 
 
-def test_numbers_in_messages(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FORMATS)
+def test_numbers_in_messages(name: str, spark: SparkSession, tmp_path: Path) -> None:
     """An integer in a call gets no point because another row has one, and a key without a value is left out."""
-    numbers = ["18", "0.5"]
     lines = [
-        f'{{"messages": [{{"role": "user", "content": {content}}}, {{"role": "assistant", "content": "", '
-        f'"tool_calls": [{{"name": "f", "arguments": {{"n": {numbers[number % 2]}, "unit": null}}}}]}}]}}'
-        for number, content in enumerate(CONTENTS)
+        f'{{"messages": [{{{FORMATS[name](content)}}}, {{{FORMATS[name](quote("[1.5]"))}, '
+        f'"tool_calls": [{{"name": "f", "arguments": {arguments}}}]}}]}}'
+        for content, arguments in zip(CONTENTS, ARGUMENTS, strict=True)
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     expected = [
-        [
-            {"role": "user", "content": content},
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"name": "f", "arguments": {"n": [18, 0.5][number % 2]}}],
-            },
-        ]
-        for number, content in enumerate(CONTENTS)
+        [content, "[1.5]", f'[{{"name": "f", "arguments": {arguments}}}]']
+        for content, arguments in zip(CONTENTS, ARGUMENTS.values(), strict=True)
     ]
     frame = files.frame(spark, "JSONLines", [str(tmp_path)])
     form = plan(recipe(columns={"type": "Messages"}), reader.conversations(frame)).form
-    prepared = conversations.parsed(frame, form).collect()
+    prepared = [row.asDict(recursive=True)["messages"] for row in conversations.parsed(frame, form).collect()]
     direct = direct_texts("JSONLines", tmp_path, ["messages"])["messages"]
-    for values in ([row.asDict(recursive=True)["messages"] for row in prepared], direct):
+    for values in (prepared, direct):
         made = [documents.conversation(value, "messages") for value in values]
-        assert made == expected
-        (calls, *_) = (messages[1]["tool_calls"] for messages in made)
-        assert json.dumps(calls) == '[{"name": "f", "arguments": {"n": 18}}]'
+        assert [
+            [first["content"], second["content"], json.dumps(second["tool_calls"])] for first, second in made
+        ] == expected
+    calls = [messages[1]["tool_calls"] for messages in prepared]
+    assert ['"n":12500000}' in calls[2], "0.0005" in calls[1], "1.5" in calls[3]] == [True] * 3
+
+
+def quote(text: str) -> str:
+    return json.dumps(text)
+
+
+NUMBER = pa.struct(
+    [
+        ("double", pa.float64()),
+        ("float", pa.float32()),
+        ("decimal", pa.decimal128(10, 2)),
+        ("day", pa.date32()),
+        ("map", pa.map_(pa.string(), pa.float64())),
+    ]
+)
+# Arguments of calls in Parquet, and what is learned of them.
+STRUCTURES: list[tuple[dict[str, Any] | None, str]] = [
+    (
+        {"double": 18.0, "float": 0.1, "decimal": Decimal("1.50")},
+        '{"double": 18, "float": 0.1, "decimal": 1.5}',
+    ),
+    ({"double": 12500000.0, "day": date(2024, 5, 1)}, '{"double": 12500000, "day": "2024-05-01"}'),
+    ({"double": 0.0005, "float": float("nan")}, '{"double": 0.0005}'),
+    (
+        {"double": 1e22, "map": {"a": 2.0, "b": 0.5}},
+        '{"double": 1' + "0" * 22 + ', "map": {"a": 2, "b": 0.5}}',
+    ),
+]
+
+
+def test_numbers_in_structures_of_parquet(spark: SparkSession, tmp_path: Path) -> None:
+    call = pa.struct([("name", pa.string()), ("arguments", NUMBER)])
+    turn = pa.struct([("role", pa.string()), ("content", pa.float32()), ("tool_calls", pa.list_(call))])
+    rows = [
+        [
+            {"role": "user", "content": 0.1},
+            {"role": "assistant", "tool_calls": [{"name": "f", "arguments": one}]},
+        ]
+        for one, _ in STRUCTURES
+    ]
+    tools = [[{"name": "f", "arguments": one}] for one, _ in STRUCTURES]
+    columns = {"messages": pa.array(rows, pa.list_(turn)), "tools": pa.array(tools, pa.list_(call))}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    frame = files.frame(spark, "Parquet", [str(tmp_path)])
+    form = plan(recipe(columns={"type": "Messages", "tools": "tools"}), reader.conversations(frame)).form
+    prepared = conversations.with_tools(conversations.parsed(frame, form), form).collect()
+    direct = direct_texts("Parquet", tmp_path, ["messages", "tools"])
+    expected = [f'[{{"name": "f", "arguments": {text}}}]' for _, text in STRUCTURES]
+    for messages, tools_of_rows in (
+        ([row.asDict(recursive=True)["messages"] for row in prepared], [row["tools"] for row in prepared]),
+        (direct["messages"], direct["tools"]),
+    ):
+        made = [documents.conversation(value, "messages") for value in messages]
+        assert [turns[0]["content"] for turns in made] == ["0.1"] * len(rows)
+        assert [json.dumps(turns[1]["tool_calls"]) for turns in made] == expected
+        assert [json.dumps(documents.tools_of(value, "tools")) for value in tools_of_rows] == expected
+
+
+# Definitions of tools in the rows of one file of JSON lines, and what is learned of them.
+DEFINITIONS = {
+    '[{"name": "f", "minimum": 0, "default": 5, "z": 1, "a": [null]}]': '[{"name": "f", "minimum": 0, "default": 5, "z": 1, "a": [null]}]',
+    '[{"name": "f", "minimum": 0.5, "default": "5", "last": null}]': '[{"name": "f", "minimum": 0.5, "default": "5"}]',
+    '[{"first": null, "name": "\\"null\\": null", "default": null }, {"a":null,"b" : null}]': '[{"name": "\\"null\\": null"}, {}]',
+    "null": "null",
+}
+
+
+def test_numbers_in_tools(spark: SparkSession, tmp_path: Path) -> None:
+    """A number is no text because another row has one, and keys keep their order."""
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(f'{{"text": "a", "tools": {tools}}}' for tools in DEFINITIONS)
+    )
+    frame = files.frame(spark, "JSONLines", [str(tmp_path)])
+    prepared = frame.select(conversations.tools(frame, "tools").alias("tools"))
+    direct = direct_texts("JSONLines", tmp_path, ["tools"])["tools"]
+    for values in ([row["tools"] for row in prepared.collect()], direct):
+        made = [json.dumps(documents.tools_of(value, "tools")) for value in values]
+        assert made == [*DEFINITIONS.values()]
 
 
 def answers(made: Any) -> dict[str, str]:
