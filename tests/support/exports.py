@@ -16,7 +16,7 @@ from finetune_trainer.train import build
 from finetune_trainer.train.data import dataset, pack
 from finetune_trainer.train.delivery import export, signature
 from finetune_trainer.train.delivery.lineage import Lineage
-from finetune_trainer.train.model.network.trained_network import Network, Objective, trained
+from finetune_trainer.train.model.network.trained_network import Network, Objective, trained_parameters
 
 if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
@@ -36,7 +36,7 @@ class Logits(Objective):
     def __call__(
         self, network: Network, batch: pack.Batch, _hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        said = network.head.logits(network.hidden(batch))
+        said = network.head.compute_logits(network.compute_hidden_states(batch))
         return said.sum(), said
 
 
@@ -54,7 +54,7 @@ def written(
     network = build.network(recipe, source, tokenizer, world, folder / "teacher")
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for parameter in trained(network):
+        for parameter in trained_parameters(network):
             local: torch.Tensor = parameter.to_local()
             local.add_(torch.randn(local.shape, generator=generator), alpha=0.05)
     splits = recipe.data.splits

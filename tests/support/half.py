@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model.network.trained_network import trained
+from finetune_trainer.train.model.network.trained_network import trained_parameters
 from support import networks
 from support.cells import TABLE
 from support.pods import save_base_model
@@ -220,7 +220,7 @@ def learned(
     loss, _ = network.train()(batch)
     loss.backward()
     summed, count = world.total(loss.item(), network.objective.count(batch))
-    slopes: list[Any] = [weight.grad for weight in trained(network)]
+    slopes: list[Any] = [weight.grad for weight in trained_parameters(network)]
     whole = [slope.full_tensor() if isinstance(slope, DTensor) else slope for slope in slopes]
     return summed / count, torch.cat([slope.double().flatten() for slope in whole]) / count
 

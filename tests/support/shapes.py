@@ -48,7 +48,9 @@ def shape_of(
     """The sizes of a model with what a method trains."""
     from transformers import LlamaConfig
 
-    model = load.empty(LlamaConfig(**config, tie_word_embeddings=tied), torch.bfloat16, trust=False)
+    model = load.build_empty_model(
+        LlamaConfig(**config, tie_word_embeddings=tied), torch.bfloat16, trust=False
+    )
     new.enlarge(model)
     spec = {"type": method, **({"lora": lora} if lora else {})}
     adapted = adapt.adapt(model, networks.recipe(Path("/base"), method=spec).method, "base", new)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import rows as of_rank
-from finetune_trainer.train.model.network.trained_network import trained
+from finetune_trainer.train.model.network.trained_network import trained_parameters
 from support import networks
 from support.model_files import with_biases
 
@@ -171,7 +171,7 @@ def computes_as_peft(world: World, bases: tuple[Path, Path]) -> None:
             for name in beside
         }
         assert plain == case.more, what
-        assert {weight.dtype for weight in trained(network)} == {torch.float32}
+        assert {weight.dtype for weight in trained_parameters(network)} == {torch.float32}
         for name, weight in ours.items():
             with torch.no_grad():
                 if name in beside or case.method == "Full":

@@ -208,17 +208,17 @@ def test_a_step_reads_no_value_of_a_tensor(
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    monkeypatch.setattr(attention, "_on_cpu", one_document)
+    monkeypatch.setattr(attention, "_attend_on_cpu", one_document)
     for signed in (True, False):
         # bitsandbytes makes these once, of tensors.
-        compact_adamw.code_values(signed=signed)
+        compact_adamw.compute_code_values(signed=signed)
     # Wide enough for moments of 8 bits.
     config = AutoConfig.from_pretrained(base_model, hidden_size=64, head_dim=16)
     collated = pack.collate(networks.random_split(examples=4, vocabulary=200), [[0, 1], [2, 3]], pad_id=0)
     unused: Any = None
     world: Any = Alone()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        dtype = precision.trained(Training.model_validate(training))
+        dtype = precision.trained_dtype(Training.model_validate(training))
         model = AutoModelForCausalLM.from_config(
             config, attn_implementation=attention.register(), dtype=dtype
         )
@@ -251,14 +251,14 @@ def test_a_step_reads_no_value_of_a_tensor(
         assert [loop._train_step() for _ in range(2)] == [False, False]
         assert loop.progress.step == 2
         with pytest.raises(DataDependentOutputException):
-            loop.optimizer.grad_norm()
+            loop.optimizer.read_grad_norm()
 
 
 def test_fp16_finds_its_scale_and_keeps_it(
     pod: Pod, mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Steps that overflow on the way down are not those that maxSkippedSteps forbids."""
-    monkeypatch.setattr(loss_scale, "_FIRST", 2.0**19)
+    monkeypatch.setattr(loss_scale, "_INITIAL_SCALE", 2.0**19)
     pod = pod.but(
         {
             "training.precision": "FP16",

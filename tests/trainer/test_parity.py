@@ -101,7 +101,7 @@ def steps(
     from finetune_trainer.train.data import pack
     from finetune_trainer.train.data.feed import Collator, Examples
     from finetune_trainer.train.model import shard
-    from finetune_trainer.train.model.optimizer.optimizer import optimizers
+    from finetune_trainer.train.model.optimizer.optimizer import build_optimizers
     from finetune_trainer.train.runtime.recipe import row_tokens
 
     objective, base = case.objective, base if case.tied else base / "untied"
@@ -133,14 +133,14 @@ def steps(
         split = dataclasses.replace(split, reference=split.reference - learned)
         batch_size = ROWS_OF_KTO // world.size
     made.train()
-    (optimizer,) = optimizers(made, recipe.training)
+    (optimizer,) = build_optimizers(made, recipe.training)
     found: list[Step] = []
     for _ in range(STEPS):
         batches = list(collator.batches(Examples(split, rows), batch_size))
         (count,) = world.total(sum(made.objective.count(batch) for batch in batches))
         summed = 0.0
         for at, batch in enumerate(batches):
-            shard.only_last_reduces(made, last=at == len(batches) - 1)
+            shard.set_replica_reduction(made, is_enabled=at == len(batches) - 1)
             loss, _ = made(batch)
             (loss / count).backward()
             summed += loss.item()

@@ -99,7 +99,7 @@ def test_a_run_that_was_ended_is_the_run_that_nobody_touched(
         # It ends without a checkpoint, and what it began with is computed again.
         attempt(world, folders, folders.recipe("ended"), until=1, save=False)
         attempt(world, folders, folders.recipe("ended"), until=2)
-        monkeypatch.setattr(pissa, "principal", again)
+        monkeypatch.setattr(pissa, "compute_truncated_svd", again)
         ended = attempt(world, folders, folders.recipe("ended"), until=4)
     assert same(ended, untouched)
     assert sum(pissa.is_initial(name) for name in ended) == 28
@@ -107,7 +107,7 @@ def test_a_run_that_was_ended_is_the_run_that_nobody_touched(
 
 def on_three(world: World, folders: Folders) -> None:
     begun = attempt(world, folders, folders.recipe("three"), until=0, save=False)
-    pissa.principal = again  # type: ignore[assignment]
+    pissa.compute_truncated_svd = again  # type: ignore[assignment]
     carried_on = attempt(world, folders, folders.recipe("next", carries_on="one"), until=3)
     if world.leads:
         torch.save((begun, carried_on), folders.checkpoints / "three.pt")

@@ -25,9 +25,9 @@ def anonymous_bytes() -> int:
 def measure_growth(world: World, folder: Path) -> None:
     """Read the weights, and write by how much memory grew at its peak, as a share of the model."""
     recipe = networks.recipe(folder)
-    model = load.skeleton(recipe, folder, world)
+    model = load.build_skeleton(recipe, folder, world)
     network = Network(model, Sft())
-    shard.shard(network, shard.mesh("FSDP", world), "FP32")
+    shard.shard(network, shard.build_mesh("FSDP", world), "FP32")
     before, peak, done = anonymous_bytes(), [0], threading.Event()
 
     def watch() -> None:

@@ -69,7 +69,7 @@ def rank_on_its_own_gpu(world: World, base: Path) -> None:
         choice = decide(network, recipe, world, *rest)
         if world.leads:
             return choice
-        return estimate.with_recomputation(choice, "Selective", recipe, world, 64)
+        return estimate.replace_recomputation(choice, "Selective", recipe, world, 64)
 
     pytest.MonkeyPatch().setattr(estimate, "decide", decide_for_own_gpu)
     recipe = networks.recipe(base, activationCheckpointing="Auto")

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from finetune_crds.training import Training
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
-from finetune_trainer.train.model.network.trained_network import decoder_layers, trained
+from finetune_trainer.train.model.network.trained_network import decoder_layers, trained_parameters
 from finetune_trainer.train.model.optimizer.optimizer import Optimizer
 from finetune_trainer.train.model.rows import local_rows
 from finetune_trainer.train.objectives.answers import reference_of
@@ -67,12 +67,12 @@ def test_compiled_layers_compute_as_eager_ones(one_layer: Path, world: World) ->
 
 
 def meshes(world: World, folder: Path) -> None:
-    shapes = {kind: tuple(shard.mesh(kind, world).shape) for kind in ("FSDP", "HSDP", "DDP")}
+    shapes = {kind: tuple(shard.build_mesh(kind, world).shape) for kind in ("FSDP", "HSDP", "DDP")}
     assert shapes == {"FSDP": (4,), "HSDP": (2, 2), "DDP": (4, 1)}
     # Ranks 0 and 1 are one pod, and shard between them.
-    assert shard.mesh("HSDP", world).mesh.tolist() == [[0, 1], [2, 3]]
+    assert shard.build_mesh("HSDP", world).mesh.tolist() == [[0, 1], [2, 3]]
     for strategy in ("HSDP", "DDP"):
-        for group in shard.mesh(strategy, world, timeout_seconds=77).get_all_groups():
+        for group in shard.build_mesh(strategy, world, timeout_seconds=77).get_all_groups():
             assert group._get_backend(world.device).options._timeout == timedelta(seconds=77)
 
 
@@ -126,24 +126,24 @@ def test_a_policy_in_bf16_begins_at_exactly_its_reference(
 def one_rank_has_no_number(world: World, base: Path) -> None:
     network = networks.build(networks.recipe(base), base, world)
     optimizer = Optimizer(network, Training(), 10)
-    for weight in trained(network):
+    for weight in trained_parameters(network):
         weight.grad = torch.ones_like(weight)
     assert optimizer.step(0)[0].item()
-    norm, before = optimizer.grad_norm(), [weight.full_tensor() for weight in local(network)]
-    for weight in trained(network):
+    norm, before = optimizer.read_grad_norm(), [weight.full_tensor() for weight in local(network)]
+    for weight in trained_parameters(network):
         weight.grad = torch.ones_like(weight)
     if world.rank == world.size - 1:
-        first: Any = trained(network)[0].grad
+        first: Any = trained_parameters(network)[0].grad
         first.to_local().view(-1)[0] = math.nan
     assert not optimizer.step(1)[0].item()
     after = [weight.full_tensor() for weight in local(network)]
     torch.testing.assert_close(after, before, rtol=0, atol=0)
-    assert optimizer.grad_norm() == norm
+    assert optimizer.read_grad_norm() == norm
     assert {int(state["step"]) for state in optimizer.parts[0].state.values()} == {1}
 
 
 def local(network: Any) -> list[Any]:
-    return [weight.detach().clone() for weight in trained(network)]
+    return [weight.detach().clone() for weight in trained_parameters(network)]
 
 
 def test_all_ranks_skip_a_step_in_which_one_has_broken_gradients(base_model: Path, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ OPTIMIZERS: list[tuple[dict[str, Any], str]] = [
 def give_gradients(network: Any, step: int) -> None:
     """Random ones, of which each rank has its rows."""
     torch.manual_seed(step)
-    for weight in trained(network):
+    for weight in trained_parameters(network):
         whole = torch.randn(weight.shape)
         _, rows = local_rows(weight)
         if isinstance(weight, DTensor):

@@ -22,20 +22,20 @@ from support import networks
 
 warnings.simplefilter("ignore")
 way, folder = sys.argv[1], Path(sys.argv[2])
-standalone._MAX_SHARD = "25MB"
+standalone._MAX_SHARD_SIZE = "25MB"
 if way == "whole":
-    merge._needs_all = lambda *_: True
+    merge._needs_whole_base = lambda *_: True
 spec = networks.recipe(folder / "base").model
 torch.randn(512, 512) @ torch.randn(512, 512)
 
 def peak():
-    return speed.peak_memory(torch.device("cpu")) / 2**20
+    return speed.read_peak_memory(torch.device("cpu")) / 2**20
 
 before = peak()
 if way == "copied":
-    merge.copy(folder / "base", spec, folder / way)
+    merge.copy_base(folder / "base", spec, folder / way)
 else:
-    merge.into(folder / "base", folder / "adapter", spec, folder / way)
+    merge.merge_into_base(folder / "base", folder / "adapter", spec, folder / way)
 print(json.dumps(peak() - before))
 """
 MAKE = """

@@ -13,8 +13,8 @@ from finetune_crds.training import Model
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model.network.trained_network import Network, trained
-from finetune_trainer.train.model.optimizer.optimizer import optimizers
+from finetune_trainer.train.model.network.trained_network import Network, trained_parameters
+from finetune_trainer.train.model.optimizer.optimizer import build_optimizers
 from finetune_trainer.train.objectives.answers import reference_of
 from finetune_trainer.train.objectives.distillation import TeacherStates
 from finetune_trainer.train.objectives.sft import Sft
@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_W
 def test_a_model_with_an_unsupported_lm_head_is_refused(
     base_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Network.own_logits
-    monkeypatch.setattr(Network, "own_logits", lambda self, batch: 2 * own(self, batch))
+    own = Network.compute_model_logits
+    monkeypatch.setattr(Network, "compute_model_logits", lambda self, batch: 2 * own(self, batch))
     with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
         networks.build(networks.recipe(base_model), base_model, world)
     assert refused.value.message == (
@@ -86,10 +86,10 @@ def test_a_teacher_that_overflows_in_fp16_is_refused(base_model: Path, tmp_path:
 def test_a_teacher_with_an_unsupported_lm_head_is_refused(
     base_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Network.own_logits
+    own = Network.compute_model_logits
     monkeypatch.setattr(
         Network,
-        "own_logits",
+        "compute_model_logits",
         lambda self, batch: own(self, batch) * (2 if isinstance(self.objective, TeacherStates) else 1),
     )
     with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
@@ -160,8 +160,8 @@ def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path
         network = networks.build(recipe, base_model, world)
         batch = pack.collate(split, [[0, 1, 2, 3]], pad_id=0)
         reference = reference_of(network, [batch], world, 4)
-        assert {type(weight) for weight in trained(network)} == {DTensor}
-        (optimizer,) = optimizers(network, recipe.training)
+        assert {type(weight) for weight in trained_parameters(network)} == {DTensor}
+        (optimizer,) = build_optimizers(network, recipe.training)
         before = {name: weight.full_tensor().clone() for name, weight in network.named_parameters()}
         loss, _ = network(replace(batch, reference=torch.from_numpy(reference)))
         loss.backward()

@@ -154,7 +154,7 @@ class Plain(Objective):
         self, network: Network, batch: Batch, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         targets = batch.at_targets(batch.targets)
-        loss = functional.cross_entropy(network.head.logits(hidden), targets, reduction="sum")
+        loss = functional.cross_entropy(network.head.compute_logits(hidden), targets, reduction="sum")
         return loss, loss.new_zeros(0)
 
 
@@ -168,8 +168,10 @@ def test_a_plan_is_what_torch_tracks_in_a_real_step(
     monkeypatch.setattr(build, "objective", lambda *_: Plain())
     planned = plan.of(asked, config, H100).step.total
     with networks.alone() as world:
-        network = Network(adapt.adapt(load.skeleton(asked, config, world), asked.method, "base"), Plain())
-        build.wrap(network, asked, recompute, shard.mesh("FSDP", world))
+        network = Network(
+            adapt.adapt(load.build_skeleton(asked, config, world), asked.method, "base"), Plain()
+        )
+        build.wrap(network, asked, recompute, shard.build_mesh("FSDP", world))
         fill.materialize(network, world.device)
         for weight in network.parameters():
             assert isinstance(weight, DTensor)
@@ -229,17 +231,17 @@ def test_a_waiting_operation_is_counted() -> None:
 def test_memory_is_counted_when_most_is_used() -> None:
     with accounting.Accounting(torch.device("cpu")) as account:
         kept = torch.zeros(1024)
-        account.of_kind("parameters", [kept])
+        account.set_kind("parameters", [kept])
         gone = torch.zeros(2048)
-        account.alive("activations")
+        account.set_default_kind("activations")
         del gone
         emptied = torch.zeros(256)
         emptied.untyped_storage().resize_(0)
         last = torch.zeros(2560)
-        account.alive("gathered")
+        account.set_default_kind("gathered")
     del last
     expected = dict.fromkeys(accounting.KINDS, 0) | {"parameters": 4096, "gathered": 10240}
-    assert account.peak() == expected
+    assert account.compute_peak() == expected
 
 
 @pytest.mark.parametrize(

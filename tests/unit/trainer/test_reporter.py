@@ -207,7 +207,7 @@ def test_mfu_is_a_share_of_what_all_chips_can_do(
         torch.tensor(True), torch.tensor(False), count=1.0, tokens=100.0, attended=1000.0, seconds=2.0
     )
     report = reporter.close_window(1, learning_rate=0.0, grad_norm=lambda: 0.0)
-    assert report.mfu == pytest.approx(speed.Flops(network).of(100.0, 1000.0) / 2.0 / 1e9)
+    assert report.mfu == pytest.approx(speed.Flops(network).count(100.0, 1000.0) / 2.0 / 1e9)
 
 
 def test_evaluations_are_logged(made: Setup, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
         found = rows.load(recipe, spec, tokenizer)
         print(f"{spec.split.lower()}: {found.summary}; {len(found):,} rows are evaluated", flush=True)
         device = model.device_of(recipe)
-        dtype = precision.of_inference(Card.of(device), recipe.training.precision)
+        dtype = precision.inference_dtype(Card.of(device), recipe.training.precision)
         evaluated = _Evaluated(spec, found, tokenizer, device, dtype)
         trained = evaluated.measured(version, model.spec_of(recipe, uri), model.VERSION)
         base = _Measured({})

@@ -129,7 +129,7 @@ def _weights(
             device_map={"": device} if device.type == "cuda" else None,
         )
         if source.adapter is not None:
-            model = merge.on(model, source.adapter)
+            model = merge.load_adapter(model, source.adapter)
         if new.ids:
             model = model.merge_and_unload() if source.adapter is not None else model
             new.enlarge(model)

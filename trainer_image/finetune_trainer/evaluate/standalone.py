@@ -42,7 +42,7 @@ def write(recipe: Recipe, uri: str, folder: Path) -> None:
     spec = model.spec_of(recipe, uri)
     tokenizer = load_tokenizer(spec, source.tokenizer)
     if source.adapter is not None:
-        merge.into(source.base, source.adapter, spec, folder, model.VERSION)
+        merge.merge_into_base(source.base, source.adapter, spec, folder, model.VERSION)
     else:
         owned = source.base.is_relative_to(work)
         for path in sorted(source.base.iterdir()):

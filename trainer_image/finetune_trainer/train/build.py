@@ -54,7 +54,7 @@ def check(recipe: Recipe, config: Path, world: World) -> None:
     Raises:
         RecipeRefusedError: the base cannot be loaded, adapted, or recomputed.
     """
-    model = load.skeleton(recipe, config, world)
+    model = load.build_skeleton(recipe, config, world)
     recomputation.check_supported(model, recipe)
     if recipe.model.adapter != "Continue":
         adapt.adapt(model, recipe.method, recipe.model.base)
@@ -86,7 +86,7 @@ def network(
         going_on: the base with its adapter, where that is trained further; None: the adapter is a new one.
         resume: loads what the layers of PiSSA began as in an earlier attempt; None: there was none, or it has left no checkpoint.
         on_plan: gets what is planned, before weights are loaded, and again where activation checkpointing changes.
-        check_key: what the results of the checks depend on (`probe.key`); empty: nothing keeps them.
+        check_key: what the results of the checks depend on (`probe.compute_key`); empty: nothing keeps them.
         is_checked: whether an earlier attempt has compared the logits with the models' own.
         verdict: of an earlier attempt on the activation checkpointing, perhaps with another key.
         on_verdict: gets that of this attempt, if there is one.
@@ -96,7 +96,7 @@ def network(
     """
     quantized = recipe.method.type == "QLoRA"
     base = (going_on.adapter_of if going_on else None) or recipe.model.base
-    model = world.agree(lambda: load.skeleton(recipe, source, world))
+    model = world.agree(lambda: load.build_skeleton(recipe, source, world))
     new = NewTokens.of(recipe.model, tokenizer)
     rows = model.get_input_embeddings().weight.shape[0]
     world.agree(lambda: check_vocabulary(tokenizer, rows, recipe.model.base, new.ids))
@@ -112,19 +112,19 @@ def network(
     on_plan(choice.plan)
 
     if quantized:
-        stored = world.agree(lambda: load.quantized(recipe, source, world, model, new))
+        stored = world.agree(lambda: load.load_quantized(recipe, source, world, model, new))
         adapted = adapt.adapt(stored, recipe.method, base, new)
         made = Network(adapted, made.objective, recipe.training.neftune_alpha)
     made.head.chunk_numbers = choice.chunk_numbers
-    over = shard.mesh(recipe.distributed.strategy, world, recipe.distributed.collective_timeout_seconds)
+    over = shard.build_mesh(recipe.distributed.strategy, world, recipe.distributed.collective_timeout_seconds)
     wrap(made, recipe, choice.kind, over)
     fill.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
     if teacher is not None:
         teacher.fill(world, is_checked=is_checked)
     if not is_checked:
         _check_logits(made, parity.Subject.of(recipe), world)
-    if recomputation.must_verify(choice.kind, recipe):
-        if verdict is None or not verdict.holds(choice.kind, check_key):
+    if recomputation.should_verify(choice.kind, recipe):
+        if verdict is None or not verdict.matches(choice.kind, check_key):
             verdict = recomputation.verify(made, choice.kind, recipe, world, check_key)
         on_verdict(verdict)
         if verdict.kind != choice.kind:
@@ -132,8 +132,10 @@ def network(
                 f"activation checkpointing {verdict.kind} in place of {choice.kind}, which changes gradients"
             )
             recomputation.enable(made.model, verdict.kind)
-            on_plan(estimate.with_recomputation(choice, verdict.kind, recipe, world, row_tokens(recipe)).plan)
-    pissa.begin(adapted, world, resume)
+            on_plan(
+                estimate.replace_recomputation(choice, verdict.kind, recipe, world, row_tokens(recipe)).plan
+            )
+    pissa.split_weights(adapted, world, resume)
     if recipe.training.compile:
         world.agree(lambda: shard.compile_layers(made))
     return made
@@ -151,7 +153,7 @@ def wrap(network: Network, recipe: Recipe, recompute: Recomputation, over: Devic
     training, quantized = recipe.training, recipe.method.type == "QLoRA"
     recomputation.enable(network.model, recompute, compiled=training.compile)
     shard.shard(network, over, training.precision, replicate_frozen=quantized)
-    pissa.keep(network.model)
+    pissa.allocate_initial(network.model)
 
 
 def _check_logits(network: Network, subject: parity.Subject, world: World) -> None:
@@ -207,7 +209,7 @@ class _Teacher:
             check_same_vocabulary(
                 tokenizer, load_tokenizer(own.model, source.tokenizer), recipe.model.base, named
             )
-            model = load.skeleton(own, source.base, world, field=_TEACHER)
+            model = load.build_skeleton(own, source.base, world, field=_TEACHER)
             rows, taught = (each.config.get_text_config().vocab_size for each in (student, model))
             load.check_same_logits(rows, taught, recipe.model.base, named)
             return model
@@ -221,9 +223,9 @@ class _Teacher:
         Raises:
             RecipeRefusedError: files are missing or damaged, or its logits are wrong (`parity.check`).
         """
-        shard.shard(self.network, shard.mesh("FSDP", world), self.recipe.training.precision)
+        shard.shard(self.network, shard.build_mesh("FSDP", world), self.recipe.training.precision)
         fill.materialize(self.network, world.device)
-        fill.read_weights(self.network.model, self.recipe.model, self.source, world, field=_TEACHER)
+        fill.read_weights(self.network.model, self.recipe.model, self.source, world, field_name=_TEACHER)
         if not is_checked:
             subject = replace(parity.Subject.of(self.recipe), field=_TEACHER, remedy="choose another teacher")
             _check_logits(self.network, subject, world)

@@ -66,7 +66,7 @@ def count(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
     small, world = _small(recipe), World(0, 1, 0, 1, torch.device("cpu"), card=card)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         _write_small_config(source, Path(folder))
-        model = load.skeleton(small, Path(folder), world)
+        model = load.build_skeleton(small, Path(folder), world)
     adapted = adapt.adapt(model, small.method, small.model.base)
     network = Network(adapted, build.objective(small, None), small.training.neftune_alpha)
     recomputation.enable(network.model, _recomputation(recipe), compiled=True)

@@ -96,7 +96,7 @@ def _choose_device(recipe: Recipe, gang: Gang, folder: Path) -> None:
         recipe,
         gang.processes,
         device.Gpus.visible(),
-        lambda: model_size.parameters(recipe.model, folder / "config"),
+        lambda: model_size.count_parameters(recipe.model, folder / "config"),
     )
 
 

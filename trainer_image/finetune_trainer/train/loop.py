@@ -85,7 +85,7 @@ class Loop:
             self.preemption.requested,
         )
         # Dropout is a function of seed, step and rank, so that a resumed run needs no generator state.
-        torch.manual_seed(seeds.mixed(self.seed, step, self.world.rank))
+        torch.manual_seed(seeds.derive(self.seed, step, self.world.rank))
         finite, broken = take_step(
             self.network, self.optimizer, batches, step=step, count=count, add_batch=self.reporter.add_batch
         )
@@ -101,8 +101,8 @@ class Loop:
         report = self.reporter.close_window(
             step,
             learning_rate=self.optimizer.learning_rate,
-            grad_norm=self.optimizer.grad_norm,
-            loss_scale=self.optimizer.scale,
+            grad_norm=self.optimizer.read_grad_norm,
+            loss_scale=self.optimizer.read_loss_scale,
         )
         if report.loss is not None:
             self._watch.check_finite(step, report.loss)
@@ -209,8 +209,8 @@ def take_step(
     """
     network.train()
     for batch in batches:
-        shard.only_last_reduces(network, last=batch is batches[-1])
+        shard.set_replica_reduction(network, is_enabled=batch is batches[-1])
         loss, metrics = network(batch)
-        optimizer.scaled(loss / max(count, 1.0)).backward()
+        optimizer.scale_loss(loss / max(count, 1.0)).backward()
         add_batch(loss, metrics)
     return optimizer.step(step)

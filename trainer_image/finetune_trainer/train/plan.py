@@ -168,7 +168,7 @@ def of(recipe: Recipe, source: Path, card: Card) -> Plan:
     spec = recipe.distributed
     world = World(0, spec.ranks, 0, spec.ranks_per_node, _DEVICE, card=card)
     with _ranks(world.size):
-        over = shard.mesh(spec.strategy, world)
+        over = shard.build_mesh(spec.strategy, world)
         network = _skeleton(recipe, source, world)
         choice = estimate.decide(network, recipe, world, row_tokens(recipe), None)
         # NB: weights on the meta device and the buffers of a skeleton are not fake.
@@ -190,7 +190,7 @@ def _ranks(size: int) -> Iterator[None]:
 
 
 def _skeleton(recipe: Recipe, source: Path, world: World) -> Network:
-    model = load.skeleton(recipe, source, world)
+    model = load.build_skeleton(recipe, source, world)
     adapted = adapt.adapt(model, recipe.method, recipe.model.base, _grown(recipe, model))
     return Network(adapted, build.objective(recipe, None), recipe.training.neftune_alpha)
 
@@ -209,11 +209,11 @@ def _quantized(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode)
     from bitsandbytes.nn.modules import Linear4bit
     from transformers.integrations import replace_with_bnb_linear
 
-    model: Any = load.skeleton(recipe, source, world)
+    model: Any = load.build_skeleton(recipe, source, world)
     new = _grown(recipe, model)
     head = model.get_output_embeddings()
     kept = [name for name, module in model.named_modules() if module is head]
-    config = load.four_bits(recipe)
+    config = load.build_quantization_config(recipe)
     replace_with_bnb_linear(model, kept, config)
     model.is_loaded_in_4bit = True
     # NB: bitsandbytes makes its tables once, of values that fake tensors do not have.
@@ -222,7 +222,7 @@ def _quantized(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode)
     with fake:
         for module in adapted.modules():
             if isinstance(module, Linear4bit):
-                load.keep_packing(module)
+                load.prevent_repacking(module)
                 packed, state = quantize_4bit(
                     torch.empty(module.out_features, module.in_features, dtype=model.dtype),
                     compress_statistics=config.bnb_4bit_use_double_quant,
@@ -253,8 +253,8 @@ def measured(
     """
     # NB: bitsandbytes makes its tables once, of values that fake tensors do not have.
     if recipe.training.optimizer.type == "AdamW8bit":
-        compact_adamw.code_values(signed=True)
-        compact_adamw.code_values(signed=False)
+        compact_adamw.compute_code_values(signed=True)
+        compact_adamw.compute_code_values(signed=False)
     with fake:
         build.wrap(network, recipe, recompute, over)
         fill.materialize(network, _DEVICE)
@@ -262,10 +262,10 @@ def measured(
         batches = [_fake(batch, fake) for batch in full_batches(recipe)]
         account = accounting.Accounting(_DEVICE)
         with account:
-            account.of_kind("parameters", _held(network))
-            network.register_forward_hook(lambda *_: account.alive("activations"))
+            account.set_kind("parameters", _held(network))
+            network.register_forward_hook(lambda *_: account.set_default_kind("activations"))
             optimizer.parts[0].register_step_pre_hook(
-                lambda *_: account.of_kind("gradients", _gradients(network))
+                lambda *_: account.set_kind("gradients", _gradients(network))
             )
             try:
                 take_step(network, optimizer, batches, step=0, count=1.0, add_batch=lambda *_: None)
@@ -273,9 +273,9 @@ def measured(
                 raise RecipeRefusedError(
                     f"a step of {recipe.model.base} waits for the GPU ({error.func}), so that it cannot be planned"
                 ) from error
-            account.of_kind("optimizer", _states(optimizer))
-            account.of_kind("gathered", _gathered(network))
-    return Step(account.peak(), account.traffic, account.waits)
+            account.set_kind("optimizer", _states(optimizer))
+            account.set_kind("gathered", _gathered(network))
+    return Step(account.compute_peak(), account.traffic, account.waits)
 
 
 def full_batches(recipe: Recipe) -> list[pack.Batch]:
@@ -326,7 +326,7 @@ def _states(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def _gathered(network: Network) -> Iterator[torch.Tensor]:
     """The buffers into which FSDP gathers parameters."""
-    for module in shard.sharded(network):
+    for module in shard.find_fsdp_modules(network):
         group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001 - where FSDP keeps them
         for parameter in group.fsdp_params if group is not None else ():
             yield from parameter.all_gather_outputs

@@ -191,7 +191,7 @@ class Reporter:
             tokens_per_second=window.tokens / max(window.seconds, 1e-9),
             seconds_remaining=(self._max_steps - step) * window.seconds / window.steps,
             mfu=self._mfu(window),
-            memory=self._world.greatest(speed.peak_memory(self._world.device)),
+            memory=self._world.greatest(speed.read_peak_memory(self._world.device)),
         )
 
     def log(self, report: Report, *, data_wait_seconds: float) -> None:
@@ -290,7 +290,7 @@ class Reporter:
     def _mfu(self, window: Window) -> float | None:
         if self._peak_flops is None:
             return None
-        flops_per_second = self._flops.of(window.tokens, window.attended) / max(window.seconds, 1e-9)
+        flops_per_second = self._flops.count(window.tokens, window.attended) / max(window.seconds, 1e-9)
         return flops_per_second / (self._peak_flops * self._world.size)
 
 

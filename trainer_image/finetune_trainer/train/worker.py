@@ -150,12 +150,12 @@ class Run:
             self.recipe.model,
             scratch.path() / "base",
             world,
-            named=export.names_base(self.recipe),
+            with_digest=export.names_base(self.recipe),
             check=lambda config: build.check(self.recipe, config, world),
         )
         source, adapter = fetched.base, fetched.adapter
         if adapter is not None:
-            self.recipe = world.agree(lambda: continued.with_parameters(self.recipe, adapter))
+            self.recipe = world.agree(lambda: continued.apply_adapter_config(self.recipe, adapter))
         recipe = self.recipe
         tokenizer = world.agree(lambda: load_tokenizer(recipe.model, fetched.tokenizer))
         checkpointer = self._checkpointer()
@@ -172,7 +172,7 @@ class Run:
         examples = world.agree(lambda: self._read_examples(data) if world.leads else None)
 
         going_on = fetched if adapter is not None else None
-        check_key = probe.key(recipe, world)
+        check_key = probe.compute_key(recipe, world)
         verdicts: list[recomputation.Verdict] = []
         network = build.network(
             recipe,
@@ -199,7 +199,7 @@ class Run:
         if checkpointer is not None and resumed is not None:
             checkpointer.load(resumed, network.model, optimizer.parts)
             if optimizer.loss_scale is not None and resumed.loss_scale is not None:
-                optimizer.loss_scale.go_on(resumed.loss_scale, resumed.good_steps)
+                optimizer.loss_scale.load_state(resumed.loss_scale, resumed.good_steps)
             of = "" if checkpointer.published else f" of another job, {resumed.resumed_from}"
             world.say(f"resuming from the checkpoint of step {resumed.step}{of}")
 

@@ -289,7 +289,7 @@ def test_what_belongs_to_a_model_goes_with_it(
     AutoTokenizer.from_pretrained(base_model).save_pretrained(base)
     generation = {"do_sample": False, "temperature": 0.3, "max_new_tokens": 7, "eos_token_id": 0}
     (base / "generation_config.json").write_text(json.dumps(generation))
-    monkeypatch.setattr(standalone, "_MAX_SHARD", "40KB")
+    monkeypatch.setattr(standalone, "_MAX_SHARD_SIZE", "40KB")
     changes = {
         "method": method,
         "model.base": str(base),
@@ -312,7 +312,7 @@ def test_an_unknown_target_module_is_refused_with_the_known_names(
 ) -> None:
     method = {"type": "LoRA", "lora": {"targetModules": ["q_proj", "qkv"]}}
     recipe = Recipe.model_validate(pod.but({"method": method}).recipe)
-    model = load.skeleton(recipe, base_model, world)
+    model = load.build_skeleton(recipe, base_model, world)
     with pytest.raises(RecipeRefusedError) as refused:
         adapt.adapt(model, recipe.method, recipe.model.base)
     assert refused.value.message == (
@@ -329,7 +329,7 @@ def test_a_base_that_cannot_be_used_is_refused(
     def sentence(changes: dict[str, Any]) -> str:
         recipe = Recipe.model_validate(pod.but(changes).recipe)
         with pytest.raises(RecipeRefusedError) as refused:
-            load.skeleton(recipe, Path(recipe.model.base), world)
+            load.build_skeleton(recipe, Path(recipe.model.base), world)
         return refused.value.message.replace(str(tmp_path), "").replace(str(base_model), "BASE")
 
     assert sentence({"model.base": str(tmp_path / "empty")}).startswith(

@@ -57,4 +57,4 @@ def test_a_precision_that_a_gpu_lacks_is_refused(
 def test_an_evaluation_computes_in_what_its_gpu_has_and_the_model_can(
     card: Card | None, trained_in: str, dtype: torch.dtype
 ) -> None:
-    assert precision.of_inference(card, trained_in) == dtype
+    assert precision.inference_dtype(card, trained_in) == dtype

@@ -15,7 +15,7 @@ from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.network.trained_network import Network, decoder_layers
-from finetune_trainer.train.model.optimizer.optimizer import optimizers
+from finetune_trainer.train.model.optimizer.optimizer import build_optimizers
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 
@@ -96,7 +96,7 @@ def test_ends_are_gathered_only_while_they_compute(one_layer: Path, world: World
 def test_biases_and_norms_do_not_decay(one_layer: Path, world: World) -> None:
     recipe = networks.recipe(one_layer, weightDecay=0.1, learningRate=1e-3)
     network = networks.build(recipe, one_layer, world)
-    (adamw,) = optimizers(network, recipe.training)
+    (adamw,) = build_optimizers(network, recipe.training)
     groups = adamw.param_groups
     by_identity = {id(weight): name for name, weight in network.named_parameters()}
     decay = {by_identity[id(weight)]: group["weight_decay"] for group in groups for weight in group["params"]}
@@ -112,7 +112,7 @@ def test_biases_and_norms_do_not_decay(one_layer: Path, world: World) -> None:
 def test_what_is_frozen_is_not_optimized(one_layer: Path, world: World, method: str) -> None:
     recipe = networks.recipe(one_layer, method={"type": method}, packing=method == "LoRA")
     network = networks.build(recipe, one_layer, world)
-    (adamw,) = optimizers(network, recipe.training)
+    (adamw,) = build_optimizers(network, recipe.training)
     optimized = {id(weight) for group in adamw.param_groups for weight in group["params"]}
     names = {name for name, weight in network.named_parameters() if id(weight) in optimized}
     part = "lora_" if method == "LoRA" else "prompt_encoder"

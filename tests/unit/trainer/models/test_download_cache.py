@@ -103,7 +103,7 @@ def test_training_keeps_what_it_downloads_on_the_claim_of_its_recipe(
     fetched = merge.fetch(model, tmp_path / "to", world)
     asked.clear()
     assert merge.fetch(model, tmp_path / "to", world) == fetched
-    assert model_size.parameters(model, tmp_path / "to") > 0
+    assert model_size.count_parameters(model, tmp_path / "to") > 0
     # A list for the config before the weights, one for the weights, and one for the size.
     assert (fetched.base.is_relative_to(tmp_path / "cache"), sum(asked.values())) == (True, 3)
 

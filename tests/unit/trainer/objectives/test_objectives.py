@@ -74,7 +74,7 @@ def test_smoothed_losses_are_fp32_in_each_precision(precision: torch.dtype, tole
     loss, slopes, _ = learned_from(Sft(0.5), isolated(model(tied=False)).to(precision), batch)
     reference = isolated(model(tied=False)).to(precision)
     network = Network(reference, Sft())
-    logits = network.head.logits(batch.at_targets(network.hidden(batch)))
+    logits = network.head.compute_logits(batch.at_targets(network.compute_hidden_states(batch)))
     expected = LabelSmoother(epsilon=0.5)({"logits": logits}, batch.at_targets(batch.targets))
     expected.backward()
     assert logits.dtype == torch.float32
@@ -243,7 +243,7 @@ def test_chunks_change_neither_loss_nor_gradients(
     objective, batch = made()
     found = []
     for tokens in (1, 7, 10_000):
-        monkeypatch.setattr(chunked_loss, "SMALL", tokens * VOCABULARY)
+        monkeypatch.setattr(chunked_loss, "SMALL_CHUNK_NUMBERS", tokens * VOCABULARY)
         found.append(learned_from(objective, isolated(model()), batch))
     for loss, slopes, metrics in found[:-1]:
         assert loss == pytest.approx(found[-1][0], rel=1e-5)
@@ -294,7 +294,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("objective", [Sft(), Sft(0.2), Dpo(BETA), Orpo(BETA), Kto(KTO)])
 def test_the_whole_matrix_of_logits_is_never_made(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = 50_000
-    monkeypatch.setattr(chunked_loss, "SMALL", 16 * vocabulary)
+    monkeypatch.setattr(chunked_loss, "SMALL_CHUNK_NUMBERS", 16 * vocabulary)
     pairs = 2 if isinstance(objective, OfAnswers) else 1
     split = networks.random_split(documents=pairs, examples=16 // pairs, vocabulary=vocabulary)
     split = dataclasses.replace(split, reference=torch.zeros(len(split), 2).numpy() if pairs == 2 else None)

@@ -50,7 +50,7 @@ class Progress:
     eval_data: str | None = None
     """What losses of evaluation are comparable on."""
     logits_checked: str = ""
-    """What the comparison of the logits with the model's own depended on when it passed (`probe.key`); empty before it has."""
+    """What the comparison of the logits with the model's own depended on when it passed (`probe.compute_key`); empty before it has."""
     resumed_from: str = ""
     """URI of the checkpoint of another job that the run began with; empty where it began at step 0."""
 

@@ -72,13 +72,13 @@ def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict
     dtype = _dtype_of(source, recipe) if recipe.method.type == "Full" else torch.float32
     # NB: save_pretrained recognizes tied weights by shared memory, which gathered weights do not have.
     tied = base_of(model).all_tied_weights_keys
-    keeps = load.kept_in_fp32(base_of(model), dtype)
+    keeps = load.fp32_name_filter(base_of(model), dtype)
     gathered: dict[str, torch.Tensor] = {}
     for name, shard in trained_state(model).items():
         if name in tied:
             continue
         stored = shard.to(dtype) if shard.is_floating_point() and not keeps(name) else shard
-        unsharded = rows.whole(stored)
+        unsharded = rows.gather_tensor(stored)
         if world.leads:
             gathered[name] = unsharded.cpu()
     return gathered
@@ -129,13 +129,13 @@ def write(
         name = model.peft_config["default"].base_model_name_or_path
         if recipe.method.export == "Merged":
             new = NewTokens.of(recipe.model, tokenizer)
-            merge.into(source, folder / ADAPTER, recipe.model, folder / MODEL, new=new)
+            merge.merge_into_base(source, folder / ADAPTER, recipe.model, folder / MODEL, new_tokens=new)
             flavor |= {"model_binary": MODEL, "source_model_name": name}
         elif base is not None and names_base(recipe):
             base_reference.note(base, folder / ADAPTER)
             flavor |= {"peft_adaptor": ADAPTER, **_reference(base, source, recipe, tokenizer)}
         else:
-            merge.copy(source, recipe.model, folder / MODEL)
+            merge.copy_base(source, recipe.model, folder / MODEL)
             flavor |= {"peft_adaptor": ADAPTER, "model_binary": MODEL, "source_model_name": name}
     for weights in (folder / MODEL, folder / ADAPTER):
         if weights.is_dir():
@@ -205,7 +205,9 @@ def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path, bas
         config.base_model_name_or_path, config.revision = base.uri, base.revision
     if not config.is_prompt_learning:
         # NB: without this argument peft asks the Hub whether the vocabulary has grown.
-        model.save_pretrained(folder, state_dict=pissa.as_lora(model, state), save_embedding_layers=False)
+        model.save_pretrained(
+            folder, state_dict=pissa.convert_to_lora(model, state), save_embedding_layers=False
+        )
         return
     # NB: peft would compute the virtual tokens from the model, of which this rank has only a shard.
     from safetensors.torch import save_file

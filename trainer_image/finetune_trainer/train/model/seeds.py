@@ -5,6 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 
-def mixed(*numbers: int) -> int:
+def derive(*numbers: int) -> int:
     """Derive one seed from several numbers, such as a recipe's seed, a step and a rank."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])

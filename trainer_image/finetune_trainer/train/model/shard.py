@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.model.network.trained_network import Network, decoder_layers
-from finetune_trainer.train.model.precision import compute
+from finetune_trainer.train.model.precision import compute_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
 
 
-def mesh(strategy: str, world: World, timeout_seconds: int | None = None) -> DeviceMesh:
+def build_mesh(strategy: str, world: World, timeout_seconds: int | None = None) -> DeviceMesh:
     """Make the device mesh of the ranks, replicas times shards.
 
     FSDP shards over all ranks, HSDP over the ranks of a pod; with DDP every rank has all parameters.
@@ -33,19 +33,21 @@ def mesh(strategy: str, world: World, timeout_seconds: int | None = None) -> Dev
         world: the ranks.
         timeout_seconds: of each collective with HSDP and DDP; None: that of torch. FSDP has the group of the world, and its time-out.
     """
-    kind = world.device.type
+    device_type = world.device.type
     if strategy == "FSDP":
-        return init_device_mesh(kind, (world.size,), mesh_dim_names=("shard",))
+        return init_device_mesh(device_type, (world.size,), mesh_dim_names=("shard",))
     shards = world.local_size if strategy == "HSDP" else 1
-    made = init_device_mesh(kind, (world.size // shards, shards), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(
+        device_type, (world.size // shards, shards), mesh_dim_names=("replicate", "shard")
+    )
     if timeout_seconds is not None:
         # NB: the groups of a mesh with two dimensions have torch's own time-out, whatever that of the world is.
-        for group in made.get_all_groups():
+        for group in mesh.get_all_groups():
             _set_pg_timeout(timedelta(seconds=timeout_seconds), group)
-    return made
+    return mesh
 
 
-def shard(network: Network, over: DeviceMesh, precision: str, *, replicate_frozen: bool = False) -> Network:
+def shard(network: Network, mesh: DeviceMesh, precision: str, *, replicate_frozen: bool = False) -> Network:
     """Shard a network: an FSDP group for each decoder layer, one for the embedding and one for the output layer.
 
     The embedding is gathered for its forward pass alone, and the output layer until its gradient is known, which is at the beginning of
@@ -61,33 +63,35 @@ def shard(network: Network, over: DeviceMesh, precision: str, *, replicate_froze
     # NB: by default FSDP2 casts forward inputs, also the fp32 tensors inside dataclasses: it would round a batch's
     # reference log-probabilities to bf16. Hidden states have the dtype of the embedding, which is cast.
     policy = MixedPrecisionPolicy(
-        param_dtype=compute(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
+        param_dtype=compute_dtype(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    ignored = {weight for weight in network.parameters() if replicate_frozen and not weight.requires_grad}
-    group = partial(fully_shard, mesh=over, mp_policy=policy)
+    ignored_weights = {
+        weight for weight in network.parameters() if replicate_frozen and not weight.requires_grad
+    }
+    shard_group = partial(fully_shard, mesh=mesh, mp_policy=policy)
     layers = decoder_layers(network)
     for layer in layers:
-        group(layer, ignored_params=ignored)
+        shard_group(layer, ignored_params=ignored_weights)
     if not network.tied:
         embedding: Any = network.base.get_input_embeddings()
-        group(embedding, ignored_params=ignored)
+        shard_group(embedding, ignored_params=ignored_weights)
         # NB: its gradient needs the tokens alone; it would be gathered again at the end of the backward pass.
         embedding.set_unshard_in_backward(False)
-        group(network.head, ignored_params=ignored, reshard_after_forward=False)
-        _prefetch(network.head, layers)
+        shard_group(network.head, ignored_params=ignored_weights, reshard_after_forward=False)
+        _prefetch_head(network.head, layers)
         # The model has the output layer too, where the root would find it.
-        ignored |= {*network.head.parameters()}
+        ignored_weights |= {*network.head.parameters()}
     # What is left is small, the last norm above all, or tied: the loss needs a tied embedding too. It stays gathered from the
     # start of the forward pass to the end of the backward.
-    group(network, ignored_params=ignored, reshard_after_forward=False)
-    for module in sharded(network):
+    shard_group(network, ignored_params=ignored_weights, reshard_after_forward=False)
+    for module in find_fsdp_modules(network):
         module.set_gradient_divide_factor(1.0)
         # NB: over gloo, averaging silently sums (pytorch#162338), and scaled sums do not exist.
         module.set_force_sum_reduction_for_comms(True)
     return network
 
 
-def _prefetch(head: Any, layers: Sequence[Any]) -> None:
+def _prefetch_head(head: Any, layers: Sequence[Any]) -> None:
     """Gather the output layer while the last decoder layer computes.
 
     Without this its gather would begin when the CPU has launched the whole of that layer, which is too late where the GPU waits for
@@ -99,7 +103,7 @@ def _prefetch(head: Any, layers: Sequence[Any]) -> None:
         layer.set_modules_to_forward_prefetch([head])
 
 
-def sharded(network: nn.Module) -> list[FSDPModule]:
+def find_fsdp_modules(network: nn.Module) -> list[FSDPModule]:
     """Return the FSDP modules of a network, the root included."""
     return [module for module in network.modules() if isinstance(module, FSDPModule)]
 
@@ -124,16 +128,16 @@ def compile_layers(network: Network, backend: str | Callable[..., Any] = "induct
         )
     embedding = network.base.get_input_embeddings()
     if not any(weight.requires_grad for weight in embedding.parameters()):
-        embedding.register_forward_hook(_needing_a_gradient)
+        embedding.register_forward_hook(_require_gradient)
     for layer in decoder_layers(network):
         layer.forward = torch.compile(layer.forward, backend=backend)
 
 
-def _needing_a_gradient(_embedding: nn.Module, _ids: object, words: torch.Tensor) -> torch.Tensor:
+def _require_gradient(_embedding: nn.Module, _ids: object, words: torch.Tensor) -> torch.Tensor:
     return words.requires_grad_() if torch.is_grad_enabled() else words
 
 
-def only_last_reduces(network: nn.Module, *, last: bool) -> None:
+def set_replica_reduction(network: nn.Module, *, is_enabled: bool) -> None:
     """Skip the all-reduce between replicas in all but the last pass of a step: gradients accumulate in the shards."""
-    for module in sharded(network):
-        module.set_requires_all_reduce(last)
+    for module in find_fsdp_modules(network):
+        module.set_requires_all_reduce(is_enabled)

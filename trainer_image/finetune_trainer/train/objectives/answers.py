@@ -47,7 +47,9 @@ class Answers:
 
     def log_probabilities(self) -> torch.Tensor:
         """Return the log-probability of each answer, fp32 [examples, 2], without a gradient."""
-        return self._by_answer(self.network.head.log_probabilities(self.hidden.detach(), self.targets))
+        return self._by_answer(
+            self.network.head.compute_log_probabilities(self.hidden.detach(), self.targets)
+        )
 
     def lengths(self) -> torch.Tensor:
         """Return the number of targets of each answer, at least 1, fp32 [examples, 2]."""
@@ -68,7 +70,7 @@ class Answers:
             each = functional.cross_entropy(logits, targets[chunk], reduction="none")
             return -(slope[chunk] * each).sum()
 
-        linear = self.network.head.summed(score, self.hidden)
+        linear = self.network.head.sum_loss(score, self.hidden)
         return linear + (loss - linear).detach()
 
     def _by_answer(self, each: torch.Tensor) -> torch.Tensor:

@@ -44,7 +44,7 @@ class Distillation(Objective):
         def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
             with torch.no_grad():
                 teacher = functional.log_softmax(
-                    self.teacher.head.logits(taught[chunk]) / self.temperature, dim=-1
+                    self.teacher.head.compute_logits(taught[chunk]) / self.temperature, dim=-1
                 )
             student = functional.log_softmax(logits / self.temperature, dim=-1)
             divergence = functional.kl_div(student, teacher, reduction="sum", log_target=True)
@@ -53,8 +53,8 @@ class Distillation(Objective):
             return self.weight * self.temperature**2 * divergence + (1.0 - self.weight) * data
 
         # NB: the teacher's output layer is gathered since its forward pass, which no backward pass follows.
-        total = network.head.summed(score, hidden)
-        self.teacher.shard_again()
+        total = network.head.sum_loss(score, hidden)
+        self.teacher.free_gathered_weights()
         return total, divergences
 
 

@@ -41,5 +41,5 @@ class Sft(Objective):
                 logits, targets[chunk], reduction="sum", label_smoothing=smoothing
             )
 
-        total = network.head.summed(score, hidden)
+        total = network.head.sum_loss(score, hidden)
         return total, total.new_zeros(0)

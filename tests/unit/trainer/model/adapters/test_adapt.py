@@ -14,7 +14,7 @@ from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.adapters import adapt
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
-from finetune_trainer.train.model.network.trained_network import trained
+from finetune_trainer.train.model.network.trained_network import trained_parameters
 from finetune_trainer.train.model.weights import load
 from support import families, networks
 
@@ -84,7 +84,7 @@ def own_logits(network: Any, batch: pack.Batch) -> torch.Tensor:
     def of_each_token(
         network: Any, batch: pack.Batch, _hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return network.head.logits(network.hidden(batch)), torch.zeros(0)
+        return network.head.compute_logits(network.compute_hidden_states(batch)), torch.zeros(0)
 
     with network.no_grad_forward(of_each_token):
         found, _ = network(batch)
@@ -104,12 +104,12 @@ def test_new_values_depend_on_name_and_seed_alone() -> None:
     """So they are the same for any number of ranks, each of which takes its rows of them."""
     shape = torch.Size((4, 32))
     name = "model.layers.0.self_attn.q_proj.lora_A.default.weight"
-    first = adapt.initial(name, shape, 1)
+    first = adapt.compute_initial_value(name, shape, 1)
     torch.manual_seed(7)
-    assert torch.equal(first, adapt.initial(name, shape, 1))
-    assert not torch.equal(first, adapt.initial(name, shape, 2))
-    assert not torch.equal(first, adapt.initial(name.replace("0", "1"), shape, 1))
-    assert not adapt.initial(name.replace("lora_A", "lora_B"), shape, 1).any()
+    assert torch.equal(first, adapt.compute_initial_value(name, shape, 1))
+    assert not torch.equal(first, adapt.compute_initial_value(name, shape, 2))
+    assert not torch.equal(first, adapt.compute_initial_value(name.replace("0", "1"), shape, 1))
+    assert not adapt.compute_initial_value(name.replace("lora_A", "lora_B"), shape, 1).any()
 
 
 def test_new_values_are_distributed_as_those_of_peft() -> None:
@@ -118,7 +118,7 @@ def test_new_values_are_distributed_as_those_of_peft() -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(400, 300))
     theirs = peft.get_peft_model(layer, peft.LoraConfig(r=64, target_modules=["0"]))
     drawn = theirs.base_model.model[0].lora_A["default"].weight.detach()
-    ours = adapt.initial("0.lora_A.default.weight", drawn.shape, 1)
+    ours = adapt.compute_initial_value("0.lora_A.default.weight", drawn.shape, 1)
     bound = 1 / math.sqrt(400)
     for found in (ours, drawn):
         assert found.abs().max().item() == pytest.approx(bound, rel=1e-2)
@@ -132,7 +132,7 @@ def test_an_adapted_model_begins_as_its_base(base: Path, world: World, method: s
     network = networks.build(recipe, base, world).eval()
     batch = one_document()
     torch.testing.assert_close(own_logits(network, batch), base_logits(base, batch), rtol=1e-4, atol=1e-4)
-    assert {weight.dtype for weight in trained(network)} == {torch.float32}
+    assert {weight.dtype for weight in trained_parameters(network)} == {torch.float32}
 
 
 @pytest.mark.parametrize("method", ["LoRA", "DoRA"])
@@ -226,7 +226,7 @@ def test_a_prompt_begins_with_words(base_model: Path, world: World, text: str | 
     prompt = {"virtualTokens": 30, **({"initText": text} if text else {})}
     recipe = networks.recipe(base_model, method={"type": "PromptTuning", "softPrompt": prompt}, packing=False)
     tokenizer = load_tokenizer(recipe.model, base_model)
-    words = adapt.prompt_tokens(SoftPrompt.model_validate(prompt), tokenizer, recipe.training.seed)
+    words = adapt.choose_prompt_tokens(SoftPrompt.model_validate(prompt), tokenizer, recipe.training.seed)
     embedding = AutoModelForCausalLM.from_pretrained(base_model).get_input_embeddings().weight
     (found,) = values(networks.build(recipe, base_model, world), "prompt_encoder").values()
     torch.testing.assert_close(found, embedding[words].detach().float())
@@ -235,7 +235,7 @@ def test_a_prompt_begins_with_words(base_model: Path, world: World, text: str | 
         assert words.tolist() == (ids * 30)[:30]
     else:
         assert len(set(words.tolist())) > 15
-        assert not torch.equal(words, adapt.prompt_tokens(SoftPrompt(virtual_tokens=30), tokenizer, 1))
+        assert not torch.equal(words, adapt.choose_prompt_tokens(SoftPrompt(virtual_tokens=30), tokenizer, 1))
 
 
 def test_a_prefix_begins_small(base_model: Path, world: World) -> None:
@@ -284,7 +284,7 @@ def test_what_a_model_does_not_have_is_refused(
     from finetune_trainer.train.model.weights import load
 
     recipe = networks.recipe(base_model, method={"type": method, "lora": lora})
-    model = load.skeleton(recipe, base_model, world)
+    model = load.build_skeleton(recipe, base_model, world)
     with pytest.raises(RecipeRefusedError) as refused:
         adapt.adapt(model, recipe.method, recipe.model.base)
     assert refused.value.message == message
@@ -431,7 +431,7 @@ def test_what_experts_cannot_be_adapted_with_is_refused(kind: str, method: Metho
 
 def test_layers_of_gpt2_can_be_named(gpt2: Path, world: World) -> None:
     recipe = networks.recipe(gpt2, method={"type": "LoRA", "lora": {**LORA, "targetModules": ["c_attn"]}})
-    model = load.skeleton(recipe, gpt2, world)
+    model = load.build_skeleton(recipe, gpt2, world)
     adapted = adapt.adapt(model, recipe.method, "base")
     assert {
         name.rsplit(".", 2)[0] for name, weight in adapted.named_parameters() if weight.requires_grad
@@ -460,7 +460,7 @@ def gemma3() -> Any:
         "patch_size": 14,
     }
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    return load.empty(config, torch.float32, trust=False)
+    return load.build_empty_model(config, torch.float32, trust=False)
 
 
 # Method, and the names that its fields give.

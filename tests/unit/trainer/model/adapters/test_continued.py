@@ -92,7 +92,7 @@ def test_it_begins_as_it_ended(
     with networks.alone() as world:
         fetched = merge.fetch(asked.model, tmp_path / "fetched", world)
         assert fetched == replace(fetched, base=base_model, adapter=adapter, adapter_of=str(base_model))
-        known = continued.with_parameters(asked, adapter)
+        known = continued.apply_adapter_config(asked, adapter)
         assert known.method.lora is not None
         assert known.method.lora.model_dump(exclude_defaults=True) == {
             "rank": 4,
@@ -135,7 +135,7 @@ def test_an_adapter_that_cannot_go_on_is_refused(
 ) -> None:
     adapter = save_adapter(base_model, tmp_path / "adapter", **changes)
     with pytest.raises(PodFailure) as refused:
-        continued.with_parameters(recipe(adapter, method), adapter)
+        continued.apply_adapter_config(recipe(adapter, method), adapter)
     assert refused.value.message == f"model.base {adapter} {what}"
 
 
@@ -147,7 +147,7 @@ def test_an_adapter_may_name_more_layers_than_a_recipe(base_model: Path, tmp_pat
     )
     config = json.loads(path.read_text()) | {"target_modules": targets, "modules_to_save": whole}
     path.write_text(json.dumps(config))
-    found = continued.with_parameters(recipe(adapter), adapter).method.lora
+    found = continued.apply_adapter_config(recipe(adapter), adapter).method.lora
     assert found is not None
     assert (found.target_modules, found.modules_to_save) == (targets, whole)
 
@@ -158,7 +158,7 @@ def test_a_prompt_a_pattern_and_a_plain_model_are_refused(base_model: Path, tmp_
         model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
     ).save_pretrained(tmp_path / "prompt")
     with pytest.raises(PodFailure, match="is a PROMPT_TUNING adapter"):
-        continued.with_parameters(recipe(tmp_path / "prompt"), tmp_path / "prompt")
+        continued.apply_adapter_config(recipe(tmp_path / "prompt"), tmp_path / "prompt")
     with networks.alone() as world, pytest.raises(PodFailure) as refused:
         merge.fetch(recipe(base_model).model, tmp_path / "to", world)
     assert refused.value.message == (
@@ -168,7 +168,7 @@ def test_a_prompt_a_pattern_and_a_plain_model_are_refused(base_model: Path, tmp_
 
 def test_weights_that_do_not_fit_are_refused(base_model: Path, tmp_path: Path) -> None:
     adapter = save_adapter(base_model, tmp_path / "adapter")
-    known = continued.with_parameters(recipe(adapter), adapter)
+    known = continued.apply_adapter_config(recipe(adapter), adapter)
     other = save_adapter(base_model, tmp_path / "other", target_modules=["q_proj"])
     wider = save_adapter(base_model, tmp_path / "wider", target_modules=["q_proj", "down_proj", "up_proj"])
     fetched = download.Source(base_model, base_model, adapter, str(base_model))
@@ -189,5 +189,5 @@ def test_weights_that_do_not_fit_are_refused(base_model: Path, tmp_path: Path) -
             (tmp_path, "has no adapter_model.safetensors"),
         ):
             with pytest.raises(PodFailure) as refused:
-                continued.weights(model, folder, known)
+                continued.match_weights(model, folder, known)
             assert refused.value.message.startswith(f"model.base {adapter} {what}")

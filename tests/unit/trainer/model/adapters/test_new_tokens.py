@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from finetune_trainer.examples.tokenizer import load_tokenizer
-from finetune_trainer.train.model.adapters.new_tokens import Grown, NewTokens
+from finetune_trainer.train.model.adapters.new_tokens import ExtendedWeight, NewTokens
 from finetune_trainer.train.model.weights import load
 from support import networks
 from support.model_files import saved
@@ -57,7 +57,7 @@ def test_rows_to_spare_are_used(base_model: Path, tmp_path: Path) -> None:
     expected = before.clone()
     expected[known] = before.mean(dim=0)
     torch.testing.assert_close(model.get_input_embeddings().weight.detach(), expected)
-    assert NewTokens().rows(known) == known
+    assert NewTokens().count_rows(known) == known
 
 
 @pytest.mark.parametrize("shape", [(10, 4), (10,)], ids=["weight", "bias"])
@@ -67,19 +67,19 @@ def test_ranks_read_the_rows_of_the_whole(shape: tuple[int, ...]) -> None:
     new = NewTokens((8, 10, 11))
     whole = torch.cat([part, part[:2]])
     whole[[8, 10, 11]] = part.mean(dim=0)
-    grown = Grown(part, new)
+    grown = ExtendedWeight(part, new)
     assert grown.shape == [12, *shape[1:]]
     for ranks in (1, 2, 3, 5, 12):
         read = torch.cat([grown[slice(at, at + 12 // ranks + 1)] for at in range(0, 12, 12 // ranks + 1)])
         torch.testing.assert_close(read, whole)
-    half: Any = Grown(part.bfloat16(), new)[:]
+    half: Any = ExtendedWeight(part.bfloat16(), new)[:]
     assert half.dtype == torch.bfloat16
 
 
 def test_a_base_grows_before_it_has_weights(base_model: Path) -> None:
     recipe = networks.recipe(base_model)
     with networks.alone() as world:
-        model = load.skeleton(recipe, base_model, world)
+        model = load.build_skeleton(recipe, base_model, world)
     known = model.config.vocab_size
     new_of(base_model, ADDED).enlarge(model)
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight

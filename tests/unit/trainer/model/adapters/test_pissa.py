@@ -19,8 +19,8 @@ from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.delivery import export
 from finetune_trainer.train.model.adapters import adapt, continued, pissa
-from finetune_trainer.train.model.network.trained_network import trained
-from finetune_trainer.train.model.optimizer.optimizer import optimizers
+from finetune_trainer.train.model.network.trained_network import trained_parameters
+from finetune_trainer.train.model.optimizer.optimizer import build_optimizers
 from finetune_trainer.train.model.weights import merge
 from support import networks
 
@@ -73,7 +73,7 @@ def own_logits(network: Network) -> torch.Tensor:
     def computed(
         network: Network, batch: pack.Batch, _hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        found.append(network.own_logits(batch))
+        found.append(network.compute_model_logits(batch))
         return torch.zeros(()), torch.zeros(0)
 
     with network.no_grad_forward(computed):
@@ -103,7 +103,7 @@ def splits(model: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 def losses(network: Network, made_of: Recipe) -> list[float]:
     """Of some steps on one document."""
-    (optimizer,) = optimizers(network, made_of.training)
+    (optimizer,) = build_optimizers(network, made_of.training)
     found = []
     for _ in range(STEPS):
         loss, _ = network.train()(batch())
@@ -115,7 +115,7 @@ def losses(network: Network, made_of: Recipe) -> list[float]:
 
 
 def losses_of_peft(model: Any) -> list[float]:
-    optimizer = torch.optim.AdamW(trained(model), lr=RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained_parameters(model), lr=RATE, weight_decay=0.0)
     ids, found = batch().input_ids, []
     for _ in range(STEPS):
         said = model(input_ids=ids).logits[0, :-1]
@@ -187,7 +187,7 @@ def exported(network: Network, made_of: Recipe, base: Path, world: World, folder
     losses(network, made_of)
     state = export.gather(network.model, base, made_of, world)
     network.model.save_pretrained(
-        folder, state_dict=pissa.as_lora(network.model, state), save_embedding_layers=False
+        folder, state_dict=pissa.convert_to_lora(network.model, state), save_embedding_layers=False
     )
     return folder
 
@@ -210,13 +210,13 @@ def test_what_is_exported_is_an_adapter_of_the_base_as_it_was(
     torch.testing.assert_close(
         logits(peft.PeftModel.from_pretrained(plain, adapter)), said, rtol=1e-4, atol=1e-5
     )
-    merge.into(base_model, adapter, made_of.model, tmp_path / "merged")
+    merge.merge_into_base(base_model, adapter, made_of.model, tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
     torch.testing.assert_close(logits(merged), said, rtol=1e-4, atol=1e-5)
 
     further = networks.recipe(adapter, method={"type": "LoRA"})
     model = further.model.model_copy(update={"adapter": "Continue"})
-    known = continued.with_parameters(further.model_copy(update={"model": model}), adapter)
+    known = continued.apply_adapter_config(further.model_copy(update={"model": model}), adapter)
     source = download.Source(base_model, base_model, adapter, str(base_model))
     tokenizer = load_tokenizer(known.model, base_model)
     again = build.network(known, base_model, tokenizer, world, tmp_path / "teacher", going_on=source)
@@ -244,8 +244,8 @@ def test_weights_that_are_stored_the_other_way_round(world: World) -> None:
     method = Method.model_validate({"type": "LoRA", "lora": {"rank": 2, "init": "PiSSA"}})
     adapted: Any = adapt.adapt(model, method, "org/base")
     pissa.check(adapted)
-    pissa.keep(adapted)
-    pissa.begin(adapted, world)
+    pissa.allocate_initial(adapted)
+    pissa.split_weights(adapted, world)
     torch.testing.assert_close(logits(adapted), said, rtol=1e-4, atol=1e-5)
     layer = adapted.get_base_model().transformer.h[0].attn.c_attn
     values = torch.linalg.svdvals(before)
@@ -260,14 +260,14 @@ def test_the_principal_part_is_found() -> None:
     exact = torch.arange(1, 97) ** -0.25
     weight = left * exact @ right.t()
     state = torch.get_rng_state()
-    found, values, other = pissa.principal(weight, 8)
+    found, values, other = pissa.compute_truncated_svd(weight, 8)
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(values, exact[:8], rtol=1e-4, atol=0)
     for mine, true in ((found, left[:, :8]), (other, right[:, :8])):
         outside = mine - true @ (true.t() @ mine)
         assert torch.linalg.matrix_norm(outside, 2) < 10 * (8 / 17) ** (0.25 * 33)
     torch.manual_seed(4)
-    again = pissa.principal(weight, 8)
+    again = pissa.compute_truncated_svd(weight, 8)
     assert all(torch.equal(one, two) for one, two in zip(again, (found, values, other), strict=True))
 
 
@@ -298,6 +298,6 @@ def test_weights_that_cannot_be_split_are_refused(
 def test_other_adapters_are_left_alone(base_model: Path, world: World) -> None:
     network = networks.build(recipe(base_model, {"init": "Default"}), base_model, world)
     state = export.gather(network.model, base_model, recipe(base_model), world)
-    assert pissa.size(network.model) == 0
-    assert pissa.as_lora(network.model, state) is state
+    assert pissa.count_initial_numbers(network.model) == 0
+    assert pissa.convert_to_lora(network.model, state) is state
     assert not [name for name in state if pissa.is_initial(name)]

@@ -113,7 +113,7 @@ def test_recomputation_changes_no_gradient(kind: str, world: World) -> None:
 
 def save_products(*names: str) -> Callable[[object], tuple[set[Any], set[Any]]]:
     """What is saved of a model that changes the outputs of these products in place."""
-    return lambda _model: (recomputation._operations("aten", *names), set())
+    return lambda _model: (recomputation._get_operations("aten", *names), set())
 
 
 # Model type, the operations whose outputs are saved, and what the log says of their gradients.
@@ -136,7 +136,7 @@ def test_full_replaces_what_changes_gradients(
     case: str, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kind, saved, sentence = UNSAFE[case]
-    monkeypatch.setattr(recomputation, "_saved_operations", save_products(*saved))
+    monkeypatch.setattr(recomputation, "_find_saved_operations", save_products(*saved))
     network = make_network(kind)
     recomputation.enable(network.model, "Selective")
     verdict = recomputation.verify(network, "Selective", networks.recipe(BASE), world, KEY)
@@ -241,7 +241,7 @@ def test_no_more_than_two_sets_of_gradients_exist_at_a_time(
 def test_distances_do_not_depend_on_the_size_of_the_pieces(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recomputation, "_MAX_PIECE_NUMBERS", 10)
+    monkeypatch.setattr(recomputation, "_MAX_NUMBERS_PER_PIECE", 10)
     first, second = torch.randn(shape), torch.randn(shape)
     assert recomputation._norm(first) == pytest.approx(float(first.norm()))
     assert recomputation._distance(first, second) == pytest.approx(float((first - second).norm()))
@@ -271,7 +271,7 @@ def test_auto_does_not_choose_what_a_model_cannot_do(world: World, monkeypatch: 
     recipe = networks.recipe(BASE, activationCheckpointing="Auto", perDeviceBatchSize=2)
     network = make_jetmoe()
     recomputation.check_supported(network.model, recipe)
-    monkeypatch.setattr(estimate, "available", lambda _world: 1.0)
+    monkeypatch.setattr(estimate, "read_memory_limit", lambda _world: 1.0)
     with pytest.raises(RecipeRefusedError) as refused:
         estimate.choose(network, recipe, world, 64, None)
     assert "activationCheckpointing" not in refused.value.message
@@ -286,7 +286,7 @@ def test_a_restart_uses_the_verdict_of_its_checkpoint(
 
     recipe = networks.recipe(one_layer, activationCheckpointing="Selective")
     tokenizer = load_tokenizer(recipe.model, one_layer)
-    key = probe.key(recipe, world)
+    key = probe.compute_key(recipe, world)
     verify = recomputation.verify
     verified: list[Any] = []
     plans: list[str] = []

@@ -22,8 +22,8 @@ from finetune_trainer.train.model.memory import accounting, estimate
 from finetune_trainer.train.model.memory.model_shape import Shape
 from finetune_trainer.train.model.network import attention, chunked_loss
 from finetune_trainer.train.model.network.lm_head import Head
-from finetune_trainer.train.model.network.trained_network import Network, trained
-from finetune_trainer.train.model.optimizer.optimizer import optimizers
+from finetune_trainer.train.model.network.trained_network import Network, trained_parameters
+from finetune_trainer.train.model.optimizer.optimizer import build_optimizers
 from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
@@ -137,8 +137,8 @@ def test_the_optimizer_is_as_large_as_estimated(
         network = networks.build(recipe, base, world)
         shape = Shape.of(network, None, quantized=False)
         found = estimate.estimate(shape, recipe, shards=1, row_tokens=64, recompute="None")
-        parts = optimizers(network, recipe.training)
-        for weight in trained(network):
+        parts = build_optimizers(network, recipe.training)
+        for weight in trained_parameters(network):
             weight.grad = torch.zeros_like(weight)
         for part in parts:
             part.step()
@@ -152,7 +152,7 @@ def test_the_optimizer_is_as_large_as_estimated(
         copies = [value.untyped_storage() for value in local if isinstance(value, torch.Tensor)]
         copied = sum({copy.data_ptr(): copy.nbytes() for copy in copies}.values())
     checkpointed = recipe.model_copy(update={"checkpoint": Checkpoint(uri="/checkpoints")})
-    assert copied == pytest.approx(estimate.staged(shape, checkpointed, shards=1), rel=0.02)
+    assert copied == pytest.approx(estimate.estimate_staged_bytes(shape, checkpointed, shards=1), rel=0.02)
     assert held == pytest.approx(found.optimizer, rel=0.02)
     assert weights == found.weights
 
@@ -163,8 +163,8 @@ def test_a_four_bit_base_is_whole_on_each_rank() -> None:
     shape = Shape(
         parameters=linear // 2 + rest + ADAPTER_8B,
         trained=ADAPTER_8B,
-        whole=linear // 2 + rest,
-        whole_bytes=stored,
+        unsharded=linear // 2 + rest,
+        unsharded_bytes=stored,
         teacher=0,
         layers=32,
         width=4096,
@@ -204,7 +204,7 @@ def kept_by_a_forward_pass(network: Network, batch: pack.Batch) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        hidden = network.hidden(batch)
+        hidden = network.compute_hidden_states(batch)
     assert hidden.requires_grad
     return sum(
         event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
@@ -227,7 +227,7 @@ def test_activations_are_estimated_within_a_factor_of_two(
     network(batch)[0].backward()
     measured = kept_by_a_forward_pass(network, batch)
     shape = Shape.of(network, None, quantized=False)
-    found = estimate.activations(shape, 2 * 256, 2 if precision == "BF16" else 4, recompute)
+    found = estimate.estimate_activation_bytes(shape, 2 * 256, 2 if precision == "BF16" else 4, recompute)
     assert measured / 2 < found < measured * 2
 
 
@@ -264,7 +264,7 @@ def test_a_logit_takes_the_bytes_that_are_estimated(objective: str, precision: s
         def __call__(self, _batch: object) -> tuple[torch.Tensor, None]:
             return taught, None
 
-        def shard_again(self) -> None:
+        def free_gathered_weights(self) -> None:
             """It is not sharded."""
 
     teacher: Any = Teacher()
@@ -274,7 +274,9 @@ def test_a_logit_takes_the_bytes_that_are_estimated(objective: str, precision: s
     with accounting.Accounting(torch.device("cpu")) as account:
         build.objective(recipe, teacher)(network, batch, hidden)
     numbers = tokens * vocabulary
-    assert sum(account.peak().values()) / numbers == pytest.approx(estimate._of_a_logit(recipe), rel=0.05)
+    assert sum(account.compute_peak().values()) / numbers == pytest.approx(
+        estimate._bytes_per_logit(recipe), rel=0.05
+    )
 
 
 WORLD = World(0, 1, 0, 1, torch.device("cpu"))
@@ -282,7 +284,7 @@ ON_A_GPU = World(0, 16, 0, 8, torch.device("cpu"), card=Card("NVIDIA-H100-80GB-H
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, recipe: Recipe, limit: float, world: World = WORLD) -> str:
-    monkeypatch.setattr(estimate, "available", lambda _world: limit)
+    monkeypatch.setattr(estimate, "read_memory_limit", lambda _world: limit)
     return estimate.choose(Network(small(), Sft()), recipe, world, 2048, None).kind
 
 
@@ -294,14 +296,32 @@ def need(recompute: str, **training: Any) -> float:
 
 # Which model and precision, where it is trained, of how much memory in GiB, and what is chosen.
 CHUNKS: dict[str, tuple[str, str, World, float, tuple[str, int]]] = {
-    "trained on a GPU": ("8B Full", "BF16", ON_A_GPU, 80, ("None", chunked_loss.LARGE)),
-    "beside low-rank layers": ("8B whole", "BF16", ON_A_GPU, 80, ("None", chunked_loss.LARGE)),
+    "trained on a GPU": ("8B Full", "BF16", ON_A_GPU, 80, ("None", chunked_loss.LARGE_CHUNK_NUMBERS)),
+    "beside low-rank layers": ("8B whole", "BF16", ON_A_GPU, 80, ("None", chunked_loss.LARGE_CHUNK_NUMBERS)),
     # Recomputation costs more time than small chunks.
-    "less recomputation comes first": ("8B Full", "BF16", ON_A_GPU, 40, ("None", chunked_loss.SMALL)),
-    "frozen": ("8B LoRA", "BF16", ON_A_GPU, 80, ("None", chunked_loss.SMALL)),
-    "on CPUs": ("8B Full", "BF16", World(0, 16, 0, 8, torch.device("cpu")), 80, ("None", chunked_loss.SMALL)),
-    "sums that FP16 cannot hold": ("8B Full", "FP16", ON_A_GPU, 80, ("None", chunked_loss.SMALL)),
-    "too little to spare": ("8B Full", "BF16", ON_A_GPU, 45, ("None", chunked_loss.SMALL)),
+    "less recomputation comes first": (
+        "8B Full",
+        "BF16",
+        ON_A_GPU,
+        40,
+        ("None", chunked_loss.SMALL_CHUNK_NUMBERS),
+    ),
+    "frozen": ("8B LoRA", "BF16", ON_A_GPU, 80, ("None", chunked_loss.SMALL_CHUNK_NUMBERS)),
+    "on CPUs": (
+        "8B Full",
+        "BF16",
+        World(0, 16, 0, 8, torch.device("cpu")),
+        80,
+        ("None", chunked_loss.SMALL_CHUNK_NUMBERS),
+    ),
+    "sums that FP16 cannot hold": (
+        "8B Full",
+        "FP16",
+        ON_A_GPU,
+        80,
+        ("None", chunked_loss.SMALL_CHUNK_NUMBERS),
+    ),
+    "too little to spare": ("8B Full", "BF16", ON_A_GPU, 45, ("None", chunked_loss.SMALL_CHUNK_NUMBERS)),
 }
 
 
@@ -310,7 +330,7 @@ def test_chunks_are_large_where_the_output_layer_is_trained_and_they_fit(
     monkeypatch: pytest.MonkeyPatch, shapes: dict[str, Shape], case: str
 ) -> None:
     name, precision, world, limit, expected = CHUNKS[case]
-    monkeypatch.setattr(estimate, "available", lambda _world: limit * 2**30)
+    monkeypatch.setattr(estimate, "read_memory_limit", lambda _world: limit * 2**30)
     monkeypatch.setattr(Shape, "of", lambda *_network, **_options: shapes[name])
     recipe = networks.recipe(BASE, precision=precision, perDeviceBatchSize=1, activationCheckpointing="Auto")
     choice = estimate.decide(Network(small(), Sft()), recipe, world, 4096, None)
@@ -409,7 +429,7 @@ def test_an_adapter_is_suggested_by_what_it_trains(shapes: dict[str, Shape]) -> 
         estimate.estimate(
             shape, networks.recipe(BASE, precision="BF16"), shards=1, row_tokens=2048, recompute="Full"
         )
-        for shape in (estimate._adapted(shapes["8B Full"]), shapes["8B LoRA"])
+        for shape in (estimate._with_adapter(shapes["8B Full"]), shapes["8B LoRA"])
     )
     assert full.loss == lora.loss
     assert full.layer == pytest.approx(lora.layer, rel=0.05)
@@ -453,5 +473,7 @@ def test_replicas_are_told_of_sharding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_of_a_pod_share_its_memory() -> None:
-    alone, shared = (estimate.available(World(0, size, 0, size, torch.device("cpu"))) for size in (1, 4))
+    alone, shared = (
+        estimate.read_memory_limit(World(0, size, 0, size, torch.device("cpu"))) for size in (1, 4)
+    )
     assert 0 < shared == alone / 4 < float("inf")

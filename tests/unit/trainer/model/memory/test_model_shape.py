@@ -65,12 +65,14 @@ def test_a_tied_output_layer_is_a_part_of_the_embedding() -> None:
 def test_a_four_bit_base_is_counted_as_it_is_stored(base_model: Path) -> None:
     recipe = networks.recipe(base_model, method={"type": "QLoRA"})
     with networks.alone() as world:
-        model = load.quantized(recipe, base_model, world, like=load.skeleton(recipe, base_model, world))
+        model = load.load_quantized(
+            recipe, base_model, world, skeleton=load.build_skeleton(recipe, base_model, world)
+        )
     adapted = adapt.adapt(model, recipe.method, "base")
     shape = Shape.of(Network(adapted, Sft()), None, quantized=True)
     linear = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
     rest = model.get_input_embeddings().weight.numel() + 5 * 32
-    assert (shape.whole, shape.whole_bytes) == (linear // 2 + rest, linear // 2 + 4 * rest)
+    assert (shape.unsharded, shape.unsharded_bytes) == (linear // 2 + rest, linear // 2 + 4 * rest)
 
 
 def test_experts_in_one_tensor_are_not_packed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,11 +100,12 @@ def test_experts_in_one_tensor_are_not_packed(capsys: pytest.CaptureFixture[str]
     gibibytes: dict[str, int] = {}
     for name, config in sizes.items():
         network = Network(
-            adapt.adapt(load.empty(config, torch.bfloat16, trust=False), recipe.method, "base"), Sft()
+            adapt.adapt(load.build_empty_model(config, torch.bfloat16, trust=False), recipe.method, "base"),
+            Sft(),
         )
         shape = Shape.of(network, None, quantized=True)
         shares[name] = round(shape.four_bits / (shape.parameters - shape.trained), 2)
-        gibibytes[name] = round(shape.whole_bytes / 2**30)
+        gibibytes[name] = round(shape.unsharded_bytes / 2**30)
         with pytest.raises(RecipeRefusedError) as refused:
             estimate.choose(network, recipe, world, 2048, None)
         sentence = f"{shares[name]:.0%} of the base is in four bits: experts that a model keeps in one tensor are not packed"

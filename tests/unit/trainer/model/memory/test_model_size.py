@@ -38,7 +38,9 @@ def saved(folder: Path, kind: str, **changes: Any) -> Model:
 def test_a_model_is_counted_without_its_weights(
     tmp_path: Path, kind: str, changes: dict[str, Any], expected: int
 ) -> None:
-    assert model_size.parameters(saved(tmp_path / "model", kind, **changes), tmp_path / "to") == expected
+    assert (
+        model_size.count_parameters(saved(tmp_path / "model", kind, **changes), tmp_path / "to") == expected
+    )
 
 
 SMALL = WIDE | {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 1000}
@@ -57,12 +59,12 @@ def test_a_small_model_is_estimated(
     model = saved(tmp_path / "model", kind, **changes)
     counted = model_size._count(model, tmp_path / "model")
     monkeypatch.setattr(model_size, "_count", None)
-    assert model_size.parameters(model, tmp_path / "to") == pytest.approx(counted, rel=0.25)
+    assert model_size.count_parameters(model, tmp_path / "to") == pytest.approx(counted, rel=0.25)
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 8}))
     with pytest.raises(RecipeRefusedError) as refused:
-        model_size.parameters(Model(base=str(tmp_path)), tmp_path / "to")
+        model_size.count_parameters(Model(base=str(tmp_path)), tmp_path / "to")
     assert refused.value.reason == "ModelNotLoadable"
     assert refused.value.message.startswith(f"model.base {tmp_path} cannot be loaded: ")

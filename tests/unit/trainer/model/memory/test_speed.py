@@ -42,8 +42,8 @@ def test_flops_are_those_of_the_formula() -> None:
     made = model()
     flops = speed.Flops(Network(made, Sft()))
     parameters = sum(weight.numel() for weight in made.parameters())
-    assert flops.of(100, 0) == 6 * parameters * 100
-    assert flops.of(0, 100) == 12 * 3 * 32 * 100
+    assert flops.count(100, 0) == 6 * parameters * 100
+    assert flops.count(0, 100) == 12 * 3 * 32 * 100
 
 
 @pytest.mark.filterwarnings(networks.PEFT_WARNINGS[0])
@@ -51,7 +51,7 @@ def test_a_layer_that_is_trained_whole_computes_once() -> None:
     low_rank = {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     whole = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
     adapted = [peft.get_peft_model(model(), peft.LoraConfig(**low_rank, **more)) for more in ({}, whole)]
-    flops = [speed.Flops(Network(each, Sft())).of(100, 0) for each in (model(), *adapted)]
+    flops = [speed.Flops(Network(each, Sft())).count(100, 0) for each in (model(), *adapted)]
     # What is trained has gradients too, and what is frozen has none.
     assert flops[1] < flops[2] < flops[0]
 
@@ -81,9 +81,9 @@ def test_flops_leave_out_what_multiplies_nothing() -> None:
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     assert experts == 2 * 4 * 3 * 32 * 64
     used = sum(sizes.values()) - experts // 2 - 96 * 32
-    assert speed.Flops(Network(made, Sft())).of(1, 0) == 6 * used
+    assert speed.Flops(Network(made, Sft())).count(1, 0) == 6 * used
     # The gradients of frozen weights are not computed.
-    assert speed.Flops(Network(made.requires_grad_(False), Sft())).of(1, 0) == 4 * used
+    assert speed.Flops(Network(made.requires_grad_(False), Sft())).count(1, 0) == 4 * used
 
 
 @pytest.mark.filterwarnings(networks.PEFT_WARNINGS[0])
@@ -97,7 +97,7 @@ def test_rows_of_new_tokens_multiply_in_the_output_layer_alone(
     added = recipe.model.model_copy(update={"new_tokens": ["<tool>", "</tool>"]})
     with networks.alone() as world:
         before, after = (
-            speed.Flops(networks.build(recipe.model_copy(update={"model": model}), base, world)).of(1, 0)
+            speed.Flops(networks.build(recipe.model_copy(update={"model": model}), base, world)).count(1, 0)
             for model in (recipe.model, added)
         )
     assert after - before == (4 + 6) * 2 * 32
@@ -112,7 +112,7 @@ def test_flops_are_about_what_torch_counts() -> None:
     batch = pack.collate(networks.of_documents(list(range(2, 66))), [[0]], pad_id=0)
     with FlopCounterMode(display=False) as counted:
         made(input_ids=batch.input_ids, labels=batch.input_ids).loss.backward()
-    found = speed.Flops(network).of(batch.tokens, batch.attended)
+    found = speed.Flops(network).count(batch.tokens, batch.attended)
     assert found == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
@@ -140,7 +140,7 @@ def test_peaks_are_found_by_the_name_of_the_device(
 PEAKS = """
 import resource, torch
 from finetune_trainer.train.model.memory import speed
-print(speed.peak_memory(torch.device("cpu")), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print(speed.read_peak_memory(torch.device("cpu")), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
 
@@ -148,9 +148,9 @@ def test_peak_memory_is_that_of_the_process_alone() -> None:
     """Linux starts ru_maxrss of a program at the peak of the process that started it."""
     # Other tests may have used much: from here on the peak is that of what is in use.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = speed.peak_memory(torch.device("cpu"))
+    before = speed.read_peak_memory(torch.device("cpu"))
     held = torch.ones(2**27)
-    own = speed.peak_memory(torch.device("cpu"))
+    own = speed.read_peak_memory(torch.device("cpu"))
     assert own > before + 2**28
     del held
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)

@@ -202,8 +202,8 @@ def test_a_packed_row_gives_what_its_documents_give_alone(
     batch = packed()
     network = Network(made(config, isolated=True), Sft())
     assert (network.base.config._attn_implementation == attention.NAME) == chosen
-    hidden = network.hidden(batch)
-    together = network.head.logits(hidden)
+    hidden = network.compute_hidden_states(batch)
+    together = network.head.compute_logits(hidden)
     assert together.dtype == torch.float32
     # Eager attention is the model's own arithmetic, soft caps and all.
     alone = made(config, isolated=False)
@@ -233,9 +233,9 @@ def test_what_cannot_be_isolated_keeps_its_own_attention(
     varlen: bool,
     expected: bool,
 ) -> None:
-    monkeypatch.setattr(attention, "varlen_attention", lambda: object() if varlen else None)
+    monkeypatch.setattr(attention, "find_varlen_attention", lambda: object() if varlen else None)
     card = Card("H100", 80 * 2**30, (9, 0)) if cuda else None
-    model = load.empty(tiny(kind, HEAD_OF_8), torch.float32, trust=False)
+    model = load.build_empty_model(tiny(kind, HEAD_OF_8), torch.float32, trust=False)
     assert attention.isolate(model, card=card, half=half, soft_prompt=soft_prompt) == expected
     name = attention.NAME_ON_GPU if cuda else attention.NAME
     assert (model.config._attn_implementation == name) == expected
@@ -261,12 +261,12 @@ def test_the_kernel_of_gpus_is_for_models_that_train_without_dropout_of_attentio
     objective: str,
 ) -> None:
     """DPO takes the dropout out of the base."""
-    monkeypatch.setattr(attention, "varlen_attention", object)
+    monkeypatch.setattr(attention, "find_varlen_attention", object)
     tiny(kind, changes).save_pretrained(tmp_path)
     recipe = networks.recipe(tmp_path, objective={"type": objective}, precision="BF16")
     with networks.alone() as world:
         on_card = dataclasses.replace(world, card=Card("H100", 80 * 2**30, (9, 0)))
-        model = load.skeleton(recipe, tmp_path, on_card)
+        model = load.build_skeleton(recipe, tmp_path, on_card)
     chosen = model.config._attn_implementation == attention.NAME_ON_GPU
     assert chosen == (expected or objective == "DPO")
 
@@ -285,8 +285,8 @@ def test_the_kernel_of_gpus_is_for_models_that_train_without_dropout_of_attentio
 def test_the_kernel_of_gpus_is_for_heads_that_it_takes(
     monkeypatch: pytest.MonkeyPatch, kind: str, changes: dict[str, Any], *, expected: bool
 ) -> None:
-    monkeypatch.setattr(attention, "varlen_attention", object)
-    model = load.empty(tiny(kind, changes), torch.bfloat16, trust=False)
+    monkeypatch.setattr(attention, "find_varlen_attention", object)
+    model = load.build_empty_model(tiny(kind, changes), torch.bfloat16, trust=False)
     card = Card("H100", 80 * 2**30, (9, 0))
     assert attention.isolate(model, card=card, half=True, soft_prompt=False) == expected
 
@@ -331,7 +331,7 @@ def test_a_model_that_mixes_documents_is_refused(
     tiny(kind, changes).save_pretrained(tmp_path)
     recipe = networks.recipe(tmp_path, objective={"type": objective}, packing=packing)
     with pytest.raises(RecipeRefusedError) as refused:
-        load.skeleton(recipe, tmp_path, World(0, 1, 0, 1, torch.device("cpu")))
+        load.build_skeleton(recipe, tmp_path, World(0, 1, 0, 1, torch.device("cpu")))
     assert refused.value.message.replace(str(tmp_path), "BASE") == sentence
 
 
@@ -339,10 +339,10 @@ def test_documents_do_not_reach_each_other() -> None:
     """What one document says changes nothing of another's, nor does padding."""
     batch = packed()
     network = Network(made(tiny("llama", {}), isolated=True), Sft())
-    before = network.hidden(batch)
+    before = network.compute_hidden_states(batch)
     changed = batch.input_ids.clone()
     changed[0, 0] = 95 - changed[0, 0]
-    after = network.hidden(dataclasses.replace(batch, input_ids=changed))
+    after = network.compute_hidden_states(dataclasses.replace(batch, input_ids=changed))
     differs = (before != after).any(-1)
     assert differs[0, :7].all()
     assert not differs[0, 7:].any()

@@ -34,7 +34,7 @@ def in_chunks(score: chunked_loss.Score, hidden: torch.Tensor, head: torch.Tenso
     def logits(states: torch.Tensor) -> torch.Tensor:
         return functional.linear(states, head).float()
 
-    return chunked_loss.summed(score, logits, hidden, [head], CHUNK)
+    return chunked_loss.sum_loss(score, logits, hidden, [head], CHUNK)
 
 
 def at_once(score: chunked_loss.Score, hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:

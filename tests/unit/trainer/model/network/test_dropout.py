@@ -23,7 +23,7 @@ from transformers import (
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model.network.attention import drops
+from finetune_trainer.train.model.network.attention import has_attention_dropout
 from finetune_trainer.train.model.weights import load
 from finetune_trainer.train.objectives.answers import reference_of
 from support import networks
@@ -124,12 +124,12 @@ def test_only_sft_drops_out_what_the_base_says(
 def test_a_model_that_chooses_experts_at_random_is_refused(world: World, tmp_path: Path) -> None:
     PhimoeConfig(**MIXTURE).save_pretrained(tmp_path)
     with pytest.raises(RecipeRefusedError) as refused:
-        load.skeleton(networks.recipe(tmp_path, objective={"type": "DPO"}), tmp_path, world)
+        load.build_skeleton(networks.recipe(tmp_path, objective={"type": "DPO"}), tmp_path, world)
     assert refused.value.message == (
         f"model.base {tmp_path} is a phimoe, which chooses experts at random while it is trained, so that its answers cannot be compared: choose "
         "another model, or objective SFT"
     )
-    load.skeleton(networks.recipe(tmp_path), tmp_path, world)
+    load.build_skeleton(networks.recipe(tmp_path), tmp_path, world)
 
 
 @pytest.mark.parametrize(("method", "dropout"), [("LoRA", 0.5), ("LoRA", None), ("QLoRA", 0.0)])
@@ -188,4 +188,4 @@ def test_dropout_of_attention_is_what_a_model_asks_an_attention_for(
     )
     model.train()(input_ids=torch.ones(1, 5, dtype=torch.long))
     assert asked == [share]
-    assert drops(model) == (share > 0)
+    assert has_attention_dropout(model) == (share > 0)

@@ -70,5 +70,9 @@ SMALL = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 2, "nu
     ids=lambda value: type(value).__name__ if not isinstance(value, tuple) else "",
 )
 def test_experts_are_counted(config: Any, found: tuple[int, int, int]) -> None:
-    sizes = experts.fields(config)
-    assert (experts.of_a_layer(sizes), experts.of_a_token(sizes), experts.width(sizes)) == found
+    sizes = experts.field_reader(config)
+    assert (
+        experts.count_per_layer(sizes),
+        experts.count_per_token(sizes),
+        experts.compute_feed_forward_width(sizes),
+    ) == found

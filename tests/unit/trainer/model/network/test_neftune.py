@@ -39,7 +39,7 @@ def test_noise_depends_on_the_length_of_the_document_alone(*, packing: bool, pre
     batch = batch_of(split, packing=packing)
     torch.manual_seed(0)
     words = torch.zeros(*batch.input_ids.shape, WIDTH, dtype=precision)
-    found = neftune.added(words, batch, ALPHA)
+    found = neftune.add_noise(words, batch, ALPHA)
     assert found.dtype == precision
     for word, length in ((2, 4), (3, 16), (4, 25)):
         own = found[batch.input_ids == word].float()

@@ -57,7 +57,7 @@ def test_each_step_is_that_of_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> N
     """Rows of 512 numbers have two blocks; the bias is small, and bitsandbytes keeps its moments in fp32 too."""
     from bitsandbytes.optim.adamw import AdamW8bit
 
-    monkeypatch.setattr(compact_adamw, "_AT_ONCE", 512 * 10)
+    monkeypatch.setattr(compact_adamw, "_NUMBERS_PER_UPDATE", 512 * 10)
     torch.manual_seed(0)
     ours = nn.Linear(512, 24)
     theirs = copy.deepcopy(ours)
@@ -146,21 +146,21 @@ def test_moments_have_8_bits_where_blocks_fill_rows(
 
 
 def test_packed_experts_take_the_steps_of_matrices_in_parts_as_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact_adamw, "_AT_ONCE", 64 * 10)
+    monkeypatch.setattr(compact_adamw, "_NUMBERS_PER_UPDATE", 64 * 10)
     torch.manual_seed(0)
     packed, matrix = nn.Module(), nn.Module()
     packed.weight = nn.Parameter(torch.randn(4, 24, 64))
     matrix.weight = nn.Parameter(packed.weight.detach().view(-1, 64).clone())
     optimizers = compact(packed), compact(matrix)
     largest = 0
-    updated = compact_adamw._updated
+    updated = compact_adamw._compute_update
 
     def measured(weight: torch.Tensor, *rest: Any) -> torch.Tensor:
         nonlocal largest
         largest = max(largest, weight.numel())
         return updated(weight, *rest)
 
-    monkeypatch.setattr(compact_adamw, "_updated", measured)
+    monkeypatch.setattr(compact_adamw, "_compute_update", measured)
     for _ in range(2):
         matrix.weight.grad = torch.randn(96, 64)
         packed.weight.grad = matrix.weight.grad.view(4, 24, 64).clone()

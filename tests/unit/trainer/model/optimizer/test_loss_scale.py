@@ -30,7 +30,7 @@ def test_a_step_is_broken_once_the_scale_cannot_fall() -> None:
 def test_gradients_of_the_scaled_loss_are_unscaled() -> None:
     ours = LossScale(torch.device("cpu"))
     weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
-    ours.scaled(weight.square().sum()).backward()
+    ours.scale_loss(weight.square().sum()).backward()
     assert weight.grad is not None
     ours.unscale([weight.grad])
     assert weight.grad.tolist() == [4.0, 6.0]
@@ -40,5 +40,5 @@ def test_another_attempt_goes_on_with_the_scale() -> None:
     ours, next_attempt = LossScale(torch.device("cpu")), LossScale(torch.device("cpu"))
     for finite in (False, True, True):
         ours.update(torch.tensor(finite))
-    next_attempt.go_on(*ours.state())
+    next_attempt.load_state(*ours.state())
     assert next_attempt.state() == (2.0**15, 2)

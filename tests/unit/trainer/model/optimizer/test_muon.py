@@ -11,7 +11,7 @@ import torch
 from finetune_crds.training import Training
 from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.model.optimizer.muon import Muon
-from finetune_trainer.train.model.optimizer.optimizer import Optimizer, optimizers
+from finetune_trainer.train.model.optimizer.optimizer import Optimizer, build_optimizers
 from finetune_trainer.train.model.optimizer.schedule import Schedule
 from finetune_trainer.train.objectives.sft import Sft
 
@@ -65,7 +65,7 @@ def test_each_step_is_that_of_torch(network: Network) -> None:
 
 
 def test_its_momentum_is_torch_s_by_default(network: Network) -> None:
-    muon, _ = optimizers(network, Training.model_validate({"optimizer": {"type": "Muon"}}))
+    muon, _ = build_optimizers(network, Training.model_validate({"optimizer": {"type": "Muon"}}))
     assert isinstance(muon, Muon)
     expected = torch.optim.Muon([torch.nn.Parameter(torch.zeros(2, 2))]).param_groups[0]
     different = {

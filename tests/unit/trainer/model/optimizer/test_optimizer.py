@@ -71,11 +71,11 @@ def test_a_step_with_broken_gradients_changes_nothing(
 ) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).to(dtype)
-    monkeypatch.setattr(module, "matrices", lambda _network: [network[0].weight])
+    monkeypatch.setattr(module, "find_muon_matrices", lambda _network: [network[0].weight])
     optimizer = Optimizer(network, Training.model_validate({"optimizer": spec}), 10)
     with_gradients(network)
     assert optimizer.step(0)[0].item()
-    norm = optimizer.grad_norm()
+    norm = optimizer.read_grad_norm()
     before = copy.deepcopy((network.state_dict(), [part.state_dict()["state"] for part in optimizer.parts]))
 
     with_gradients(network)
@@ -85,7 +85,7 @@ def test_a_step_with_broken_gradients_changes_nothing(
     assert [found.item() for found in optimizer.step(1)] == [False, True]
     after = (network.state_dict(), [part.state_dict()["state"] for part in optimizer.parts])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
-    assert (optimizer.grad_norm(), first.grad) == (norm, None)
+    assert (optimizer.read_grad_norm(), first.grad) == (norm, None)
 
     with_gradients(network)
     assert optimizer.step(2)[0].item()
@@ -104,14 +104,14 @@ def test_gradients_of_a_scaled_loss_are_clipped_without_the_scale() -> None:
     for network, precision in ((ours, "FP16"), (theirs, "FP32")):
         training = Training.model_validate({"precision": precision, "maxGradNorm": 0.1})
         optimizer = Optimizer(network, training, 10)
-        optimizer.scaled(network(torch.ones(1, 4)).square().sum()).backward()
+        optimizer.scale_loss(network(torch.ones(1, 4)).square().sum()).backward()
         optimizer.step(0)
-        found.append((optimizer.grad_norm(), optimizer.scale()))
+        found.append((optimizer.read_grad_norm(), optimizer.read_loss_scale()))
     # The scale is a power of two.
     assert found[0][0] == found[1][0]
     assert [scale for _, scale in found] == [2.0**16, None]
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
     optimizer = Optimizer(ours, Training.model_validate({"precision": "FP16"}), 10)
-    (optimizer.scaled(ours(torch.ones(1, 4)).sum()) * math.inf).backward()
+    (optimizer.scale_loss(ours(torch.ones(1, 4)).sum()) * math.inf).backward()
     assert [found.item() for found in optimizer.step(0)] == [False, False]
-    assert optimizer.scale() == 2.0**15
+    assert optimizer.read_loss_scale() == 2.0**15

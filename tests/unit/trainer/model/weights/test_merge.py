@@ -63,7 +63,7 @@ def test_weights_are_summed_in_fp32_and_rounded_once(case: str, base_model: Path
     dtype, changes = CASES[case]
     adapter = adapted(base_model, tmp_path / "adapter", dtype, changes)
     spec = networks.recipe(adapter).model
-    merge.into(adapter / "base", adapter, spec, tmp_path / "merged")
+    merge.merge_into_base(adapter / "base", adapter, spec, tmp_path / "merged")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
     base = AutoModelForCausalLM.from_pretrained(adapter / "base", dtype=torch.float32)
     expected = peft.PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().to(dtype)
@@ -100,7 +100,7 @@ def test_what_a_tied_base_says_with_an_adapter_it_says_merged(
             if weight.requires_grad:
                 weight.add_(torch.randn_like(weight), alpha=0.1)
     wrapped.save_pretrained(adapter, save_embedding_layers=False)
-    merge.into(base_model, adapter, networks.recipe(adapter).model, tmp_path / "merged")
+    merge.merge_into_base(base_model, adapter, networks.recipe(adapter).model, tmp_path / "merged")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert not found.config.tie_word_embeddings
     tokens = torch.arange(5, 25)[None]
@@ -114,9 +114,11 @@ def test_a_base_that_an_adapter_is_to_name_has_a_digest(base_model: Path, tmp_pa
         for base in (base_model, adapted(base_model, tmp_path / "a", torch.float32, {}))
     )
     with networks.alone() as world:
-        found = [merge.fetch(spec, tmp_path / "to", world, named=named).origin for named in (False, True)]
+        found = [
+            merge.fetch(spec, tmp_path / "to", world, with_digest=named).origin for named in (False, True)
+        ]
         # What is merged here lies nowhere else.
-        nowhere = merge.fetch(merged, tmp_path / "to", world, named=True).origin
+        nowhere = merge.fetch(merged, tmp_path / "to", world, with_digest=True).origin
     at = str(base_model)
     assert (found, nowhere) == ([Origin(at), Origin(at, digest=base_reference.digest(base_model))], None)
 
@@ -283,11 +285,11 @@ def test_what_is_merged_file_by_file_is_what_is_merged_in_memory(
     kind, more, tied, changes = STREAMED[case]
     base = other_base(tmp_path / "base", kind, tied, more)
     adapter = random_adapter(base, tmp_path / "adapter", changes)
-    monkeypatch.setattr(standalone, "_MAX_SHARD", "100KB")
+    monkeypatch.setattr(standalone, "_MAX_SHARD_SIZE", "100KB")
     spec = networks.recipe(base).model
-    merge.into(base, adapter, spec, tmp_path / "streamed")
-    monkeypatch.setattr(merge, "_needs_all", lambda *_: True)
-    merge.into(base, adapter, spec, tmp_path / "whole")
+    merge.merge_into_base(base, adapter, spec, tmp_path / "streamed")
+    monkeypatch.setattr(merge, "_needs_whole_base", lambda *_: True)
+    merge.merge_into_base(base, adapter, spec, tmp_path / "whole")
     found, expected = stored_in(tmp_path / "streamed"), stored_in(tmp_path / "whole")
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
     assert found[1] == expected[1]
@@ -296,7 +298,7 @@ def test_what_is_merged_file_by_file_is_what_is_merged_in_memory(
 def test_an_adapter_made_of_the_values_of_its_base_is_merged_in_memory(tmp_path: Path) -> None:
     base = other_base(tmp_path / "base", LlamaConfig, False, {})
     adapter = random_adapter(base, tmp_path / "adapter", {**TARGETS, "init_lora_weights": "pissa"})
-    merge.into(base, adapter, networks.recipe(base).model, tmp_path / "merged")
+    merge.merge_into_base(base, adapter, networks.recipe(base).model, tmp_path / "merged")
     model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
     expected = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().state_dict()
     torch.testing.assert_close(stored_in(tmp_path / "merged")[0], dict(expected), rtol=0, atol=0)
@@ -324,8 +326,8 @@ def test_one_layer_and_one_file_are_in_memory_at_a_time(
         return merged
 
     monkeypatch.setattr(Standalone, "_merge", recorded)
-    monkeypatch.setattr(standalone, "_MAX_SHARD", "40KB")
-    merge.into(base, adapter, networks.recipe(base).model, tmp_path / "merged")
+    monkeypatch.setattr(standalone, "_MAX_SHARD_SIZE", "40KB")
+    merge.merge_into_base(base, adapter, networks.recipe(base).model, tmp_path / "merged")
     matrices = sum(weight.ndim == 2 for weight in models[0].parameters())
     assert (len(held), set(held), in_memory(models[0])) == (2 * 7, {2 * matrices}, 2 * matrices)
     # The embedding and the output layer are larger than a file may be.
@@ -388,7 +390,7 @@ def test_corrections_of_routers_are_copied_as_transformers_saves_them(
     correction: float | None, base_model: Path, tmp_path: Path
 ) -> None:
     base = corrected(base_model, tmp_path / "base", correction)
-    merge.copy(base, networks.recipe(base).model, tmp_path / "copied")
+    merge.copy_base(base, networks.recipe(base).model, tmp_path / "copied")
     AutoModelForCausalLM.from_pretrained(base, dtype="auto").save_pretrained(tmp_path / "saved")
     found, expected = (stored_in(tmp_path / way) for way in ("copied", "saved"))
     torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
@@ -402,7 +404,7 @@ def test_a_base_that_is_copied_is_what_transformers_saves(case: str, tmp_path: P
         config = kind(**SIZES, **HEADS, tie_word_embeddings=True, **more)
         AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(base)
         COPIES[case](base)
-        merge.copy(base, networks.recipe(base).model, tmp_path / f"{kind.__name__}-copied")
+        merge.copy_base(base, networks.recipe(base).model, tmp_path / f"{kind.__name__}-copied")
         AutoModelForCausalLM.from_pretrained(base, dtype="auto").save_pretrained(
             tmp_path / f"{kind.__name__}-saved"
         )

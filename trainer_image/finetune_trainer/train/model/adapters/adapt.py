@@ -13,8 +13,8 @@ from torch import nn
 from finetune_crds.training import SOFT_PROMPTS, Lora, SoftPrompt
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.model.adapters import pissa
-from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens, names_of_ends
-from finetune_trainer.train.model.network.trained_network import is_linear, towers, trained
+from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens, embedding_and_head_names
+from finetune_trainer.train.model.network.trained_network import find_towers, is_linear, trained_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from finetune_crds.training import Method
 
 # Standard deviation of a new prefix: small beside the model's own keys.
-_PREFIX_DEVIATION = 0.02
+_PREFIX_STANDARD_DEVIATION = 0.02
 # The names of biases in peft.
-_BIAS = {None: "none", "All": "all", "LoraOnly": "lora_only"}
+_PEFT_BIASES = {None: "none", "All": "all", "LoraOnly": "lora_only"}
 
 
-def adapt(model: PreTrainedModel, method: Method, base: str, new: NewTokens = NO_TOKENS) -> nn.Module:
+def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewTokens = NO_TOKENS) -> nn.Module:
     """Add the parameters of the method to the model, and freeze the rest but for the rows of new tokens.
 
     `initial` gives new parameters their values later: the model may be on the meta device.
@@ -46,18 +46,18 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new: NewTokens = NO
         kind = peft.PrefixTuningConfig if method.type == "PrefixTuning" else peft.PromptTuningConfig
         config = kind(task_type="CAUSAL_LM", num_virtual_tokens=prompt.virtual_tokens)
     else:
-        config = _lora_config(model, method, new)
-    names = names_of_ends(model)
+        config = _build_lora_config(model, method, new_tokens)
+    names = embedding_and_head_names(model)
     try:
         adapted = peft.get_peft_model(model, config)
     except ValueError as error:
-        raise RecipeRefusedError(_why_not(method, str(error))) from error
-    _check_biases(adapted, method)
+        raise RecipeRefusedError(_explain_peft_error(method, str(error))) from error
+    _check_has_biases(adapted, method)
     if method.lora is not None and method.lora.init == "PiSSA":
-        pissa.choose(adapted)
+        pissa.enable(adapted)
     if getattr(config, "ensure_weight_tying", False):
-        _check_tied(adapted, names)
-    for weight in trained(adapted):
+        _check_still_tied(adapted, names)
+    for weight in trained_parameters(adapted):
         # NB: a new parameter would no longer be tied.
         weight.data = weight.data.float()
     # An adapter needs its base: record the name in the recipe, not a folder of this pod.
@@ -65,7 +65,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new: NewTokens = NO
     return adapted
 
 
-def _why_not(method: Method, error: str) -> str:
+def _explain_peft_error(method: Method, error: str) -> str:
     """What to change where peft cannot adapt a model."""
     if "ParamWrapper" not in error:
         return f"peft cannot adapt the model by method {method.type}: {error}"
@@ -77,29 +77,29 @@ def _why_not(method: Method, error: str) -> str:
     )
 
 
-def _lora_config(model: PreTrainedModel, method: Method, new: NewTokens) -> Any:
+def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTokens) -> Any:
     import peft
     from peft.utils.constants import EMBEDDING_LAYER_NAMES
     from transformers.pytorch_utils import Conv1D
 
     lora = method.lora or Lora()
-    without = towers(model)
-    _check_targets(model, lora.target_modules, without)
-    names, ends = _whole_layers(model, method), names_of_ends(model)
-    if new.ids:
-        _check_targets_beside_new_tokens(lora.target_modules, ends)
+    tower_names = find_towers(model)
+    _check_targets(model, lora.target_modules, tower_names)
+    names, ends = _resolve_modules_to_save(model, method), embedding_and_head_names(model)
+    if new_tokens.ids:
+        _check_targets_with_new_tokens(lora.target_modules, ends)
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    whole = [end for end in ends if any(_is_name_of(name, end) for name in names)]
+    trained_ends = [end for end in ends if any(_does_name_match(name, end) for name in names)]
     if tied:
-        known = [end for end in ends if end.rsplit(".", 1)[-1] in EMBEDDING_LAYER_NAMES]
-        if whole and known and not {*known} & {*whole}:
+        tied_ends = [end for end in ends if end.rsplit(".", 1)[-1] in EMBEDDING_LAYER_NAMES]
+        if trained_ends and tied_ends and not {*tied_ends} & {*trained_ends}:
             # NB: by another name, such as GPT-2's wte, peft quietly unties a layer.
-            names.append(known[-1])
+            names.append(tied_ends[-1])
         # peft does with the output layer as with the embedding.
-        ends, whole = ends[:1], ends[:1] if whole else []
-    rest = [end for end in ends if end not in whole]
-    if new.ids:
-        _check_bias_beside_new_tokens(model, rest)
+        ends, trained_ends = ends[:1], ends[:1] if trained_ends else []
+    frozen_ends = [end for end in ends if end not in trained_ends]
+    if new_tokens.ids:
+        _check_head_bias_with_new_tokens(model, frozen_ends)
     return peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -107,44 +107,48 @@ def _lora_config(model: PreTrainedModel, method: Method, new: NewTokens) -> Any:
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules) or "all-linear",
         # NB: they get no gradient. peft matches whole names with a text.
-        exclude_modules="|".join(rf"{re.escape(name)}(\..+)?" for name in without) or None,
+        exclude_modules="|".join(rf"{re.escape(name)}(\..+)?" for name in tower_names) or None,
         use_rslora=lora.scaling == "RankStabilized",
         use_dora=method.type == "DoRA",
-        bias=_BIAS[lora.bias],
+        bias=_PEFT_BIASES[lora.bias],
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         modules_to_save=names or None,
-        ensure_weight_tying=tied and bool(whole),
-        trainable_token_indices={end: list(new.ids) for end in rest} if new.ids and rest else None,
+        ensure_weight_tying=tied and bool(trained_ends),
+        trainable_token_indices={end: list(new_tokens.ids) for end in frozen_ends}
+        if new_tokens.ids and frozen_ends
+        else None,
     )
 
 
-def _check_targets(model: nn.Module, wanted: list[str], without: list[str]) -> None:
+def _check_targets(model: nn.Module, targets: list[str], tower_names: list[str]) -> None:
     linear = [
-        name for name, module in model.named_modules() if is_linear(module) and not _is_within(name, without)
+        name
+        for name, module in model.named_modules()
+        if is_linear(module) and not _is_within(name, tower_names)
     ]
-    for target in wanted:
-        if not any(_is_name_of(target, name) for name in linear):
-            known = sorted({name.rsplit(".", 1)[-1] for name in linear})
+    for target in targets:
+        if not any(_does_name_match(target, name) for name in linear):
+            layer_names = sorted({name.rsplit(".", 1)[-1] for name in linear})
             raise RecipeRefusedError(
-                f"method.lora.targetModules {target} is not a linear layer of the model: it has {', '.join(known)}"
+                f"method.lora.targetModules {target} is not a linear layer of the model: it has {', '.join(layer_names)}"
             )
 
 
-def _check_targets_beside_new_tokens(wanted: list[str], ends: list[str]) -> None:
-    for target in wanted:
-        if any(_is_name_of(target, end) for end in ends):
+def _check_targets_with_new_tokens(targets: list[str], ends: list[str]) -> None:
+    for target in targets:
+        if any(_does_name_match(target, end) for end in ends):
             raise RecipeRefusedError(
                 f"method.lora.targetModules {target} is the output layer, which gets rows for model.newTokens: name it in "
                 "method.lora.modulesToSave instead"
             )
 
 
-def _check_bias_beside_new_tokens(model: PreTrainedModel, with_rows: list[str]) -> None:
+def _check_head_bias_with_new_tokens(model: PreTrainedModel, extended_ends: list[str]) -> None:
     """Check the ends that get rows for new tokens: peft adds rows to a weight, and the logit of a token is its row and its bias."""
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is None:
         return
-    shared = {id(model.get_submodule(name).weight) for name in with_rows}
+    shared = {id(model.get_submodule(name).weight) for name in extended_ends}
     if id(head.weight) in shared:
         name = next(name for name, module in model.named_modules() if module is head)
         raise RecipeRefusedError(
@@ -153,31 +157,35 @@ def _check_bias_beside_new_tokens(model: PreTrainedModel, with_rows: list[str]) 
         )
 
 
-def _whole_layers(model: PreTrainedModel, method: Method) -> list[str]:
+def _resolve_modules_to_save(model: PreTrainedModel, method: Method) -> list[str]:
     """The layers of modulesToSave, as peft finds them: by the end of a name, whatever is before it."""
-    wanted, without = (method.lora or Lora()).modules_to_save, towers(model)
+    patterns, tower_names = (method.lora or Lora()).modules_to_save, find_towers(model)
     layers = {
         name: module
         for name, module in model.named_modules()
         if not list(module.children()) and list(module.parameters())
     }
     names: list[str] = []
-    for name in wanted:
-        meant = [layer for layer in layers if _is_name_of(name, layer) and not _is_within(layer, without)]
-        if not meant:
-            known = sorted({layer.rsplit(".", 1)[-1] for layer in layers if not _is_within(layer, without)})
+    for name in patterns:
+        matching_layers = [
+            layer for layer in layers if _does_name_match(name, layer) and not _is_within(layer, tower_names)
+        ]
+        if not matching_layers:
+            layer_names = sorted(
+                {layer.rsplit(".", 1)[-1] for layer in layers if not _is_within(layer, tower_names)}
+            )
             raise RecipeRefusedError(
-                f"method.lora.modulesToSave {name} is not a layer of the model: it has {', '.join(known)}"
+                f"method.lora.modulesToSave {name} is not a layer of the model: it has {', '.join(layer_names)}"
             )
         head = model.get_output_embeddings()
-        four_bits = [layers[layer] for layer in meant if is_linear(layers[layer])]
-        if method.type == "QLoRA" and any(layer is not head for layer in four_bits):
+        linear_layers = [layers[layer] for layer in matching_layers if is_linear(layers[layer])]
+        if method.type == "QLoRA" and any(layer is not head for layer in linear_layers):
             raise RecipeRefusedError(
                 f"method.lora.modulesToSave {name} has four bits with method QLoRA, which cannot be trained: remove it, "
                 "or set method.type LoRA"
             )
-        ending = [layer for layer in layers if layer.endswith(name)]
-        names += meant if len(ending) > len(meant) else [name]
+        suffix_matches = [layer for layer in layers if layer.endswith(name)]
+        names += matching_layers if len(suffix_matches) > len(matching_layers) else [name]
     return names
 
 
@@ -186,12 +194,12 @@ def _is_within(layer: str, modules: list[str]) -> bool:
     return any(layer == name or layer.startswith(f"{name}.") for name in modules)
 
 
-def _is_name_of(name: str, layer: str) -> bool:
+def _does_name_match(name: str, layer: str) -> bool:
     """Whether a name of a recipe, which may have only the end of a layer's, is that of a layer."""
     return layer == name or layer.endswith(f".{name}")
 
 
-def _check_tied(adapted: Any, ends: list[str]) -> None:
+def _check_still_tied(adapted: Any, ends: list[str]) -> None:
     """Check that an embedding and an output layer that share a weight still do so, where they are trained whole."""
     base = adapted.get_base_model()
     wrapped = [
@@ -206,16 +214,16 @@ def _check_tied(adapted: Any, ends: list[str]) -> None:
         )
 
 
-def _check_biases(adapted: nn.Module, method: Method) -> None:
+def _check_has_biases(adapted: nn.Module, method: Method) -> None:
     bias = (method.lora or Lora()).bias
     if bias is not None and not any(
         weight.requires_grad and "bias" in name for name, weight in adapted.named_parameters()
     ):
-        which = "the model has" if bias == "All" else "its adapted layers have"
-        raise RecipeRefusedError(f"method.lora.bias {bias} trains biases, and {which} none: remove it")
+        scope = "the model has" if bias == "All" else "its adapted layers have"
+        raise RecipeRefusedError(f"method.lora.bias {bias} trains biases, and {scope} none: remove it")
 
 
-def initial(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
+def compute_initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
     """Return the initial value of a parameter that the method adds, fp32; it does not depend on the number of ranks.
 
     LoRA's A is uniform in +-1/sqrt(inputs), as in peft (He et al. with a = sqrt(5)), and B zero, so that the adapted
@@ -233,10 +241,10 @@ def initial(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
     if ".lora_A." in name:
         bound = 1 / math.sqrt(shape[-1])
         return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-    return torch.empty(shape).normal_(0.0, _PREFIX_DEVIATION, generator=generator)
+    return torch.empty(shape).normal_(0.0, _PREFIX_STANDARD_DEVIATION, generator=generator)
 
 
-def prompt_tokens(prompt: SoftPrompt, tokenizer: PreTrainedTokenizerBase, seed: int) -> torch.Tensor:
+def choose_prompt_tokens(prompt: SoftPrompt, tokenizer: PreTrainedTokenizerBase, seed: int) -> torch.Tensor:
     """Return the tokens whose embeddings initialize prompt tuning, int64 [virtual tokens].
 
     They are those of initText, repeated; without it, a sample of the vocabulary, by the seed (Lester et al.,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from finetune_trainer.train.model.rows import set_rows, whole
+from finetune_trainer.train.model.rows import gather_tensor, set_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from finetune_crds.training import Model
 
 # Rows of an embedding that are summed at once, in fp64.
-_AT_ONCE = 8192
+_ROWS_PER_SUM = 8192
 
 
 @dataclass(frozen=True)
@@ -35,27 +35,29 @@ class NewTokens:
         vocabulary = tokenizer.get_vocab()
         return cls(tuple(sorted(vocabulary[token] for token in model.new_tokens)))
 
-    def rows(self, before: int) -> int:
+    def count_rows(self, stored_rows: int) -> int:
         """Return how many rows an embedding of `before` rows needs; it may have some for new tokens already."""
-        return max(before, 1 + max(self.ids, default=-1))
+        return max(stored_rows, 1 + max(self.ids, default=-1))
 
     def enlarge(self, model: PreTrainedModel) -> None:
         """Give a model that is not sharded the rows of the new tokens, and them their values, also on the meta device."""
         if not self.ids:
             return
-        before = [(len(weight), mean_of(weight.detach())) for weight in at_ends(model)]
-        rows = self.rows(before[0][0])
-        if rows > before[0][0]:
+        row_means = [
+            (len(weight), compute_row_mean(weight.detach())) for weight in embedding_and_head_weights(model)
+        ]
+        rows = self.count_rows(row_means[0][0])
+        if rows > row_means[0][0]:
             model.resize_token_embeddings(rows, mean_resizing=False)
         with torch.no_grad():
-            for weight, (_, mean) in zip(at_ends(model), before, strict=True):
+            for weight, (_, mean) in zip(embedding_and_head_weights(model), row_means, strict=True):
                 weight[list(self.ids)] = mean.to(weight)
 
 
 NO_TOKENS = NewTokens()
 
 
-class Grown:
+class ExtendedWeight:
     """A stored weight with rows for new tokens, of which slices can be read.
 
     They begin as the mean of all rows that are stored (Hewitt, "Initializing new word embeddings for pretrained language models",
@@ -69,24 +71,24 @@ class Grown:
     def __init__(self, part: Any, new: NewTokens) -> None:
         self._part = part
         self._ids = new.ids
-        self._stored, *self._rest = shape_of(part)
-        self._rows = new.rows(self._stored)
-        self._mean = mean_of(part)
+        self._stored, *self._row_shape = shape_of(part)
+        self._rows = new.count_rows(self._stored)
+        self._mean = compute_row_mean(part)
 
     @property
     def shape(self) -> list[int]:
         """Its shape, with the new rows."""
-        return [self._rows, *self._rest]
+        return [self._rows, *self._row_shape]
 
     def __getitem__(self, at: slice) -> torch.Tensor:
         begin, end, _ = at.indices(self._rows)
-        known = min(end, self._stored)
-        found = self._mean.to(self._part[:1].dtype).expand(max(0, end - begin), *self._rest).clone()
-        if begin < known:
-            found[: known - begin] = self._part[begin:known]
-        new = [token - begin for token in self._ids if begin <= token < end]
-        found[new] = self._mean.to(found)
-        return found
+        stored_end = min(end, self._stored)
+        values = self._mean.to(self._part[:1].dtype).expand(max(0, end - begin), *self._row_shape).clone()
+        if begin < stored_end:
+            values[: stored_end - begin] = self._part[begin:stored_end]
+        new_rows = [token - begin for token in self._ids if begin <= token < end]
+        values[new_rows] = self._mean.to(values)
+        return values
 
 
 def shape_of(part: Any) -> list[int]:
@@ -94,36 +96,36 @@ def shape_of(part: Any) -> list[int]:
     return list(part.get_shape() if hasattr(part, "get_shape") else part.shape)
 
 
-def mean_of(part: Any) -> torch.Tensor:
+def compute_row_mean(part: Any) -> torch.Tensor:
     """The mean of the rows of a tensor or a slice of a file, fp32 [...]."""
-    rows, *rest = shape_of(part)
+    rows, *row_shape = shape_of(part)
     total: torch.Tensor | None = None
-    for begin in range(0, rows, _AT_ONCE):
-        summed = part[begin : begin + _AT_ONCE].double().sum(dim=0)
+    for begin in range(0, rows, _ROWS_PER_SUM):
+        summed = part[begin : begin + _ROWS_PER_SUM].double().sum(dim=0)
         total = summed if total is None else total + summed
-    return torch.zeros(rest) if total is None else (total / rows).float()
+    return torch.zeros(row_shape) if total is None else (total / rows).float()
 
 
-def at_ends(model: PreTrainedModel) -> list[torch.nn.Parameter]:
+def embedding_and_head_weights(model: PreTrainedModel) -> list[torch.nn.Parameter]:
     """The parameters of the embedding and of the output layer; tied ones once."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     return list({id(weight): weight for end in ends for weight in end.parameters()}.values())
 
 
-def names_of_ends(model: PreTrainedModel) -> list[str]:
+def embedding_and_head_names(model: PreTrainedModel) -> list[str]:
     """The names of the embedding and of the output layer."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     return [name for name, module in model.named_modules() if any(module is end for end in ends)]
 
 
-def start(model: torch.nn.Module) -> None:
+def initialize_trained_rows(model: torch.nn.Module) -> None:
     """Give the trained rows of new tokens the values that the base has for them; a collective call."""
     from peft.tuners.trainable_tokens import TrainableTokensLayer
 
     for layer in model.modules():
         if isinstance(layer, TrainableTokensLayer) and layer.tied_adapter is None:
             weight: Any = layer.base_layer.weight
-            all_rows = whole(weight).detach()
+            all_rows = gather_tensor(weight).detach()
             for adapter, ids in layer.token_indices.items():
                 rows = all_rows[ids]
                 set_rows(layer.trainable_tokens_delta[adapter], rows.float())

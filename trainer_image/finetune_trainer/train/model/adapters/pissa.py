@@ -29,11 +29,11 @@ _INITIAL = "initial"
 _ADAPTER = "default"
 # An exact decomposition takes twenty times as long (docs/design/speed.md), and whatever part is taken, the model begins as its
 # base. The error falls with each iteration by the square of a ratio of singular values: number 2 rank + 1 to number rank.
-_OVERSAMPLED, _ITERATIONS = 2, 16
+_OVERSAMPLING, _ITERATIONS = 2, 16
 _SEED = 0
 
 
-def choose(adapted: nn.Module) -> None:
+def enable(adapted: nn.Module) -> None:
     """Let the low-rank layers of a model begin with PiSSA; the other functions do nothing to layers that do not."""
     for module in adapted.modules():
         for name in ("lora_A", "lora_B"):
@@ -41,9 +41,11 @@ def choose(adapted: nn.Module) -> None:
                 low_rank.register_buffer(_INITIAL, None)
 
 
-def size(model: nn.Module) -> int:
+def count_initial_numbers(model: nn.Module) -> int:
     """The numbers of what the layers began as, on all ranks together, also before `keep`."""
-    return sum(low_rank.weight.numel() for layer in _layers(model) for low_rank in _of(layer))
+    return sum(
+        low_rank.weight.numel() for layer in _find_layers(model) for low_rank in _low_rank_layers(layer)
+    )
 
 
 def is_initial(name: str) -> bool:
@@ -60,29 +62,29 @@ def check(model: nn.Module) -> None:
     names: dict[int, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), []).append(name)
-    for layer in _layers(model):
+    for layer in _find_layers(model):
         weight, rank = layer.get_base_layer().weight, layer.r[_ADAPTER]
-        own, *others = sorted(names[id(weight)], key=lambda name: "base_layer" not in name)
-        if others:
+        layer_name, *shared_names = sorted(names[id(weight)], key=lambda name: "base_layer" not in name)
+        if shared_names:
             raise RecipeRefusedError(
-                f"method.lora.init PiSSA changes the weight of {_short(own)}, which is that of {_short(others[0])} too: leave it "
+                f"method.lora.init PiSSA changes the weight of {_shorten(layer_name)}, which is that of {_shorten(shared_names[0])} too: leave it "
                 "out of method.lora.targetModules"
             )
         if rank > min(weight.shape):
             raise RecipeRefusedError(
-                f"method.lora.init PiSSA takes {rank} singular values by method.lora.rank, and {_short(own)} has "
+                f"method.lora.init PiSSA takes {rank} singular values by method.lora.rank, and {_shorten(layer_name)} has "
                 f"{min(weight.shape)}: lower the rank, or leave that layer out of method.lora.targetModules"
             )
 
 
-def keep(model: nn.Module) -> None:
+def allocate_initial(model: nn.Module) -> None:
     """Make room beside the weights of the low-rank layers, sharded or not, for what they begin as."""
-    for layer in _layers(model):
-        for low_rank in _of(layer):
+    for layer in _find_layers(model):
+        for low_rank in _low_rank_layers(layer):
             low_rank.initial = torch.empty_like(low_rank.weight, requires_grad=False)
 
 
-def begin(model: nn.Module, world: World, resume: Callable[[nn.Module], None] | None = None) -> None:
+def split_weights(model: nn.Module, world: World, resume: Callable[[nn.Module], None] | None = None) -> None:
     """Split the adapted weights of a sharded model: the low-rank layers take the principal part, and the rest stays frozen.
 
     Each rank decomposes every n-th weight, of which it holds the whole at that time. The result depends on the number of ranks no more
@@ -93,23 +95,23 @@ def begin(model: nn.Module, world: World, resume: Callable[[nn.Module], None] | 
         world: the ranks.
         resume: loads what a previous attempt has kept, which is then taken in place of a decomposition.
     """
-    began, layers = time.monotonic(), _layers(model)
+    start_seconds, layers = time.monotonic(), _find_layers(model)
     if not layers:
         return
     if resume is None:
-        for at in range(0, len(layers), world.size):
-            _decompose(layers[at : at + world.size], world)
+        for begin in range(0, len(layers), world.size):
+            _decompose(layers[begin : begin + world.size], world)
     else:
         resume(model)
     for layer in layers:
-        for low_rank in _of(layer):
-            rows.set_rows(low_rank.weight, rows.whole(low_rank.initial))
-        _subtract(layer)
-    split = "by their singular values" if resume is None else "as in the checkpoint"
-    world.say(f"PiSSA: {len(layers)} weights are split {split} ({time.monotonic() - began:.1f} s)")
+        for low_rank in _low_rank_layers(layer):
+            rows.set_rows(low_rank.weight, rows.gather_tensor(low_rank.initial))
+        _subtract_principal_part(layer)
+    source = "by their singular values" if resume is None else "as in the checkpoint"
+    world.say(f"PiSSA: {len(layers)} weights are split {source} ({time.monotonic() - start_seconds:.1f} s)")
 
 
-def as_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def convert_to_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The weights of an adapter on the base as it was: A' = [A; A0], B' = [B, -B0], so that B' A' = B A - B0 A0.
 
     Sets rank and alpha in the configuration of the adapter to twice what they were. peft takes alpha times sqrt(2) where the scale is
@@ -125,55 +127,57 @@ def as_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     config = model.peft_config[_ADAPTER]
     config.r, config.lora_alpha = 2 * config.r, 2 * config.lora_alpha
     divisor = math.sqrt(2) if config.use_rslora else 1.0
-    found = {name: weight for name, weight in state.items() if name not in initial}
+    adapter_weights = {name: weight for name, weight in state.items() if name not in initial}
     for name in initial:
-        of = f"{name.removesuffix(_INITIAL)}weight"
+        weight_name = f"{name.removesuffix(_INITIAL)}weight"
         if ".lora_A." in name:
-            found[of] = torch.cat([state[of], state[name]])
+            adapter_weights[weight_name] = torch.cat([state[weight_name], state[name]])
         else:
-            found[of] = torch.cat([state[of], -state[name]], dim=1) / divisor
-    return found
+            adapter_weights[weight_name] = torch.cat([state[weight_name], -state[name]], dim=1) / divisor
+    return adapter_weights
 
 
-def _layers(model: nn.Module) -> list[Any]:
+def _find_layers(model: nn.Module) -> list[Any]:
     """The adapted layers, as peft makes them, that begin with PiSSA."""
-    found = [module for module in model.modules() if _ADAPTER in getattr(module, "lora_A", ())]
-    return [layer for layer in found if hasattr(layer.lora_A[_ADAPTER], _INITIAL)]
+    layers = [module for module in model.modules() if _ADAPTER in getattr(module, "lora_A", ())]
+    return [layer for layer in layers if hasattr(layer.lora_A[_ADAPTER], _INITIAL)]
 
 
-def _of(layer: Any) -> tuple[Any, Any]:
+def _low_rank_layers(layer: Any) -> tuple[Any, Any]:
     """The linear layers A and B."""
     return layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]
 
 
 def _decompose(layers: list[Any], world: World) -> None:
     """Decompose a weight on each rank, and keep what the low-rank layers of all of them begin as."""
-    own: torch.Tensor | None = None
+    own_weight: torch.Tensor | None = None
     for rank, layer in enumerate(layers):
         # NB: a collective of all ranks; only one of them keeps the weight.
-        weight = rows.whole(layer.get_base_layer().weight.detach())
+        weight = rows.gather_tensor(layer.get_base_layer().weight.detach())
         if rank == world.rank:
-            own = weight.t() if layer.fan_in_fan_out else weight
+            own_weight = weight.t() if layer.fan_in_fan_out else weight
         del weight
     # NB: `agree` waits as long as it takes.
-    factors = world.agree(lambda: _factors(own, layers[world.rank]) if own is not None else None)
+    factors = world.agree(
+        lambda: _compute_factors(own_weight, layers[world.rank]) if own_weight is not None else None
+    )
     for rank, layer in enumerate(layers):
-        for at, low_rank in enumerate(_of(layer)):
-            whole = torch.empty(low_rank.weight.shape, device=world.device)
+        for index, low_rank in enumerate(_low_rank_layers(layer)):
+            initial_weight = torch.empty(low_rank.weight.shape, device=world.device)
             if factors is not None and rank == world.rank:
-                whole.copy_(factors[at])
-            dist.broadcast(whole, src=rank)
-            rows.set_rows(low_rank.initial, whole)
+                initial_weight.copy_(factors[index])
+            dist.broadcast(initial_weight, src=rank)
+            rows.set_rows(low_rank.initial, initial_weight)
 
 
-def _factors(weight: torch.Tensor, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _compute_factors(weight: torch.Tensor, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """A0 [rank, inputs] and B0 [outputs, rank] of a weight [outputs, inputs], fp32."""
-    left, values, right = principal(weight.float(), layer.r[_ADAPTER])
-    root = (values / layer.scaling[_ADAPTER]).sqrt()
-    return root[:, None] * right.t(), left * root
+    left_vectors, singular_values, right_vectors = compute_truncated_svd(weight.float(), layer.r[_ADAPTER])
+    root = (singular_values / layer.scaling[_ADAPTER]).sqrt()
+    return root[:, None] * right_vectors.t(), left_vectors * root
 
 
-def principal(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def compute_truncated_svd(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The first singular vectors and values of a weight [m, n], by iterations on a random subspace that is always the same.
 
     Returns:
@@ -181,23 +185,25 @@ def principal(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tens
     """
     with torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []), torch.no_grad():
         torch.manual_seed(_SEED)
-        size = min(_OVERSAMPLED * rank, *weight.shape)
-        left, values, right = torch.svd_lowrank(weight, size, niter=_ITERATIONS)
-    return left[:, :rank], values[:rank], right[:, :rank]
+        subspace_size = min(_OVERSAMPLING * rank, *weight.shape)
+        left_vectors, singular_values, right_vectors = torch.svd_lowrank(
+            weight, subspace_size, niter=_ITERATIONS
+        )
+    return left_vectors[:, :rank], singular_values[:rank], right_vectors[:, :rank]
 
 
-def _subtract(layer: Any) -> None:
+def _subtract_principal_part(layer: Any) -> None:
     """Take the principal part from this rank's rows of the frozen weight.
 
     In fp64, and rounded once: the order of sums, which depends on how many rows a rank has, is no longer seen.
     """
-    first, second = (rows.whole(low_rank.initial).double() for low_rank in _of(layer))
+    first, second = (rows.gather_tensor(low_rank.initial).double() for low_rank in _low_rank_layers(layer))
     if layer.fan_in_fan_out:
         first, second = second.t(), first.t()
-    held, at = rows.local_rows(layer.get_base_layer().weight)
+    local_weight, local_slice = rows.local_rows(layer.get_base_layer().weight)
     with torch.no_grad():
-        held.copy_(held.double() - layer.scaling[_ADAPTER] * (second[at] @ first))
+        local_weight.copy_(local_weight.double() - layer.scaling[_ADAPTER] * (second[local_slice] @ first))
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     return name.removeprefix("base_model.model.").removesuffix(".weight").removesuffix(".base_layer")

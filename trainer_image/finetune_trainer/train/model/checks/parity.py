@@ -84,11 +84,11 @@ class Comparison:
     which changes no probability.
     """
 
-    own: float
+    reference: float
     """Between training's logits and those of the model's own forward pass."""
     context: float
     """Between training's logits of the second document and those with another first document and another last token."""
-    ahead: float
+    look_ahead: float
     """Between the model's own logits of a document and those with another last token, at the tokens before it."""
     noise: float
     """Between the model's own logits with and without rounding noise in the embeddings."""
@@ -104,7 +104,9 @@ class Comparison:
     @property
     def is_finite(self) -> bool:
         """Whether no logits are NaN or infinite."""
-        return all(math.isfinite(value) for value in (self.own, self.context, self.ahead, self.noise))
+        return all(
+            math.isfinite(value) for value in (self.reference, self.context, self.look_ahead, self.noise)
+        )
 
 
 def packing_remedy(recipe: Recipe) -> str | None:
@@ -137,36 +139,36 @@ def check(
     is_packed = subject.packing_remedy is not None
 
     def compare(**options: bool) -> Comparison:
-        return _worst(gather(_try_to_compare(network, device, **options)), subject, network)
+        return _take_worst(gather(_try_to_compare(network, device, **options)), subject, network)
 
     comparison = compare(is_packed=is_packed, is_eager=True)
     _check_finite(comparison, subject)
-    if max(comparison.own, comparison.context, comparison.ahead) < comparison.tolerance:
+    if max(comparison.reference, comparison.context, comparison.look_ahead) < comparison.tolerance:
         return
-    alone = compare(is_packed=False, is_eager=True) if is_packed else comparison
-    if max(alone.context, alone.ahead) >= alone.tolerance:
-        raise _refuse(
+    unpacked = compare(is_packed=False, is_eager=True) if is_packed else comparison
+    if max(unpacked.context, unpacked.look_ahead) >= unpacked.tolerance:
+        raise _refusal(
             network,
             subject,
             f"whose tokens see later ones, so that it is no causal language model: {subject.remedy}",
         )
-    if alone.own < alone.tolerance:
-        raise _refuse(network, subject, f"whose layers mix the documents of a row: {subject.packing_remedy}")
+    if unpacked.reference < unpacked.tolerance:
+        raise _refusal(network, subject, f"whose layers mix the documents of a row: {subject.packing_remedy}")
     same_attention = compare(is_packed=False, is_eager=False)
-    if same_attention.own < same_attention.tolerance:
-        raise _refuse(
+    if same_attention.reference < same_attention.tolerance:
+        raise _refusal(
             network,
             subject,
-            f"whose attention computes otherwise in training than by itself (the logits differ by {alone.own:.0%}): {subject.remedy}",
+            f"whose attention computes otherwise in training than by itself (the logits differ by {unpacked.reference:.0%}): {subject.remedy}",
         )
-    raise _refuse(
+    raise _refusal(
         network,
         subject,
-        f"which has an unsupported LM head (the logits differ by {alone.own:.0%}): {subject.remedy}",
+        f"which has an unsupported LM head (the logits differ by {unpacked.reference:.0%}): {subject.remedy}",
     )
 
 
-def _refuse(network: Network, subject: Subject, reason: str) -> RecipeRefusedError:
+def _refusal(network: Network, subject: Subject, reason: str) -> RecipeRefusedError:
     return RecipeRefusedError(
         f"{subject} is a {network.base.config.model_type}, {reason}", reason="ModelNotSupported"
     )
@@ -186,7 +188,7 @@ def _check_finite(comparison: Comparison, subject: Subject) -> None:
     )
 
 
-def _worst(results: list[Comparison | str], subject: Subject, network: Network) -> Comparison:
+def _take_worst(results: list[Comparison | str], subject: Subject, network: Network) -> Comparison:
     """Return the greatest differences of all ranks, so that all of them decide alike.
 
     Raises:
@@ -195,14 +197,14 @@ def _worst(results: list[Comparison | str], subject: Subject, network: Network) 
     comparisons = []
     for result in results:
         if isinstance(result, str):
-            raise _refuse(
+            raise _refusal(
                 network, subject, f"whose forward pass fails in training ({result}): {subject.remedy}"
             )
         comparisons.append(result)
     # NB: max() may skip NaN, numpy's does not.
-    measured = [(each.own, each.context, each.ahead, each.noise) for each in comparisons]
-    own, context, ahead, noise = np.max(measured, axis=0).tolist()
-    return Comparison(own, context, ahead, noise, comparisons[0].precision)
+    differences = [(each.reference, each.context, each.look_ahead, each.noise) for each in comparisons]
+    reference, context, look_ahead, noise = np.max(differences, axis=0).tolist()
+    return Comparison(reference, context, look_ahead, noise, comparisons[0].precision)
 
 
 def _try_to_compare(
@@ -220,45 +222,56 @@ def _try_to_compare(
 
 
 def _compare(network: Network, device: torch.device, *, is_packed: bool, is_eager: bool) -> Comparison:
-    documents = probe.documents(network.head.vocabulary)
-    short = [documents[0], documents[1][:_SECOND_TOKENS]]
+    documents = probe.build_documents(network.head.vocabulary)
+    short_documents = [documents[0], documents[1][:_SECOND_TOKENS]]
     # NB: the second document's last token predicts nothing, so only a model that looks ahead notices.
-    changed = [documents[2], np.append(documents[1][: _SECOND_TOKENS - 1], documents[2][:1])]
+    changed_documents = [documents[2], np.append(documents[1][: _SECOND_TOKENS - 1], documents[2][:1])]
     rows = [[0, 1]] if is_packed else [[0], [1]]
-    ahead = np.append(documents[1][:-1], documents[2][:1])
+    changed_ending = np.append(documents[1][:-1], documents[2][:1])
     # Each document alone, the second with another last token, and both with noise.
-    alone = probe.batch([*documents[:2], ahead], [[0], [1], [2], [0], [1]], device)
+    single_documents = probe.build_batch([*documents[:2], changed_ending], [[0], [1], [2], [0], [1]], device)
 
     def compute(_: Network, _batch: pack.Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return network.head.logits(hidden), hidden
+        return network.head.compute_logits(hidden), hidden
 
     def compute_both(
         _: Network, _batch: pack.Batch, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        with attention.eager(network.base) if is_eager else nullcontext(), _noise(network, first_row=3):
-            own = network.own_logits(alone)
+        with (
+            attention.use_eager_attention(network.base) if is_eager else nullcontext(),
+            _add_noise(network, first_row=3),
+        ):
+            reference_logits = network.compute_model_logits(single_documents)
         # Virtual tokens come first.
-        return network.head.logits(hidden), own[:, -alone.input_ids.shape[1] :].float()
+        return network.head.compute_logits(hidden), reference_logits[
+            :, -single_documents.input_ids.shape[1] :
+        ].float()
 
     # NB: some models draw random numbers in evaluation too.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         with network.no_grad_forward(compute_both):
-            logits, own = network(probe.batch(short, rows, device))
+            logits, reference = network(probe.build_batch(short_documents, rows, device))
         with network.no_grad_forward(compute):
-            other, hidden = network(probe.batch(changed, rows, device))
+            other_logits, hidden = network(probe.build_batch(changed_documents, rows, device))
     # The last token of a document has no target.
     ends = (probe.DOCUMENT_TOKENS - 1, _SECOND_TOKENS - 1)
     first, second = logits.split(ends)
     return Comparison(
-        own=max(_difference(first, own[0, : ends[0]]), _difference(second, own[1, : ends[1]])),
-        context=_difference(other.split(ends)[1], second),
-        ahead=_difference(own[2, :-1], own[1, :-1]),
-        noise=max(_difference(noisy, exact) for noisy, exact in zip(own[3:], own[:2], strict=True)),
+        reference=max(
+            _relative_difference(first, reference[0, : ends[0]]),
+            _relative_difference(second, reference[1, : ends[1]]),
+        ),
+        context=_relative_difference(other_logits.split(ends)[1], second),
+        look_ahead=_relative_difference(reference[2, :-1], reference[1, :-1]),
+        noise=max(
+            _relative_difference(noisy, exact)
+            for noisy, exact in zip(reference[3:], reference[:2], strict=True)
+        ),
         precision=torch.finfo(hidden.dtype).eps,
     )
 
 
-def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
+def _relative_difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
     logits, reference = (each - each.mean(-1, keepdim=True) for each in (logits, reference))
     shares = (logits - reference).norm(dim=-1) / reference.norm(dim=-1)
     # Near-ties of a router may change the experts of single tokens. NB: the quantile of NaN and numbers is NaN.
@@ -266,15 +279,17 @@ def _difference(logits: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 @contextmanager
-def _noise(network: Network, *, first_row: int) -> Iterator[None]:
+def _add_noise(network: Network, *, first_row: int) -> Iterator[None]:
     """Add noise to the embeddings of all rows from one on, of the size of the rounding errors of all layers together."""
     layers = len(decoder_layers(network))
 
     def add(_embedding: nn.Module, _inputs: object, words: torch.Tensor) -> torch.Tensor:
-        exact, rest = words[:first_row], words[first_row:]
-        drawn = torch.randn(rest.shape, generator=torch.Generator().manual_seed(0)).to(rest)
+        exact_words, noisy_words = words[:first_row], words[first_row:]
+        noise = torch.randn(noisy_words.shape, generator=torch.Generator().manual_seed(0)).to(noisy_words)
         # Rounding errors are independent, so that they add up like the steps of a random walk.
-        return torch.cat([exact, rest * (1 + drawn * torch.finfo(words.dtype).eps * math.sqrt(layers))])
+        return torch.cat(
+            [exact_words, noisy_words * (1 + noise * torch.finfo(words.dtype).eps * math.sqrt(layers))]
+        )
 
     hook = network.base.get_input_embeddings().register_forward_hook(add)
     try:

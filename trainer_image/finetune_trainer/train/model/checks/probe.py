@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 # Tokens of a document, and how many documents there are.
 DOCUMENT_TOKENS = 8
-_DOCUMENTS = 3
+_DOCUMENT_COUNT = 3
 _LIBRARIES = ("torch", "transformers", "peft")
 
 
-def key(recipe: Recipe, world: World) -> str:
+def compute_key(recipe: Recipe, world: World) -> str:
     """Return what the results of the checks depend on: the settings, this release, the libraries and the devices of all ranks.
 
     All ranks call this together, and get the same, so that all of them run a check or none does.
@@ -36,16 +36,18 @@ def key(recipe: Recipe, world: World) -> str:
     return f"{continuation.digest(recipe)} {release()} {libraries} {devices}"
 
 
-def documents(vocabulary: int) -> list[np.ndarray]:
+def build_documents(vocabulary: int) -> list[np.ndarray]:
     """Return three documents of tokens of the middle of a vocabulary: its ends have special tokens, such as those for images."""
-    count = _DOCUMENTS * DOCUMENT_TOKENS
+    count = _DOCUMENT_COUNT * DOCUMENT_TOKENS
     # NB: the tokens repeat where the vocabulary has fewer.
     tokens = (vocabulary // 4 + np.arange(count) * max(1, vocabulary // 2 // count)) % vocabulary
     # NB: not in order, as a model may have learned to count.
-    return np.array_split(np.random.default_rng(0).permutation(tokens), _DOCUMENTS)
+    return np.array_split(np.random.default_rng(0).permutation(tokens), _DOCUMENT_COUNT)
 
 
-def batch(texts: Sequence[np.ndarray], rows: Sequence[Sequence[int]], device: torch.device) -> pack.Batch:
+def build_batch(
+    texts: Sequence[np.ndarray], rows: Sequence[Sequence[int]], device: torch.device
+) -> pack.Batch:
     """Return a batch of documents, with the loss on each token.
 
     Args:

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 # A gradient may differ by this multiple of the difference between two equal runs, and by this many rounding errors of its type.
 _NOISE_FACTOR, _ROUNDING_ERRORS = 10.0, 4.0
 # A gradient smaller than this share of the gradient of the layer may be rounding errors alone, as that of a bias of keys is.
-_SMALL = 1e-3
+_MIN_GRADIENT_SHARE = 1e-3
 # Numbers of a gradient that are compared at a time.
-_MAX_PIECE_NUMBERS = 2**24
-_LONGEST_ERROR = 150
+_MAX_NUMBERS_PER_PIECE = 2**24
+_MAX_ERROR_CHARS = 150
 _REASON = "RecomputationUnsupported"
 
 
@@ -48,7 +48,7 @@ class Verdict:
 
     requested: the activation checkpointing that was checked.
     kind: the one to use.
-    key: what the result depends on, from `probe.key`.
+    key: what the result depends on, from `probe.compute_key`.
     """
 
     requested: Recomputation
@@ -56,12 +56,12 @@ class Verdict:
     key: str
 
     @classmethod
-    def of(cls, written: Mapping[str, Any] | None) -> Verdict | None:
+    def of(cls, stored: Mapping[str, Any] | None) -> Verdict | None:
         """The verdict that a checkpoint keeps; None: it keeps none of this release."""
         names = [field.name for field in fields(cls)]
-        return cls(*(written[name] for name in names)) if written and {*names} <= {*written} else None
+        return cls(*(stored[name] for name in names)) if stored and {*names} <= {*stored} else None
 
-    def holds(self, kind: Recomputation, key: str) -> bool:
+    def matches(self, kind: Recomputation, key: str) -> bool:
         """Whether it is the result of `verify` for an activation checkpointing and a key."""
         return (self.requested, self.key) == (kind, key)
 
@@ -94,29 +94,29 @@ def enable(model: nn.Module, kind: Recomputation, *, compiled: bool = False) -> 
     """
     if kind == "None":
         return
-    if _is_budget(kind, compiled=compiled):
+    if _uses_memory_budget(kind, compiled=compiled):
         import torch._functorch.config as compiler
 
         compiler.activation_memory_budget = 0.5
         return
     wrapped: Any = model
-    wrapped.activation_checkpointing_enable(_options(model, kind))
+    wrapped.activation_checkpointing_enable(_checkpoint_options(model, kind))
 
 
-def must_verify(kind: Recomputation, recipe: Recipe) -> bool:
+def should_verify(kind: Recomputation, recipe: Recipe) -> bool:
     """Whether `verify` has anything to compare: a compiler that decides what is saved knows which operations change their inputs."""
-    return kind != "None" and not _is_budget(kind, compiled=recipe.training.compile)
+    return kind != "None" and not _uses_memory_budget(kind, compiled=recipe.training.compile)
 
 
-def _is_budget(kind: Recomputation, *, compiled: bool) -> bool:
+def _uses_memory_budget(kind: Recomputation, *, compiled: bool) -> bool:
     return kind == "Selective" and compiled
 
 
-def _options(model: nn.Module, kind: Recomputation) -> dict[str, Any]:
+def _checkpoint_options(model: nn.Module, kind: Recomputation) -> dict[str, Any]:
     """The arguments of `torch.utils.checkpoint.checkpoint`."""
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if kind == "Selective":
-        saved = _saved_operations(model)
+        saved = _find_saved_operations(model)
         options["context_fn"] = lambda: create_selective_checkpoint_contexts(_SavePolicy(*saved))
     return options
 
@@ -143,27 +143,27 @@ class _SavePolicy:
         return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _saved_operations(model: nn.Module) -> tuple[set[Any], set[Any]]:
+def _find_saved_operations(model: nn.Module) -> tuple[set[Any], set[Any]]:
     """The operations of attention and the products whose outputs are saved.
 
     NB: not `bmm`, to whose outputs Gemma 3n and the eager attention of some models add in place; nor the product of experts that have
     biases, which transformers adds in place.
     """
-    attention = _operations(
+    attention = _get_operations(
         "aten",
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
-    ) | _operations("torch_attn", "_varlen_attn")
-    products = _operations("aten", "mm", "addmm") | _operations("bitsandbytes", "gemm_4bit")
+    ) | _get_operations("torch_attn", "_varlen_attn")
+    products = _get_operations("aten", "mm", "addmm") | _get_operations("bitsandbytes", "gemm_4bit")
     # The name that transformers gives all classes of fused experts.
     if not any(getattr(module, "has_bias", False) for module in model.modules()):
-        products |= _operations("aten", "_grouped_mm")
+        products |= _get_operations("aten", "_grouped_mm")
     return attention, products
 
 
-def _operations(library: str, *names: str) -> set[Any]:
+def _get_operations(library: str, *names: str) -> set[Any]:
     """Operations of a library, without those that it registers when something else imports it."""
     operations = getattr(torch.ops, library)
     return {getattr(operations, name).default for name in names if hasattr(operations, name)}
@@ -180,7 +180,7 @@ def verify(network: Network, kind: Recomputation, recipe: Recipe, world: World, 
         kind: Selective or Full.
         recipe: names the model in errors.
         world: the ranks.
-        key: what the result depends on, from `probe.key`.
+        key: what the result depends on, from `probe.compute_key`.
 
     Raises:
         RecipeRefusedError: the gradients of Full differ too.
@@ -214,10 +214,11 @@ class _Call:
 
 def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
     """Run a forward pass, and return the call of the first layer of each class."""
-    document, *_ = probe.documents(network.head.vocabulary)
-    batch = probe.batch([document], [[0]], device)
+    document, *_ = probe.build_documents(network.head.vocabulary)
+    batch = probe.build_batch([document], [[0]], device)
     layers = {
-        _class(layer): (number, layer) for number, layer in reversed([*enumerate(decoder_layers(network))])
+        _list_module_types(layer): (number, layer)
+        for number, layer in reversed([*enumerate(decoder_layers(network))])
     }
     calls: list[_Call] = []
 
@@ -247,7 +248,7 @@ def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
     return calls
 
 
-def _class(layer: nn.Module) -> tuple[Any, ...]:
+def _list_module_types(layer: nn.Module) -> tuple[Any, ...]:
     """What differs between the classes of layers of a model: their modules."""
     return tuple((name, type(module)) for name, module in layer.named_modules())
 
@@ -258,8 +259,8 @@ def _find_difference(
     """Describe the first gradient that recomputation changes on any rank; None: there is none."""
     differences: list[str | None] = []
     for call in calls:
-        with _prepared(call.layer):
-            differences.append(_compare_layer(call, world.device, _options(network.model, kind)))
+        with _prepare_layer(call.layer):
+            differences.append(_compare_layer(call, world.device, _checkpoint_options(network.model, kind)))
     return next((each for every in world.gather(differences) for each in every if each), None)
 
 
@@ -276,12 +277,12 @@ def _compare_layer(call: _Call, device: torch.device, options: Mapping[str, Any]
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except RuntimeError as error:
-        return f"{call.name} fails with {first_line(error)[:_LONGEST_ERROR]}"
+        return f"{call.name} fails with {first_line(error)[:_MAX_ERROR_CHARS]}"
     return _describe_difference(call.name, plain, noise, recomputed)
 
 
 @contextmanager
-def _prepared(layer: nn.Module) -> Iterator[None]:
+def _prepare_layer(layer: nn.Module) -> Iterator[None]:
     """Gather a layer, and let it compute in training mode, without recomputing by itself."""
     switches: list[Any] = [
         module for module in layer.modules() if getattr(module, "gradient_checkpointing", False)
@@ -314,8 +315,8 @@ def _compute_gradients(call: _Call, device: torch.device, **options: Any) -> Gra
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         # NB: a model may change hidden states in place, but no tensor that has a gradient of its own.
-        states = hidden.clone()
-        output = checkpoint(call.forward, states, **options) if options else call.forward(states)
+        inputs = hidden.clone()
+        output = checkpoint(call.forward, inputs, **options) if options else call.forward(inputs)
         states = output if isinstance(output, torch.Tensor) else output[0]
         # Not all ones: the sum of a normalized vector has no gradient.
         seed = torch.linspace(0, 100, states.numel(), device=device).sin().view_as(states).to(states.dtype)
@@ -343,31 +344,31 @@ def _describe_difference(
         noise: the distance of each from that of an equal run.
         recomputed: the gradients with recomputation.
     """
-    whole = math.hypot(*(_norm(gradient) for gradient in plain.values()))
+    layer_norm = math.hypot(*(_norm(gradient) for gradient in plain.values()))
     for name, gradient in plain.items():
-        size = _norm(gradient) + _SMALL * whole
+        magnitude = _norm(gradient) + _MIN_GRADIENT_SHARE * layer_norm
         if not math.isfinite(noise[name]):
             # It overflows in FP16, where training skips the step: there is nothing to compare.
             continue
-        rounding = _ROUNDING_ERRORS * torch.finfo(gradient.dtype).eps * size
-        distance = _distance(recomputed[name], gradient) if name in recomputed else size
+        rounding = _ROUNDING_ERRORS * torch.finfo(gradient.dtype).eps * magnitude
+        distance = _distance(recomputed[name], gradient) if name in recomputed else magnitude
         if not distance <= _NOISE_FACTOR * noise[name] + rounding:
-            return f"that of {name} in {layer} differs by {distance / size:.1%}"
+            return f"that of {name} in {layer} differs by {distance / magnitude:.1%}"
     return None
 
 
 def _norm(values: torch.Tensor) -> float:
-    return math.hypot(*(float(piece.float().norm()) for piece in _pieces(values)))
+    return math.hypot(*(float(piece.float().norm()) for piece in _split(values)))
 
 
 def _distance(first: torch.Tensor, second: torch.Tensor) -> float:
-    pieces = zip(_pieces(first), _pieces(second), strict=True)
-    return math.hypot(*(_norm(one - other) for one, other in pieces))
+    pieces = zip(_split(first), _split(second), strict=True)
+    return math.hypot(*(_norm(first_piece - second_piece) for first_piece, second_piece in pieces))
 
 
-def _pieces(values: torch.Tensor) -> Sequence[torch.Tensor]:
+def _split(values: torch.Tensor) -> Sequence[torch.Tensor]:
     """Views of a tensor of limited size, so that copies of them in fp32 are small."""
     values = torch.atleast_1d(values)
-    rows = max(1, _MAX_PIECE_NUMBERS * len(values) // max(1, values.numel()))
+    rows = max(1, _MAX_NUMBERS_PER_PIECE * len(values) // max(1, values.numel()))
     pieces: Sequence[torch.Tensor] = values.split(rows)
     return pieces

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 # What memory is used for. Working memory is what one operation leaves for the next, gradients of activations included.
 KINDS = ("parameters", "gradients", "optimizer", "gathered", "activations", "working")
 # The CUDA caching allocator hands out multiples of this many bytes.
-_BLOCK = 512
-_SENDS = ("c10d", "_c10d_functional")
-_SENDS_NOTHING = {"wait_tensor", "barrier", "monitored_barrier_"}
+_BLOCK_BYTES = 512
+_COLLECTIVE_NAMESPACES = ("c10d", "_c10d_functional")
+_NOT_COLLECTIVES = {"wait_tensor", "barrier", "monitored_barrier_"}
 # Names of the same collective in torch's operators.
-_COLLECTIVES = {
+_COLLECTIVE_KINDS = {
     "_allgather_base_": "all-gather",
     "all_gather_into_tensor": "all-gather",
     "_reduce_scatter_base_": "reduce-scatter",
@@ -39,7 +39,7 @@ _COLLECTIVES = {
     "broadcast_": "broadcast",
 }
 # Operations whose result a CPU needs before it can go on: its value, or its shape.
-_WAITS = {
+_BLOCKING_OPERATIONS = {
     torch.ops.aten._local_scalar_dense.default,  # noqa: SLF001 - what item(), tolist() and bool() call
     torch.ops.aten.equal.default,
     torch.ops.aten.masked_select.default,
@@ -68,62 +68,64 @@ class Accounting(TorchDispatchMode):
         self.waits: list[str] = []
         """Names of the operations for which a CPU waited."""
         self._device = device
-        self._sent: dict[str, list[int]] = defaultdict(list)
+        self._collective_sizes: dict[str, list[int]] = defaultdict(list)
         # Allocations, frees and resizes in their order: a storage's number, and by how many bytes it grew.
         self._changes: list[tuple[int, int]] = []
         self._sizes: dict[int, int] = {}
         # The number of each storage that lives, by its address.
         self._numbers: dict[int, int] = {}
         self._kinds: dict[int, str] = {}
-        self._watching = ExitStack()
-        self._shapes = _Shapes()
+        self._patches = ExitStack()
+        self._shape_propagation = _ShapePropagation()
 
     @property
     def traffic(self) -> dict[str, Traffic]:
         """The collectives by kind."""
-        return {name: Traffic(len(sizes), sum(sizes)) for name, sizes in sorted(self._sent.items())}
+        return {
+            name: Traffic(len(sizes), sum(sizes)) for name, sizes in sorted(self._collective_sizes.items())
+        }
 
-    def of_kind(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
+    def set_kind(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
         """Say what some tensors are for, whatever was said before."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             self._kinds[self._track(local.untyped_storage())] = kind
 
-    def alive(self, kind: str) -> None:
+    def set_default_kind(self, kind: str) -> None:
         """Say what everything is for that lives now, and of which nothing was said."""
         for number, size in self._sizes.items():
             if size:
                 self._kinds.setdefault(number, kind)
 
-    def peak(self) -> dict[str, int]:
+    def compute_peak(self) -> dict[str, int]:
         """Return the bytes of each kind when most was in use.
 
         What belongs to the optimizer counts from the beginning: it lives from the first step to the last.
         """
-        lasting = {number for number, kind in self._kinds.items() if kind == "optimizer"}
-        held = sum(self._sizes[number] for number in lasting)
-        used = most = held
-        at = 0
-        for place, (number, change) in enumerate(self._changes):
-            used += 0 if number in lasting else change
-            if used > most:
-                most, at = used, place + 1
-        found = dict.fromkeys(KINDS, 0)
-        found["optimizer"] = held
-        for number, change in self._changes[:at]:
-            if number not in lasting:
-                found[self._kinds.get(number, "working")] += change
-        return found
+        optimizer_storages = {number for number, kind in self._kinds.items() if kind == "optimizer"}
+        optimizer_bytes = sum(self._sizes[number] for number in optimizer_storages)
+        used_bytes = peak_bytes = optimizer_bytes
+        peak_index = 0
+        for index, (number, change) in enumerate(self._changes):
+            used_bytes += 0 if number in optimizer_storages else change
+            if used_bytes > peak_bytes:
+                peak_bytes, peak_index = used_bytes, index + 1
+        bytes_by_kind = dict.fromkeys(KINDS, 0)
+        bytes_by_kind["optimizer"] = optimizer_bytes
+        for number, change in self._changes[:peak_index]:
+            if number not in optimizer_storages:
+                bytes_by_kind[self._kinds.get(number, "working")] += change
+        return bytes_by_kind
 
     def __enter__(self) -> Self:
-        self._watching.enter_context(self._resizes_seen())
-        self._watching.enter_context(self._shapes_unseen())
+        self._patches.enter_context(self._watch_resizes())
+        self._patches.enter_context(self._ignore_shape_propagation())
         super().__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        self._watching.close()
+        self._patches.close()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -131,26 +133,26 @@ class Accounting(TorchDispatchMode):
         """Run an operation, and count it."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        if self._shapes.sought:
+        if self._shape_propagation.is_running:
             return func(*args, **(kwargs or {}))
-        if func in _WAITS and not _knows(args, kwargs or {}):
+        if func in _BLOCKING_OPERATIONS and not _is_nonblocking(args, kwargs or {}):
             self.waits.append(str(func))
-        found = func(*args, **(kwargs or {}))
-        if func.namespace in _SENDS:
-            self._count(func, args, found)
-        for value in tree_iter(found):
+        output = func(*args, **(kwargs or {}))
+        if func.namespace in _COLLECTIVE_NAMESPACES:
+            self._count_collective(func, args, output)
+        for value in tree_iter(output):
             if isinstance(value, torch.Tensor) and value.device == self._device:
                 self._track(value.untyped_storage())
-        return found
+        return output
 
-    def _count(self, func: Any, args: tuple[Any, ...], found: Any) -> None:
+    def _count_collective(self, func: Any, args: tuple[Any, ...], output: Any) -> None:
         name = func.name().split("::")[1].split(".")[0]
-        if name in _SENDS_NOTHING:
+        if name in _NOT_COLLECTIVES:
             return
-        if _COLLECTIVES.get(name) == "all-gather":
+        if _COLLECTIVE_KINDS.get(name) == "all-gather":
             self._kinds.setdefault(self._track(args[0].untyped_storage()), "gathered")
-        sizes = [value.nbytes for value in tree_iter((args, found)) if isinstance(value, torch.Tensor)]
-        self._sent[_COLLECTIVES.get(name, name)].append(max(sizes))
+        sizes = [value.nbytes for value in tree_iter((args, output)) if isinstance(value, torch.Tensor)]
+        self._collective_sizes[_COLLECTIVE_KINDS.get(name, name)].append(max(sizes))
 
     def _track(self, storage: torch.UntypedStorage) -> int:
         """Return the number of a storage, a new one where it was not seen before."""
@@ -159,62 +161,62 @@ class Accounting(TorchDispatchMode):
         if number is None:
             number = self._numbers[address] = len(self._sizes)
             self._sizes[number] = 0
-            weakref.finalize(storage, self._freed, address)
-        self._changed(number, storage.nbytes())
+            weakref.finalize(storage, self._record_free, address)
+        self._record_size(number, storage.nbytes())
         return number
 
-    def _changed(self, number: int, size: int) -> None:
-        size = -(-size // _BLOCK) * _BLOCK
+    def _record_size(self, number: int, size: int) -> None:
+        size = -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
         if size != self._sizes[number]:
             self._changes.append((number, size - self._sizes[number]))
             self._sizes[number] = size
 
-    def _freed(self, address: int) -> None:
-        self._changed(self._numbers.pop(address), 0)
+    def _record_free(self, address: int) -> None:
+        self._record_size(self._numbers.pop(address), 0)
 
     @contextmanager
-    def _resizes_seen(self) -> Iterator[None]:
+    def _watch_resizes(self) -> Iterator[None]:
         """See the storages that FSDP empties and fills again: no operation does that."""
         resize = torch.UntypedStorage.resize_
 
-        def seen(storage: torch.UntypedStorage, size: int) -> Any:
-            found = resize(storage, size)
+        def resize_and_record(storage: torch.UntypedStorage, size: int) -> Any:
+            resized = resize(storage, size)
             number = self._numbers.get(_address(storage))
             if number is not None:
-                self._changed(number, storage.nbytes())
-            return found
+                self._record_size(number, storage.nbytes())
+            return resized
 
-        torch.UntypedStorage.resize_ = seen
+        torch.UntypedStorage.resize_ = resize_and_record
         try:
             yield
         finally:
             torch.UntypedStorage.resize_ = resize
 
     @contextmanager
-    def _shapes_unseen(self) -> Iterator[None]:
+    def _ignore_shape_propagation(self) -> Iterator[None]:
         """Count nothing while DTensor finds the shapes of a result: it computes on fake tensors of whole size for that."""
         lock = ShardingPropagator._fake_mode_lock  # noqa: SLF001 - the one place around it
-        ShardingPropagator._fake_mode_lock = self._shapes  # noqa: SLF001
+        ShardingPropagator._fake_mode_lock = self._shape_propagation  # noqa: SLF001
         try:
             yield
         finally:
             ShardingPropagator._fake_mode_lock = lock  # noqa: SLF001
 
 
-class _Shapes:
+class _ShapePropagation:
     """Stands where DTensor takes a lock while it finds shapes."""
 
     def __init__(self) -> None:
-        self.sought = False
+        self.is_running = False
 
     def __enter__(self) -> None:
-        self.sought = True
+        self.is_running = True
 
     def __exit__(self, *error: object) -> None:
-        self.sought = False
+        self.is_running = False
 
 
-def _knows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_nonblocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an operation need not wait: it is told the size of its output, or its input is a constant of the host."""
     return kwargs.get("output_size") is not None or getattr(args[0], "constant", None) is not None
 

@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 # From the least recomputation to the most.
 KINDS: tuple[Recomputation, ...] = ("None", "Selective", "Full")
 # Share of a device's memory that allocators, collectives and fragments leave to us.
-_USABLE = 0.92
+_USABLE_SHARE = 0.92
 # Share of the limit below which chunks become large: the estimate is within 15% of what a step takes, and what runs in small chunks
 # must not fill the card for a gain of time.
-_ROOM_FOR_LARGE = 0.9
+_LARGE_CHUNKS_SHARE = 0.9
 _GIB = 2**30
 # A base with less than this share in four bits is that of a mixture: embeddings are at most a quarter of small models.
-_MOSTLY = 0.5
+_MIN_PACKED_SHARE = 0.5
 # Two codes of a byte, and an fp32 scale of each for 256 of them.
-_EIGHT_BITS = 2 * (1 + 4 / 256)
+_EIGHT_BIT_MOMENTS_BYTES = 2 * (1 + 4 / 256)
 # What a Full run may change of its optimizer to need less.
-_SMALLER: tuple[dict[str, str], ...] = ({"type": "AdamW8bit"}, {"type": "AdamW8bit", "weights": "BF16"})
+_SMALLER_OPTIMIZERS: tuple[dict[str, str], ...] = (
+    {"type": "AdamW8bit"},
+    {"type": "AdamW8bit", "weights": "BF16"},
+)
 # Bytes a token and a layer keeps of its activations, in units of width x bytes a number, without attention's weights
 # (as Korthikanti et al., arXiv:2205.05198, table 2, count them). Measured as what a Llama's forward pass leaves
 # allocated (tests/unit/trainer/model/memory/test_estimate.py does it again): None 11 widths in fp32 and 13 in bf16, where norms work
@@ -45,13 +48,13 @@ _SMALLER: tuple[dict[str, str], ...] = ({"type": "AdamW8bit"}, {"type": "AdamW8b
 # Llama 3.1 8B keeps 6 and 2; None 4 widths less, since the weights of norms are frozen, whose gradients need fp32 numbers.
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
 _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 1.0, "Full": 0.0}
-_ATTENTION_OF_ADAPTERS = {"None": -4.0, "Selective": 1.0, "Full": 0.0}
-_FEED_FORWARD_OF_ADAPTERS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
+_ADAPTER_ATTENTION_WIDTHS = {"None": -4.0, "Selective": 1.0, "Full": 0.0}
+_ADAPTER_FEED_FORWARD_WIDTHS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
 # Of a token that is copied to experts, a width of each copy: what they get, what they return, and that by the router's weight.
-_COPIED_WIDTHS = {"None": 3.0, "Selective": 0.0, "Full": 0.0}
+_EXPERT_COPY_WIDTHS = {"None": 3.0, "Selective": 0.0, "Full": 0.0}
 # Bytes for each logit of a chunk: the logit, its log-probability and its gradient, all fp32. FP16 scales a copy of the gradient, and a
 # distillation has the teacher's too and their divergence. tests/unit/trainer/model/memory/test_estimate.py counts them.
-_LOGIT, _LOGIT_IN_FP16, _LOGIT_WITH_TEACHER = 12, 16, 24
+_LOGIT_BYTES, _FP16_LOGIT_BYTES, _DISTILLATION_LOGIT_BYTES = 12, 16, 24
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,11 @@ class Estimate:
         return self.weights + self.gradients + self.optimizer + self.activations + self.layer + self.loss
 
     def __str__(self) -> str:
-        named = {"layer": "gathered layers"}
-        listed = ", ".join(
-            f"{named.get(name, name)} {size / _GIB:.1f}" for name, size in asdict(self).items()
+        labels = {"layer": "gathered layers"}
+        parts = ", ".join(
+            f"{labels.get(name, name)} {size / _GIB:.1f}" for name, size in asdict(self).items()
         )
-        return f"{self.total / _GIB:.1f} GiB a rank ({listed})"
+        return f"{self.total / _GIB:.1f} GiB a rank ({parts})"
 
 
 def estimate(
@@ -87,7 +90,7 @@ def estimate(
     shards: int,
     row_tokens: int,
     recompute: str,
-    chunk_numbers: int = chunked_loss.SMALL,
+    chunk_numbers: int = chunked_loss.SMALL_CHUNK_NUMBERS,
 ) -> Estimate:
     """Estimate the peak memory of one rank: when the embedding is gathered, in the loss, or at the start or end of the backward pass.
 
@@ -102,62 +105,66 @@ def estimate(
         recompute: None, Selective or Full.
         chunk_numbers: logits of a chunk.
     """
-    compute = precision.compute(recipe.training.precision).itemsize
-    trained = precision.trained(recipe.training).itemsize
-    frozen = shape.parameters - shape.trained - shape.whole
+    compute_bytes = precision.compute_dtype(recipe.training.precision).itemsize
+    trained_bytes = precision.trained_dtype(recipe.training).itemsize
+    frozen_numbers = shape.parameters - shape.trained - shape.unsharded
     tokens = recipe.training.per_device_batch_size * row_tokens
-    kept = activations(shape, tokens, compute, recompute)
+    activation_bytes = estimate_activation_bytes(shape, tokens, compute_bytes, recompute)
     # The backward pass recomputes one layer in full.
-    working = activations(shape, tokens, compute, "None") / max(1, shape.layers)
-    embedding = shape.embedding_trained if shape.whole else shape.embedding
-    output = shape.output_trained if shape.whole else shape.output
-    root = embedding if shape.tied else 0
-    a_layer = (shape.parameters - shape.whole - embedding - output) / max(1, shape.layers)
-    a_trained_layer = (shape.trained - shape.embedding_trained - shape.output_trained) / max(1, shape.layers)
-    chunk = min(chunk_numbers, tokens * shape.vocabulary)
+    layer_activation_bytes = estimate_activation_bytes(shape, tokens, compute_bytes, "None") / max(
+        1, shape.layers
+    )
+    embedding = shape.embedding_trained if shape.unsharded else shape.embedding
+    output = shape.output_trained if shape.unsharded else shape.output
+    always_gathered = embedding if shape.tied else 0
+    layer_numbers = (shape.parameters - shape.unsharded - embedding - output) / max(1, shape.layers)
+    trained_layer_numbers = (shape.trained - shape.embedding_trained - shape.output_trained) / max(
+        1, shape.layers
+    )
+    chunk_logits = min(chunk_numbers, tokens * shape.vocabulary)
     # Between ranks, what is gathered lies in a buffer, and is then copied out of it.
-    twice = 1 if shards == 1 else 2
+    buffer_factor = 1 if shards == 1 else 2
     # Those of earlier passes of a step are there all the time; between replicas they are summed up in fp32.
-    accumulates = recipe.training.gradient_accumulation > 1
-    a_gradient = 4 if accumulates and recipe.distributed.strategy != "FSDP" else trained
-    gradients = a_gradient * shape.trained / shards
-    held = Estimate(
-        weights=(trained * shape.trained + compute * frozen + 4 * shape.initial) / shards
-        + compute * shape.teacher
-        + shape.whole_bytes,
-        gradients=gradients if accumulates else 0,
-        optimizer=_moments(shape, recipe) / shards,
+    is_accumulating = recipe.training.gradient_accumulation > 1
+    gradient_number_bytes = 4 if is_accumulating and recipe.distributed.strategy != "FSDP" else trained_bytes
+    gradients = gradient_number_bytes * shape.trained / shards
+    baseline = Estimate(
+        weights=(trained_bytes * shape.trained + compute_bytes * frozen_numbers + 4 * shape.initial) / shards
+        + compute_bytes * shape.teacher
+        + shape.unsharded_bytes,
+        gradients=gradients if is_accumulating else 0,
+        optimizer=_optimizer_bytes(shape, recipe) / shards,
         activations=0,
-        layer=compute * root,
+        layer=compute_bytes * always_gathered,
         loss=0,
     )
     # What FSDP reduces it copies into a buffer in fp32.
-    reduced = (compute + 4) * shape.embedding_trained + compute * shape.copied
+    reduction_bytes = (compute_bytes + 4) * shape.embedding_trained + compute_bytes * shape.copied
     return max(
-        replace(held, layer=compute * (twice * embedding + shape.copied / 2)),
+        replace(baseline, layer=compute_bytes * (buffer_factor * embedding + shape.copied / 2)),
         replace(
-            held,
-            activations=kept,
-            layer=held.layer + compute * output,
+            baseline,
+            activations=activation_bytes,
+            layer=baseline.layer + compute_bytes * output,
             loss=max(
-                _of_a_logit(recipe) * chunk + (4 + compute) * shape.head,
-                compute * (twice - 1) * (output + a_layer),
+                _bytes_per_logit(recipe) * chunk_logits + (4 + compute_bytes) * shape.head,
+                compute_bytes * (buffer_factor - 1) * (output + layer_numbers),
             ),
         ),
         replace(
-            held,
-            gradients=held.gradients + (compute + 4) * a_trained_layer,
-            activations=kept + working,
-            layer=held.layer + 2 * compute * a_layer,
+            baseline,
+            gradients=baseline.gradients + (compute_bytes + 4) * trained_layer_numbers,
+            activations=activation_bytes + layer_activation_bytes,
+            layer=baseline.layer + 2 * compute_bytes * layer_numbers,
             # That of an output layer of its own is being reduced; that of a tied one waits for the embedding's.
-            loss=compute * shape.head if shape.tied else 4 * shape.output_trained,
+            loss=compute_bytes * shape.head if shape.tied else 4 * shape.output_trained,
         ),
-        replace(held, gradients=gradients, layer=max(held.layer, reduced)),
+        replace(baseline, gradients=gradients, layer=max(baseline.layer, reduction_bytes)),
         key=lambda moment: moment.total,
     )
 
 
-def activations(shape: Shape, tokens: int, compute: int, recompute: str) -> float:
+def estimate_activation_bytes(shape: Shape, tokens: int, number_bytes: int, recompute: str) -> float:
     """Return the bytes of activations that a forward pass of all layers keeps for the backward pass.
 
     Args:
@@ -168,40 +175,40 @@ def activations(shape: Shape, tokens: int, compute: int, recompute: str) -> floa
     """
     attention, feed_forward = _ATTENTION_WIDTHS[recompute], _FEED_FORWARD_WIDTHS[recompute]
     if shape.trained < shape.parameters:
-        attention += _ATTENTION_OF_ADAPTERS[recompute]
-        feed_forward += _FEED_FORWARD_OF_ADAPTERS[recompute]
+        attention += _ADAPTER_ATTENTION_WIDTHS[recompute]
+        feed_forward += _ADAPTER_FEED_FORWARD_WIDTHS[recompute]
     widths = attention * shape.width + feed_forward * shape.feed_forward
-    widths += _COPIED_WIDTHS[recompute] * shape.copies * shape.width
+    widths += _EXPERT_COPY_WIDTHS[recompute] * shape.copies * shape.width
     # NB: peft adds the product of an adapter of experts to all their weights, in each forward pass.
-    adapted = shape.adapted_experts if recompute == "None" else 0
-    return compute * (shape.layers * tokens * widths + adapted)
+    expert_numbers = shape.adapted_experts if recompute == "None" else 0
+    return number_bytes * (shape.layers * tokens * widths + expert_numbers)
 
 
-def _of_a_logit(recipe: Recipe) -> int:
+def _bytes_per_logit(recipe: Recipe) -> int:
     if recipe.objective.type == "Distillation":
-        return _LOGIT_WITH_TEACHER
-    return _LOGIT_IN_FP16 if recipe.training.precision == "FP16" else _LOGIT
+        return _DISTILLATION_LOGIT_BYTES
+    return _FP16_LOGIT_BYTES if recipe.training.precision == "FP16" else _LOGIT_BYTES
 
 
-def _moments(shape: Shape, recipe: Recipe) -> float:
+def _optimizer_bytes(shape: Shape, recipe: Recipe) -> float:
     """Return the bytes of what the optimizer keeps of all trained weights: two fp32 moments of each in AdamW, one in Muon."""
     kind = recipe.training.optimizer.type
     if kind == "Muon":
         return 4 * shape.matrices + 8 * (shape.trained - shape.matrices)
     if kind == "AdamW8bit":
-        return 8 * shape.embeddings + _EIGHT_BITS * (shape.trained - shape.embeddings)
+        return 8 * shape.embeddings + _EIGHT_BIT_MOMENTS_BYTES * (shape.trained - shape.embeddings)
     return 8 * shape.trained
 
 
-def staged(shape: Shape, recipe: Recipe, *, shards: int) -> float:
+def estimate_staged_bytes(shape: Shape, recipe: Recipe, *, shards: int) -> float:
     """Return the bytes of the host for the copy of what a rank trains, from which asynchronous checkpoints are written."""
     if recipe.checkpoint is None or recipe.checkpoint.mode != "Async":
         return 0.0
-    trained: int = precision.trained(recipe.training).itemsize
-    return (trained * shape.trained + 4 * shape.initial + _moments(shape, recipe)) / shards
+    trained_bytes: int = precision.trained_dtype(recipe.training).itemsize
+    return (trained_bytes * shape.trained + 4 * shape.initial + _optimizer_bytes(shape, recipe)) / shards
 
 
-def available(world: World) -> float:
+def read_memory_limit(world: World) -> float:
     """Return the memory limit of one rank in bytes: of its GPU, or its share of the pod's."""
     if world.card is not None:
         return float(world.card.memory)
@@ -268,24 +275,31 @@ def decide(
     room to spare, on a GPU and with the output layer trained: a frozen one has no gradient to add up, and a CPU no time to win.
     """
     shape = Shape.of(network, teacher, quantized=recipe.method.type == "QLoRA", ranks=world.size)
-    kinds = _kinds(shape, recipe)
-    shards = _shards(recipe, world)
-    limit = available(world) * _USABLE
-    needed = partial(estimate, shape, recipe, shards=shards, row_tokens=row_tokens)
+    kinds = _candidate_kinds(shape, recipe)
+    shards = _count_shards(recipe, world)
+    limit = read_memory_limit(world) * _USABLE_SHARE
+    estimate_for = partial(estimate, shape, recipe, shards=shards, row_tokens=row_tokens)
     for kind in kinds:
-        found = needed(recompute=kind)
-        if found.total <= limit or kind == kinds[-1]:
+        chosen_estimate = estimate_for(recompute=kind)
+        if chosen_estimate.total <= limit or kind == kinds[-1]:
             break
-    chunk_numbers = chunked_loss.SMALL
+    chunk_numbers = chunked_loss.SMALL_CHUNK_NUMBERS
     # NB: in FP16 the gradient of the output layer is a sum over a chunk that FP16 must hold, and the scale of the loss comes after it.
     if world.card is not None and shape.head and recipe.training.precision != "FP16":
-        larger = needed(recompute=kind, chunk_numbers=chunked_loss.LARGE)
-        if larger.total <= _ROOM_FOR_LARGE * limit:
-            found, chunk_numbers = larger, chunked_loss.LARGE
-    return Choice(kind, chunk_numbers, found, limit, shape, staged(shape, recipe, shards=shards))
+        large_chunk_estimate = estimate_for(recompute=kind, chunk_numbers=chunked_loss.LARGE_CHUNK_NUMBERS)
+        if large_chunk_estimate.total <= _LARGE_CHUNKS_SHARE * limit:
+            chosen_estimate, chunk_numbers = large_chunk_estimate, chunked_loss.LARGE_CHUNK_NUMBERS
+    return Choice(
+        kind,
+        chunk_numbers,
+        chosen_estimate,
+        limit,
+        shape,
+        estimate_staged_bytes(shape, recipe, shards=shards),
+    )
 
 
-def _kinds(shape: Shape, recipe: Recipe) -> tuple[Recomputation, ...]:
+def _candidate_kinds(shape: Shape, recipe: Recipe) -> tuple[Recomputation, ...]:
     """The activation checkpointing to choose from."""
     kind = recipe.training.activation_checkpointing
     if kind != "Auto":
@@ -293,19 +307,19 @@ def _kinds(shape: Shape, recipe: Recipe) -> tuple[Recomputation, ...]:
     return KINDS if shape.can_recompute else KINDS[:1]
 
 
-def with_recomputation(
+def replace_recomputation(
     choice: Choice, kind: Recomputation, recipe: Recipe, world: World, row_tokens: int
 ) -> Choice:
     """Return a choice with another activation checkpointing, and the estimate for it."""
-    changed = estimate(
+    changed_estimate = estimate(
         choice.shape,
         recipe,
-        shards=_shards(recipe, world),
+        shards=_count_shards(recipe, world),
         row_tokens=row_tokens,
         recompute=kind,
         chunk_numbers=choice.chunk_numbers,
     )
-    return replace(choice, kind=kind, estimate=changed)
+    return replace(choice, kind=kind, estimate=changed_estimate)
 
 
 def choose(
@@ -319,17 +333,17 @@ def choose(
     choice = decide(network, recipe, world, row_tokens, teacher)
     limit = choice.limit
     world.say(f"memory: {choice}")
-    unpacked = _describe_unpacked(choice.shape)
-    if unpacked:
-        world.say(unpacked)
+    unpacked_note = _describe_unpacked(choice.shape)
+    if unpacked_note:
+        world.say(unpacked_note)
     if choice.staged:
         where = f"{'pinned ' if world.card else ''}memory of the host"
         world.say(f"asynchronous checkpoints: a copy of {choice.staged / _GIB:.1f} GiB a rank in {where}")
     if choice.estimate.total > limit:
         raise RecipeRefusedError(
             f"the job needs about {choice.estimate} and a rank has {limit / _GIB:.1f} GiB: "
-            + _what_would_fit(choice, recipe, world, row_tokens)
-            + (f"; {unpacked}" if unpacked else ""),
+            + _suggest_changes(choice, recipe, world, row_tokens)
+            + (f"; {unpacked_note}" if unpacked_note else ""),
             reason="OutOfMemory",
         )
     return choice
@@ -349,18 +363,18 @@ def agree(choice: Choice, world: World) -> Choice:
 def _describe_unpacked(shape: Shape) -> str | None:
     """Say how little of a quantized base is in four bits; None: most of it is, or the base is not quantized."""
     frozen = shape.parameters - shape.trained
-    if not shape.four_bits or shape.four_bits >= _MOSTLY * frozen:
+    if not shape.four_bits or shape.four_bits >= _MIN_PACKED_SHARE * frozen:
         return None
     return f"{shape.four_bits / frozen:.0%} of the base is in four bits: experts that a model keeps in one tensor are not packed"
 
 
-def _shards(recipe: Recipe, world: World) -> int:
+def _count_shards(recipe: Recipe, world: World) -> int:
     return {"FSDP": world.size, "HSDP": world.local_size, "DDP": 1}[recipe.distributed.strategy]
 
 
-def _what_would_fit(choice: Choice, recipe: Recipe, world: World, row_tokens: int) -> str:
+def _suggest_changes(choice: Choice, recipe: Recipe, world: World, row_tokens: int) -> str:
     """Describe the smallest changes of the recipe that make the estimate fit, with the most recomputation that the model supports."""
-    training, found, limit = recipe.training, [], choice.limit
+    training, suggestions, limit = recipe.training, [], choice.limit
     recompute = "Full" if choice.shape.can_recompute else "None"
 
     def fits(
@@ -370,52 +384,58 @@ def _what_would_fit(choice: Choice, recipe: Recipe, world: World, row_tokens: in
         training: Training = training,
         batch_size: int = training.per_device_batch_size,
     ) -> bool:
-        changed = recipe.model_copy(
+        changed_recipe = recipe.model_copy(
             update={"training": training.model_copy(update={"per_device_batch_size": batch_size})}
         )
-        need = estimate(shape, changed, shards=shards, row_tokens=row_tokens, recompute=recompute)
-        return need.total <= limit
+        needed_memory = estimate(
+            shape, changed_recipe, shards=shards, row_tokens=row_tokens, recompute=recompute
+        )
+        return needed_memory.total <= limit
 
-    shards = _shards(recipe, world)
+    shards = _count_shards(recipe, world)
     if fits(shards):
         return "what would fit: training.activationCheckpointing Full (or Auto)"
     if training.per_device_batch_size > 1 and fits(shards, batch_size=1):
-        beside = " with activationCheckpointing Full" if recompute == "Full" else ""
-        found.append(f"training.perDeviceBatchSize 1{beside}")
+        addition = " with activationCheckpointing Full" if recompute == "Full" else ""
+        suggestions.append(f"training.perDeviceBatchSize 1{addition}")
     if recipe.distributed.strategy != "FSDP" and fits(world.size):
-        found.append("distributed.strategy FSDP")
+        suggestions.append("distributed.strategy FSDP")
     ranks = world.size
     while ranks <= 1024 * world.size:
         ranks *= 2
         if fits(ranks):
-            found.append(f"{ranks} ranks with FSDP")
+            suggestions.append(f"{ranks} ranks with FSDP")
             break
     if recipe.method.type == "Full":
-        found += _smaller_states(recipe, lambda training: fits(shards, training=training))
-    if recipe.method.type == "Full" and fits(shards, shape=_adapted(choice.shape), training=_plain(training)):
-        found.append("method LoRA")
+        suggestions += _suggest_optimizer(recipe, lambda training: fits(shards, training=training))
+    if recipe.method.type == "Full" and fits(
+        shards, shape=_with_adapter(choice.shape), training=_with_default_optimizer(training)
+    ):
+        suggestions.append("method LoRA")
     return (
-        f"what would fit: {'; '.join(found)}" if found else "use a smaller model, or lower training.maxLength"
+        f"what would fit: {'; '.join(suggestions)}"
+        if suggestions
+        else "use a smaller model, or lower training.maxLength"
     )
 
 
-def _smaller_states(recipe: Recipe, fits: Callable[[Training], bool]) -> list[str]:
+def _suggest_optimizer(recipe: Recipe, fits: Callable[[Training], bool]) -> list[str]:
     """Describe the optimizer with less memory that fits, if one does: first without a change of the weights' precision."""
-    for fields in _SMALLER if recipe.training.precision == "BF16" else _SMALLER[:1]:
-        spec = recipe.training.optimizer.model_copy(update={**fields, "momentum": None})
-        if fits(recipe.training.model_copy(update={"optimizer": spec})):
-            listed = " with ".join(f"{name} {value}" for name, value in fields.items())
+    for fields in _SMALLER_OPTIMIZERS if recipe.training.precision == "BF16" else _SMALLER_OPTIMIZERS[:1]:
+        smaller_optimizer = recipe.training.optimizer.model_copy(update={**fields, "momentum": None})
+        if fits(recipe.training.model_copy(update={"optimizer": smaller_optimizer})):
+            settings = " with ".join(f"{name} {value}" for name, value in fields.items())
             without = " without momentum" if recipe.training.optimizer.momentum is not None else ""
-            return [f"training.optimizer.{listed}{without}"]
+            return [f"training.optimizer.{settings}{without}"]
     return []
 
 
-def _plain(training: Training) -> Training:
+def _with_default_optimizer(training: Training) -> Training:
     """Return the hyperparameters with the optimizer's defaults, which adapters take."""
     return training.model_copy(update={"optimizer": type(training.optimizer)()})
 
 
-def _adapted(shape: Shape) -> Shape:
+def _with_adapter(shape: Shape) -> Shape:
     """Return the shape of the model with an adapter of about a hundredth of its parameters."""
     trained = shape.parameters // 100
     return replace(

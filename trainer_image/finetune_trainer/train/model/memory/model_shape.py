@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from finetune_trainer.train.model.adapters import pissa
-from finetune_trainer.train.model.adapters.new_tokens import at_ends
+from finetune_trainer.train.model.adapters.new_tokens import embedding_and_head_weights
 from finetune_trainer.train.model.checks import recomputation
 from finetune_trainer.train.model.network import experts
 from finetune_trainer.train.model.network.trained_network import is_linear
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from finetune_trainer.train.model.network.trained_network import Network
 
-_FOUR_BITS = 4.5 / 8
+_FOUR_BIT_NUMBER_BYTES = 4.5 / 8
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Shape:
 
     parameters: int
     trained: int
-    whole: int
+    unsharded: int
     """Parameters that are not sharded: a four-bit base."""
-    whole_bytes: float
+    unsharded_bytes: float
     teacher: int
     """Parameters of the teacher on a rank: its shard, with two layers and the output layer gathered."""
     layers: int
@@ -80,37 +80,37 @@ class Shape:
         """
         from peft.tuners.lora.layer import ParamWrapper
 
-        packed = _packed(network) if quantized else set()
+        packed_weights = _find_packed_weights(network) if quantized else set()
         config = network.base.config.get_text_config()
-        sizes = experts.fields(config)
-        frozen = [weight for weight in network.base.parameters() if not weight.requires_grad]
+        read_field = experts.field_reader(config)
+        frozen_weights = [weight for weight in network.base.parameters() if not weight.requires_grad]
         embedding, tied = network.base.get_input_embeddings(), network.tied
-        first = at_ends(network.base) if tied else list(embedding.parameters())
-        last = [] if tied else list(network.head.parameters())
+        embedding_weights = embedding_and_head_weights(network.base) if tied else list(embedding.parameters())
+        head_weights = [] if tied else list(network.head.parameters())
         return cls(
             parameters=sum(weight.numel() for weight in network.parameters()),
             trained=sum(weight.numel() for weight in network.parameters() if weight.requires_grad),
-            whole=sum(weight.numel() for weight in frozen) if quantized else 0,
-            whole_bytes=_stored_bytes(network, packed) if quantized else 0,
-            four_bits=_numbers(packed),
-            teacher=0 if teacher is None else _held_of_teacher(teacher, ranks),
+            unsharded=sum(weight.numel() for weight in frozen_weights) if quantized else 0,
+            unsharded_bytes=_compute_stored_bytes(network, packed_weights) if quantized else 0,
+            four_bits=_count_numbers(packed_weights),
+            teacher=0 if teacher is None else _count_teacher_numbers(teacher, ranks),
             layers=config.num_hidden_layers,
             width=config.hidden_size,
-            feed_forward=experts.width(sizes),
-            embedding=_numbers(first),
-            embedding_trained=_numbers(first, trained=True),
-            output=_numbers(last),
-            output_trained=_numbers(last, trained=True),
+            feed_forward=experts.compute_feed_forward_width(read_field),
+            embedding=_count_numbers(embedding_weights),
+            embedding_trained=_count_numbers(embedding_weights, trained=True),
+            output=_count_numbers(head_weights),
+            output_trained=_count_numbers(head_weights, trained=True),
             tied=tied,
             copied=2 * embedding.token_adapter.base_layer.weight.numel()
             if hasattr(embedding, "token_adapter")
             else 0,
-            head=_numbers(network.head.parameters(), trained=True),
+            head=_count_numbers(network.head.parameters(), trained=True),
             vocabulary=network.head.vocabulary,
-            matrices=sum(weight.numel() for weight in muon.matrices(network)),
-            embeddings=_numbers(find_embeddings(network)),
-            initial=pissa.size(network.model),
-            copies=experts.of_a_token(sizes),
+            matrices=sum(weight.numel() for weight in muon.find_muon_matrices(network)),
+            embeddings=_count_numbers(find_embeddings(network)),
+            initial=pissa.count_initial_numbers(network.model),
+            copies=experts.count_per_token(read_field),
             can_recompute=recomputation.is_supported(network.model),
             adapted_experts=sum(
                 module.get_param().numel() for module in network.modules() if isinstance(module, ParamWrapper)
@@ -118,20 +118,20 @@ class Shape:
         )
 
 
-def _numbers(weights: Iterable[nn.Parameter], *, trained: bool = False) -> int:
+def _count_numbers(weights: Iterable[nn.Parameter], *, trained: bool = False) -> int:
     """The numbers in some parameters, or in those of them that are trained."""
     return sum(weight.numel() for weight in weights if weight.requires_grad or not trained)
 
 
-def _held_of_teacher(teacher: Network, ranks: int) -> int:
+def _count_teacher_numbers(teacher: Network, ranks: int) -> int:
     """The numbers of a teacher that a rank holds: its shard, and what is gathered of two layers or of the output layer."""
-    parameters = _numbers(teacher.parameters())
+    parameters = _count_numbers(teacher.parameters())
     layers: int = teacher.base.config.get_text_config().num_hidden_layers
-    a_layer = (parameters - _numbers(at_ends(teacher.base))) // max(1, layers)
-    return parameters // ranks + 2 * a_layer + _numbers(teacher.head.parameters())
+    layer_numbers = (parameters - _count_numbers(embedding_and_head_weights(teacher.base))) // max(1, layers)
+    return parameters // ranks + 2 * layer_numbers + _count_numbers(teacher.head.parameters())
 
 
-def _packed(network: Network) -> set[nn.Parameter]:
+def _find_packed_weights(network: Network) -> set[nn.Parameter]:
     """Return the frozen weights of a base on the meta device that will be packed into four bits.
 
     These are the weights of linear layers. The embedding and the output layer are not packed, nor experts that a model keeps in one
@@ -145,14 +145,16 @@ def _packed(network: Network) -> set[nn.Parameter]:
     }
 
 
-def _stored_bytes(network: Network, packed: set[nn.Parameter]) -> float:
+def _compute_stored_bytes(network: Network, packed_weights: set[nn.Parameter]) -> float:
     """Return the bytes of a frozen base in four bits, before and after its weights are packed.
 
     Four bits a number and an fp32 constant every 64, which double quantization makes less (Dettmers et al.,
     arXiv:2305.14314, section 3).
     """
-    stored = 0.0
+    stored_bytes = 0.0
     for weight in network.base.parameters():
         if not weight.requires_grad:
-            stored += weight.numel() * (_FOUR_BITS if weight in packed else weight.element_size())
-    return stored
+            stored_bytes += weight.numel() * (
+                _FOUR_BIT_NUMBER_BYTES if weight in packed_weights else weight.element_size()
+            )
+    return stored_bytes

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.model.network.trained_network import Network
 
 # Dense bf16 FLOP/s by a part of the device's name, from NVIDIA's data sheets.
-_PEAKS = {
+_PEAK_FLOPS = {
     "H200": 989e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
@@ -30,7 +30,7 @@ def peak_flops(device: torch.device) -> float | None:
     name = torch.cuda.get_device_name(device)
     if "MIG" in name:
         return None
-    return next((peak for part, peak in _PEAKS.items() if part in name), None)
+    return next((peak for part, peak in _PEAK_FLOPS.items() if part in name), None)
 
 
 class Flops:
@@ -47,39 +47,41 @@ class Flops:
             {id(weight) for weight in end.parameters()}
             for end in (network.base.get_input_embeddings(), network.head)
         )
-        used = _share_of_experts(network)
+        used_share = _share_of_used_experts(network)
         # A layer that is trained whole beside an adapter is also there as it was, and computes nothing.
-        self._a_token = sum(
-            (6.0 if weight.requires_grad else 4.0) * numbers(weight) * (used if ".experts." in name else 1.0)
+        self._flops_per_token = sum(
+            (6.0 if weight.requires_grad else 4.0)
+            * count_numbers(weight)
+            * (used_share if ".experts." in name else 1.0)
             for name, weight in network.base.named_parameters()
             if ".original_module." not in name and id(weight) not in embedding - head
         )
-        self._a_pair: float = 12.0 * config.num_hidden_layers * config.hidden_size
+        self._flops_per_pair: float = 12.0 * config.num_hidden_layers * config.hidden_size
 
-    def of(self, tokens: float, attended: float) -> float:
+    def count(self, tokens: float, attended: float) -> float:
         """Return the FLOPs of the forward and backward passes.
 
         Args:
             tokens: number of tokens.
             attended: the sum of the squares of the documents' lengths.
         """
-        return self._a_token * tokens + self._a_pair * attended
+        return self._flops_per_token * tokens + self._flops_per_pair * attended
 
 
-def _share_of_experts(network: Network) -> float:
-    config = experts.fields(network.base.config.get_text_config())
-    there = experts.of_a_layer(config)
+def _share_of_used_experts(network: Network) -> float:
+    read_field = experts.field_reader(network.base.config.get_text_config())
+    expert_count = experts.count_per_layer(read_field)
     # NB: what a config has no number for counts as used.
-    return (experts.of_a_token(config) or there) / there if there else 1.0
+    return (experts.count_per_token(read_field) or expert_count) / expert_count if expert_count else 1.0
 
 
-def numbers(weight: torch.Tensor) -> int:
+def count_numbers(weight: torch.Tensor) -> int:
     """Return the number of elements of a weight, also of a four-bit one, which packs two per byte."""
     state = getattr(weight, "quant_state", None)
     return int(weight.numel() if state is None else state.shape.numel())
 
 
-def peak_memory(device: torch.device) -> int:
+def read_peak_memory(device: torch.device) -> int:
     """Return the peak memory of this rank in bytes: of the GPU, or of the process without one."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 NAME, NAME_ON_GPU = "isolated", "isolated_on_gpu"
 NAMES = (NAME, NAME_ON_GPU)
 # Layer types of configurations in which tokens interact only through attention.
-_ATTENDING = {"full_attention", "sliding_attention"}
+_ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Models that build their mask without position ids (transformers 5.23), so that it ignores documents.
-_MASK_WITHOUT_POSITIONS = {"afmoe", "gpt_oss", "opt"}
+_MODELS_MASKING_WITHOUT_POSITIONS = {"afmoe", "gpt_oss", "opt"}
 # Models whose layers pass other arguments to their attention than a mask stands for (transformers 5.23): Nemotron drops those of the
 # decoder, PhiMoE the sliding window; Doge adds a mask of its own.
-_OTHER_ARGUMENTS = {"doge", "nemotron", "phimoe"}
+_MODELS_WITH_OTHER_ARGUMENTS = {"doge", "nemotron", "phimoe"}
 
 
 def register(*, gpu: bool = False) -> str:
@@ -52,49 +52,54 @@ def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_promp
         soft_prompt: whether virtual tokens precede the documents, which would not attend to them.
     """
     config = model.config.get_text_config()
-    odd = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if card else "")
+    unsupported_options = ("attn_logit_softcapping", "attn_temperature_tuning", "v_head_dim" if card else "")
     # NB: models with attention sinks or soft caps do not support SDPA.
-    plain = model._supports_sdpa and not any(getattr(config, name, None) for name in odd)  # noqa: SLF001
-    chosen = plain and not soft_prompt and _attends_alone(model) and config.model_type not in _OTHER_ARGUMENTS
-    if chosen and card is not None:
-        chosen = half and _can(card, model) and not drops(model)
-    if chosen:
+    is_plain = model._supports_sdpa and not any(getattr(config, name, None) for name in unsupported_options)  # noqa: SLF001
+    is_isolated = (
+        is_plain
+        and not soft_prompt
+        and _has_attention_alone(model)
+        and config.model_type not in _MODELS_WITH_OTHER_ARGUMENTS
+    )
+    if is_isolated and card is not None:
+        is_isolated = half and _is_kernel_supported(card, model) and not has_attention_dropout(model)
+    if is_isolated:
         model.set_attn_implementation(register(gpu=card is not None))
-    return chosen
+    return is_isolated
 
 
-def masks_documents(model: PreTrainedModel) -> bool:
+def can_mask_documents(model: PreTrainedModel) -> bool:
     """Whether the model's own attention keeps the documents of a row apart."""
-    return _attends_alone(model) and model.config.model_type not in _MASK_WITHOUT_POSITIONS
+    return _has_attention_alone(model) and model.config.model_type not in _MODELS_MASKING_WITHOUT_POSITIONS
 
 
 @contextmanager
-def eager(model: PreTrainedModel) -> Iterator[None]:
+def use_eager_attention(model: PreTrainedModel) -> Iterator[None]:
     """Let a model compute with its eager attention, which is its definition; models of earlier designs have one attention alone."""
     from transformers import PreTrainedModel
 
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     configs = {id(part.config): part.config for part in parts if part._can_set_attn_implementation()}  # noqa: SLF001
     # NB: set_attn_implementation would give a model's vision tower the attention of its text too.
-    before = [(config, config._attn_implementation) for config in configs.values()]  # noqa: SLF001
-    for config, _ in before:
+    implementations = [(config, config._attn_implementation) for config in configs.values()]  # noqa: SLF001
+    for config, _ in implementations:
         config._attn_implementation_internal = "eager"  # noqa: SLF001
     try:
         yield
     finally:
-        for config, implementation in before:
+        for config, implementation in implementations:
             config._attn_implementation_internal = implementation  # noqa: SLF001
 
 
-def _attends_alone(model: PreTrainedModel) -> bool:
+def _has_attention_alone(model: PreTrainedModel) -> bool:
     """Whether tokens interact only through transformers' attention interface, not through recurrent layers."""
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    recurrent = getattr(model, "_is_stateful", False) or not kinds <= _ATTENDING
-    return bool(model._supports_attention_backend) and not recurrent  # noqa: SLF001
+    is_recurrent = getattr(model, "_is_stateful", False) or not kinds <= _ATTENTION_LAYER_TYPES
+    return bool(model._supports_attention_backend) and not is_recurrent  # noqa: SLF001
 
 
 @cache
-def varlen_attention() -> Any:
+def find_varlen_attention() -> Any:
     """Return torch's variable-length flash attention; None where it does not support a causal window."""
     try:
         from torch.nn.attention.varlen import varlen_attn
@@ -104,31 +109,35 @@ def varlen_attention() -> Any:
 
 
 @cache
-def _groups_heads() -> bool:
+def _can_group_heads() -> bool:
     """Whether the kernel supports grouped-query attention (torch 2.12 and later)."""
-    return "enable_gqa" in inspect.signature(varlen_attention()).parameters
+    return "enable_gqa" in inspect.signature(find_varlen_attention()).parameters
 
 
-def _can(card: Card, model: PreTrainedModel) -> bool:
+def _is_kernel_supported(card: Card, model: PreTrainedModel) -> bool:
     """Whether the kernel supports this GPU and the sizes of the model's heads: multiples of 8, of at most 256 (flash-attention 2)."""
-    recent = card.capability >= (8, 0)
+    is_recent = card.capability >= (8, 0)
     return (
-        varlen_attention() is not None
-        and recent
-        and all(size <= 256 and size % 8 == 0 for size in _head_sizes(model))
+        find_varlen_attention() is not None
+        and is_recent
+        and all(size <= 256 and size % 8 == 0 for size in _find_head_sizes(model))
     )
 
 
-def _head_sizes(model: PreTrainedModel) -> set[int]:
+def _find_head_sizes(model: PreTrainedModel) -> set[int]:
     """The sizes of the heads, which may differ between layers."""
-    found = {size for layer in _layers(model) if isinstance(size := getattr(layer, "head_dim", None), int)}
+    sizes = {
+        size
+        for layer in _attention_layers(model)
+        if isinstance(size := getattr(layer, "head_dim", None), int)
+    }
     config = model.config.get_text_config()
-    return found or {config.hidden_size // config.num_attention_heads}
+    return sizes or {config.hidden_size // config.num_attention_heads}
 
 
-def drops(model: nn.Module) -> bool:
+def has_attention_dropout(model: nn.Module) -> bool:
     """Whether the model drops out weights of its attention in training, by whatever name its config has for that."""
-    for layer in _layers(model):
+    for layer in _attention_layers(model):
         for name, value in {**vars(layer), **dict(layer.named_children())}.items():
             # `attention_dropout`, `attn_dropout`; `dropout` in OPT. The others, such as `resid_dropout`, are of what attention gives.
             if name == "dropout" or ("drop" in name and "att" in name):
@@ -138,7 +147,7 @@ def drops(model: nn.Module) -> bool:
     return False
 
 
-def _layers(model: nn.Module) -> Iterator[nn.Module]:
+def _attention_layers(model: nn.Module) -> Iterator[nn.Module]:
     """The attention layers, by how transformers names their classes."""
     return (module for module in model.modules() if "Attention" in type(module).__name__)
 
@@ -181,14 +190,14 @@ def isolated_attention(
     flat = [states.transpose(1, 2).flatten(0, 1) for states in (query, key, value)]
     groups = getattr(module, "num_key_value_groups", 1)
     if gpu:
-        out = _on_gpu(flat, groups, cu_seqlens, max_seqlen, scaling=scaling, window=sliding_window)
+        out = _attend_on_gpu(flat, groups, cu_seqlens, max_seqlen, scaling=scaling, window=sliding_window)
     else:
         options = {"scale": scaling, "dropout_p": dropout, "enable_gqa": groups > 1}
-        out = _on_cpu(flat, cu_seqlens, sliding_window, options)
+        out = _attend_on_cpu(flat, cu_seqlens, sliding_window, options)
     return out.view(rows, length, heads, -1), None
 
 
-def _on_gpu(
+def _attend_on_gpu(
     states: list[torch.Tensor],
     groups: int,
     cu_seqlens: torch.Tensor,
@@ -198,11 +207,11 @@ def _on_gpu(
     window: int | None,
 ) -> torch.Tensor:
     query, key, value = states
-    options: dict[str, Any] = {"enable_gqa": True} if groups > 1 and _groups_heads() else {}
+    options: dict[str, Any] = {"enable_gqa": True} if groups > 1 and _can_group_heads() else {}
     if groups > 1 and not options:
-        key, value = (shared.repeat_interleave(groups, dim=1) for shared in (key, value))
-    reach = (-1 if window is None else window - 1, 0)
-    out: torch.Tensor = varlen_attention()(
+        key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
+    window_size = (-1 if window is None else window - 1, 0)
+    out: torch.Tensor = find_varlen_attention()(
         query,
         key,
         value,
@@ -211,14 +220,14 @@ def _on_gpu(
         max_seqlen,
         max_seqlen,
         scale=scaling,
-        window_size=reach,
+        window_size=window_size,
         **options,
     )
     return out
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _on_cpu(
+def _attend_on_cpu(
     states: list[torch.Tensor], cu_seqlens: torch.Tensor, window: int | None, options: dict[str, Any]
 ) -> torch.Tensor:
     lengths = [length for length in cu_seqlens.diff().tolist() if length]
@@ -227,7 +236,7 @@ def _on_cpu(
         # [1, heads, tokens, size]
         query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in document)
         tokens = query.shape[2]
-        mask = _window_mask(tokens, window) if window is not None and tokens > window else None
+        mask = _build_window_mask(tokens, window) if window is not None and tokens > window else None
         out = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, **options
         )
@@ -235,8 +244,8 @@ def _on_cpu(
     return torch.cat(parts)
 
 
-def _window_mask(tokens: int, window: int) -> torch.Tensor:
+def _build_window_mask(tokens: int, window: int) -> torch.Tensor:
     """Return the mask of a causal sliding window, bool [tokens, tokens]."""
     positions = torch.arange(tokens)
-    back = positions[:, None] - positions[None, :]
-    return (back >= 0) & (back < window)
+    distances = positions[:, None] - positions[None, :]
+    return (distances >= 0) & (distances < window)

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 # Logits of a chunk: 128 MB in fp32, and 1 GB where memory allows it and the output layer is trained, since each chunk adds a
 # gradient of the whole layer to the sum; not in FP16 (`memory.decide`).
-SMALL, LARGE = 32 * 2**20, 256 * 2**20
+SMALL_CHUNK_NUMBERS, LARGE_CHUNK_NUMBERS = 32 * 2**20, 256 * 2**20
 # What the largest gradient of a chunk's logits is scaled to in fp16: as large as the sum over a small chunk in the output layer allows.
-_LARGEST_GRADIENT = 4.0
+_MAX_GRADIENT = 4.0
 
 
-def slices(tokens: int, size: int) -> Iterator[slice]:
+def iterate_chunks(tokens: int, size: int) -> Iterator[slice]:
     """Yield the chunks of a number of tokens, of `size` tokens each."""
     for begin in range(0, tokens, size):
         yield slice(begin, min(begin + size, tokens))
 
 
-def summed(
+def sum_loss(
     score: Score, logits: Logits, hidden: torch.Tensor, parameters: Sequence[torch.Tensor], size: int
 ) -> torch.Tensor:
     """Return the sum of `score` over all chunks, an fp32 scalar, differentiable in hidden states and parameters.
@@ -47,13 +47,13 @@ def summed(
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if torch.is_grad_enabled() and (hidden.requires_grad or trained):
-        total: torch.Tensor = _Summed.apply(score, logits, size, hidden, *trained)
+        total: torch.Tensor = _SummedLoss.apply(score, logits, size, hidden, *trained)
         return total
-    losses = [score(logits(hidden[chunk]), chunk) for chunk in slices(len(hidden), size)]
+    losses = [score(logits(hidden[chunk]), chunk) for chunk in iterate_chunks(len(hidden), size)]
     return torch.stack(losses).sum() if losses else hidden.new_zeros((), dtype=torch.float32)
 
 
-class _Summed(torch.autograd.Function):
+class _SummedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any,
@@ -68,19 +68,21 @@ class _Summed(torch.autograd.Function):
         hidden_gradient = torch.zeros_like(hidden, dtype=torch.float32 if half else hidden.dtype)
         # NB: the sum over chunks is fp32; bf16 would lose small terms.
         sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
-        for chunk in slices(len(hidden), size):
+        for chunk in iterate_chunks(len(hidden), size):
             with torch.enable_grad():
                 states = hidden[chunk].detach().requires_grad_()
                 scale = None
                 if half:
-                    loss, gradients, scale = _scaled(score, logits(states), chunk, [states, *parameters])
+                    loss, gradients, scale = _compute_scaled_gradients(
+                        score, logits(states), chunk, [states, *parameters]
+                    )
                 else:
                     # NB: in one pass, which holds the logits no longer than it needs them.
                     loss = score(logits(states), chunk)
                     gradients = torch.autograd.grad(loss, [states, *parameters])
             total += loss.detach()
-            for into, gradient in zip((hidden_gradient[chunk], *sums), gradients, strict=True):
-                into.add_(gradient if scale is None else gradient.float().div_(scale))
+            for total_gradient, gradient in zip((hidden_gradient[chunk], *sums), gradients, strict=True):
+                total_gradient.add_(gradient if scale is None else gradient.float().div_(scale))
         context.kinds = [each.dtype for each in (hidden, *parameters)]
         context.save_for_backward(hidden_gradient, *sums)
         return total
@@ -91,35 +93,37 @@ class _Summed(torch.autograd.Function):
         hidden, *sums = context.saved_tensors
         kind, *kinds = context.kinds
         # NB: scaled in fp32 and rounded once; a rounded scale would bias the gradient.
-        parameters = (sums[at].mul_(scale).to(kind) for at, kind in enumerate(kinds))
+        parameters = (sums[index].mul_(scale).to(kind) for index, kind in enumerate(kinds))
         return None, None, None, (hidden * scale).to(kind), *parameters
 
 
-def _scaled(
-    score: Score, found: torch.Tensor, chunk: slice, inputs: Sequence[torch.Tensor]
+def _compute_scaled_gradients(
+    score: Score, logits: torch.Tensor, chunk: slice, inputs: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]:
     """Return the loss of a chunk of logits, its gradients times a scale, and that scale.
 
     NB: the scale of the loss comes after the output layer, and fp16 has lost small gradients by then.
     """
-    leaf = found.detach().requires_grad_()
+    leaf = logits.detach().requires_grad_()
     loss = score(leaf, chunk)
-    (slopes,) = torch.autograd.grad(loss, leaf)
-    scale = _scale(slopes)
-    return loss, torch.autograd.grad(found, inputs, slopes.mul_(scale)), scale
+    (logit_gradients,) = torch.autograd.grad(loss, leaf)
+    scale = _choose_scale(logit_gradients)
+    return loss, torch.autograd.grad(logits, inputs, logit_gradients.mul_(scale)), scale
 
 
-def _scale(slopes: torch.Tensor) -> torch.Tensor:
+def _choose_scale(gradients: torch.Tensor) -> torch.Tensor:
     """Return the power of two that brings the largest of some gradients near `_LARGEST_GRADIENT`, a scalar on the device."""
-    largest = slopes.abs().amax().clamp(min=2.0**-100)
-    return torch.exp2(torch.log2(_LARGEST_GRADIENT / largest).floor())
+    largest = gradients.abs().amax().clamp(min=2.0**-100)
+    return torch.exp2(torch.log2(_MAX_GRADIENT / largest).floor())
 
 
-def log_probabilities(logits: Logits, hidden: torch.Tensor, targets: torch.Tensor, size: int) -> torch.Tensor:
+def compute_log_probabilities(
+    logits: Logits, hidden: torch.Tensor, targets: torch.Tensor, size: int
+) -> torch.Tensor:
     """Return the log-probability of each target, in nats, fp32 [tokens], without a gradient, `size` tokens at a time."""
     with torch.no_grad():
         parts = [
             -functional.cross_entropy(logits(hidden[chunk]), targets[chunk], reduction="none")
-            for chunk in slices(len(hidden), size)
+            for chunk in iterate_chunks(len(hidden), size)
         ]
     return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Numbers of layers, such as `attention_dropout`, `layerdrop`, `resid_pdrop`; and `jitter_noise` of what is sent to experts.
-_RANDOM = ("drop", "jitter")
+_RANDOM_FIELDS = ("drop", "jitter")
 # Models that choose experts at random in training, by the same number that bounds the choice in evaluations.
-_RANDOM_CHOICE = ("phimoe",)
+_MODELS_WITH_RANDOM_ROUTERS = ("phimoe",)
 
 
 def remove(model: PreTrainedModel, what: str = "model.base") -> None:
@@ -31,7 +31,7 @@ def remove(model: PreTrainedModel, what: str = "model.base") -> None:
     Raises:
         RecipeRefusedError: what is random in it cannot be taken out.
     """
-    if model.config.model_type in _RANDOM_CHOICE:
+    if model.config.model_type in _MODELS_WITH_RANDOM_ROUTERS:
         raise RecipeRefusedError(
             f"{what} is a {model.config.model_type}, which chooses experts at random while it is trained, so that its answers cannot "
             "be compared: choose another model, or objective SFT"
@@ -40,5 +40,5 @@ def remove(model: PreTrainedModel, what: str = "model.base") -> None:
         if isinstance(module, _DropoutNd):
             module.p = 0.0
         for name, value in vars(module).items():
-            if any(part in name for part in _RANDOM) and isinstance(value, float):
+            if any(part in name for part in _RANDOM_FIELDS) and isinstance(value, float):
                 setattr(module, name, 0.0)

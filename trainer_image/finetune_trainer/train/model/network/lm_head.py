@@ -32,7 +32,7 @@ class Head(nn.Module):
     def __init__(self, base: PreTrainedModel) -> None:
         super().__init__()
         self.layer = base.get_output_embeddings()
-        self.chunk_numbers = chunked_loss.SMALL
+        self.chunk_numbers = chunked_loss.SMALL_CHUNK_NUMBERS
         """Logits of a chunk, of all its tokens together."""
         self._config: Any = base.config.get_text_config()
 
@@ -50,9 +50,9 @@ class Head(nn.Module):
         """The number of tokens in a chunk."""
         return max(1, self.chunk_numbers // self.vocabulary)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits of some hidden states, fp32 [..., vocabulary], scaled as the model's own forward does."""
-        logits = _applied(self.layer, hidden).float()
+        logits = _apply(self.layer, hidden).float()
         config = self._config
         factors = [getattr(config, name, None) for name in ("logit_scale", "lm_head_multiplier")]
         divisor = getattr(config, "logits_scaling", None)
@@ -65,31 +65,31 @@ class Head(nn.Module):
         cap = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
         return torch.tanh(logits / cap) * cap if cap else logits
 
-    def summed(self, score: chunked_loss.Score, hidden: torch.Tensor) -> torch.Tensor:
+    def sum_loss(self, score: chunked_loss.Score, hidden: torch.Tensor) -> torch.Tensor:
         """Return the sum of a loss over all chunks, an fp32 scalar, differentiable in hidden states and parameters.
 
         Args:
             score: the loss of a chunk.
             hidden: last hidden states [tokens, width].
         """
-        return chunked_loss.summed(score, self.logits, hidden, list(self.parameters()), self.chunk)
+        return chunked_loss.sum_loss(score, self.compute_logits, hidden, list(self.parameters()), self.chunk)
 
-    def log_probabilities(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def compute_log_probabilities(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the log-probability of each target, in nats, fp32 [tokens], without a gradient."""
-        return chunked_loss.log_probabilities(self.logits, hidden, targets, self.chunk)
+        return chunked_loss.compute_log_probabilities(self.compute_logits, hidden, targets, self.chunk)
 
 
-def _applied(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
+def _apply(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
     """The logits of an output layer; those of new tokens are of their trained rows.
 
     NB: peft's own forward puts these rows into a copy of the whole weight, of each chunk of tokens, and has a gradient for it.
     """
     adapter = getattr(layer, "token_adapter", None)
     if adapter is None:
-        found: torch.Tensor = layer(hidden)
-        return found
+        frozen_logits: torch.Tensor = layer(hidden)
+        return frozen_logits
     (ids,) = adapter.token_indices.values()
     (rows,) = adapter.trainable_tokens_delta.values()
     logits: torch.Tensor = adapter.base_layer(hidden)
-    at = torch.tensor(ids, device=hidden.device)
-    return logits.index_copy(-1, at, functional.linear(hidden, rows.to(hidden.dtype)))
+    positions = torch.tensor(ids, device=hidden.device)
+    return logits.index_copy(-1, positions, functional.linear(hidden, rows.to(hidden.dtype)))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
 
 
-def added(words: torch.Tensor, batch: Batch, alpha: float) -> torch.Tensor:
+def add_noise(words: torch.Tensor, batch: Batch, alpha: float) -> torch.Tensor:
     """Return the embeddings of a batch with noise, uniform in +-alpha / sqrt(L x width).
 
     L is the length of the token's own document, as in the paper. transformers takes that of the padded row: with packing, an

@@ -99,11 +99,11 @@ class Network(nn.Module):
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the objective's loss and metrics of a batch, or what `no_grad_forward` computes instead."""
         computation = self._computation or self.objective
-        hidden = batch.at_targets(self.hidden(batch))
-        found: tuple[torch.Tensor, torch.Tensor] = self.head(
+        hidden = batch.at_targets(self.compute_hidden_states(batch))
+        outputs: tuple[torch.Tensor, torch.Tensor] = self.head(
             hidden, lambda states: computation(self, batch, states)
         )
-        return found
+        return outputs
 
     @contextmanager
     def no_grad_forward(self, computation: Computation | None = None) -> Iterator[None]:
@@ -118,7 +118,7 @@ class Network(nn.Module):
                 yield
         finally:
             self._computation = None
-            self.shard_again()
+            self.free_gathered_weights()
 
     @property
     def base(self) -> PreTrainedModel:
@@ -132,12 +132,12 @@ class Network(nn.Module):
         first, last = ({id(weight) for weight in end.parameters()} for end in ends)
         return bool(first & last)
 
-    def hidden(self, batch: Batch) -> torch.Tensor:
+    def compute_hidden_states(self, batch: Batch) -> torch.Tensor:
         """Return the last hidden states of a batch [rows, length, width]."""
         decoder = decoder_of(self.base)
         prompt = self._soft_prompt(len(batch.input_ids))
         if prompt is None:
-            with self._noise(batch):
+            with self._add_noise(batch):
                 return decoder(
                     input_ids=batch.input_ids,
                     position_ids=batch.position_ids,
@@ -152,7 +152,7 @@ class Network(nn.Module):
         states = decoder(input_ids=batch.input_ids, past_key_values=prompt, use_cache=False)
         return states.last_hidden_state
 
-    def own_logits(self, batch: Batch) -> torch.Tensor:
+    def compute_model_logits(self, batch: Batch) -> torch.Tensor:
         """Return the logits of the model's own forward pass [rows, length, vocabulary]; each row must be one document.
 
         NB: only what runs in the forward pass of the network may call this: there the output layer is gathered.
@@ -160,21 +160,21 @@ class Network(nn.Module):
         model: Any = self.model
         return model(input_ids=batch.input_ids, use_cache=False, **self._attention_arguments(batch)).logits
 
-    def shard_again(self) -> None:
+    def free_gathered_weights(self) -> None:
         """Free what a forward pass without a backward pass leaves gathered: the output layer, and the rest of the root's group."""
         for module in (self, self.head):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
     @contextmanager
-    def _noise(self, batch: Batch) -> Iterator[None]:
+    def _add_noise(self, batch: Batch) -> Iterator[None]:
         """Add noise to the embeddings of a batch in training."""
         if self.neftune_alpha is None or not self.training:
             yield
             return
         alpha, embedding = self.neftune_alpha, self.base.get_input_embeddings()
         hook = embedding.register_forward_hook(
-            lambda _module, _ids, words: neftune.added(words, batch, alpha)
+            lambda _module, _ids, words: neftune.add_noise(words, batch, alpha)
         )
         try:
             yield
@@ -233,7 +233,7 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | Conv1D)
 
 
-def towers(model: PreTrainedModel) -> list[str]:
+def find_towers(model: PreTrainedModel) -> list[str]:
     """Return the names of the modules that take no part in text: the towers of images or sound of a model, and their projectors."""
     ends = (decoder_of(model), model.get_output_embeddings())
 
@@ -249,6 +249,6 @@ def towers(model: PreTrainedModel) -> list[str]:
     return [*outside("", model)]
 
 
-def trained(model: nn.Module) -> list[nn.Parameter]:
+def trained_parameters(model: nn.Module) -> list[nn.Parameter]:
     """Return the trainable parameters."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]

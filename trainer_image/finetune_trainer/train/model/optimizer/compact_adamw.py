@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
 # Numbers of a block, which share a scale: as many as divide a row.
-_BLOCKS = (256, 128, 64)
+_BLOCK_SIZES = (256, 128, 64)
 # Smaller tensors keep fp32 moments, as in bitsandbytes and torchao.
-_LEAST = 4096
+_MIN_QUANTIZED_NUMBERS = 4096
 # Numbers that are updated at once: about ten fp32 tensors of this size are alive meanwhile.
-_AT_ONCE = 4 * 2**20
+_NUMBERS_PER_UPDATE = 4 * 2**20
 
 
 class CompactAdamW(torch.optim.Optimizer):
@@ -72,13 +72,13 @@ class CompactAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:
         """Update each weight that has a gradient; never waits for the GPU."""
         assert closure is None  # noqa: S101 - the loop computes the gradients
-        at = 0
+        position = 0
         for group in self.param_groups:
             for weight in group["params"]:
-                at += 1
+                position += 1
                 if weight.grad is not None:
                     with torch.no_grad():
-                        self._update(weight, group, at)
+                        self._update(weight, group, position)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over a state with the types that it has."""
@@ -90,57 +90,57 @@ class CompactAdamW(torch.optim.Optimizer):
             if key in state_dict["state"]:
                 self.state[weight] = dict(state_dict["state"][key])
 
-    def _update(self, weight: torch.Tensor, group: dict[str, Any], at: int) -> None:
+    def _update(self, weight: torch.Tensor, group: dict[str, Any], position: int) -> None:
         state = self.state[weight]
         if not state:
-            state.update(self._initial(weight))
-        held, rows = local_rows(weight)
+            state.update(self._initialize_state(weight))
+        local_weight, rows = local_rows(weight)
         # NB: the first dimension of packed experts is that of experts, each of which is a matrix.
-        values, gradients = _as_rows(held), _as_rows(local_rows(weight.grad)[0])
+        values, gradients = _as_rows(local_weight), _as_rows(local_rows(weight.grad)[0])
         moments = (
-            self._moment(state, "exp_avg", values.device),
-            self._moment(state, "exp_avg_sq", values.device),
+            self._find_moment(state, "exp_avg", values.device),
+            self._find_moment(state, "exp_avg_sq", values.device),
         )
-        taken = finite(self, values.device)
-        state["step"] += taken
+        is_applied = is_step_finite(self, values.device)
+        state["step"] += is_applied
         noise = None
         if values.dtype == torch.bfloat16:
             noise = torch.Generator(values.device)
-            noise.manual_seed(seeds.mixed(self._seed, self.number, at, rows.start or 0))
-        for part in _parts(values):
+            noise.manual_seed(seeds.derive(self._seed, self.number, position, rows.start or 0))
+        for part in _iterate_parts(values):
             # NB: what is not a number must not reach the quantization, which looks numbers up.
-            gradient = torch.where(taken, gradients[part].float(), 0.0)
+            gradient = torch.where(is_applied, gradients[part].float(), 0.0)
             mean = moments[0].read(part).lerp(gradient, 1 - group["betas"][0])
             square = moments[1].read(part).lerp(gradient.square_(), 1 - group["betas"][1])
-            moments[0].write(part, mean, taken)
-            moments[1].write(part, square, taken)
-            found = _updated(values[part].float(), mean, square, state["step"], group)
+            moments[0].write(part, mean, is_applied)
+            moments[1].write(part, square, is_applied)
+            updated = _compute_update(values[part].float(), mean, square, state["step"], group)
             if noise is not None:
-                found = round_stochastically(found, noise)
-            values[part] = torch.where(taken, found, values[part])
+                updated = round_stochastically(updated, noise)
+            values[part] = torch.where(is_applied, updated, values[part])
 
-    def _moment(self, state: dict[str, torch.Tensor], name: str, device: torch.device) -> _Moment:
+    def _find_moment(self, state: dict[str, torch.Tensor], name: str, device: torch.device) -> _Moment:
         """This rank's rows of a moment, with the values of its codes on the device where it has codes."""
         scales, signed = state.get(f"{name}_scale"), name == "exp_avg"
         values = _as_rows(local_rows(state[name])[0])
         if scales is None:
             return _Moment(values, None, None)
         if (device, signed) not in self._codes:
-            self._codes[device, signed] = torch.tensor(code_values(signed=signed), device=device)
+            self._codes[device, signed] = torch.tensor(compute_code_values(signed=signed), device=device)
         return _Moment(values, _as_rows(local_rows(scales)[0]), self._codes[device, signed])
 
-    def _initial(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _initialize_state(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         state = {"step": torch.zeros((), device=weight.device)}
-        block = next((size for size in _BLOCKS if weight.shape[-1] % size == 0), None)
+        block = next((size for size in _BLOCK_SIZES if weight.shape[-1] % size == 0), None)
         in_fp32 = not self._eight_bit or id(weight) in self._embeddings
         for name in ("exp_avg", "exp_avg_sq"):
-            if not in_fp32 and block and weight.ndim > 1 and weight.numel() >= _LEAST:
+            if not in_fp32 and block and weight.ndim > 1 and weight.numel() >= _MIN_QUANTIZED_NUMBERS:
                 scales = (*weight.shape[:-1], weight.shape[-1] // block)
                 # NB: not the code of 0, but with a scale of 0 each code is 0.
-                state[name] = _zeros(weight, weight.shape, torch.uint8)
-                state[f"{name}_scale"] = _zeros(weight, scales, torch.float32)
+                state[name] = _allocate_zeros(weight, weight.shape, torch.uint8)
+                state[f"{name}_scale"] = _allocate_zeros(weight, scales, torch.float32)
             else:
-                state[name] = _zeros(weight, weight.shape, torch.float32)
+                state[name] = _allocate_zeros(weight, weight.shape, torch.float32)
         return state
 
 
@@ -155,20 +155,20 @@ class _Moment:
     def read(self, part: slice) -> torch.Tensor:
         if self.scales is None:
             return self.values[part]
-        found: torch.Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
+        values: torch.Tensor = torch.ops.bitsandbytes.dequantize_blockwise(
             self.values[part], self.scales[part].flatten(), self.code, self._block, torch.float32
         )
-        return found
+        return values
 
-    def write(self, part: slice, found: torch.Tensor, taken: torch.Tensor) -> None:
+    def write(self, part: slice, values: torch.Tensor, is_applied: torch.Tensor) -> None:
         """Keep what was found if the step is taken: read and written again, 8 bits would not be the same ones."""
         if self.scales is None:
-            self.values[part] = torch.where(taken, found, self.values[part])
+            self.values[part] = torch.where(is_applied, values, self.values[part])
             return
-        codes, scales = torch.ops.bitsandbytes.quantize_blockwise(found, self.code, self._block)
-        self.values[part] = torch.where(taken, codes, self.values[part])
-        kept = self.scales[part]
-        self.scales[part] = torch.where(taken, scales.view_as(kept), kept)
+        codes, scales = torch.ops.bitsandbytes.quantize_blockwise(values, self.code, self._block)
+        self.values[part] = torch.where(is_applied, codes, self.values[part])
+        previous_scales = self.scales[part]
+        self.scales[part] = torch.where(is_applied, scales.view_as(previous_scales), previous_scales)
 
     @property
     def _block(self) -> int:
@@ -177,7 +177,7 @@ class _Moment:
         return row // blocks
 
 
-def _updated(
+def _compute_update(
     weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, step: torch.Tensor, group: dict[str, Any]
 ) -> torch.Tensor:
     """Return some rows of a weight after a step, fp32, from their new moments, which this overwrites."""
@@ -197,20 +197,22 @@ def find_embeddings(model: nn.Module) -> list[nn.Parameter]:
     return [weight for weight in dict.fromkeys(weights) if weight.requires_grad]
 
 
-def finite(optimizer: Any, device: torch.device) -> torch.Tensor:
+def is_step_finite(optimizer: Any, device: torch.device) -> torch.Tensor:
     """Whether a step is taken: a scalar on the device, from the optimizer's `found_inf`, where it has one."""
-    found = getattr(optimizer, "found_inf", None)
-    return torch.ones((), dtype=torch.bool, device=device) if found is None else found == 0
+    found_inf = getattr(optimizer, "found_inf", None)
+    return torch.ones((), dtype=torch.bool, device=device) if found_inf is None else found_inf == 0
 
 
 def round_stochastically(values: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
     """Return fp32 values in bf16, each the one below or above it; the mean over many draws is the value."""
-    drawn = torch.randint(0, 1 << 16, values.shape, generator=noise, dtype=torch.int32, device=values.device)
+    random_bits = torch.randint(
+        0, 1 << 16, values.shape, generator=noise, dtype=torch.int32, device=values.device
+    )
     # bf16 is the upper half of fp32: what is added to the lower half carries over as often as it is large.
-    return ((values.view(torch.int32) + drawn) & -(1 << 16)).view(torch.float32).bfloat16()
+    return ((values.view(torch.int32) + random_bits) & -(1 << 16)).view(torch.float32).bfloat16()
 
 
-def _zeros(like: torch.Tensor, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+def _allocate_zeros(like: torch.Tensor, shape: Any, dtype: torch.dtype) -> torch.Tensor:
     """Zeros that are sharded as a weight is, by rows."""
     local, _ = local_rows(like)
     zeros = torch.zeros((*local.shape[:1], *shape[1:]), dtype=dtype, device=local.device)
@@ -226,21 +228,21 @@ def _zeros(like: torch.Tensor, shape: Any, dtype: torch.dtype) -> torch.Tensor:
     )
 
 
-def _as_rows(held: torch.Tensor) -> torch.Tensor:
+def _as_rows(values: torch.Tensor) -> torch.Tensor:
     """A view of a tensor of more than two dimensions as a matrix of its rows."""
-    return held.view(-1, held.shape[-1]) if held.ndim > 2 else held
+    return values.view(-1, values.shape[-1]) if values.ndim > 2 else values
 
 
-def _parts(values: torch.Tensor) -> Iterator[slice]:
-    rows = max(1, _AT_ONCE // max(1, values[:1].numel()))
+def _iterate_parts(values: torch.Tensor) -> Iterator[slice]:
+    rows = max(1, _NUMBERS_PER_UPDATE // max(1, values[:1].numel()))
     for begin in range(0, len(values), rows):
         yield slice(begin, begin + rows)
 
 
 @cache
-def code_values(*, signed: bool) -> tuple[float, ...]:
+def compute_code_values(*, signed: bool) -> tuple[float, ...]:
     """Return the 256 values that codes stand for, from -1 or 0 to 1."""
     from bitsandbytes.functional import create_dynamic_map
 
-    found: list[float] = create_dynamic_map(signed=signed).tolist()  # type: ignore[no-untyped-call]
-    return tuple(found)
+    values: list[float] = create_dynamic_map(signed=signed).tolist()  # type: ignore[no-untyped-call]
+    return tuple(values)

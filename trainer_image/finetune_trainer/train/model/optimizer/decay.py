@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NOT_DECAYING = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 # The rates of state space models. Source: their reference code marks A_log and D with `_no_weight_decay`
 # (github.com/state-spaces/mamba, mamba_simple.py); D has one dimension.
-_RATES = re.compile(r"(?:^|\.)A_log$")
+_STATE_SPACE_RATES = re.compile(r"(?:^|\.)A_log$")
 
 
 def find_decaying(model: nn.Module) -> set[nn.Parameter]:
@@ -37,7 +37,7 @@ def find_decaying(model: nn.Module) -> set[nn.Parameter]:
         if weight.ndim > 1
         and weight not in inside_norms
         and not _NOT_DECAYING.search(name.lower())
-        and not _RATES.search(name)
+        and not _STATE_SPACE_RATES.search(name)
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 # As in torch.amp.GradScaler, but for the least scale, from which on a broken step is not one of the scale.
-_FIRST, _LEAST, _GROWTH_STEPS = 2.0**16, 1.0, 2000
+_INITIAL_SCALE, _MIN_SCALE, _GROWTH_STEPS = 2.0**16, 1.0, 2000
 
 
 class LossScale:
@@ -18,10 +18,10 @@ class LossScale:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._scale = torch.full((), _FIRST, device=device)
+        self._scale = torch.full((), _INITIAL_SCALE, device=device)
         self._good = torch.zeros((), device=device)
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return a loss whose gradients are larger by the scale."""
         return loss * self._scale
 
@@ -37,19 +37,19 @@ class LossScale:
         Returns:
             Whether the step was skipped and the scale cannot be the cause, a scalar on the device.
         """
-        broken = ~finite & (self._scale <= _LEAST)
-        good = torch.where(finite, self._good + 1, 0.0)
-        grown = good >= _GROWTH_STEPS
-        factor = torch.where(finite, torch.where(grown, 2.0, 1.0), 0.5)
-        self._scale = (self._scale * factor).clamp(min=_LEAST)
-        self._good = torch.where(grown, 0.0, good)
-        return broken
+        is_broken = ~finite & (self._scale <= _MIN_SCALE)
+        good_steps = torch.where(finite, self._good + 1, 0.0)
+        is_growing = good_steps >= _GROWTH_STEPS
+        factor = torch.where(finite, torch.where(is_growing, 2.0, 1.0), 0.5)
+        self._scale = (self._scale * factor).clamp(min=_MIN_SCALE)
+        self._good = torch.where(is_growing, 0.0, good_steps)
+        return is_broken
 
     def state(self) -> tuple[float, int]:
         """Return the scale, and the good steps since it changed; waits for the GPU."""
         return self._scale.item(), int(self._good.item())
 
-    def go_on(self, scale: float, good_steps: int) -> None:
+    def load_state(self, scale: float, good_steps: int) -> None:
         """Set what `state` has returned."""
         self._scale = torch.full_like(self._scale, scale)
         self._good = torch.full_like(self._good, good_steps)

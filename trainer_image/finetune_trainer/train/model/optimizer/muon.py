@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
 from finetune_trainer.train.model.network.trained_network import Network, decoder_layers
-from finetune_trainer.train.model.optimizer.compact_adamw import finite
+from finetune_trainer.train.model.optimizer.compact_adamw import is_step_finite
 from finetune_trainer.train.model.optimizer.decay import find_matrices
 from finetune_trainer.train.model.rows import local_rows
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def matrices(network: Network) -> list[nn.Parameter]:
+def find_muon_matrices(network: Network) -> list[nn.Parameter]:
     """Return the matrices that Muon trains: those of the decoder's layers, as its authors do.
 
     The embedding and the output layer, vectors, other parameters of a layer, and experts that are stored as one tensor are left
@@ -46,22 +46,22 @@ class Muon(torch.optim.Muon):
 
     def _update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
         rate, momentum = group["lr"], group["momentum"]
-        taken = finite(self, weight.device)
+        is_applied = is_step_finite(self, weight.device)
         state = self.state[weight]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(weight)
         gradient, _ = local_rows(weight.grad)
         buffer, _ = local_rows(state["momentum_buffer"])
         mean = buffer.lerp(gradient, 1 - momentum)
-        buffer.copy_(torch.where(taken, mean, buffer))
-        direction = _orthogonal(weight, gradient.lerp(mean, momentum), group)
+        buffer.copy_(torch.where(is_applied, mean, buffer))
+        direction = _orthogonalize(weight, gradient.lerp(mean, momentum), group)
         values, _ = local_rows(weight)
-        found = values * (1 - rate * group["weight_decay"])
-        found.add_(direction, alpha=-_adjust_lr(rate, group["adjust_lr_fn"], weight.shape))
-        values.copy_(torch.where(taken, found, values))
+        updated = values * (1 - rate * group["weight_decay"])
+        updated.add_(direction, alpha=-_adjust_lr(rate, group["adjust_lr_fn"], weight.shape))
+        values.copy_(torch.where(is_applied, updated, values))
 
 
-def _orthogonal(weight: torch.Tensor, update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+def _orthogonalize(weight: torch.Tensor, update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
     """This rank's rows of the orthogonalized update of a matrix."""
     update = update.bfloat16()
     if not isinstance(weight, DTensor):
@@ -79,10 +79,10 @@ def _orthogonal(weight: torch.Tensor, update: torch.Tensor, group: dict[str, Any
 
 
 def _newton_schulz(update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-    found: torch.Tensor = _zeropower_via_newtonschulz(
+    orthogonalized: torch.Tensor = _zeropower_via_newtonschulz(
         update,
         group["ns_coefficients"],
         group["ns_steps"],
         group["eps"],
     )
-    return found
+    return orthogonalized

@@ -8,11 +8,11 @@ import torch
 
 from finetune_crds.optimizer import DEFAULT_MOMENTUM
 from finetune_trainer.train.model import precision, rows
-from finetune_trainer.train.model.network.trained_network import Network, trained
+from finetune_trainer.train.model.network.trained_network import Network, trained_parameters
 from finetune_trainer.train.model.optimizer.compact_adamw import CompactAdamW, find_embeddings
 from finetune_trainer.train.model.optimizer.decay import find_decaying
 from finetune_trainer.train.model.optimizer.loss_scale import LossScale
-from finetune_trainer.train.model.optimizer.muon import Muon, matrices
+from finetune_trainer.train.model.optimizer.muon import Muon, find_muon_matrices
 from finetune_trainer.train.model.optimizer.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -33,22 +33,22 @@ class Optimizer:
     """
 
     def __init__(self, network: nn.Module, training: Training, max_steps: int) -> None:
-        self.parts = optimizers(network, training)
+        self.parts = build_optimizers(network, training)
         """One for each way to update; each weight belongs to one of them."""
         self.learning_rate = 0.0
         """Of the last step."""
         self.loss_scale: LossScale | None = None
         """For precision FP16."""
         self._schedule = Schedule.of(training, max_steps)
-        self._parameters = trained(network)
+        self._parameters = trained_parameters(network)
         self._max_grad_norm = training.max_grad_norm
         self._grad_norm = torch.zeros(())
         if training.precision == "FP16":
             self.loss_scale = LossScale(self._parameters[0].device)
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss to differentiate, whose gradients `step` takes."""
-        return loss if self.loss_scale is None else self.loss_scale.scaled(loss)
+        return loss if self.loss_scale is None else self.loss_scale.scale_loss(loss)
 
     def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip the gradients, apply them with the learning rate of `step`, and drop them; never waits for the GPU.
@@ -62,7 +62,7 @@ class Optimizer:
         if self.loss_scale is not None:
             self.loss_scale.unscale([weight.grad for weight in self._parameters if weight.grad is not None])
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
-        norm = rows.whole(norm)
+        norm = rows.gather_tensor(norm)
         finite = torch.isfinite(norm)
         for part in self.parts:
             for group in part.param_groups:
@@ -76,36 +76,37 @@ class Optimizer:
         self._grad_norm = torch.where(finite, norm, self._grad_norm.to(norm))
         return finite, ~finite if self.loss_scale is None else self.loss_scale.update(finite)
 
-    def scale(self) -> float | None:
+    def read_loss_scale(self) -> float | None:
         """Return the scale of the loss, None without one; waits for the GPU."""
         return None if self.loss_scale is None else self.loss_scale.state()[0]
 
-    def grad_norm(self) -> float:
+    def read_grad_norm(self) -> float:
         """Return the norm of the last finite gradients before clipping, the same on all ranks; waits for the GPU."""
         return float(self._grad_norm.item())
 
 
-def optimizers(network: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, ...]:
+def build_optimizers(network: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, ...]:
     """The optimizers over what is trained; see `decay` for what decays."""
-    parameters, spec, decaying = trained(network), training.optimizer, find_decaying(network)
+    parameters, decaying_weights = trained_parameters(network), find_decaying(network)
+    spec = training.optimizer
     if spec.type == "Muon":
-        ours = matrices(cast("Network", network))
-        chosen = {id(weight) for weight in ours}
+        muon_weights = find_muon_matrices(cast("Network", network))
+        muon_ids = {id(weight) for weight in muon_weights}
         muon = Muon(
-            ours,
+            muon_weights,
             lr=training.learning_rate,
             weight_decay=training.weight_decay,
             momentum=DEFAULT_MOMENTUM if spec.momentum is None else spec.momentum,
             adjust_lr_fn="match_rms_adamw",
         )
-        rest = [weight for weight in parameters if id(weight) not in chosen]
-        return muon, _adamw(rest, decaying, find_embeddings(network), training)
-    return (_adamw(parameters, decaying, find_embeddings(network), training),)
+        remaining_weights = [weight for weight in parameters if id(weight) not in muon_ids]
+        return muon, _build_adamw(remaining_weights, decaying_weights, find_embeddings(network), training)
+    return (_build_adamw(parameters, decaying_weights, find_embeddings(network), training),)
 
 
-def _adamw(
+def _build_adamw(
     parameters: Sequence[nn.Parameter],
-    decaying: Collection[nn.Parameter],
+    decaying_weights: Collection[nn.Parameter],
     embeddings: Collection[nn.Parameter],
     training: Training,
 ) -> torch.optim.Optimizer:
@@ -113,10 +114,10 @@ def _adamw(
     spec = training.optimizer
     groups: list[dict[str, Any]] = [
         {
-            "params": [weight for weight in parameters if weight in decaying],
+            "params": [weight for weight in parameters if weight in decaying_weights],
             "weight_decay": training.weight_decay,
         },
-        {"params": [weight for weight in parameters if weight not in decaying], "weight_decay": 0.0},
+        {"params": [weight for weight in parameters if weight not in decaying_weights], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     options: dict[str, Any] = {
@@ -124,7 +125,9 @@ def _adamw(
         "betas": (spec.beta1, spec.beta2),
         "eps": spec.epsilon,
     }
-    eight_bit = spec.type == "AdamW8bit"
-    if eight_bit or precision.trained(training) == torch.bfloat16:
-        return CompactAdamW(groups, **options, eight_bit=eight_bit, embeddings=embeddings, seed=training.seed)
+    is_eight_bit = spec.type == "AdamW8bit"
+    if is_eight_bit or precision.trained_dtype(training) == torch.bfloat16:
+        return CompactAdamW(
+            groups, **options, eight_bit=is_eight_bit, embeddings=embeddings, seed=training.seed
+        )
     return torch.optim.AdamW(groups, **options, fused=True)

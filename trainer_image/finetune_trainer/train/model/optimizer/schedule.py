@@ -43,19 +43,19 @@ class Schedule:
         Raises:
             RecipeRefusedError: the run is shorter than its warm-up and decaySteps.
         """
-        warmup = training.warmup_of(max_steps)
-        rest = max(0, max_steps - warmup)
-        decay = 0 if training.scheduler == "Constant" else rest
+        warmup_steps = training.warmup_of(max_steps)
+        steps_after_warmup = max(0, max_steps - warmup_steps)
+        decay_steps = 0 if training.scheduler == "Constant" else steps_after_warmup
         if training.scheduler == "WSD":
             ratio = _DEFAULT_DECAY_RATIO if training.decay_ratio is None else training.decay_ratio
-            decay = training.decay_steps or min(math.ceil(ratio * max_steps), rest)
-        if decay > rest:
+            decay_steps = training.decay_steps or min(math.ceil(ratio * max_steps), steps_after_warmup)
+        if decay_steps > steps_after_warmup:
             raise RecipeRefusedError(
-                f"training.decaySteps is {decay}, and the run has {max_steps} steps, {warmup} of them of warm-up: set decaySteps to "
-                f"{rest} or less, or set decayRatio instead"
+                f"training.decaySteps is {decay_steps}, and the run has {max_steps} steps, {warmup_steps} of them of warm-up: set decaySteps to "
+                f"{steps_after_warmup} or less, or set decayRatio instead"
             )
         floor = training.min_learning_rate or 0.0
-        return cls(training.scheduler, training.learning_rate, floor, warmup, decay, max_steps)
+        return cls(training.scheduler, training.learning_rate, floor, warmup_steps, decay_steps, max_steps)
 
     def at(self, step: int) -> float:
         """Return the learning rate of a step, from 0."""

@@ -17,7 +17,7 @@ from finetune_trainer.train.model.adapters import adapt, continued, new_tokens
 from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
 from finetune_trainer.train.model.network.trained_network import base_of
 from finetune_trainer.train.model.weights import stored_tensors
-from finetune_trainer.train.model.weights.load import empty, load_errors, unsharded
+from finetune_trainer.train.model.weights.load import build_empty_model, load_errors, load_unsharded
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
 
 # What peft adds to the names of a base's weights.
-_WRAPPED = re.compile(
+_PEFT_WRAPPER = re.compile(
     r"\.(token_adapter\.base_layer|base_layer|original_module|modules_to_save\.default)(?=\.)"
 )
-_ADDED = (".lora_", ".trainable_tokens_")
+_PEFT_PARAMETERS = (".lora_", ".trainable_tokens_")
 
 
 def fill(
@@ -53,25 +53,25 @@ def fill(
     if recipe.method.type != "QLoRA":
         read_weights(model, recipe.model, source, world, new=NewTokens.of(recipe.model, tokenizer))
     if recipe.model.new_tokens:
-        new_tokens.start(model)
+        new_tokens.initialize_trained_rows(model)
     if adapter is not None:
         world.agree(lambda: _read_adapter(model, recipe, adapter))
         return
     for name, parameter in model.named_parameters():
         if any(part in name for part in (".lora_A.", ".lora_B.", "prompt_encoder.")):
-            rows.set_rows(parameter, adapt.initial(name, parameter.shape, recipe.training.seed))
+            rows.set_rows(parameter, adapt.compute_initial_value(name, parameter.shape, recipe.training.seed))
     if recipe.method.type == "DoRA":
         _set_magnitudes(model)
     if recipe.method.type == "PromptTuning":
-        words = adapt.prompt_tokens(
+        token_ids = adapt.choose_prompt_tokens(
             recipe.method.soft_prompt or SoftPrompt(), tokenizer, recipe.training.seed
         )
-        _initialize_prompt(model, words)
+        _initialize_prompt(model, token_ids)
 
 
 def _read_adapter(model: nn.Module, recipe: Recipe, adapter: Path) -> None:
     with load_errors(recipe.model):
-        for parameter, values in continued.weights(model, adapter, recipe).values():
+        for parameter, values in continued.match_weights(model, adapter, recipe).values():
             rows.set_rows(parameter, values)
 
 
@@ -87,7 +87,7 @@ def read_weights(
     spec: Model,
     source: Path,
     world: World,
-    field: str = "model.base",
+    field_name: str = "model.base",
     *,
     new: NewTokens = NO_TOKENS,
 ) -> None:
@@ -99,23 +99,23 @@ def read_weights(
     Raises:
         RecipeRefusedError: files are missing, damaged, or of another model.
     """
-    wanted = _of_base(model, new)
+    targets = _collect_targets(model, new)
 
     def try_to_read() -> bool:
-        with load_errors(spec, field):
-            if not stored_tensors.readable(source):
+        with load_errors(spec, field_name):
+            if not stored_tensors.has_safetensors(source):
                 return False
-            for name in _read_parts(wanted, _parts(wanted, spec, source)):
-                world.say(f"{field}: its files have no {name}: it begins as in the model's code")
+            for name in _read_parts(targets, _collect_parts(targets, spec, source)):
+                world.say(f"{field_name}: its files have no {name}: it begins as in the model's code")
             return True
 
     if not world.agree(try_to_read):
-        world.say(f"{field}: its weights are in pickles; rank 0 loads all of them")
-        _broadcast(wanted, spec, source, world, field)
+        world.say(f"{field_name}: its weights are in pickles; rank 0 loads all of them")
+        _broadcast(targets, spec, source, world, field_name)
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Target:
     """What gets a weight of the base's files.
 
     tensors: of one shape. A layer of modulesToSave has two: as it was, and as it is trained.
@@ -134,97 +134,99 @@ class _Wanted:
     def shape(self) -> list[int]:
         return list(self.tensors[0].shape)
 
-    def whole(self, part: Any) -> Any:
+    def extend(self, part: Any) -> Any:
         """A tensor, or a slice of a file, with the rows of new tokens."""
-        return new_tokens.Grown(part, self.new) if self.new.ids else part
+        return new_tokens.ExtendedWeight(part, self.new) if self.new.ids else part
 
     def set(self, value: Any) -> None:
         for tensor in self.tensors:
             rows.set_rows(tensor, value)
 
 
-def _of_base(model: nn.Module, new: NewTokens) -> dict[str, _Wanted]:
+def _collect_targets(model: nn.Module, new: NewTokens) -> dict[str, _Target]:
     """The tensors of the base model that files hold, by their name there; without what a method added.
 
     These are the parameters, and buffers such as a router's score corrections.
     """
     base = base_of(model)
-    ends = {id(weight) for weight in new_tokens.at_ends(base)}
-    found: dict[str, _Wanted] = {}
-    seen: set[int] = set()
+    ends = {id(weight) for weight in new_tokens.embedding_and_head_weights(base)}
+    targets: dict[str, _Target] = {}
+    seen_ids: set[int] = set()
     for name, tensor in base.state_dict(keep_vars=True).items():
         # A tied weight has only its first name, as in the files.
-        if id(tensor) not in seen and not any(part in name for part in _ADDED):
-            seen.add(id(tensor))
-            to = _Wanted(new=new if id(tensor) in ends else NO_TOKENS)
-            found.setdefault(_WRAPPED.sub("", name), to).tensors.append(tensor)
-    return found
+        if id(tensor) not in seen_ids and not any(part in name for part in _PEFT_PARAMETERS):
+            seen_ids.add(id(tensor))
+            target = _Target(new=new if id(tensor) in ends else NO_TOKENS)
+            targets.setdefault(_PEFT_WRAPPER.sub("", name), target).tensors.append(tensor)
+    return targets
 
 
-def _parts(wanted: Collection[str], spec: Model, source: Path) -> dict[str, stored_tensors.Part]:
+def _collect_parts(names: Collection[str], spec: Model, source: Path) -> dict[str, stored_tensors.Part]:
     """What the files hold, by the names of the model's weights, file by file."""
-    there: dict[str, stored_tensors.Part] = dict(stored_tensors.tensors(source))
-    if set(wanted) <= set(there):
-        return there
+    parts: dict[str, stored_tensors.Part] = dict(stored_tensors.open_tensors(source))
+    if set(names) <= set(parts):
+        return parts
     from transformers import AutoConfig
 
     trust = spec.trust_remote_code
     config = AutoConfig.from_pretrained(str(source), trust_remote_code=trust)
     # NB: the model itself has the names of peft and FSDP, where transformers looks for those of its own.
-    return stored_tensors.layout(empty(config, torch.float32, trust=trust), there).parts
+    return stored_tensors.map_layout(build_empty_model(config, torch.float32, trust=trust), parts).parts
 
 
-def _read_parts(wanted: dict[str, _Wanted], there: dict[str, stored_tensors.Part]) -> list[str]:
+def _read_parts(targets: dict[str, _Target], parts: dict[str, stored_tensors.Part]) -> list[str]:
     """Read each rank's rows; DCP's HuggingFaceStorageReader is no faster (docs/design/speed.md).
 
     Returns:
         The buffers that the files lack, which transformers leaves as they are too.
     """
-    missing = [name for name in wanted if name not in there]
+    missing = [name for name in targets if name not in parts]
     for name in missing:
-        if not wanted[name].is_buffer:
-            raise ValueError(f"its files have no {name} of the shape {wanted[name].shape}")
-    for name, part in there.items():
-        if name not in wanted:
+        if not targets[name].is_buffer:
+            raise ValueError(f"its files have no {name} of the shape {targets[name].shape}")
+    for name, part in parts.items():
+        if name not in targets:
             continue
-        to = wanted[name]
-        whole = to.whole(part)
-        shape = new_tokens.shape_of(whole)
-        if shape != to.shape:
+        target = targets[name]
+        extended = target.extend(part)
+        shape = new_tokens.shape_of(extended)
+        if shape != target.shape:
             where = part.path.name if isinstance(part, stored_tensors.Stored) else "its files"
-            raise ValueError(f"{name} has the shape {shape} in {where}, and {to.shape} by config.json")
-        to.set(whole)
+            raise ValueError(f"{name} has the shape {shape} in {where}, and {target.shape} by config.json")
+        target.set(extended)
     return missing
 
 
-def _broadcast(wanted: dict[str, _Wanted], spec: Model, source: Path, world: World, field: str) -> None:
+def _broadcast(targets: dict[str, _Target], spec: Model, source: Path, world: World, field_name: str) -> None:
 
     def load() -> dict[str, torch.Tensor]:
         if not world.leads:
             return {}
-        with load_errors(spec, field):
-            model = unsharded(spec, source)
-            own = next((name for name, _ in model.named_parameters() if name not in wanted), None)
-            if own is not None:
+        with load_errors(spec, field_name):
+            model = load_unsharded(spec, source)
+            untied_name = next((name for name, _ in model.named_parameters() if name not in targets), None)
+            if untied_name is not None:
                 # NB: transformers does not tie weights of which files have different values.
                 raise ValueError(
-                    f"its files have a {own} of its own, which its config.json ties to another weight: set tie_word_embeddings to "
+                    f"its files have a {untied_name} of its own, which its config.json ties to another weight: set tie_word_embeddings to "
                     "false there"
                 )
             state = dict(model.state_dict())
-            found = {name: to.whole(state[name])[:] for name, to in wanted.items() if name in state}
-            for name, to in wanted.items():
-                if name not in found or list(found[name].shape) != to.shape:
-                    raise ValueError(f"its files have no {name} of the shape {to.shape}")
-            return found
+            tensors = {
+                name: target.extend(state[name])[:] for name, target in targets.items() if name in state
+            }
+            for name, target in targets.items():
+                if name not in tensors or list(tensors[name].shape) != target.shape:
+                    raise ValueError(f"its files have no {name} of the shape {target.shape}")
+            return tensors
 
     weights = world.agree(load)
-    for name, to in wanted.items():
+    for name, target in targets.items():
         # Of a layer and its trained copy in fp32, the latter.
-        dtype = max((tensor.dtype for tensor in to.tensors), key=lambda kind: kind.itemsize)
-        value = weights[name].to(dtype) if world.leads else torch.empty(to.shape, dtype=dtype)
+        dtype = max((tensor.dtype for tensor in target.tensors), key=lambda kind: kind.itemsize)
+        value = weights[name].to(dtype) if world.leads else torch.empty(target.shape, dtype=dtype)
         dist.broadcast(value, src=0)
-        to.set(value)
+        target.set(value)
 
 
 def _set_magnitudes(model: nn.Module) -> None:
@@ -238,15 +240,15 @@ def _set_magnitudes(model: nn.Module) -> None:
         with torch.no_grad():
             if layer.fan_in_fan_out:
                 # A Conv1D has an output in each column, of which a rank holds some rows.
-                rows.set_rows(magnitude, rows.whole(base).float().norm(dim=0))
+                rows.set_rows(magnitude, rows.gather_tensor(base).float().norm(dim=0))
             else:
                 # A rank holds the same rows of both.
                 rows.local_rows(magnitude)[0].copy_(rows.local_rows(base)[0].float().norm(dim=1))
 
 
-def _initialize_prompt(model: nn.Module, words: torch.Tensor) -> None:
+def _initialize_prompt(model: nn.Module, token_ids: torch.Tensor) -> None:
     prompt = next(parameter for name, parameter in model.named_parameters() if "prompt_encoder." in name)
     embedding = base_of(model).get_input_embeddings().weight
-    whole_embedding = rows.whole(embedding).detach()
-    chosen = whole_embedding[words.to(whole_embedding.device)].float()
-    rows.set_rows(prompt, chosen)
+    whole_embedding = rows.gather_tensor(embedding).detach()
+    initial_prompt = whole_embedding[token_ids.to(whole_embedding.device)].float()
+    rows.set_rows(prompt, initial_prompt)

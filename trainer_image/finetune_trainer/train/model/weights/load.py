@@ -45,7 +45,7 @@ def load_errors(model: Model, field: str = "model.base") -> Iterator[None]:
         ) from error
 
 
-def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.base") -> PreTrainedModel:
+def build_skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.base") -> PreTrainedModel:
     """The base model with its parameters on the meta device.
 
     Parameters that are trained are fp32, or as training.optimizer.weights says; frozen ones have the precision they compute in.
@@ -57,36 +57,38 @@ def skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.bas
     """
     from transformers import AutoConfig
 
-    half = recipe.training.precision != "FP32"
-    soft = recipe.method.type in SOFT_PROMPTS
+    is_half = recipe.training.precision != "FP32"
+    has_soft_prompt = recipe.method.type in SOFT_PROMPTS
     with load_errors(recipe.model, field):
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
         check_not_quantized(config, f"{field} {recipe.model.base}")
         _check_context(config, recipe, field)
-        model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
-        if _ends_differ(model, source):
+        model = build_empty_model(config, precision.base_dtype(recipe), trust=recipe.model.trust_remote_code)
+        if _has_untied_values(model, source):
             config.tie_word_embeddings = False
-            model = empty(config, precision.base(recipe), trust=recipe.model.trust_remote_code)
+            model = build_empty_model(
+                config, precision.base_dtype(recipe), trust=recipe.model.trust_remote_code
+            )
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
         # NB: before the choice of attention, which depends on it.
         dropout.remove(model, f"{field} {recipe.model.base}")
-    isolated = attention.isolate(model, card=world.card, half=half, soft_prompt=soft)
-    _check_documents(model, recipe, field, apart=isolated or attention.masks_documents(model))
+    is_isolated = attention.isolate(model, card=world.card, half=is_half, soft_prompt=has_soft_prompt)
+    _check_documents(model, recipe, field, is_isolated=is_isolated or attention.can_mask_documents(model))
     return model
 
 
-def _ends_differ(model: PreTrainedModel, source: Path) -> bool:
+def _has_untied_values(model: PreTrainedModel, source: Path) -> bool:
     """Whether files have different values for weights that a model ties by its config: transformers then does not tie them."""
-    if not model.all_tied_weights_keys or not stored_tensors.readable(source):
+    if not model.all_tied_weights_keys or not stored_tensors.has_safetensors(source):
         return False
-    parts = stored_tensors.layout(model, stored_tensors.tensors(source)).parts
+    parts = stored_tensors.map_layout(model, stored_tensors.open_tensors(source)).parts
     return any(
-        not stored_tensors.equal(parts[name], parts[other])
-        for name, other in stored_tensors.tied_twice(model, parts)
+        not stored_tensors.is_equal(parts[name], parts[tied_name])
+        for name, tied_name in stored_tensors.find_tied_duplicates(model, parts)
     )
 
 
-def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
+def build_empty_model(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
     """A model with parameters on the meta device, and real buffers, which the files do not hold."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
@@ -96,25 +98,25 @@ def empty(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
     # NB: parameters that are created on the meta device are not tied.
     model.tie_weights()
     # Buffers alone: FSDP casts parameters for the passes, whatever type they have.
-    keeps = kept_in_fp32(model, dtype)
+    is_fp32 = fp32_name_filter(model, dtype)
     for name, buffer in model.named_buffers():
-        if keeps(name):
+        if is_fp32(name):
             buffer.data = buffer.data.float()
     return model
 
 
-def kept_in_fp32(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:
+def fp32_name_filter(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:
     """Which names transformers keeps in fp32 where the rest of a model is of a type: above all, corrections of routers."""
     from transformers.core_model_loading import build_glob_alternation
 
-    plan = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained does
-    if not plan:
+    dtype_plan = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained does
+    if not dtype_plan:
         return lambda _name: False
-    pattern, *_ = build_glob_alternation(list(plan))
+    pattern, *_ = build_glob_alternation(list(dtype_plan))
     return lambda name: pattern.search(name) is not None
 
 
-def unsharded(spec: Model, source: Path, device: str | None = None) -> PreTrainedModel:
+def load_unsharded(spec: Model, source: Path, device: str | None = None) -> PreTrainedModel:
     """A model with all weights, in the type that they are stored in.
 
     Args:
@@ -135,8 +137,8 @@ def unsharded(spec: Model, source: Path, device: str | None = None) -> PreTraine
     )
 
 
-def quantized(
-    recipe: Recipe, source: Path, world: World, like: PreTrainedModel, new: NewTokens = NO_TOKENS
+def load_quantized(
+    recipe: Recipe, source: Path, world: World, skeleton: PreTrainedModel, new_tokens: NewTokens = NO_TOKENS
 ) -> PreTrainedModel:
     """The base model in four bits, unsharded on each rank's device; without dropout, as `skeleton` is.
 
@@ -152,27 +154,27 @@ def quantized(
     """
     from transformers import AutoModelForCausalLM
 
-    config = four_bits(recipe)
+    config = build_quantization_config(recipe)
     with load_errors(recipe.model):
         model = AutoModelForCausalLM.from_pretrained(
             str(source),
             trust_remote_code=recipe.model.trust_remote_code,
             dtype=config.bnb_4bit_compute_dtype,
-            attn_implementation=like.config._attn_implementation,  # noqa: SLF001 - where transformers keeps it
+            attn_implementation=skeleton.config._attn_implementation,  # noqa: SLF001 - where transformers keeps it
             device_map={"": world.device},
             quantization_config=config,
         )
     # NB: it may say otherwise than the files.
-    model.config.tie_word_embeddings = like.config.tie_word_embeddings
+    model.config.tie_word_embeddings = skeleton.config.tie_word_embeddings
     for module in model.modules():
-        keep_packing(module)
+        prevent_repacking(module)
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
         dropout.remove(model)
-    new.enlarge(model)
+    new_tokens.enlarge(model)
     return model.requires_grad_(False)
 
 
-def four_bits(recipe: Recipe) -> Any:
+def build_quantization_config(recipe: Recipe) -> Any:
     """How bitsandbytes stores a base in four bits, as transformers takes it."""
     from transformers import BitsAndBytesConfig
 
@@ -181,17 +183,17 @@ def four_bits(recipe: Recipe) -> Any:
         load_in_4bit=True,
         bnb_4bit_quant_type=quantization.type.lower(),
         bnb_4bit_use_double_quant=quantization.double_quantization,
-        bnb_4bit_compute_dtype=precision.compute(recipe.training.precision),
+        bnb_4bit_compute_dtype=precision.compute_dtype(recipe.training.precision),
     )
 
 
-def keep_packing(module: Any) -> None:
+def prevent_repacking(module: Any) -> None:
     """Keep bitsandbytes from repacking a layer's weights in the first evaluation, which fails for some shapes."""
     if hasattr(module, "support_avx512bf16_for_cpu"):
         module.support_avx512bf16_for_cpu = False
 
 
-def check_not_quantized(config: Any, what: str) -> None:
+def check_not_quantized(config: Any, subject: str) -> None:
     """Refuse weights that a quantizer has packed: they have no gradients, and an adapter cannot be added to them.
 
     NB: transformers loads some of them without a word (MXFP4 in BF16, bitsandbytes in four bits), and what is exported
@@ -204,11 +206,15 @@ def check_not_quantized(config: Any, what: str) -> None:
     Raises:
         RecipeRefusedError: the configuration names a quantizer.
     """
-    found = getattr(config, "quantization_config", None)
-    if found is not None:
-        by = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None:
+        method = (
+            quantization.get("quant_method")
+            if isinstance(quantization, dict)
+            else getattr(quantization, "quant_method", None)
+        )
         raise RecipeRefusedError(
-            f"{what} is stored quantized ({getattr(by, 'value', by) or 'by an unnamed method'}), and such "
+            f"{subject} is stored quantized ({getattr(method, 'value', method) or 'by an unnamed method'}), and such "
             "weights cannot be trained: name the same model in BF16; a QLoRA makes four bits of it by itself",
             reason="ModelNotLoadable",
         )
@@ -223,7 +229,7 @@ def _check_context(config: Any, recipe: Recipe, field: str) -> None:
         )
 
 
-def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apart: bool) -> None:
+def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, is_isolated: bool) -> None:
     training = recipe.training
     if "position_ids" not in inspect.signature(decoder_of(model).forward).parameters:
         raise RecipeRefusedError(
@@ -231,9 +237,9 @@ def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, apar
             "cannot be kept apart: choose another model",
             reason="ModelNotLoadable",
         )
-    pairs = recipe.objective.type in COLUMNS_OF_OBJECTIVE
-    if (training.packing or pairs) and not apart:
-        remedy = "choose another model" if pairs else "set training.packing to false"
+    is_preference = recipe.objective.type in COLUMNS_OF_OBJECTIVE
+    if (training.packing or is_preference) and not is_isolated:
+        remedy = "choose another model" if is_preference else "set training.packing to false"
         raise RecipeRefusedError(
             f"{field} {recipe.model.base} is a {model.config.model_type}, whose layers mix the documents of a row: "
             f"{remedy}",

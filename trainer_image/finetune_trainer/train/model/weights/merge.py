@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 def fetch(
     spec: Model,
-    to: Path,
+    directory: Path,
     world: World,
     field: str = "model.base",
     *,
-    named: bool = False,
+    with_digest: bool = False,
     check: Callable[[Path], None] = lambda _config: None,
 ) -> download.Source:
     """Fetch a model into each pod as a standalone model: an adapter is merged into its base, unless it goes on itself.
@@ -49,13 +49,13 @@ def fetch(
         TrainingError: the Hub does not answer.
     """
 
-    def alone() -> download.Source:
+    def fetch_source() -> download.Source:
         how: dict[str, Any] = {"revision": spec.revision, "cache": Cache.of(spec), "field": field}
         # Before the weights are fetched, which may be hundreds of GB.
-        config = download.fetch(spec.base, to / "config", **how, without_weights=True)
+        config = download.fetch(spec.base, directory / "config", **how, without_weights=True)
         _check_base(spec, config, field)
         check(config.base)
-        source = download.fetch(spec.base, to / "fetched", **how)
+        source = download.fetch(spec.base, directory / "fetched", **how)
         if spec.adapter == "Continue":
             if source.adapter is None:
                 raise RecipeRefusedError(
@@ -66,36 +66,42 @@ def fetch(
             return source
         if source.adapter is None:
             return source
-        merged = to / "merged"
-        into(source.base, source.adapter, spec, merged, field)
+        merged = directory / "merged"
+        merge_into_base(source.base, source.adapter, spec, merged, field)
         world.say(f"{field} {spec.base} is an adapter: merged into its base {source.adapter_of}")
         return download.Source(merged, source.tokenizer)
 
-    def known() -> download.Source:
-        source = alone()
-        found = source.origin
-        if not (named and world.leads) or found is None or found.digest is not None:
+    def fetch_with_digest() -> download.Source:
+        source = fetch_source()
+        base_origin = source.origin
+        if not (with_digest and world.leads) or base_origin is None or base_origin.digest is not None:
             return source
-        return replace(source, origin=replace(found, digest=base_reference.digest(source.base)))
+        return replace(source, origin=replace(base_origin, digest=base_reference.digest(source.base)))
 
-    return world.agree_in_pod(known)
+    return world.agree_in_pod(fetch_with_digest)
 
 
 def _check_base(spec: Model, source: download.Source, field: str) -> None:
     """Check by its config that a model can be trained, or the base of an adapter."""
     from transformers import AutoConfig
 
-    what = f"{field} {spec.base}"
+    subject = f"{field} {spec.base}"
     if source.adapter is not None:
-        what = f"{source.adapter_of or source.base}, the base of {what},"
+        subject = f"{source.adapter_of or source.base}, the base of {subject},"
     with load.load_errors(spec, field):
         config = AutoConfig.from_pretrained(str(source.base), trust_remote_code=spec.trust_remote_code)
-        load.check_not_quantized(config, what)
-        family.check_causal(config, what)
+        load.check_not_quantized(config, subject)
+        family.check_causal(config, subject)
 
 
-def into(
-    base: Path, adapter: Path, spec: Model, to: Path, field: str = "model.base", *, new: NewTokens = NO_TOKENS
+def merge_into_base(
+    base: Path,
+    adapter: Path,
+    spec: Model,
+    directory: Path,
+    field: str = "model.base",
+    *,
+    new_tokens: NewTokens = NO_TOKENS,
 ) -> None:
     """Merge an adapter into its base and save the result, in the type that the base is stored in.
 
@@ -127,26 +133,28 @@ def into(
                 f"name the base, {config.base_model_name_or_path}",
                 reason="ModelNotLoadable",
             )
-        if _needs_all(config, base):
-            model = load.unsharded(spec, base)
-            new.enlarge(model)
-            adapted = on(model, adapter)
-            _untie_adapted(adapted.get_base_model(), _another)
+        if _needs_whole_base(config, base):
+            model = load.load_unsharded(spec, base)
+            new_tokens.enlarge(model)
+            adapted = load_adapter(model, adapter)
+            _untie_adapted(adapted.get_base_model(), _clone_parameter)
             # NB: peft sets tie_word_embeddings False where both ends have weights of their own.
-            whole = adapted.merge_and_unload()
+            merged = adapted.merge_and_unload()
             streamed = None
         else:
-            streamed = Standalone(spec, base, new=new, given=_brought(adapter, config))
-            adapted = on(streamed.model, adapter)
-            _untie_adapted(adapted.get_base_model(), streamed.another)
+            streamed = Standalone(
+                spec, base, new_tokens=new_tokens, adapter_names=_find_replaced_weights(adapter, config)
+            )
+            adapted = load_adapter(streamed.model, adapter)
+            _untie_adapted(adapted.get_base_model(), streamed.clone_parameter)
             streamed.unload(adapted)
     if streamed is None:
-        save(whole, to, base)
+        save(merged, directory, base)
     else:
-        streamed.save(to)
+        streamed.save(directory)
 
 
-def copy(base: Path, spec: Model, to: Path, field: str = "model.base") -> None:
+def copy_base(base: Path, spec: Model, directory: Path, field: str = "model.base") -> None:
     """Save a base as it is, in the type that its config names; the host holds one file of weights, or all of a pickle.
 
     Args:
@@ -159,15 +167,15 @@ def copy(base: Path, spec: Model, to: Path, field: str = "model.base") -> None:
         RecipeRefusedError: it cannot be loaded.
     """
     with load.load_errors(spec, field):
-        model = load.unsharded(spec, base) if not stored_tensors.readable(base) else None
+        model = load.load_unsharded(spec, base) if not stored_tensors.has_safetensors(base) else None
         streamed = None if model is not None else Standalone(spec, base)
     if streamed is None:
-        save(model, to, base)
+        save(model, directory, base)
     else:
-        streamed.save(to)
+        streamed.save(directory)
 
 
-def _needs_all(config: Any, base: Path) -> bool:
+def _needs_whole_base(config: Any, base: Path) -> bool:
     """Whether an adapter can only be merged into a base that is in memory.
 
     These are bases that `stored` cannot read, and adapters whose layers are made from the values of the base (PiSSA, OLoRA,
@@ -175,11 +183,14 @@ def _needs_all(config: Any, base: Path) -> bool:
     """
     import peft
 
-    low_rank = isinstance(config, peft.LoraConfig) and config.init_lora_weights in continued.INITIAL
-    return not low_rank or not stored_tensors.readable(base)
+    low_rank = (
+        isinstance(config, peft.LoraConfig)
+        and config.init_lora_weights in continued.INITIALIZATIONS_KEEPING_BASE
+    )
+    return not low_rank or not stored_tensors.has_safetensors(base)
 
 
-def _brought(adapter: Path, config: Any) -> frozenset[str]:
+def _find_replaced_weights(adapter: Path, config: Any) -> frozenset[str]:
     """The weights of the base that the file of an adapter has beside its own: biases, and an embedding that has grown."""
     from peft.utils import load_peft_weights
 
@@ -192,7 +203,7 @@ def _brought(adapter: Path, config: Any) -> frozenset[str]:
     return frozenset(name for name in names if not name.rpartition(".")[0].endswith(copied))
 
 
-def _another(weight: torch.nn.Parameter) -> torch.nn.Parameter:
+def _clone_parameter(weight: torch.nn.Parameter) -> torch.nn.Parameter:
     return torch.nn.Parameter(weight.detach().clone(), requires_grad=False)
 
 
@@ -216,7 +227,7 @@ def _untie_adapted(model: Any, another: Callable[[torch.nn.Parameter], torch.nn.
         head.weight = another(head.weight)
 
 
-def on(model: Any, adapter: Path) -> Any:
+def load_adapter(model: Any, adapter: Path) -> Any:
     """A model with an adapter on it.
 
     Raises:

@@ -16,7 +16,12 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, Grown, NewTokens, at_ends
+from finetune_trainer.train.model.adapters.new_tokens import (
+    NO_TOKENS,
+    ExtendedWeight,
+    NewTokens,
+    embedding_and_head_weights,
+)
 from finetune_trainer.train.model.weights import load, stored_tensors
 
 if TYPE_CHECKING:
@@ -27,9 +32,9 @@ if TYPE_CHECKING:
     from finetune_crds.training import Model
 
 _GENERATION = "generation_config.json"
-_WEIGHTS, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
+_WEIGHTS_PATTERN, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
 # A proxied upload above 5 GB does not get through.
-_MAX_SHARD = "4GB"
+_MAX_SHARD_SIZE = "4GB"
 
 
 def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
@@ -45,10 +50,10 @@ def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
 
     # NB: transformers refuses to write some of the generation configs that it reads.
     model.generation_config = GenerationConfig.from_model_config(model.config)
-    model.save_pretrained(folder, max_shard_size=_MAX_SHARD, **options)
-    given = source / _GENERATION
-    if given.exists():
-        shutil.copyfile(given, folder / _GENERATION)
+    model.save_pretrained(folder, max_shard_size=_MAX_SHARD_SIZE, **options)
+    generation_config = source / _GENERATION
+    if generation_config.exists():
+        shutil.copyfile(generation_config, folder / _GENERATION)
 
 
 class Standalone:
@@ -68,48 +73,55 @@ class Standalone:
     """
 
     def __init__(
-        self, spec: Model, source: Path, *, new: NewTokens = NO_TOKENS, given: frozenset[str] = frozenset()
+        self,
+        spec: Model,
+        source: Path,
+        *,
+        new_tokens: NewTokens = NO_TOKENS,
+        adapter_names: frozenset[str] = frozenset(),
     ) -> None:
         self._source = source
-        self._files = stored_tensors.tensors(source)
-        self.model: PreTrainedModel = load.unsharded(spec, source, device="meta")
-        self._parts = stored_tensors.layout(self.model, self._files).parts
+        self._files = stored_tensors.open_tensors(source)
+        self.model: PreTrainedModel = load.load_unsharded(spec, source, device="meta")
+        self._parts = stored_tensors.map_layout(self.model, self._files).parts
         self._tie()
-        ends = {id(weight) for weight in at_ends(self.model)} if new.ids else set()
+        ends = {id(weight) for weight in embedding_and_head_weights(self.model)} if new_tokens.ids else set()
         self._parts |= {
-            name: Grown(self._parts[name], new)
+            name: ExtendedWeight(self._parts[name], new_tokens)
             for name, weight in self.model.named_parameters(remove_duplicate=False)
             if id(weight) in ends and name in self._parts
         }
-        new.enlarge(self.model)
+        new_tokens.enlarge(self.model)
         self._initialize_buffers(spec)
         self._check()
         # The names of the parameters without values, which those that are tied share.
         self._names = WeakTensorKeyDictionary()
-        self._allocate(given)
+        self._allocate(adapter_names)
         self._layers: dict[str, nn.Module] = {}
         # Parameters of a merged layer that are not written yet.
         self._merged: dict[str, torch.Tensor] = {}
 
     def _tie(self) -> None:
         """Tie weights that the files have twice: transformers compares them only if they are loaded."""
-        for name, other in stored_tensors.tied_twice(self.model, self._parts):
-            if stored_tensors.equal(self._parts[name], self._parts[other]):
+        for name, tied_name in stored_tensors.find_tied_duplicates(self.model, self._parts):
+            if stored_tensors.is_equal(self._parts[name], self._parts[tied_name]):
                 module, _, key = name.rpartition(".")
-                setattr(self.model.get_submodule(module), key, self.model.get_parameter(other))
+                setattr(self.model.get_submodule(module), key, self.model.get_parameter(tied_name))
 
     def _initialize_buffers(self, spec: Model) -> None:
         """Give buffers that the files lack the values of the model's code, as transformers does."""
-        stored_too = self.model.state_dict()
+        state = self.model.state_dict()
         missing = [
-            name for name, _ in self.model.named_buffers() if name in stored_too and name not in self._parts
+            name for name, _ in self.model.named_buffers() if name in state and name not in self._parts
         ]
         if not missing:
             return
-        made = load.empty(self.model.config, self.model.dtype, trust=spec.trust_remote_code)
+        initialized = load.build_empty_model(
+            self.model.config, self.model.dtype, trust=spec.trust_remote_code
+        )
         for name in missing:
             module, _, key = name.rpartition(".")
-            setattr(self.model.get_submodule(module), key, made.get_buffer(name).to(stored_too[name].dtype))
+            setattr(self.model.get_submodule(module), key, initialized.get_buffer(name).to(state[name].dtype))
 
     def _check(self) -> None:
         buffers = {name for name, _ in self.model.named_buffers()}
@@ -120,32 +132,32 @@ class Standalone:
             if part is None or list(part.shape) != list(tensor.shape):
                 raise ValueError(f"its files have no {name} of the shape {list(tensor.shape)}")
 
-    def _allocate(self, given: frozenset[str]) -> None:
+    def _allocate(self, adapter_names: frozenset[str]) -> None:
         """Give the parameters tensors on the host: those that an adapter brings real ones, the others one number each."""
-        made: dict[int, nn.Parameter] = {}
-        named = list(self.model.named_parameters(remove_duplicate=False))
-        brought = {id(weight) for name, weight in named if name in given}
-        for name, weight in named:
-            if id(weight) not in made:
-                real = id(weight) in brought
-                made[id(weight)] = (
+        allocated: dict[int, nn.Parameter] = {}
+        parameters = list(self.model.named_parameters(remove_duplicate=False))
+        adapter_ids = {id(weight) for name, weight in parameters if name in adapter_names}
+        for name, weight in parameters:
+            if id(weight) not in allocated:
+                is_from_adapter = id(weight) in adapter_ids
+                allocated[id(weight)] = (
                     nn.Parameter(self._read(name, weight.dtype), requires_grad=False)
-                    if real
-                    else self._without_values(name, weight)
+                    if is_from_adapter
+                    else self._allocate_placeholder(name, weight)
                 )
             module, _, key = name.rpartition(".")
-            setattr(self.model.get_submodule(module), key, made[id(weight)])
+            setattr(self.model.get_submodule(module), key, allocated[id(weight)])
 
-    def _without_values(self, name: str, like: torch.Tensor) -> nn.Parameter:
-        made = nn.Parameter(_hollow(like), requires_grad=False)
-        self._names[made] = name
-        return made
+    def _allocate_placeholder(self, name: str, weight: torch.Tensor) -> nn.Parameter:
+        placeholder = nn.Parameter(_to_placeholder(weight), requires_grad=False)
+        self._names[placeholder] = name
+        return placeholder
 
-    def another(self, weight: nn.Parameter) -> nn.Parameter:
+    def clone_parameter(self, weight: nn.Parameter) -> nn.Parameter:
         """Make a parameter with the values of another, which may be in the files."""
         name = self._names.get(weight)
         if name is not None:
-            return self._without_values(name, weight)
+            return self._allocate_placeholder(name, weight)
         return nn.Parameter(weight.detach().clone(), requires_grad=False)
 
     def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -164,8 +176,8 @@ class Standalone:
         tuner = adapted.base_model
         tuner._check_merge_allowed()  # noqa: SLF001 - peft's merge_and_unload begins with it
         for name, module in tuner.model.named_modules():
-            inside = any(name.startswith(f"{layer}.") for layer in self._layers)
-            if not inside and (
+            is_inside = any(name.startswith(f"{layer}.") for layer in self._layers)
+            if not is_inside and (
                 hasattr(module, "unload_and_optionally_merge_module") or hasattr(module, "base_layer")
             ):
                 self._layers[name] = module
@@ -178,8 +190,8 @@ class Standalone:
     def _merge(self, name: str) -> dict[str, torch.Tensor]:
         """The weights of one of the adapter's layers after it is merged, as peft's merge_and_unload does."""
         layer: Any = self._layers[name]
-        filled = [weight for weight in layer.parameters() if weight in self._names]
-        for weight in filled:
+        read_weights = [weight for weight in layer.parameters() if weight in self._names]
+        for weight in read_weights:
             weight.data = self._read(self._names[weight], weight.dtype)
         if hasattr(layer, "unload_and_optionally_merge_module"):
             merged = layer.unload_and_optionally_merge_module(
@@ -188,13 +200,13 @@ class Standalone:
         else:
             layer.merge(safe_merge=False, adapter_names=None)
             merged = layer.get_base_layer()
-        found = {f"{name}.{key}": value.data for key, value in merged.state_dict(keep_vars=True).items()}
-        for weight in filled:
-            weight.data = _hollow(weight)
-        _trim()
-        return found
+        tensors = {f"{name}.{key}": value.data for key, value in merged.state_dict(keep_vars=True).items()}
+        for weight in read_weights:
+            weight.data = _to_placeholder(weight)
+        _release_freed_memory()
+        return tensors
 
-    def _value(self, name: str) -> torch.Tensor:
+    def _compute_value(self, name: str) -> torch.Tensor:
         """A parameter or a buffer of the finished model."""
         if name in self._merged:
             return self._merged.pop(name)
@@ -207,7 +219,9 @@ class Standalone:
             return self._parts[name][:].to(tensor.dtype)
         return tensor.detach()
 
-    def make(self, name: str, targets: tuple[str, ...], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def make_tensors(
+        self, name: str, targets: tuple[str, ...], dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
         """Make a tensor for the files, and those that can only be made together with it.
 
         Args:
@@ -217,12 +231,18 @@ class Standalone:
         """
         from transformers.core_model_loading import revert_weight_conversion
 
-        there = self._files.get(name)
-        merged = any(target.startswith(f"{layer}.") for target in targets for layer in self._layers)
-        if not merged and there is not None and isinstance(self._parts[targets[0]], stored_tensors.Converted):
+        stored = self._files.get(name)
+        is_merged = any(target.startswith(f"{layer}.") for target in targets for layer in self._layers)
+        if (
+            not is_merged
+            and stored is not None
+            and isinstance(self._parts[targets[0]], stored_tensors.Converted)
+        ):
             # Of experts that the adapter leaves alone, those of the files need not be fused and taken apart again.
-            return {name: there[:].to(dtype)}
-        return dict(revert_weight_conversion(self.model, {target: self._value(target) for target in targets}))
+            return {name: stored[:].to(dtype)}
+        return dict(
+            revert_weight_conversion(self.model, {target: self._compute_value(target) for target in targets})
+        )
 
     def save(self, folder: Path) -> None:
         """Write the model as `save_pretrained` does: the same files.
@@ -234,38 +254,38 @@ class Standalone:
         from safetensors.torch import save_file
 
         save(self.model, folder, self._source, state_dict={})
-        named = self._as_stored()
+        placeholders = self._list_placeholders()
         shards = split_torch_state_dict_into_shards(
-            named, filename_pattern=_WEIGHTS, max_shard_size=_MAX_SHARD
+            placeholders, filename_pattern=_WEIGHTS_PATTERN, max_shard_size=_MAX_SHARD_SIZE
         )
-        made = _Made(self, named)
+        file_tensors = _FileTensors(self, placeholders)
         for file, names in shards.filename_to_tensors.items():
-            tensors = {name: torch.empty_like(named[name], device="cpu") for name in names}
+            tensors = {name: torch.empty_like(placeholders[name], device="cpu") for name in names}
             for name, tensor in tensors.items():
-                tensor.copy_(made.take(name))
+                tensor.copy_(file_tensors.take(name))
             save_file(tensors, folder / file, metadata={"format": "pt"})
             # NB: save_file leaves cycles of references to the tensors (numpy's `ctypes`), which are collected at some time.
             for tensor in tensors.values():
                 tensor.untyped_storage().resize_(0)
         if shards.is_sharded:
-            about = {"total_parameters": self.model.num_parameters(), **shards.metadata}
-            index = {"metadata": about, "weight_map": shards.tensor_to_filename}
+            metadata = {"total_parameters": self.model.num_parameters(), **shards.metadata}
+            index = {"metadata": metadata, "weight_map": shards.tensor_to_filename}
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             (folder / _INDEX).write_text(text, encoding="utf-8")
 
-    def _as_stored(self) -> dict[str, torch.Tensor]:
+    def _list_placeholders(self) -> dict[str, torch.Tensor]:
         """What is written, without values, by the names in the files."""
         from transformers.core_model_loading import revert_weight_conversion
         from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-        state = {name: _bare(value) for name, value in self.model.state_dict().items()}
+        state = {name: _to_meta(value) for name, value in self.model.state_dict().items()}
         for name in self.model._keys_to_ignore_on_save or ():  # noqa: SLF001 - as save_pretrained does
             state.pop(name, None)
         state = remove_tied_weights_from_state_dict(state, self.model)
         return dict(revert_weight_conversion(self.model, state))
 
 
-class _Made:
+class _FileTensors:
     """The tensors of a standalone model by the names in its files, each made when it is taken.
 
     Args:
@@ -273,21 +293,23 @@ class _Made:
         named: what is written, without values.
     """
 
-    def __init__(self, of: Standalone, named: dict[str, torch.Tensor]) -> None:
-        self._of = of
-        self._named = named
-        self._targets = stored_tensors.layout(of.model, named).targets
+    def __init__(self, standalone: Standalone, placeholders: dict[str, torch.Tensor]) -> None:
+        self._standalone = standalone
+        self._placeholders = placeholders
+        self._targets = stored_tensors.map_layout(standalone.model, placeholders).targets
         # What was made together with another tensor, and is not taken yet.
         self._ready: dict[str, torch.Tensor] = {}
 
     def take(self, name: str) -> torch.Tensor:
         """Make a tensor; each can be taken once."""
         if name not in self._ready:
-            self._ready |= self._of.make(name, self._targets[name], self._named[name].dtype)
+            self._ready |= self._standalone.make_tensors(
+                name, self._targets[name], self._placeholders[name].dtype
+            )
         return self._ready.pop(name)
 
 
-def _trim() -> None:
+def _release_freed_memory() -> None:
     """Give memory that was freed back to the system.
 
     NB: glibc before 2.38 reuses no gap of tensors below 32 MB for another of the same size (posix_memalign), so that a small
@@ -298,9 +320,9 @@ def _trim() -> None:
         libc.malloc_trim(0)
 
 
-def _bare(tensor: torch.Tensor) -> torch.Tensor:
+def _to_meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
-def _hollow(tensor: torch.Tensor) -> torch.Tensor:
+def _to_placeholder(tensor: torch.Tensor) -> torch.Tensor:
     return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

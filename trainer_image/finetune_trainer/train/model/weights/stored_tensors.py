@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # Rows of two tensors that are compared at once.
-_AT_ONCE = 8192
+_ROWS_PER_COMPARISON = 8192
 
 
 class Part(Protocol):
@@ -34,7 +34,7 @@ class Part(Protocol):
         """Some of its rows."""
 
 
-class _Opened:
+class _LastOpenedFile:
     """The file that was read last stays open: headers of thousands of experts are large, and so are mapped files."""
 
     def __init__(self) -> None:
@@ -57,20 +57,20 @@ class Stored:
     path: Path
     name: str
     shape: list[int]
-    _opened: _Opened = field(repr=False)
+    _opened: _LastOpenedFile = field(repr=False)
 
     def __getitem__(self, at: slice) -> torch.Tensor:
         file = self._opened(self.path)
-        found: torch.Tensor = file.get_slice(self.name)[at] if self.shape else file.get_tensor(self.name)
-        return found
+        values: torch.Tensor = file.get_slice(self.name)[at] if self.shape else file.get_tensor(self.name)
+        return values
 
 
-def readable(source: Path) -> bool:
+def has_safetensors(source: Path) -> bool:
     """Whether slices of a model's files can be read, which those of a pickle cannot."""
-    return bool(_files(source))
+    return bool(_find_files(source))
 
 
-def tensors(source: Path) -> dict[str, Stored]:
+def open_tensors(source: Path) -> dict[str, Stored]:
     """The tensors in a model's safetensors files, by their names there, file by file; none if it has no such files.
 
     Raises:
@@ -78,16 +78,16 @@ def tensors(source: Path) -> dict[str, Stored]:
     """
     from safetensors import safe_open
 
-    opened = _Opened()
-    found: dict[str, Stored] = {}
-    for path in _files(source):
+    opened = _LastOpenedFile()
+    tensors: dict[str, Stored] = {}
+    for path in _find_files(source):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
-                found[name] = Stored(path, name, list(file.get_slice(name).get_shape()), opened)
-    return found
+                tensors[name] = Stored(path, name, list(file.get_slice(name).get_shape()), opened)
+    return tensors
 
 
-def _files(source: Path) -> list[Path]:
+def _find_files(source: Path) -> list[Path]:
     # NB: of weights in one file and in several, transformers takes the former.
     if (source / _SINGLE).exists():
         return [source / _SINGLE]
@@ -109,7 +109,7 @@ class Layout:
     targets: dict[str, tuple[str, ...]]
 
 
-def layout(model: PreTrainedModel, there: Mapping[str, Part]) -> Layout:
+def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
     """Find what transformers makes of the tensors in files, as its `from_pretrained` does.
 
     Args:
@@ -130,49 +130,55 @@ def layout(model: PreTrainedModel, there: Mapping[str, Part]) -> Layout:
     conversions = get_model_conversion_mapping(model)
     renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
     converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
-    of_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    known = model.state_dict()
-    found = Layout({}, {})
+    converters_by_pattern = {
+        pattern: converter for converter in converters for pattern in converter.source_patterns
+    }
+    state = model.state_dict()
+    layout = Layout({}, {})
     converted: dict[str, dict[str, list[str]]] = {}
-    for name in sorted(there, key=dot_natural_key):
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
-        if target not in known and name in known:
-            target, pattern = rename_source_key(name, [], [], model.base_model_prefix, known)
-        if target not in known:
+    for name in sorted(stored, key=dot_natural_key):
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if target not in state and name in state:
+            target, pattern = rename_source_key(name, [], [], model.base_model_prefix, state)
+        if target not in state:
             continue
         if pattern is None:
-            found.parts.setdefault(target, there[name])
-            found.targets[name] = (target,)
+            layout.parts.setdefault(target, stored[name])
+            layout.targets[name] = (target,)
         else:
             converted.setdefault(target, {}).setdefault(pattern, []).append(name)
     for target, names in converted.items():
-        sources = {pattern: [there[name] for name in of] for pattern, of in names.items()}
-        conversion = _Conversion(model, of_pattern[next(iter(names))], target, sources)
-        made = conversion.parts()
-        found.parts.update({name: part for name, part in made.items() if name in known})
-        targets = tuple(name for name in made if name in known)
-        found.targets.update({name: targets for of in names.values() for name in of})
-    for one, other in model.all_tied_weights_keys.items():
-        for name, same in ((one, other), (other, one)):
-            if name not in found.parts and same in found.parts:
-                found.parts[name] = found.parts[same]
-    return found
+        sources = {
+            pattern: [stored[name] for name in stored_names] for pattern, stored_names in names.items()
+        }
+        conversion = _Conversion(model, converters_by_pattern[next(iter(names))], target, sources)
+        parameters = conversion.build_parts()
+        layout.parts.update({name: part for name, part in parameters.items() if name in state})
+        targets = tuple(name for name in parameters if name in state)
+        layout.targets.update({name: targets for stored_names in names.values() for name in stored_names})
+    for first_name, second_name in model.all_tied_weights_keys.items():
+        for name, tied_name in ((first_name, second_name), (second_name, first_name)):
+            if name not in layout.parts and tied_name in layout.parts:
+                layout.parts[name] = layout.parts[tied_name]
+    return layout
 
 
-def tied_twice(model: PreTrainedModel, parts: Mapping[str, Part]) -> Iterator[tuple[str, str]]:
+def find_tied_duplicates(model: PreTrainedModel, parts: Mapping[str, Part]) -> Iterator[tuple[str, str]]:
     """Yield the names of weights that a model ties, and of which files have both."""
-    for name, other in model.all_tied_weights_keys.items():
-        one, same = parts.get(name), parts.get(other)
-        if one is not None and same is not None and one is not same:
-            yield name, other
+    for name, tied_name in model.all_tied_weights_keys.items():
+        part, tied_part = parts.get(name), parts.get(tied_name)
+        if part is not None and tied_part is not None and part is not tied_part:
+            yield name, tied_name
 
 
-def equal(one: Part, other: Part) -> bool:
+def is_equal(first: Part, second: Part) -> bool:
     """Whether two tensors of files are the same, of which a block of rows is in memory at a time."""
-    if list(one.shape) != list(other.shape):
+    if list(first.shape) != list(second.shape):
         return False
-    blocks = (slice(begin, begin + _AT_ONCE) for begin in range(0, one.shape[0], _AT_ONCE))
-    return all(torch.equal(one[block], other[block]) for block in blocks)
+    blocks = (
+        slice(begin, begin + _ROWS_PER_COMPARISON) for begin in range(0, first.shape[0], _ROWS_PER_COMPARISON)
+    )
+    return all(torch.equal(first[block], second[block]) for block in blocks)
 
 
 @dataclass(frozen=True)
@@ -188,7 +194,7 @@ class _Conversion:
     target: str
     sources: dict[str, list[Part]]
 
-    def parts(self) -> dict[str, Part]:
+    def build_parts(self) -> dict[str, Part]:
         """The parameters, by name."""
         shapes = self._run(lambda part: torch.empty(list(part.shape), device="meta"), self.sources)
         count = {len(parts) for parts in self.sources.values()}
@@ -202,16 +208,16 @@ class _Conversion:
         """Whether each row of a parameter is made of one tensor of each pattern, as fused experts are."""
         from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, Transpose
 
-        first, *others = self.converter.operations
+        merge, *operations = self.converter.operations
         dims = [
             (operation.dim0, operation.dim1)
             if type(operation) is Transpose
             else (operation.dim,)
             if type(operation) in (Concatenate, Interleave)
             else (0,)
-            for operation in others
+            for operation in operations
         ]
-        return type(first) is MergeModulelist and first.dim == 0 and all(min(of) > 0 for of in dims)
+        return type(merge) is MergeModulelist and merge.dim == 0 and all(min(axes) > 0 for axes in dims)
 
     def read(self, name: str, rows: slice | None) -> torch.Tensor:
         """Make a parameter, or some rows of it, of which only the tensors are read."""
@@ -228,12 +234,12 @@ class _Conversion:
             for part in parts:
                 mapping.add_tensor(self.target, pattern, pattern, partial(read, part))
         try:
-            made = mapping.convert(self.target, model=self.model, config=self.model.config)
+            converted = mapping.convert(self.target, model=self.model, config=self.model.config)
         except (RuntimeError, IndexError) as error:
             raise ValueError(
                 f"{self.target} cannot be made of what its files hold: {first_line(error)}"
             ) from error
-        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+        return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
 
 
 @dataclass(frozen=True)
