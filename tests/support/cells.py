@@ -107,7 +107,7 @@ def let_through() -> set[tuple[str, str]]:
     """The methods with the objectives that the schema and the trainer accept."""
     from finetune_trainer.train.runtime.recipe import refusals
 
-    found = set()
+    combinations = set()
     for method, objective in product(get_args(MethodType), get_args(ObjectiveType)):
         columns = {"type": COLUMNS_OF_OBJECTIVE.get(objective, "Text")}
         spec = {"distillation": {"teacher": "/teacher"}} if objective == "Distillation" else {}
@@ -122,8 +122,8 @@ def let_through() -> set[tuple[str, str]]:
             }
         )
         if not refusals(recipe):
-            found.add((method, objective))
-    return found
+            combinations.add((method, objective))
+    return combinations
 
 
 def pod_of(cell: Cell, pod: Pod, models: Models) -> Pod:
@@ -166,8 +166,8 @@ def parameters(cell: Cell) -> dict[str, Any]:
     """What the loss about an example's two answers has."""
     if cell.objective == "ORPO":
         return {"weight": BETA}
-    others: dict[str, dict[str, Any]] = {"SimPO": {"gamma": GAMMA}, "DPO": {"loss": cell.loss or "Sigmoid"}}
-    return {"beta": BETA, **others.get(cell.objective, {})}
+    options: dict[str, dict[str, Any]] = {"SimPO": {"gamma": GAMMA}, "DPO": {"loss": cell.loss or "Sigmoid"}}
+    return {"beta": BETA, **options.get(cell.objective, {})}
 
 
 def answers(model: Any, pod: Pod) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -201,15 +201,15 @@ def log_odds(means: torch.Tensor) -> torch.Tensor:
 def loss_of_pairs(model: Any, cell: Cell, pod: Pod, base: Any) -> float:
     """The mean loss of an objective about preferences over the validation split, in plain torch."""
     mean = (cell.loss or cell.objective) != "DPO"
-    found = log_probabilities(model, pod, mean=mean)
+    gains = log_probabilities(model, pod, mean=mean)
     if cell.objective == "DPO":
-        found -= log_probabilities(base, pod, mean=mean)
-    ahead = found[:, 0] - found[:, 1]
+        gains -= log_probabilities(base, pod, mean=mean)
+    ahead = gains[:, 0] - gains[:, 1]
     each = {
         "DPO": lambda: -functional.logsigmoid(BETA * ahead),
         "IPO": lambda: (ahead - 1 / (2 * BETA)) ** 2,
         "SimPO": lambda: -functional.logsigmoid(BETA * ahead - GAMMA),
-        "ORPO": lambda: -found[:, 0] - BETA * functional.logsigmoid(log_odds(found)),
+        "ORPO": lambda: -gains[:, 0] - BETA * functional.logsigmoid(log_odds(gains)),
     }
     return float(each[cell.loss or cell.objective]().mean())
 
@@ -225,8 +225,8 @@ def loss_of(model: Any, cell: Cell, pod: Pod, base: Any, teacher: Any) -> float:
         sign = 2 * torch.from_numpy(labels.copy()).float() - 1
         divergence = gained[:, 1].mean().clamp(min=0)
         return float((1 - torch.sigmoid(BETA * sign * (gained[:, 0] - divergence))).mean())
-    said = list(answers(model, pod))
-    logits, targets = torch.cat([each for each, _ in said]), torch.cat([answer for _, answer in said])
+    pairs = list(answers(model, pod))
+    logits, targets = torch.cat([each for each, _ in pairs]), torch.cat([answer for _, answer in pairs])
     data = functional.cross_entropy(logits, targets)
     if cell.objective == "SFT":
         return float(data)
@@ -333,13 +333,13 @@ def check(cell: Cell, pod: Pod, models: Models, tracked: Mlflow, capsys: pytest.
     tolerance = cell.tolerance
     assert loss_of(parts["model"], cell, pod, base, taught) == pytest.approx(reported, rel=tolerance)
     question = parts["tokenizer"](PROMPT, return_tensors="pt")
-    said = parts["model"].generate(
+    generated = parts["model"].generate(
         input_ids=question.input_ids,
         attention_mask=question.attention_mask,
         max_new_tokens=4,
         do_sample=False,
     )
-    assert said.shape[1] > question.input_ids.shape[1]
+    assert generated.shape[1] > question.input_ids.shape[1]
 
     if cell.method != "Full":
         adapted, its_base = with_adapter(cell, pod, base)

@@ -48,8 +48,8 @@ class Gradients:
         total = torch.stack([slope.norm() for slope in reference.of_weights.values()]).norm().item()
         shares = {"the loss": abs(self.loss - reference.loss) / abs(reference.loss)}
         for name, slope in reference.of_weights.items():
-            apart = (self.of_weights[name] - slope).norm().item()
-            shares[name] = apart / max(slope.norm().item(), _LEAST * total)
+            distance = (self.of_weights[name] - slope).norm().item()
+            shares[name] = distance / max(slope.norm().item(), _LEAST * total)
         # NB: no number is greater than NaN.
         name = max(shares, key=lambda each: float("inf") if math.isnan(shares[each]) else shares[each])
         return shares[name], name
@@ -121,11 +121,11 @@ def outcome(base: Path, world: World, *, packing: bool, recomputation: str, refe
 
 def _gradients(model: Any) -> dict[str, torch.Tensor]:
     """Return the gradients of all weights; of weights without one, such as those of an expert without tokens, zero."""
-    found = {}
+    slopes = {}
     for name, weight in model.named_parameters():
         slope = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        found[name] = (slope.full_tensor() if hasattr(slope, "full_tensor") else slope).detach()
-    return found
+        slopes[name] = (slope.full_tensor() if hasattr(slope, "full_tensor") else slope).detach()
+    return slopes
 
 
 def check(model_type: str, folder: Path, world: World, runs: Iterable[tuple[bool, str]]) -> None:

@@ -22,7 +22,7 @@ def model(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = True) -> 
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    made = LlamaForCausalLM(
+    llama = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=vocabulary,
             hidden_size=32,
@@ -35,9 +35,9 @@ def model(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = True) -> 
         )
     )
     with torch.no_grad():
-        for weight in made.parameters():
+        for weight in llama.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.1)
-    return made
+    return llama
 
 
 def isolated(made: Any) -> Any:
@@ -56,13 +56,15 @@ def padded(split: Split, documents: list[int]) -> tuple[torch.Tensor, torch.Tens
     parts = [slice(*split.offsets[number : number + 2]) for number in documents]
     ids = [torch.from_numpy(split.tokens[part]).long() for part in parts]
     learned = [torch.from_numpy(split.loss_mask[part]) for part in parts]
-    there = [torch.ones_like(row) for row in ids]
-    padded_rows = [torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in (ids, learned, there)]
+    attention_mask = [torch.ones_like(row) for row in ids]
+    padded_rows = [
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for rows in (ids, learned, attention_mask)
+    ]
     return padded_rows[0], padded_rows[1], padded_rows[2]
 
 
-def gradients(made: Any) -> dict[str, torch.Tensor]:
-    return {name: weight.grad.clone() for name, weight in made.named_parameters()}
+def gradients(network: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.grad.clone() for name, weight in network.named_parameters()}
 
 
 def learned_from(
@@ -81,21 +83,23 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 PRECISIONS = tuple(TOLERANCES)
 
 
-def check(found: tuple[float, dict[str, torch.Tensor], Any], loss: torch.Tensor, reference: Any) -> None:
+def check(learned: tuple[float, dict[str, torch.Tensor], Any], loss: torch.Tensor, reference: Any) -> None:
     """Compare a mean loss and its gradients with those of a reference, whose loss has no gradients so far."""
     loss.backward()
     tolerance = TOLERANCES[reference.dtype]
-    assert found[0] == pytest.approx(loss.item(), rel=tolerance)
+    assert learned[0] == pytest.approx(loss.item(), rel=tolerance)
     expected = gradients(reference)
     if reference.dtype == torch.float32:
-        torch.testing.assert_close(found[1], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(learned[1], expected, rtol=1e-4, atol=1e-5)
         return
     everything = torch.nn.utils.get_total_norm([*expected.values()])
-    apart = {name: ((found[1][name] - slope).norm() / everything).item() for name, slope in expected.items()}
-    assert max(apart.values()) < tolerance, apart
+    distances = {
+        name: ((learned[1][name] - slope).norm() / everything).item() for name, slope in expected.items()
+    }
+    assert max(distances.values()) < tolerance, distances
 
 
-def trl_trainer(policy: Any, reference: Any, metrics: Any, **own: Any) -> SimpleNamespace:
+def trl_trainer(policy: Any, reference: Any, metrics: Any, **options: Any) -> SimpleNamespace:
     """What the methods of TRL's trainers take of the trainer."""
     return SimpleNamespace(
         model=policy,
@@ -110,5 +114,5 @@ def trl_trainer(policy: Any, reference: Any, metrics: Any, **own: Any) -> Simple
         _metrics=metrics,
         _total_train_tokens=0,
         _tp_size=1,
-        **own,
+        **options,
     )

@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_W
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as single_rank:
+        yield single_rank
 
 
 def test_compilation_needs_a_compiler(
@@ -49,15 +49,18 @@ def test_compilation_needs_a_compiler(
 def gathered_during_a_step(network: Network) -> dict[str, tuple[bool, bool]]:
     """Whether the weights of the embedding and of the output layer are gathered, at moments of a step."""
     ends = (network.base.get_input_embeddings(), network.base.get_output_embeddings())
-    found: dict[str, tuple[bool, bool]] = {}
+    is_gathered: dict[str, tuple[bool, bool]] = {}
 
     def see(moment: str) -> None:
-        found[moment] = (not isinstance(ends[0].weight, DTensor), not isinstance(ends[1].weight, DTensor))
+        is_gathered[moment] = (
+            not isinstance(ends[0].weight, DTensor),
+            not isinstance(ends[1].weight, DTensor),
+        )
 
     class Seen(Sft):
-        def __call__(self, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        def __call__(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
             see("loss")
-            return super().__call__(*given)
+            return super().__call__(*arguments)
 
     network.objective = Seen()
     (layer,) = decoder_layers(network)
@@ -70,7 +73,7 @@ def gathered_during_a_step(network: Network) -> dict[str, tuple[bool, bool]]:
         network(batch)
         see("evaluation")
     see("end")
-    return found
+    return is_gathered
 
 
 def test_ends_are_gathered_only_while_they_compute(one_layer: Path, world: World, tmp_path: Path) -> None:

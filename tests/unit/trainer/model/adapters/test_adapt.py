@@ -32,8 +32,8 @@ LORA = {"rank": 4, "alpha": 8}
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as single_rank:
+        yield single_rank
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +70,10 @@ def base_logits(base: Path, batch: pack.Batch) -> torch.Tensor:
     from transformers import AutoModelForCausalLM
 
     with torch.no_grad():
-        found: torch.Tensor = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)(
+        logits: torch.Tensor = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)(
             batch.input_ids
         ).logits
-    return found
+    return logits
 
 
 def one_document() -> pack.Batch:
@@ -87,8 +87,8 @@ def own_logits(network: Any, batch: pack.Batch) -> torch.Tensor:
         return network.head.compute_logits(network.compute_hidden_states(batch)), torch.zeros(0)
 
     with network.no_grad_forward(of_each_token):
-        found, _ = network(batch)
-    return cast("torch.Tensor", found)
+        logits, _ = network(batch)
+    return cast("torch.Tensor", logits)
 
 
 def values(network: Any, part: str) -> dict[str, torch.Tensor]:
@@ -117,13 +117,13 @@ def test_new_values_are_distributed_as_those_of_peft() -> None:
 
     layer = torch.nn.Sequential(torch.nn.Linear(400, 300))
     theirs = peft.get_peft_model(layer, peft.LoraConfig(r=64, target_modules=["0"]))
-    drawn = theirs.base_model.model[0].lora_A["default"].weight.detach()
-    ours = adapt.compute_initial_value("0.lora_A.default.weight", drawn.shape, 1)
+    peft_values = theirs.base_model.model[0].lora_A["default"].weight.detach()
+    ours = adapt.compute_initial_value("0.lora_A.default.weight", peft_values.shape, 1)
     bound = 1 / math.sqrt(400)
-    for found in (ours, drawn):
-        assert found.abs().max().item() == pytest.approx(bound, rel=1e-2)
-        assert found.std().item() == pytest.approx(bound / math.sqrt(3), rel=2e-2)
-        assert abs(found.mean().item()) < bound / 50
+    for sample in (ours, peft_values):
+        assert sample.abs().max().item() == pytest.approx(bound, rel=1e-2)
+        assert sample.std().item() == pytest.approx(bound / math.sqrt(3), rel=2e-2)
+        assert abs(sample.mean().item()) < bound / 50
 
 
 @pytest.mark.parametrize("method", ["LoRA", "DoRA"])
@@ -203,9 +203,9 @@ def test_virtual_tokens_compute_as_those_of_peft(base_model: Path, world: World,
     with torch.no_grad():
         expected = theirs(input_ids=batch.input_ids).logits[:, -20:]
         without = model(batch.input_ids).logits
-    found = own_logits(network, batch)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert (found - without).abs().max() > 1e-2
+    logits = own_logits(network, batch)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    assert (logits - without).abs().max() > 1e-2
 
 
 def test_a_padded_row_under_virtual_tokens_gives_what_it_gives_alone(base_model: Path, world: World) -> None:
@@ -228,8 +228,8 @@ def test_a_prompt_begins_with_words(base_model: Path, world: World, text: str | 
     tokenizer = load_tokenizer(recipe.model, base_model)
     words = adapt.choose_prompt_tokens(SoftPrompt.model_validate(prompt), tokenizer, recipe.training.seed)
     embedding = AutoModelForCausalLM.from_pretrained(base_model).get_input_embeddings().weight
-    (found,) = values(networks.build(recipe, base_model, world), "prompt_encoder").values()
-    torch.testing.assert_close(found, embedding[words].detach().float())
+    (embedded,) = values(networks.build(recipe, base_model, world), "prompt_encoder").values()
+    torch.testing.assert_close(embedded, embedding[words].detach().float())
     if text:
         ids = tokenizer(text)["input_ids"]
         assert words.tolist() == (ids * 30)[:30]
@@ -240,9 +240,9 @@ def test_a_prompt_begins_with_words(base_model: Path, world: World, text: str | 
 
 def test_a_prefix_begins_small(base_model: Path, world: World) -> None:
     recipe = networks.recipe(base_model, method={"type": "PrefixTuning"}, packing=False)
-    (found,) = values(networks.build(recipe, base_model, world), "prompt_encoder").values()
-    assert found.shape == (20, 2 * 2 * 16)
-    assert found.std().item() == pytest.approx(0.02, rel=0.1)
+    (prefix,) = values(networks.build(recipe, base_model, world), "prompt_encoder").values()
+    assert prefix.shape == (20, 2 * 2 * 16)
+    assert prefix.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

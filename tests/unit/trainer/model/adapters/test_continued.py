@@ -53,8 +53,8 @@ def save_adapter(base: Path, folder: Path, **changes: Any) -> Path:
 
 
 def recipe(adapter: Path, method: str = "LoRA") -> Recipe:
-    found = networks.recipe(adapter, method={"type": method})
-    return found.model_copy(update={"model": found.model.model_copy(update={"adapter": "Continue"})})
+    plain = networks.recipe(adapter, method={"type": method})
+    return plain.model_copy(update={"model": plain.model.model_copy(update={"adapter": "Continue"})})
 
 
 # What peft has, and the fields that say it.
@@ -88,21 +88,23 @@ def test_it_begins_as_it_ended(
     if "bias" in changes:
         base_model = with_biases(base_model, tmp_path / "base")
     adapter = save_adapter(base_model, tmp_path / "adapter", **changes)
-    asked = recipe(adapter, method)
+    written = recipe(adapter, method)
     with networks.alone() as world:
-        fetched = merge.fetch(asked.model, tmp_path / "fetched", world)
+        fetched = merge.fetch(written.model, tmp_path / "fetched", world)
         assert fetched == replace(fetched, base=base_model, adapter=adapter, adapter_of=str(base_model))
-        known = continued.apply_adapter_config(asked, adapter)
-        assert known.method.lora is not None
-        assert known.method.lora.model_dump(exclude_defaults=True) == {
+        configured = continued.apply_adapter_config(written, adapter)
+        assert configured.method.lora is not None
+        assert configured.method.lora.model_dump(exclude_defaults=True) == {
             "rank": 4,
             "alpha": 6,
             "targetModules": ["down_proj", "q_proj"],
             **fields,
         }
-        tokenizer = load_tokenizer(known.model, base_model)
-        network = build.network(known, base_model, tokenizer, world, tmp_path / "teacher", going_on=fetched)
-        state = export.gather(network.model, base_model, known, world)
+        tokenizer = load_tokenizer(configured.model, base_model)
+        network = build.network(
+            configured, base_model, tokenizer, world, tmp_path / "teacher", going_on=fetched
+        )
+        state = export.gather(network.model, base_model, configured, world)
     network.model.save_pretrained(tmp_path / "again", state_dict=state, save_embedding_layers=False)
     before, after = (
         peft.utils.load_peft_weights(str(folder), device="cpu") for folder in (adapter, tmp_path / "again")
@@ -142,14 +144,14 @@ def test_an_adapter_that_cannot_go_on_is_refused(
 def test_an_adapter_may_name_more_layers_than_a_recipe(base_model: Path, tmp_path: Path) -> None:
     adapter = save_adapter(base_model, tmp_path / "adapter")
     path = adapter / "adapter_config.json"
-    targets, whole = (
+    targets, saved = (
         sorted(f"model.layers.{layer}.{name}" for layer in range(40)) for name in ("mlp.up", "mlp.gate")
     )
-    config = json.loads(path.read_text()) | {"target_modules": targets, "modules_to_save": whole}
+    config = json.loads(path.read_text()) | {"target_modules": targets, "modules_to_save": saved}
     path.write_text(json.dumps(config))
-    found = continued.apply_adapter_config(recipe(adapter), adapter).method.lora
-    assert found is not None
-    assert (found.target_modules, found.modules_to_save) == (targets, whole)
+    lora = continued.apply_adapter_config(recipe(adapter), adapter).method.lora
+    assert lora is not None
+    assert (lora.target_modules, lora.modules_to_save) == (targets, saved)
 
 
 def test_a_prompt_a_pattern_and_a_plain_model_are_refused(base_model: Path, tmp_path: Path) -> None:
@@ -168,18 +170,18 @@ def test_a_prompt_a_pattern_and_a_plain_model_are_refused(base_model: Path, tmp_
 
 def test_weights_that_do_not_fit_are_refused(base_model: Path, tmp_path: Path) -> None:
     adapter = save_adapter(base_model, tmp_path / "adapter")
-    known = continued.apply_adapter_config(recipe(adapter), adapter)
-    other = save_adapter(base_model, tmp_path / "other", target_modules=["q_proj"])
+    configured = continued.apply_adapter_config(recipe(adapter), adapter)
+    narrower = save_adapter(base_model, tmp_path / "other", target_modules=["q_proj"])
     wider = save_adapter(base_model, tmp_path / "wider", target_modules=["q_proj", "down_proj", "up_proj"])
     fetched = download.Source(base_model, base_model, adapter, str(base_model))
     with networks.alone() as world:
-        tokenizer = load_tokenizer(known.model, base_model)
+        tokenizer = load_tokenizer(configured.model, base_model)
         model = build.network(
-            known, base_model, tokenizer, world, tmp_path / "teacher", going_on=fetched
+            configured, base_model, tokenizer, world, tmp_path / "teacher", going_on=fetched
         ).model
         for folder, what in (
             (
-                other,
+                narrower,
                 "does not fit its base: base_model.model.model.layers.0.mlp.down_proj.lora_A.weight is missing",
             ),
             (
@@ -189,5 +191,5 @@ def test_weights_that_do_not_fit_are_refused(base_model: Path, tmp_path: Path) -
             (tmp_path, "has no adapter_model.safetensors"),
         ):
             with pytest.raises(PodFailure) as refused:
-                continued.match_weights(model, folder, known)
+                continued.match_weights(model, folder, configured)
             assert refused.value.message.startswith(f"model.base {adapter} {what}")

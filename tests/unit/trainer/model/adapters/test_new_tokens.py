@@ -34,30 +34,30 @@ def test_a_model_grows_as_with_transformers(tied: bool, base_model: Path, tmp_pa
     expected = AutoModelForCausalLM.from_pretrained(folder)
     before = expected.config.vocab_size
     expected.resize_token_embeddings(before + len(ADDED))
-    found = AutoModelForCausalLM.from_pretrained(folder)
+    ours = AutoModelForCausalLM.from_pretrained(folder)
     new = new_of(folder, ADDED)
     assert new.ids == (before, before + 1, before + 2)
-    new.enlarge(found)
-    assert found.config.vocab_size == before + len(ADDED)
-    ends = (found.get_input_embeddings(), found.get_output_embeddings())
+    new.enlarge(ours)
+    assert ours.config.vocab_size == before + len(ADDED)
+    ends = (ours.get_input_embeddings(), ours.get_output_embeddings())
     assert (ends[0].weight is ends[1].weight) == tied
-    torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=0, atol=_DEVIATIONS)
-    assert found(torch.tensor([[5, before + 2]])).logits.shape == (1, 2, before + len(ADDED))
+    torch.testing.assert_close(ours.state_dict(), expected.state_dict(), rtol=0, atol=_DEVIATIONS)
+    assert ours(torch.tensor([[5, before + 2]])).logits.shape == (1, 2, before + len(ADDED))
 
 
 def test_rows_to_spare_are_used(base_model: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base_model)
-    known = model.config.vocab_size
-    model.resize_token_embeddings(known + 2)
+    vocabulary = model.config.vocab_size
+    model.resize_token_embeddings(vocabulary + 2)
     before = model.get_input_embeddings().weight.detach().clone()
     new = new_of(base_model, ADDED[:1])
     new.enlarge(model)
     expected = before.clone()
-    expected[known] = before.mean(dim=0)
+    expected[vocabulary] = before.mean(dim=0)
     torch.testing.assert_close(model.get_input_embeddings().weight.detach(), expected)
-    assert NewTokens().count_rows(known) == known
+    assert NewTokens().count_rows(vocabulary) == vocabulary
 
 
 @pytest.mark.parametrize("shape", [(10, 4), (10,)], ids=["weight", "bias"])
@@ -65,13 +65,13 @@ def test_ranks_read_the_rows_of_the_whole(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     part = torch.randn(shape)
     new = NewTokens((8, 10, 11))
-    whole = torch.cat([part, part[:2]])
-    whole[[8, 10, 11]] = part.mean(dim=0)
+    extended = torch.cat([part, part[:2]])
+    extended[[8, 10, 11]] = part.mean(dim=0)
     grown = ExtendedWeight(part, new)
     assert grown.shape == [12, *shape[1:]]
     for ranks in (1, 2, 3, 5, 12):
         read = torch.cat([grown[slice(at, at + 12 // ranks + 1)] for at in range(0, 12, 12 // ranks + 1)])
-        torch.testing.assert_close(read, whole)
+        torch.testing.assert_close(read, extended)
     half: Any = ExtendedWeight(part.bfloat16(), new)[:]
     assert half.dtype == torch.bfloat16
 
@@ -80,7 +80,7 @@ def test_a_base_grows_before_it_has_weights(base_model: Path) -> None:
     recipe = networks.recipe(base_model)
     with networks.alone() as world:
         model = load.build_skeleton(recipe, base_model, world)
-    known = model.config.vocab_size
+    vocabulary = model.config.vocab_size
     new_of(base_model, ADDED).enlarge(model)
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    assert (model.get_input_embeddings().weight.shape[0], model.device.type) == (known + 3, "meta")
+    assert (model.get_input_embeddings().weight.shape[0], model.device.type) == (vocabulary + 3, "meta")

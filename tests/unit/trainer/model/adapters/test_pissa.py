@@ -41,8 +41,8 @@ STEPS, RATE = 6, 1e-3
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as single_rank:
+        yield single_rank
 
 
 def recipe(base: Path, lora: dict[str, Any] | None = None, **more: Any) -> Recipe:
@@ -68,28 +68,28 @@ def batch() -> pack.Batch:
 
 
 def own_logits(network: Network) -> torch.Tensor:
-    found: list[torch.Tensor] = []
+    captured: list[torch.Tensor] = []
 
     def computed(
         network: Network, batch: pack.Batch, _hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        found.append(network.compute_model_logits(batch))
+        captured.append(network.compute_model_logits(batch))
         return torch.zeros(()), torch.zeros(0)
 
     with network.no_grad_forward(computed):
         network(batch())
-    return found[0]
+    return captured[0]
 
 
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = model.eval()(input_ids=batch().input_ids).logits
-    return found
+        base_logits: torch.Tensor = model.eval()(input_ids=batch().input_ids).logits
+    return base_logits
 
 
 def splits(model: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """The frozen weight of each layer and the product of its low-rank weights, whole, by its name."""
-    found = {}
+    singular = {}
     for name, layer in model.named_modules():
         if "default" in getattr(layer, "lora_A", ()):
             parts = (layer.get_base_layer(), layer.lora_A["default"], layer.lora_B["default"])
@@ -97,34 +97,34 @@ def splits(model: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
                 getattr(part.weight, "full_tensor", lambda weight=part.weight: weight)().detach()
                 for part in parts
             )
-            found[name] = (frozen.float(), layer.scaling["default"] * (second @ first))
-    return found
+            singular[name] = (frozen.float(), layer.scaling["default"] * (second @ first))
+    return singular
 
 
 def losses(network: Network, made_of: Recipe) -> list[float]:
     """Of some steps on one document."""
     (optimizer,) = build_optimizers(network, made_of.training)
-    found = []
+    values = []
     for _ in range(STEPS):
         loss, _ = network.train()(batch())
         (loss / batch().targets_count).backward()
-        found.append(loss.item() / batch().targets_count)
+        values.append(loss.item() / batch().targets_count)
         optimizer.step()
         optimizer.zero_grad()
-    return found
+    return values
 
 
 def losses_of_peft(model: Any) -> list[float]:
     optimizer = torch.optim.AdamW(trained_parameters(model), lr=RATE, weight_decay=0.0)
-    ids, found = batch().input_ids, []
+    ids, values = batch().input_ids, []
     for _ in range(STEPS):
-        said = model(input_ids=ids).logits[0, :-1]
-        loss = functional.cross_entropy(said, ids[0, 1:])
+        logits = model(input_ids=ids).logits[0, :-1]
+        loss = functional.cross_entropy(logits, ids[0, 1:])
         loss.backward()
-        found.append(loss.item())
+        values.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
-    return found
+    return values
 
 
 @pytest.mark.parametrize("scaling", ["Standard", "RankStabilized"])
@@ -156,9 +156,11 @@ def test_the_model_begins_as_its_base(base_model: Path, world: World, precision:
     exact = logits(AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32))
     plain = networks.build(recipe(base_model, {"init": "Default"}, precision=precision), base_model, world)
     network = networks.build(recipe(base_model, precision=precision), base_model, world)
-    base, found = (float((own_logits(made) - exact).norm() / exact.norm()) for made in (plain, network))
-    assert found < max(1e-6, 4 * base)
-    before, begun = (made.eval()(batch())[0].item() for made in (plain, network))
+    base, pissa_error = (
+        float((own_logits(built) - exact).norm() / exact.norm()) for built in (plain, network)
+    )
+    assert pissa_error < max(1e-6, 4 * base)
+    before, begun = (built.eval()(batch())[0].item() for built in (plain, network))
     assert begun == pytest.approx(before, rel=max(1e-6, 4 * base))
 
 
@@ -200,27 +202,27 @@ def test_what_is_exported_is_an_adapter_of_the_base_as_it_was(
     made_of = recipe(base_model, {"scaling": scaling, "rank": 4})
     network = networks.build(made_of, base_model, world)
     adapter = exported(network, made_of, base_model, world, tmp_path / "adapter")
-    said = own_logits(network)
+    trained_logits = own_logits(network)
     plain = AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.float32)
-    assert (said - logits(plain)).abs().max() > 0.01
+    assert (trained_logits - logits(plain)).abs().max() > 0.01
 
     config = json.loads((adapter / "adapter_config.json").read_text())
-    named = ("r", "lora_alpha", "init_lora_weights", "use_rslora")
-    assert [config[name] for name in named] == [8, 2 * ALPHA, True, scaling == "RankStabilized"]
+    fields = ("r", "lora_alpha", "init_lora_weights", "use_rslora")
+    assert [config[name] for name in fields] == [8, 2 * ALPHA, True, scaling == "RankStabilized"]
     torch.testing.assert_close(
-        logits(peft.PeftModel.from_pretrained(plain, adapter)), said, rtol=1e-4, atol=1e-5
+        logits(peft.PeftModel.from_pretrained(plain, adapter)), trained_logits, rtol=1e-4, atol=1e-5
     )
     merge.merge_into_base(base_model, adapter, made_of.model, tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
-    torch.testing.assert_close(logits(merged), said, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits(merged), trained_logits, rtol=1e-4, atol=1e-5)
 
     further = networks.recipe(adapter, method={"type": "LoRA"})
     model = further.model.model_copy(update={"adapter": "Continue"})
-    known = continued.apply_adapter_config(further.model_copy(update={"model": model}), adapter)
+    configured = continued.apply_adapter_config(further.model_copy(update={"model": model}), adapter)
     source = download.Source(base_model, base_model, adapter, str(base_model))
-    tokenizer = load_tokenizer(known.model, base_model)
-    again = build.network(known, base_model, tokenizer, world, tmp_path / "teacher", going_on=source)
-    torch.testing.assert_close(own_logits(again), said, rtol=1e-4, atol=1e-5)
+    tokenizer = load_tokenizer(configured.model, base_model)
+    again = build.network(configured, base_model, tokenizer, world, tmp_path / "teacher", going_on=source)
+    torch.testing.assert_close(own_logits(again), trained_logits, rtol=1e-4, atol=1e-5)
 
 
 def test_biases_and_whole_layers_are_exported_beside_it(
@@ -240,35 +242,38 @@ def test_weights_that_are_stored_the_other_way_round(world: World) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "n_positions": 64, "n_embd": 16, "n_layer": 1, "n_head": 2}
     model = GPT2LMHeadModel(GPT2Config(**sizes))
-    said, before = logits(model), model.transformer.h[0].attn.c_attn.weight.detach().clone()
+    base_logits, before = logits(model), model.transformer.h[0].attn.c_attn.weight.detach().clone()
     method = Method.model_validate({"type": "LoRA", "lora": {"rank": 2, "init": "PiSSA"}})
     adapted: Any = adapt.adapt(model, method, "org/base")
     pissa.check(adapted)
     pissa.allocate_initial(adapted)
     pissa.split_weights(adapted, world)
-    torch.testing.assert_close(logits(adapted), said, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits(adapted), base_logits, rtol=1e-4, atol=1e-5)
     layer = adapted.get_base_model().transformer.h[0].attn.c_attn
     values = torch.linalg.svdvals(before)
-    left = torch.linalg.svdvals(layer.get_base_layer().weight.detach())
-    torch.testing.assert_close(left[0], values[2], rtol=1e-2, atol=0)
+    residual = torch.linalg.svdvals(layer.get_base_layer().weight.detach())
+    torch.testing.assert_close(residual[0], values[2], rtol=1e-2, atol=0)
 
 
 def test_the_principal_part_is_found() -> None:
     """The sine of the angle between both subspaces falls with the ratio of singular values 17 and 8, to the power of 33."""
     torch.manual_seed(3)
-    left, right = (torch.linalg.qr(torch.randn(size, 96)).Q for size in (160, 96))
+    true_left, true_right = (torch.linalg.qr(torch.randn(size, 96)).Q for size in (160, 96))
     exact = torch.arange(1, 97) ** -0.25
-    weight = left * exact @ right.t()
+    weight = true_left * exact @ true_right.t()
     state = torch.get_rng_state()
-    found, values, other = pissa.compute_truncated_svd(weight, 8)
+    left_vectors, values, right_vectors = pissa.compute_truncated_svd(weight, 8)
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(values, exact[:8], rtol=1e-4, atol=0)
-    for mine, true in ((found, left[:, :8]), (other, right[:, :8])):
-        outside = mine - true @ (true.t() @ mine)
+    for vectors, true in ((left_vectors, true_left[:, :8]), (right_vectors, true_right[:, :8])):
+        outside = vectors - true @ (true.t() @ vectors)
         assert torch.linalg.matrix_norm(outside, 2) < 10 * (8 / 17) ** (0.25 * 33)
     torch.manual_seed(4)
     again = pissa.compute_truncated_svd(weight, 8)
-    assert all(torch.equal(one, two) for one, two in zip(again, (found, values, other), strict=True))
+    assert all(
+        torch.equal(second_run, first_run)
+        for second_run, first_run in zip(again, (left_vectors, values, right_vectors), strict=True)
+    )
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -96,8 +96,8 @@ def compute_gradients(network: Network) -> dict[str, torch.Tensor]:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as single_rank:
+        yield single_rank
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -291,9 +291,9 @@ def test_a_restart_uses_the_verdict_of_its_checkpoint(
     verified: list[Any] = []
     plans: list[str] = []
 
-    def count(*given: Any) -> Verdict:
-        verified.append(given)
-        return verify(*given)
+    def count(*arguments: Any) -> Verdict:
+        verified.append(arguments)
+        return verify(*arguments)
 
     monkeypatch.setattr(recomputation, "verify", count)
 

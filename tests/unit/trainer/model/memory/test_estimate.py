@@ -74,13 +74,13 @@ def test_what_is_sharded_is_shared_out(
     shapes: dict[str, Shape], kind: str, weights: int, trained: int, shards: int
 ) -> None:
     recipe = networks.recipe(BASE, precision="BF16", perDeviceBatchSize=1)
-    found = estimate.estimate(shapes[kind], recipe, shards=shards, row_tokens=2048, recompute="Full")
-    assert (found.weights, found.optimizer) == (weights / shards, 8 * trained / shards)
+    memory = estimate.estimate(shapes[kind], recipe, shards=shards, row_tokens=2048, recompute="Full")
+    assert (memory.weights, memory.optimizer) == (weights / shards, 8 * trained / shards)
     if kind == "70B Full" and shards == 1:
         # Gradients are all there at the end of the backward pass.
-        assert found.gradients == 4 * trained
-    assert found.total == sum(
-        (found.weights, found.gradients, found.optimizer, found.activations, found.layer, found.loss)
+        assert memory.gradients == 4 * trained
+    assert memory.total == sum(
+        (memory.weights, memory.gradients, memory.optimizer, memory.activations, memory.layer, memory.loss)
     )
 
 
@@ -101,8 +101,8 @@ def test_an_optimizer_needs_what_it_keeps(
 ) -> None:
     recipe = networks.recipe(BASE, precision="BF16", optimizer=spec)
     # With few tokens a rank needs most at the end of the backward pass, when all gradients are there.
-    found = estimate.estimate(shapes["8B Full"], recipe, shards=1, row_tokens=64, recompute="Full")
-    assert (found.weights, found.gradients, found.optimizer) == tuple(
+    memory = estimate.estimate(shapes["8B Full"], recipe, shards=1, row_tokens=64, recompute="Full")
+    assert (memory.weights, memory.gradients, memory.optimizer) == tuple(
         PARAMETERS["8B"] * size for size in each
     )
 
@@ -112,8 +112,8 @@ def test_muon_keeps_one_number_of_each_matrix(shapes: dict[str, Shape]) -> None:
     shape = shapes["8B Full"]
     # Norms are left to AdamW: two a layer, and the last.
     assert shape.matrices == PARAMETERS["8B"] - ENDS_8B - 65 * 4096
-    found = estimate.estimate(shape, recipe, shards=8, row_tokens=2048, recompute="Full")
-    assert found.optimizer == (4 * shape.matrices + 8 * (PARAMETERS["8B"] - shape.matrices)) / 8
+    memory = estimate.estimate(shape, recipe, shards=8, row_tokens=2048, recompute="Full")
+    assert memory.optimizer == (4 * shape.matrices + 8 * (PARAMETERS["8B"] - shape.matrices)) / 8
 
 
 PISSA = {"type": "LoRA", "lora": {"init": "PiSSA"}}
@@ -136,14 +136,14 @@ def test_the_optimizer_is_as_large_as_estimated(
     with networks.alone() as world:
         network = networks.build(recipe, base, world)
         shape = Shape.of(network, None, quantized=False)
-        found = estimate.estimate(shape, recipe, shards=1, row_tokens=64, recompute="None")
+        memory = estimate.estimate(shape, recipe, shards=1, row_tokens=64, recompute="None")
         parts = build_optimizers(network, recipe.training)
         for weight in trained_parameters(network):
             weight.grad = torch.zeros_like(weight)
         for part in parts:
             part.step()
         states = [state for part in parts for state in part.state.values()]
-        held = sum(value.nbytes for state in states for value in state.values())
+        state_bytes = sum(value.nbytes for state in states for value in state.values())
         initial = [value for name, value in network.named_buffers() if pissa.is_initial(name)]
         weights = sum(weight.nbytes for weight in (*network.parameters(), *initial))
         state, _ = tree_flatten(shards.stager(pinned=False).stage(shards.training_state(network, parts)))
@@ -153,34 +153,34 @@ def test_the_optimizer_is_as_large_as_estimated(
         copied = sum({copy.data_ptr(): copy.nbytes() for copy in copies}.values())
     checkpointed = recipe.model_copy(update={"checkpoint": Checkpoint(uri="/checkpoints")})
     assert copied == pytest.approx(estimate.estimate_staged_bytes(shape, checkpointed, shards=1), rel=0.02)
-    assert held == pytest.approx(found.optimizer, rel=0.02)
-    assert weights == found.weights
+    assert state_bytes == pytest.approx(memory.optimizer, rel=0.02)
+    assert weights == memory.weights
 
 
 def test_a_four_bit_base_is_whole_on_each_rank() -> None:
-    linear, rest = PARAMETERS["8B"] - ENDS_8B, ENDS_8B
-    stored = linear // 2 + 2 * rest
+    linear, ends = PARAMETERS["8B"] - ENDS_8B, ENDS_8B
+    stored = linear // 2 + 2 * ends
     shape = Shape(
-        parameters=linear // 2 + rest + ADAPTER_8B,
+        parameters=linear // 2 + ends + ADAPTER_8B,
         trained=ADAPTER_8B,
-        unsharded=linear // 2 + rest,
+        unsharded=linear // 2 + ends,
         unsharded_bytes=stored,
         teacher=0,
         layers=32,
         width=4096,
         feed_forward=14336,
-        embedding=rest // 2,
-        output=rest // 2,
+        embedding=ends // 2,
+        output=ends // 2,
     )
     recipe = networks.recipe(BASE, method={"type": "QLoRA"}, precision="BF16", perDeviceBatchSize=1)
-    found = {
+    estimates = {
         shards: estimate.estimate(shape, recipe, shards=shards, row_tokens=2048, recompute="Full")
         for shards in (1, 8)
     }
-    assert {shards: each.weights for shards, each in found.items()} == {
-        shards: stored + 4 * ADAPTER_8B / shards for shards in found
+    assert {shards: each.weights for shards, each in estimates.items()} == {
+        shards: stored + 4 * ADAPTER_8B / shards for shards in estimates
     }
-    assert 5e9 < found[1].total < 10e9
+    assert 5e9 < estimates[1].total < 10e9
 
 
 def small(width: int = 128) -> Any:
@@ -203,11 +203,11 @@ def kept_by_a_forward_pass(network: Network, batch: pack.Batch) -> int:
     """Bytes that are allocated when it has ended, and were not before."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         hidden = network.compute_hidden_states(batch)
     assert hidden.requires_grad
     return sum(
-        event.nbytes() for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
+        event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"
     )
 
 
@@ -227,8 +227,8 @@ def test_activations_are_estimated_within_a_factor_of_two(
     network(batch)[0].backward()
     measured = kept_by_a_forward_pass(network, batch)
     shape = Shape.of(network, None, quantized=False)
-    found = estimate.estimate_activation_bytes(shape, 2 * 256, 2 if precision == "BF16" else 4, recompute)
-    assert measured / 2 < found < measured * 2
+    estimated = estimate.estimate_activation_bytes(shape, 2 * 256, 2 if precision == "BF16" else 4, recompute)
+    assert measured / 2 < estimated < measured * 2
 
 
 @pytest.mark.parametrize(

@@ -76,14 +76,14 @@ def mixture() -> Any:
 
 
 def test_flops_leave_out_what_multiplies_nothing() -> None:
-    made = mixture()
-    sizes = {name: weight.numel() for name, weight in made.named_parameters()}
+    moe = mixture()
+    sizes = {name: weight.numel() for name, weight in moe.named_parameters()}
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     assert experts == 2 * 4 * 3 * 32 * 64
     used = sum(sizes.values()) - experts // 2 - 96 * 32
-    assert speed.Flops(Network(made, Sft())).count(1, 0) == 6 * used
+    assert speed.Flops(Network(moe, Sft())).count(1, 0) == 6 * used
     # The gradients of frozen weights are not computed.
-    assert speed.Flops(Network(made.requires_grad_(False), Sft())).count(1, 0) == 4 * used
+    assert speed.Flops(Network(moe.requires_grad_(False), Sft())).count(1, 0) == 4 * used
 
 
 @pytest.mark.filterwarnings(networks.PEFT_WARNINGS[0])
@@ -105,15 +105,15 @@ def test_rows_of_new_tokens_multiply_in_the_output_layer_alone(
 
 def test_flops_are_about_what_torch_counts() -> None:
     """One document, so that all tokens are attended to; the formula has norms too, and torch the products alone."""
-    made = model()
+    llama = model()
     # Torch counts the products of eager attention, and none of the CPU's flash attention.
-    made.set_attn_implementation("eager")
-    network = Network(made, Sft())
+    llama.set_attn_implementation("eager")
+    network = Network(llama, Sft())
     batch = pack.collate(networks.of_documents(list(range(2, 66))), [[0]], pad_id=0)
     with FlopCounterMode(display=False) as counted:
-        made(input_ids=batch.input_ids, labels=batch.input_ids).loss.backward()
-    found = speed.Flops(network).count(batch.tokens, batch.attended)
-    assert found == pytest.approx(counted.get_total_flops(), rel=0.02)
+        llama(input_ids=batch.input_ids, labels=batch.input_ids).loss.backward()
+    estimated = speed.Flops(network).count(batch.tokens, batch.attended)
+    assert estimated == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_peak_memory_is_that_of_the_process_alone() -> None:
     # Other tests may have used much: from here on the peak is that of what is in use.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = speed.read_peak_memory(torch.device("cpu"))
-    held = torch.ones(2**27)
-    own = speed.read_peak_memory(torch.device("cpu"))
-    assert own > before + 2**28
-    del held
+    ballast = torch.ones(2**27)
+    parent_peak = speed.read_peak_memory(torch.device("cpu"))
+    assert parent_peak > before + 2**28
+    del ballast
     done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
     of_child, inherited = map(int, done.stdout.split())
-    assert inherited > 0.9 * own
-    assert of_child < 0.75 * own
+    assert inherited > 0.9 * parent_peak
+    assert of_child < 0.75 * parent_peak

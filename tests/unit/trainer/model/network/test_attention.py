@@ -93,12 +93,12 @@ MODELS: list[tuple[str, dict[str, Any], bool]] = [
 
 
 def names() -> list[str]:
-    seen: list[str] = []
+    calls: list[str] = []
     for kind, changes, _ in MODELS:
         tied = "tied" if changes.get("tie_word_embeddings") else ""
         window = "window" if "sliding_window" in changes else ""
-        seen.append("-".join(part for part in (kind, tied, window) if part))
-    return seen
+        calls.append("-".join(part for part in (kind, tied, window) if part))
+    return calls
 
 
 def tiny(kind: str, changes: dict[str, Any]) -> Any:
@@ -138,15 +138,15 @@ def masked_reference(
     """SDPA over all tokens at once, with a mask of blocks."""
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     at = torch.arange(len(document))
-    seen = (document[:, None] == document[None, :]) & (at[:, None] >= at[None, :])
+    visible = (document[:, None] == document[None, :]) & (at[:, None] >= at[None, :])
     if window is not None:
-        seen &= at[:, None] - at[None, :] < window
+        visible &= at[:, None] - at[None, :] < window
     flat = [
         states.transpose(1, 2).flatten(0, 1).transpose(0, 1).unsqueeze(0) for states in (query, key, value)
     ]
     shared = query.shape[1] // key.shape[1]
     flat[1:] = [states.repeat_interleave(shared, dim=1) for states in flat[1:]]
-    out = functional.scaled_dot_product_attention(flat[0], flat[1], flat[2], attn_mask=seen, scale=0.3)
+    out = functional.scaled_dot_product_attention(flat[0], flat[1], flat[2], attn_mask=visible, scale=0.3)
     return out[0].transpose(0, 1).reshape(query.shape[0], query.shape[2], query.shape[1], SIZE)
 
 
@@ -173,7 +173,7 @@ def test_isolated_attention_is_attention_under_a_mask_of_blocks(
     weights = torch.randn(rows, sum(lengths) // rows, HEADS, SIZE)
     begins = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
     module: Any = SimpleNamespace(num_key_value_groups=HEADS // keys)
-    found, none = attention.isolated_attention(
+    outputs, none = attention.isolated_attention(
         module,
         states[0],
         states[1],
@@ -186,9 +186,9 @@ def test_isolated_attention_is_attention_under_a_mask_of_blocks(
     )
     assert none is None
     expected = masked_reference(states[0], states[1], states[2], lengths, window)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(outputs, expected)
     gradients, expected_gradients = (
-        torch.autograd.grad((out * weights).sum(), states) for out in (found, expected)
+        torch.autograd.grad((out * weights).sum(), states) for out in (outputs, expected)
     )
     torch.testing.assert_close(gradients, expected_gradients)
 

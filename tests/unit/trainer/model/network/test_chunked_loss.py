@@ -21,13 +21,13 @@ def gradients(
 ) -> list[torch.Tensor]:
     """Those of hidden states and output layer by a loss with a slope, scaled, fp64 without the scale."""
     targets = torch.arange(TOKENS)
-    found = [hidden.detach().clone().requires_grad_(), head.detach().clone().requires_grad_()]
+    leaves = [hidden.detach().clone().requires_grad_(), head.detach().clone().requires_grad_()]
 
     def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
         return slope * functional.cross_entropy(logits, targets[chunk], reduction="sum")
 
-    (summed(score, *found) * scale).backward()
-    return [each.grad.double() / scale for each in found if each.grad is not None]
+    (summed(score, *leaves) * scale).backward()
+    return [each.grad.double() / scale for each in leaves if each.grad is not None]
 
 
 def in_chunks(score: chunked_loss.Score, hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
@@ -55,7 +55,7 @@ def test_gradients_are_those_of_the_whole(
 ) -> None:
     torch.manual_seed(0)
     hidden, head = torch.randn(TOKENS, WIDTH).to(dtype), torch.randn(VOCABULARY, WIDTH).to(dtype)
-    found = gradients(hidden, head, slope, in_chunks, scale)
+    chunked = gradients(hidden, head, slope, in_chunks, scale)
     expected = gradients(hidden.double(), head.double(), slope, at_once, 1.0)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(chunked, expected, strict=True):
         assert (ours - theirs).norm() < error * theirs.norm()

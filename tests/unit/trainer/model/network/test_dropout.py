@@ -55,8 +55,8 @@ CONFIGS: dict[str, Any] = {
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as single_rank:
+        yield single_rank
 
 
 def save(kind: str, base_model: Path, folder: Path) -> Path:
@@ -77,12 +77,12 @@ def save(kind: str, base_model: Path, folder: Path) -> Path:
 
 def losses(network: Network, batch: pack.Batch) -> list[float]:
     """Those of a training pass, with two seeds."""
-    found = []
+    values = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         loss, _ = network.train()(batch)
-        found.append(loss.item())
-    return found
+        values.append(loss.item())
+    return values
 
 
 def batch_of(network: Network, objective: str, world: World) -> pack.Batch:
@@ -167,12 +167,12 @@ def test_adapters_drop_out_what_the_recipe_says(
 def test_dropout_of_attention_is_what_a_model_asks_an_attention_for(
     monkeypatch: pytest.MonkeyPatch, kind: str, field: str, share: float
 ) -> None:
-    asked = []
+    dropouts = []
 
     def attention(
         module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _mask: Any, **options: Any
     ) -> tuple[torch.Tensor, None]:
-        asked.append(options.get("dropout", 0.0))
+        dropouts.append(options.get("dropout", 0.0))
         return query.transpose(1, 2).contiguous(), None
 
     monkeypatch.setitem(AttentionInterface._global_mapping, "asked", attention)
@@ -180,12 +180,12 @@ def test_dropout_of_attention_is_what_a_model_asks_an_attention_for(
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 64}
     mlp = {"intermediate_size": 64, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_key_value_heads": 4}
     heads = {"head_dim": 8, "pad_token_id": 0}
-    given = {name: value for name, value in {**sizes, **mlp, **heads}.items() if hasattr(config, name)}
+    dimensions = {name: value for name, value in {**sizes, **mlp, **heads}.items() if hasattr(config, name)}
     # All other dropout is on.
-    others = {name: 0.5 for name in ("resid_pdrop", "dropout", "hidden_dropout") if hasattr(config, name)}
+    unrelated = {name: 0.5 for name in ("resid_pdrop", "dropout", "hidden_dropout") if hasattr(config, name)}
     model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(kind, **given, **others, **{field: share}), attn_implementation="asked"
+        AutoConfig.for_model(kind, **dimensions, **unrelated, **{field: share}), attn_implementation="asked"
     )
     model.train()(input_ids=torch.ones(1, 5, dtype=torch.long))
-    assert asked == [share]
+    assert dropouts == [share]
     assert has_attention_dropout(model) == (share > 0)

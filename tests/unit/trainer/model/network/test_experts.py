@@ -25,7 +25,7 @@ SMALL = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 2, "nu
 
 # The config, and of a layer: its experts, those of a token, and the numbers of a token between their products.
 @pytest.mark.parametrize(
-    ("config", "found"),
+    ("config", "expected"),
     [
         (LlamaConfig(**SMALL), (0, 0, 64)),
         (GPT2Config(n_embd=16), (0, 0, 4 * 16)),
@@ -69,10 +69,10 @@ SMALL = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 2, "nu
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, tuple) else "",
 )
-def test_experts_are_counted(config: Any, found: tuple[int, int, int]) -> None:
+def test_experts_are_counted(config: Any, expected: tuple[int, int, int]) -> None:
     sizes = experts.field_reader(config)
     assert (
         experts.count_per_layer(sizes),
         experts.count_per_token(sizes),
         experts.compute_feed_forward_width(sizes),
-    ) == found
+    ) == expected

@@ -22,14 +22,14 @@ def test_documents_of_one_length_learn_as_in_transformers() -> None:
     batch = batch_of(split, packing=False)
     ours = isolated(model())
     torch.manual_seed(3)
-    found = learned_from(Sft(), ours, batch, ALPHA)
+    learned = learned_from(Sft(), ours, batch, ALPHA)
     reference = model().train()
     activate_neftune(reference, ALPHA)
-    ids, _, there = padded(split, [*range(4)])
+    ids, _, attention_mask = padded(split, [*range(4)])
     torch.manual_seed(3)
-    check(found, reference(input_ids=ids, attention_mask=there, labels=ids).loss, reference)
+    check(learned, reference(input_ids=ids, attention_mask=attention_mask, labels=ids).loss, reference)
     plain, _, _ = learned_from(Sft(), isolated(model()), batch)
-    assert abs(found[0] - plain) > 1e-3
+    assert abs(learned[0] - plain) > 1e-3
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
@@ -39,14 +39,14 @@ def test_noise_depends_on_the_length_of_the_document_alone(*, packing: bool, pre
     batch = batch_of(split, packing=packing)
     torch.manual_seed(0)
     words = torch.zeros(*batch.input_ids.shape, WIDTH, dtype=precision)
-    found = neftune.add_noise(words, batch, ALPHA)
-    assert found.dtype == precision
+    noisy = neftune.add_noise(words, batch, ALPHA)
+    assert noisy.dtype == precision
     for word, length in ((2, 4), (3, 16), (4, 25)):
-        own = found[batch.input_ids == word].float()
+        noise = noisy[batch.input_ids == word].float()
         greatest = ALPHA / math.sqrt(length * WIDTH)
-        assert own.abs().max().item() == pytest.approx(greatest, rel=0.02)
+        assert noise.abs().max().item() == pytest.approx(greatest, rel=0.02)
         # Of the uniform distribution; the mean is 0.
-        assert own.std().item() == pytest.approx(greatest / math.sqrt(3), rel=0.02)
+        assert noise.std().item() == pytest.approx(greatest / math.sqrt(3), rel=0.02)
 
 
 def test_an_evaluation_has_no_noise() -> None:

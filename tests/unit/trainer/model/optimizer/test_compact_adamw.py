@@ -45,9 +45,9 @@ def plain(network: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups(network), lr=RATE, betas=BETAS, eps=EPSILON, foreach=False)
 
 
-def give_gradients(*found: nn.Module) -> None:
+def give_gradients(*modules: nn.Module) -> None:
     """The same random ones to each, of another size in each row."""
-    for weights in zip(*(network.parameters() for network in found), strict=True):
+    for weights in zip(*(network.parameters() for network in modules), strict=True):
         gradient = torch.randn(weights[0].shape) * torch.logspace(-3, 0, weights[0].shape[-1])
         for weight in weights:
             weight.grad = gradient.to(weight.dtype)
@@ -61,14 +61,14 @@ def test_each_step_is_that_of_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> N
     torch.manual_seed(0)
     ours = nn.Linear(512, 24)
     theirs = copy.deepcopy(ours)
-    mine = compact(ours)
-    other = AdamW8bit(groups(theirs), lr=RATE, betas=BETAS, eps=EPSILON)  # type: ignore[no-untyped-call]
+    our_optimizer = compact(ours)
+    their_optimizer = AdamW8bit(groups(theirs), lr=RATE, betas=BETAS, eps=EPSILON)  # type: ignore[no-untyped-call]
     for _ in range(STEPS):
         give_gradients(ours, theirs)
-        mine.step()
-        other.step()
+        our_optimizer.step()
+        their_optimizer.step()
         torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-4, atol=1e-6)
-    state, expected = mine.state[ours.weight], other.state[theirs.weight]
+    state, expected = our_optimizer.state[ours.weight], their_optimizer.state[theirs.weight]
     kinds = {name: (value.dtype, tuple(value.shape)) for name, value in state.items()}
     assert kinds == {
         "step": (torch.float32, ()),
@@ -94,16 +94,19 @@ def test_embeddings_keep_fp32_moments_as_in_bitsandbytes() -> None:
     theirs = copy.deepcopy(ours)
     manager = GlobalOptimManager.get_instance()  # type: ignore[no-untyped-call]
     manager.register_module_override(theirs[0], "weight", {"optim_bits": 32})
-    mine = compact(ours)
-    other = AdamW8bit(groups(theirs), lr=RATE, betas=BETAS, eps=EPSILON)  # type: ignore[no-untyped-call]
+    our_optimizer = compact(ours)
+    their_optimizer = AdamW8bit(groups(theirs), lr=RATE, betas=BETAS, eps=EPSILON)  # type: ignore[no-untyped-call]
     for _ in range(STEPS):
         give_gradients(ours, theirs)
-        mine.step()
-        other.step()
+        our_optimizer.step()
+        their_optimizer.step()
         torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-4, atol=1e-6)
     types = [
-        (mine.state[own.weight]["exp_avg"].dtype, other.state[their.weight]["state1"].dtype)
-        for own, their in zip(ours, theirs, strict=True)
+        (
+            our_optimizer.state[our_weight.weight]["exp_avg"].dtype,
+            their_optimizer.state[their_weight.weight]["state1"].dtype,
+        )
+        for our_weight, their_weight in zip(ours, theirs, strict=True)
     ]
     assert types == [(torch.float32, torch.float32), (torch.uint8, torch.uint8)]
 
@@ -141,8 +144,8 @@ def test_moments_have_8_bits_where_blocks_fill_rows(
     optimizer.step()
     state = optimizer.state[weight]
     assert state["exp_avg"].dtype == (torch.float32 if scales is None else torch.uint8)
-    found = state.get("exp_avg_scale")
-    assert (None if found is None else tuple(found.shape)) == scales
+    stored_scales = state.get("exp_avg_scale")
+    assert (None if stored_scales is None else tuple(stored_scales.shape)) == scales
 
 
 def test_packed_experts_take_the_steps_of_matrices_in_parts_as_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,10 +158,10 @@ def test_packed_experts_take_the_steps_of_matrices_in_parts_as_small(monkeypatch
     largest = 0
     updated = compact_adamw._compute_update
 
-    def measured(weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def measured(weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
         nonlocal largest
         largest = max(largest, weight.numel())
-        return updated(weight, *rest)
+        return updated(weight, *arguments)
 
     monkeypatch.setattr(compact_adamw, "_compute_update", measured)
     for _ in range(2):
@@ -180,14 +183,14 @@ def test_rounding_goes_to_a_neighbor_as_often_as_it_is_near() -> None:
     noise = torch.Generator().manual_seed(0)
     draws = 4096
     values = torch.cat([torch.randn(62) * torch.logspace(-30, 30, 62), torch.tensor([0.0, 1.5])])
-    found = round_stochastically(values.repeat(draws, 1), noise).float()
-    gap = (found.amax(0) - found.amin(0)).double()
+    rounded = round_stochastically(values.repeat(draws, 1), noise).float()
+    gap = (rounded.amax(0) - rounded.amin(0)).double()
     # What bf16 can hold stays as it is; all else is between the two numbers that it became.
-    assert torch.equal(found[:, -2:], values[-2:].expand(draws, 2))
-    assert ((found.amin(0) <= values) & (values <= found.amax(0))).all()
+    assert torch.equal(rounded[:, -2:], values[-2:].expand(draws, 2))
+    assert ((rounded.amin(0) <= values) & (values <= rounded.amax(0))).all()
     assert (gap <= 2 * HALF * values.abs().double()).all()
     # The standard error of a mean of two values is at most half of their distance by the root of the draws.
-    assert ((found.double().mean(0) - values.double()).abs() <= 5 * gap / 2 / draws**0.5).all()
+    assert ((rounded.double().mean(0) - values.double()).abs() <= 5 * gap / 2 / draws**0.5).all()
 
 
 def test_updates_below_the_precision_of_bf16_are_not_lost() -> None:
@@ -208,19 +211,21 @@ def test_bf16_weights_take_the_steps_of_fp32_ones_and_round_them() -> None:
     torch.manual_seed(0)
     ours = nn.Linear(64, 64).bfloat16()
     theirs = copy.deepcopy(ours).float()
-    mine, other = compact(ours, eight_bit=False), plain(theirs)
+    our_optimizer, their_optimizer = compact(ours, eight_bit=False), plain(theirs)
     for step in range(STEPS):
         give_gradients(ours, theirs)
         for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert our.grad is not None
             their.grad = our.grad.float()
             their.data.copy_(our.data)
-        mine.number = step
-        mine.step()
-        other.step()
+        our_optimizer.number = step
+        our_optimizer.step()
+        their_optimizer.step()
         for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert ((our.float() - their).abs() <= 2.01 * HALF * their.abs() + 1e-30).all()
-            torch.testing.assert_close(mine.state[our]["exp_avg_sq"], other.state[their]["exp_avg_sq"])
+            torch.testing.assert_close(
+                our_optimizer.state[our]["exp_avg_sq"], their_optimizer.state[their]["exp_avg_sq"]
+            )
 
 
 def after(number: int, seed: int = 0) -> torch.Tensor:

@@ -69,13 +69,15 @@ def test_what_decays(kind: str, config: dict[str, Any], rates: set[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "others"), [(kind, row[0], row[2]) for kind, row in MODELS.items()], ids=MODELS
+    ("kind", "config", "adamw_names"), [(kind, row[0], row[2]) for kind, row in MODELS.items()], ids=MODELS
 )
-def test_what_muon_takes(kind: str, config: dict[str, Any], others: set[str]) -> None:
+def test_what_muon_takes(kind: str, config: dict[str, Any], adamw_names: set[str]) -> None:
     model = build(kind, **config)
     layers: Any = max((module for module in model.modules() if isinstance(module, nn.ModuleList)), key=len)
-    taken = set(find_matrices(layers))
-    left = {name for name, weight in layers.named_parameters() if weight.ndim == 2 and weight not in taken}
-    assert taken
-    assert {weight.ndim for weight in taken} == {2}
-    assert last_parts(left) == others
+    muon_matrices = set(find_matrices(layers))
+    remaining = {
+        name for name, weight in layers.named_parameters() if weight.ndim == 2 and weight not in muon_matrices
+    }
+    assert muon_matrices
+    assert {weight.ndim for weight in muon_matrices} == {2}
+    assert last_parts(remaining) == adamw_names

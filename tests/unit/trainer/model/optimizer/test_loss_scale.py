@@ -21,8 +21,8 @@ def test_the_scale_is_that_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_is_broken_once_the_scale_cannot_fall() -> None:
     ours = LossScale(torch.device("cpu"))
-    found = [ours.update(torch.tensor(False)).item() for _ in range(18)]
-    assert found == [False] * 16 + [True] * 2
+    broken = [ours.update(torch.tensor(False)).item() for _ in range(18)]
+    assert broken == [False] * 16 + [True] * 2
     assert ours.state() == (1.0, 0)
     assert not ours.update(torch.tensor(True)).item()
 

@@ -41,17 +41,17 @@ def test_each_step_is_that_of_torch(network: Network) -> None:
     )
     optimizer, schedule = Optimizer(network, training, STEPS), Schedule.of(training, STEPS)
     inside = {name for name, weight in theirs.named_parameters() if ".layers." in name and weight.ndim == 2}
-    named = dict(theirs.named_parameters())
+    parameters = dict(theirs.named_parameters())
     muon = torch.optim.Muon(
-        [named[name] for name in inside], weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+        [parameters[name] for name in inside], weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
     )
-    rest = {name: weight for name, weight in named.items() if name not in inside}
+    adamw_weights = {name: weight for name, weight in parameters.items() if name not in inside}
     groups: list[dict[str, Any]] = [
-        {"params": [weight for weight in rest.values() if weight.ndim > 1], "weight_decay": 0.1},
-        {"params": [weight for weight in rest.values() if weight.ndim <= 1], "weight_decay": 0.0},
+        {"params": [weight for weight in adamw_weights.values() if weight.ndim > 1], "weight_decay": 0.1},
+        {"params": [weight for weight in adamw_weights.values() if weight.ndim <= 1], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, fused=True)
-    assert {len(inside), len(rest)} == {14, 6}
+    assert {len(inside), len(adamw_weights)} == {14, 6}
     for step in range(STEPS):
         for our, their in zip(network.parameters(), theirs.parameters(), strict=True):
             our.grad = torch.randn_like(our)

@@ -35,8 +35,8 @@ def test_each_step_is_that_of_plain_adamw(spec: dict[str, float], expected: dict
     )
     schedule, optimizer = Schedule.of(training, STEPS), Optimizer(ours, training, STEPS)
     decays = [weight for weight in theirs.parameters() if weight.ndim > 1]
-    others = [weight for weight in theirs.parameters() if weight.ndim <= 1]
-    groups = [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    vectors = [weight for weight in theirs.parameters() if weight.ndim <= 1]
+    groups = [{"params": decays, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     plain = torch.optim.AdamW(groups, foreach=False, fused=False, **expected)
     for step in range(STEPS):
         for our, their in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -82,7 +82,7 @@ def test_a_step_with_broken_gradients_changes_nothing(
     first = next(network.parameters())
     assert first.grad is not None
     first.grad.view(-1)[0] = broken
-    assert [found.item() for found in optimizer.step(1)] == [False, True]
+    assert [flag.item() for flag in optimizer.step(1)] == [False, True]
     after = (network.state_dict(), [part.state_dict()["state"] for part in optimizer.parts])
     torch.testing.assert_close(after, before, rtol=0, atol=0)
     assert (optimizer.read_grad_norm(), first.grad) == (norm, None)
@@ -100,18 +100,18 @@ def test_gradients_of_a_scaled_loss_are_clipped_without_the_scale() -> None:
     torch.manual_seed(0)
     ours = nn.Linear(4, 4)
     theirs = copy.deepcopy(ours)
-    found = []
+    norms_and_scales = []
     for network, precision in ((ours, "FP16"), (theirs, "FP32")):
         training = Training.model_validate({"precision": precision, "maxGradNorm": 0.1})
         optimizer = Optimizer(network, training, 10)
         optimizer.scale_loss(network(torch.ones(1, 4)).square().sum()).backward()
         optimizer.step(0)
-        found.append((optimizer.read_grad_norm(), optimizer.read_loss_scale()))
+        norms_and_scales.append((optimizer.read_grad_norm(), optimizer.read_loss_scale()))
     # The scale is a power of two.
-    assert found[0][0] == found[1][0]
-    assert [scale for _, scale in found] == [2.0**16, None]
+    assert norms_and_scales[0][0] == norms_and_scales[1][0]
+    assert [scale for _, scale in norms_and_scales] == [2.0**16, None]
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
     optimizer = Optimizer(ours, Training.model_validate({"precision": "FP16"}), 10)
     (optimizer.scale_loss(ours(torch.ones(1, 4)).sum()) * math.inf).backward()
-    assert [found.item() for found in optimizer.step(0)] == [False, False]
+    assert [norms_and_scales.item() for norms_and_scales in optimizer.step(0)] == [False, False]
     assert optimizer.read_loss_scale() == 2.0**15

@@ -60,75 +60,77 @@ def schedule(settings: Json, max_steps: int, peak: float = 1.0) -> Schedule:
 
 @pytest.mark.parametrize(("settings", "expected"), BY_STEP.values(), ids=BY_STEP)
 def test_it_warms_up_and_falls_as_the_recipe_says(settings: Json, expected: list[float]) -> None:
-    made = schedule(settings, len(expected))
-    assert [made.at(step) for step in range(len(expected))] == pytest.approx(expected, rel=1e-5)
+    built = schedule(settings, len(expected))
+    assert [built.at(step) for step in range(len(expected))] == pytest.approx(expected, rel=1e-5)
 
 
 STEPS, WARMUP, DECAY, PEAK, FLOOR = 40, 5, 12, 3e-4, 2e-5
-Made = Callable[[torch.optim.Optimizer, int], Any]
+BuildScheduler = Callable[[torch.optim.Optimizer, int], Any]
 # What a recipe says, and the schedule of transformers after a warm-up of some steps.
-THEIRS: dict[str, tuple[Json, Made]] = {
+THEIRS: dict[str, tuple[Json, BuildScheduler]] = {
     "constant": (
         {"scheduler": "Constant"},
         optimization.get_constant_schedule_with_warmup,
     ),
     "linear": (
         {"scheduler": "Linear"},
-        lambda over, warmup: optimization.get_linear_schedule_with_warmup(over, warmup, STEPS),
+        lambda optimizer, warmup: optimization.get_linear_schedule_with_warmup(optimizer, warmup, STEPS),
     ),
     "linear to a floor": (
         {"scheduler": "Linear", "minLearningRate": FLOOR},
-        lambda over, warmup: optimization.get_polynomial_decay_schedule_with_warmup(
-            over, warmup, STEPS, lr_end=FLOOR, power=1.0
+        lambda optimizer, warmup: optimization.get_polynomial_decay_schedule_with_warmup(
+            optimizer, warmup, STEPS, lr_end=FLOOR, power=1.0
         ),
     ),
     "cosine": (
         {"scheduler": "Cosine"},
-        lambda over, warmup: optimization.get_cosine_schedule_with_warmup(over, warmup, STEPS),
+        lambda optimizer, warmup: optimization.get_cosine_schedule_with_warmup(optimizer, warmup, STEPS),
     ),
     "cosine to a floor": (
         {"scheduler": "Cosine", "minLearningRate": FLOOR},
-        lambda over, warmup: optimization.get_cosine_with_min_lr_schedule_with_warmup(
-            over, warmup, STEPS, min_lr=FLOOR
+        lambda optimizer, warmup: optimization.get_cosine_with_min_lr_schedule_with_warmup(
+            optimizer, warmup, STEPS, min_lr=FLOOR
         ),
     ),
     "warm-up, stable, decay": (
         {"scheduler": "WSD", "decaySteps": DECAY},
-        lambda over, warmup: optimization.get_wsd_schedule(
-            over, warmup, DECAY, num_training_steps=STEPS, decay_type="1-sqrt"
+        lambda optimizer, warmup: optimization.get_wsd_schedule(
+            optimizer, warmup, DECAY, num_training_steps=STEPS, decay_type="1-sqrt"
         ),
     ),
     "warm-up, stable, decay to a floor": (
         {"scheduler": "WSD", "decaySteps": DECAY, "minLearningRate": FLOOR},
-        lambda over, warmup: optimization.get_wsd_schedule(
-            over, warmup, DECAY, num_training_steps=STEPS, decay_type="1-sqrt", min_lr_ratio=FLOOR / PEAK
+        lambda optimizer, warmup: optimization.get_wsd_schedule(
+            optimizer, warmup, DECAY, num_training_steps=STEPS, decay_type="1-sqrt", min_lr_ratio=FLOOR / PEAK
         ),
     ),
 }
 
 
-def of_transformers(made: Made, warmup: int) -> list[float]:
+def of_transformers(build_scheduler: BuildScheduler, warmup: int) -> list[float]:
     """The learning rate of each step, and after the last."""
-    over = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
-    (factor,) = made(over, warmup).lr_lambdas
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    (factor,) = build_scheduler(optimizer, warmup).lr_lambdas
     return [PEAK * factor(step) for step in range(STEPS + 1)]
 
 
-@pytest.mark.parametrize(("settings", "made"), THEIRS.values(), ids=THEIRS)
-def test_after_the_warm_up_it_is_that_of_transformers(settings: Json, made: Made) -> None:
+@pytest.mark.parametrize(("settings", "build_scheduler"), THEIRS.values(), ids=THEIRS)
+def test_after_the_warm_up_it_is_that_of_transformers(
+    settings: Json, build_scheduler: BuildScheduler
+) -> None:
     ours = schedule({**settings, "warmupSteps": WARMUP}, STEPS, PEAK)
-    found = [ours.at(step) for step in range(WARMUP, STEPS + 1)]
-    assert found == pytest.approx(of_transformers(made, WARMUP)[WARMUP:], rel=1e-9, abs=1e-15)
+    rates = [ours.at(step) for step in range(WARMUP, STEPS + 1)]
+    assert rates == pytest.approx(of_transformers(build_scheduler, WARMUP)[WARMUP:], rel=1e-9, abs=1e-15)
 
 
 @pytest.mark.parametrize("name", [name for name in THEIRS if name != "warm-up, stable, decay to a floor"])
 def test_the_warm_up_is_that_of_transformers_without_its_step_of_zero(name: str) -> None:
-    settings, made = THEIRS[name]
+    settings, build_scheduler = THEIRS[name]
     ours = schedule({**settings, "warmupSteps": WARMUP}, STEPS, PEAK)
-    found = [ours.at(step) for step in range(WARMUP)]
-    zero, *theirs = of_transformers(made, WARMUP + 1)[: WARMUP + 1]
+    rates = [ours.at(step) for step in range(WARMUP)]
+    zero, *theirs = of_transformers(build_scheduler, WARMUP + 1)[: WARMUP + 1]
     assert zero == 0.0
-    assert found == pytest.approx(theirs)
+    assert rates == pytest.approx(theirs)
 
 
 def test_a_decay_that_is_longer_than_the_rest_of_the_run_is_refused() -> None:

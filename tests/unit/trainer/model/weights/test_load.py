@@ -50,8 +50,8 @@ def of_transformers(network: Network, folder: Path) -> PreTrainedModel:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as single_rank:
+        yield single_rank
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,7 +134,7 @@ def test_ends_are_tied_if_the_files_have_the_same(
 
 
 @pytest.mark.parametrize(
-    ("method", "precision", "kept", "frozen", "trained"),
+    ("method", "precision", "dtype_name", "frozen", "trained"),
     [
         ("Full", "BF16", "FP32", set(), {torch.float32}),
         ("Full", "BF16", "BF16", set(), {torch.bfloat16}),
@@ -150,12 +150,12 @@ def test_what_is_trained_is_kept_in_fp32_unless_the_optimizer_rounds(
     world: World,
     method: str,
     precision: str,
-    kept: str,
+    dtype_name: str,
     frozen: set[torch.dtype],
     trained: set[torch.dtype],
 ) -> None:
     recipe = networks.recipe(
-        base_model, method={"type": method}, precision=precision, optimizer={"weights": kept}
+        base_model, method={"type": method}, precision=precision, optimizer={"weights": dtype_name}
     )
     weights = list(networks.build(recipe, base_model, world).parameters())
     assert {weight.dtype for weight in weights if not weight.requires_grad} == frozen

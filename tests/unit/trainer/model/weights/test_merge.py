@@ -64,13 +64,13 @@ def test_weights_are_summed_in_fp32_and_rounded_once(case: str, base_model: Path
     adapter = adapted(base_model, tmp_path / "adapter", dtype, changes)
     spec = networks.recipe(adapter).model
     merge.merge_into_base(adapter / "base", adapter, spec, tmp_path / "merged")
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
     base = AutoModelForCausalLM.from_pretrained(adapter / "base", dtype=torch.float32)
     expected = peft.PeftModel.from_pretrained(base, str(adapter)).merge_and_unload().to(dtype)
-    torch.testing.assert_close(dict(found.state_dict()), dict(expected.state_dict()), rtol=0, atol=0)
+    torch.testing.assert_close(dict(merged.state_dict()), dict(expected.state_dict()), rtol=0, atol=0)
     before = AutoModelForCausalLM.from_pretrained(adapter / "base", dtype="auto").state_dict()
     changed = {
-        name.split(".")[-2] for name, weight in found.state_dict().items() if weight.ne(before[name]).any()
+        name.split(".")[-2] for name, weight in merged.state_dict().items() if weight.ne(before[name]).any()
     }
     assert changed == {"q_proj", "down_proj", *changes.get("modules_to_save", [])}
 
@@ -101,11 +101,11 @@ def test_what_a_tied_base_says_with_an_adapter_it_says_merged(
                 weight.add_(torch.randn_like(weight), alpha=0.1)
     wrapped.save_pretrained(adapter, save_embedding_layers=False)
     merge.merge_into_base(base_model, adapter, networks.recipe(adapter).model, tmp_path / "merged")
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
-    assert not found.config.tie_word_embeddings
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert not merged.config.tie_word_embeddings
     tokens = torch.arange(5, 25)[None]
     with torch.no_grad():
-        torch.testing.assert_close(found(tokens).logits, wrapped.eval()(tokens).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(merged(tokens).logits, wrapped.eval()(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_base_that_an_adapter_is_to_name_has_a_digest(base_model: Path, tmp_path: Path) -> None:
@@ -114,13 +114,14 @@ def test_a_base_that_an_adapter_is_to_name_has_a_digest(base_model: Path, tmp_pa
         for base in (base_model, adapted(base_model, tmp_path / "a", torch.float32, {}))
     )
     with networks.alone() as world:
-        found = [
-            merge.fetch(spec, tmp_path / "to", world, with_digest=named).origin for named in (False, True)
+        origins = [
+            merge.fetch(spec, tmp_path / "to", world, with_digest=with_digest).origin
+            for with_digest in (False, True)
         ]
         # What is merged here lies nowhere else.
         nowhere = merge.fetch(merged, tmp_path / "to", world, with_digest=True).origin
     at = str(base_model)
-    assert (found, nowhere) == ([Origin(at), Origin(at, digest=base_reference.digest(base_model))], None)
+    assert (origins, nowhere) == ([Origin(at), Origin(at, digest=base_reference.digest(base_model))], None)
 
 
 def refused(adapter: Path, folder: Path, world: World) -> str:
@@ -139,9 +140,9 @@ def test_a_base_that_is_stored_quantized_is_refused_before_its_weights_are_fetch
     (base / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
     fetch = download.fetch
 
-    def small(*given: Any, without_weights: bool, **how: Any) -> download.Source:
+    def small(*arguments: Any, without_weights: bool, **how: Any) -> download.Source:
         assert without_weights
-        return fetch(*given, without_weights=without_weights, **how)
+        return fetch(*arguments, without_weights=without_weights, **how)
 
     monkeypatch.setattr(download, "fetch", small)
     with networks.alone() as world, pytest.raises(PodFailure) as refused:
@@ -174,8 +175,8 @@ def test_an_adapter_that_cannot_be_merged_is_refused(base_model: Path, tmp_path:
     damaged = adapted(base_model, tmp_path / "damaged", torch.float32, {})
     weights = damaged / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    other = adapted(base_model, tmp_path / "other", torch.float32, {})
-    config = other / "adapter_config.json"
+    wrong_rank = adapted(base_model, tmp_path / "other", torch.float32, {})
+    config = wrong_rank / "adapter_config.json"
     config.write_text(config.read_text().replace('"r": 4', '"r": 8'))
     absent = adapted(base_model, tmp_path / "absent", torch.float32, {})
     config = absent / "adapter_config.json"
@@ -192,7 +193,7 @@ def test_an_adapter_that_cannot_be_merged_is_refused(base_model: Path, tmp_path:
         assert refused(damaged, tmp_path / "2", world).startswith(
             "objective.distillation.teacher /damaged cannot be loaded: "
         )
-        assert refused(other, tmp_path / "3", world).startswith(
+        assert refused(wrong_rank, tmp_path / "3", world).startswith(
             "objective.distillation.teacher /other cannot be loaded: the adapter does not fit its base: size mismatch "
             "for base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight: "
         )
@@ -290,9 +291,9 @@ def test_what_is_merged_file_by_file_is_what_is_merged_in_memory(
     merge.merge_into_base(base, adapter, spec, tmp_path / "streamed")
     monkeypatch.setattr(merge, "_needs_whole_base", lambda *_: True)
     merge.merge_into_base(base, adapter, spec, tmp_path / "whole")
-    found, expected = stored_in(tmp_path / "streamed"), stored_in(tmp_path / "whole")
-    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
-    assert found[1] == expected[1]
+    streamed, expected = stored_in(tmp_path / "streamed"), stored_in(tmp_path / "whole")
+    torch.testing.assert_close(streamed[0], expected[0], rtol=0, atol=0)
+    assert streamed[1] == expected[1]
 
 
 def test_an_adapter_made_of_the_values_of_its_base_is_merged_in_memory(tmp_path: Path) -> None:
@@ -310,7 +311,7 @@ def test_one_layer_and_one_file_are_in_memory_at_a_time(
     base = other_base(tmp_path / "base", LlamaConfig, False, {})
     adapter = random_adapter(base, tmp_path / "adapter", {"target_modules": "all-linear"})
     models: list[Any] = []
-    held: list[int] = []
+    alive_counts: list[int] = []
     of_a_layer = Standalone._merge
 
     def in_memory(model: Any) -> int:
@@ -320,7 +321,7 @@ def test_one_layer_and_one_file_are_in_memory_at_a_time(
 
     def recorded(self: Standalone, name: str) -> dict[str, torch.Tensor]:
         models.append(self.model)
-        held.append(in_memory(self.model))
+        alive_counts.append(in_memory(self.model))
         merged = of_a_layer(self, name)
         assert len(self._merged) == 0
         return merged
@@ -329,7 +330,11 @@ def test_one_layer_and_one_file_are_in_memory_at_a_time(
     monkeypatch.setattr(standalone, "_MAX_SHARD_SIZE", "40KB")
     merge.merge_into_base(base, adapter, networks.recipe(base).model, tmp_path / "merged")
     matrices = sum(weight.ndim == 2 for weight in models[0].parameters())
-    assert (len(held), set(held), in_memory(models[0])) == (2 * 7, {2 * matrices}, 2 * matrices)
+    assert (len(alive_counts), set(alive_counts), in_memory(models[0])) == (
+        2 * 7,
+        {2 * matrices},
+        2 * matrices,
+    )
     # The embedding and the output layer are larger than a file may be.
     sizes = sorted(file.stat().st_size for file in (tmp_path / "merged").glob("*.safetensors"))
     assert max(sizes[:-2]) < 42_000
@@ -392,9 +397,9 @@ def test_corrections_of_routers_are_copied_as_transformers_saves_them(
     base = corrected(base_model, tmp_path / "base", correction)
     merge.copy_base(base, networks.recipe(base).model, tmp_path / "copied")
     AutoModelForCausalLM.from_pretrained(base, dtype="auto").save_pretrained(tmp_path / "saved")
-    found, expected = (stored_in(tmp_path / way) for way in ("copied", "saved"))
-    torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
-    assert found[1] == expected[1]
+    copied, expected = (stored_in(tmp_path / way) for way in ("copied", "saved"))
+    torch.testing.assert_close(copied[0], expected[0], rtol=0, atol=0)
+    assert copied[1] == expected[1]
 
 
 @pytest.mark.parametrize("case", COPIES)
@@ -408,6 +413,6 @@ def test_a_base_that_is_copied_is_what_transformers_saves(case: str, tmp_path: P
         AutoModelForCausalLM.from_pretrained(base, dtype="auto").save_pretrained(
             tmp_path / f"{kind.__name__}-saved"
         )
-        found, expected = (stored_in(tmp_path / f"{kind.__name__}-{way}") for way in ("copied", "saved"))
-        torch.testing.assert_close(found[0], expected[0], rtol=0, atol=0)
-        assert found[1] == expected[1]
+        copied, expected = (stored_in(tmp_path / f"{kind.__name__}-{way}") for way in ("copied", "saved"))
+        torch.testing.assert_close(copied[0], expected[0], rtol=0, atol=0)
+        assert copied[1] == expected[1]
