@@ -193,7 +193,8 @@ def test_an_adapter_is_trained_further_on_two_ranks(
     }
     outcome = on_two_ranks(pod, mlflow, second)
     assert (
-        f"models:/first@candidate is an adapter of {base_model}, which is trained further\n" in outcome.output
+        f"models:/first@candidate is an adapter of {base_model}: training continues from it\n"
+        in outcome.output
     )
     assert base_eval_loss_of(outcome) == pytest.approx(learned, rel=1e-5)
     assert eval_loss_of(outcome) != pytest.approx(learned, rel=1e-4)
@@ -245,7 +246,7 @@ def test_from_a_registered_model_by_two_objectives_to_a_model_that_answers(
     outcome = preferred.run_here(capsys)
     assert outcome.code == 0, outcome.output
     assert (
-        "models:/first@candidate is an adapter of models:/plain/1, which is trained further\n"
+        "models:/first@candidate is an adapter of models:/plain/1: training continues from it\n"
         in outcome.output
     )
     client.set_registered_model_alias("preferred", "candidate", "1")

@@ -145,7 +145,7 @@ LINES = (
     r"validation: 8 read, 8 kept",
     r"72 examples with 936 tokens in 18 sequences \(81% full\); 60 steps of 4 sequences on 2 ranks",
     r"memory: about \S+ GiB a rank \(.*\) of \S+ GiB; activation checkpointing None; logits of \d+ tokens at a time",
-    r"asynchronous checkpoints: a copy of \S+ GiB a rank in memory of the host",
+    r"asynchronous checkpoints keep a copy of \S+ GiB per rank in host memory",
     r"model\.base \S+ computes the same logits in training as by itself",
     r"evaluation before training: loss \S+",
     r"step \d+/60  \d+%  loss \S+  lr \S+  grad \S+  \S+ tok/s  mem \S+ GiB  eta \S+",
@@ -386,7 +386,7 @@ def test_a_decay_that_is_longer_than_the_run_ends_the_pod_before_the_model_is_lo
     changes = {"maxSteps": None, "epochs": 1, "scheduler": "WSD", "decaySteps": 1000}
     outcome = pod.but({f"training.{name}": value for name, value in changes.items()}).run_here(capsys)
     assert (outcome.code, error_of(outcome).reason) == (64, "RecipeRefused")
-    assert error_of(outcome).message.startswith("training.decaySteps is 1000, and the run has ")
+    assert error_of(outcome).message.startswith("training.decaySteps is 1000, but the run has ")
 
 
 def test_a_base_that_is_not_there_ends_the_pod_with_64(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:

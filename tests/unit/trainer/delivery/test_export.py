@@ -336,5 +336,5 @@ def test_a_base_that_cannot_be_used_is_refused(
         "model.base /empty cannot be loaded: Unrecognized model"
     )
     assert sentence({"training.maxLength": 512}) == (
-        "training.maxLength 512 is above the 128 tokens that model.base BASE can take: lower it"
+        "training.maxLength 512 exceeds the context of 128 tokens of model.base BASE: lower it"
     )

@@ -41,8 +41,8 @@ def test_compilation_needs_a_compiler(
     with pytest.raises(RecipeRefusedError) as refused:
         shard.compile_layers(network)
     assert refused.value.message == (
-        "training.compile needs a C++ compiler, and the image has none: set it to false, or trainer.image to one that "
-        "has g++"
+        "training.compile needs a C++ compiler, and the image does not have one: set training.compile to false, or "
+        "trainer.image to an image with g++"
     )
 
 

@@ -1,4 +1,4 @@
-"""The types of the numbers that a network computes in, and of those that it keeps."""
+"""The dtypes of a network's computation and of its weights."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ def check(recipe: Recipe, card: Card | None) -> None:
         RecipeRefusedError: it does not.
     """
     if recipe.training.precision == "BF16" and card is not None and card.capability < _MIN_BF16_CAPABILITY:
+        major, minor = _MIN_BF16_CAPABILITY
         raise RecipeRefusedError(
-            f"training.precision BF16, the default, needs a GPU of compute capability {_MIN_BF16_CAPABILITY[0]}.{_MIN_BF16_CAPABILITY[1]} or higher, and {card.name} "
-            f"has {card.capability[0]}.{card.capability[1]}: set training.precision to FP16, or ask for another GPU"
+            f"training.precision BF16, the default, needs a GPU of compute capability {major}.{minor} or higher, but {card.name} "
+            f"has {card.capability[0]}.{card.capability[1]}: set training.precision to FP16, or request another GPU"
         )
 
 
 def inference_dtype(card: Card | None, trained_in: str) -> torch.dtype:
-    """Return what a model answers in on a GPU; without one, or where it was trained in FP32 for lack of BF16, in FP32.
+    """Return the dtype in which a model answers: FP32 on a CPU, or if it was trained in FP32 because its GPU lacks BF16.
 
     Args:
         card: the GPU; None: a CPU.
@@ -45,17 +46,17 @@ def inference_dtype(card: Card | None, trained_in: str) -> torch.dtype:
 
 
 def compute_dtype(precision: str) -> torch.dtype:
-    """Return what forward and backward compute in."""
+    """Return the dtype of the forward and backward passes."""
     return _COMPUTE_DTYPES[precision]
 
 
 def trained_dtype(training: Training) -> torch.dtype:
-    """Return the type of trained weights and of their gradients."""
+    """Return the dtype of trained weights and of their gradients."""
     return torch.bfloat16 if training.optimizer.weights == "BF16" else torch.float32
 
 
 def base_dtype(recipe: Recipe) -> torch.dtype:
-    """Return the type of the base model's weights: frozen ones have the precision they compute in."""
+    """Return the dtype of the base model's weights: frozen weights have the precision of the computation."""
     return (
         trained_dtype(recipe.training)
         if recipe.method.type == "Full"

@@ -1,4 +1,4 @@
-"""This rank's rows of parameters, and all of them."""
+"""Reads and writes the rows of a sharded parameter that this rank holds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def set_rows(parameter: torch.Tensor, value: Any) -> None:
 
 
 def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor, sharded or not; a collective call."""
+    """Return the unsharded tensor; a collective call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_rows(parameter: torch.Tensor) -> tuple[torch.Tensor, slice]:
-    """This rank's shard of a parameter, and the rows that it covers; ranks share rows over one dimension of the mesh."""
+    """Return this rank's shard of a parameter, and the rows that it covers; rows are sharded over one dimension of the mesh."""
     if not isinstance(parameter, DTensor):
         return parameter, slice(None)
     local_tensor, begin, mesh = parameter.to_local(), 0, parameter.device_mesh

@@ -1,4 +1,4 @@
-"""Seeds of random numbers that a resumed run draws again."""
+"""Seeds of random numbers: a resumed run draws the same numbers."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import numpy as np
 
 
 def derive(*numbers: int) -> int:
-    """Derive one seed from several numbers, such as a recipe's seed, a step and a rank."""
+    """Derive a seed from several numbers, for example the recipe's seed, a step and a rank."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 def build_mesh(strategy: str, world: World, timeout_seconds: int | None = None) -> DeviceMesh:
-    """Make the device mesh of the ranks, replicas times shards.
+    """Build the device mesh of the ranks, replicas times shards.
 
     FSDP shards over all ranks, HSDP over the ranks of a pod; with DDP every rank has all parameters.
 
     Args:
         strategy: of the recipe.
         world: the ranks.
-        timeout_seconds: of each collective with HSDP and DDP; None: that of torch. FSDP has the group of the world, and its time-out.
+        timeout_seconds: of each collective with HSDP and DDP; None: torch's default. FSDP uses the process group and timeout of the world.
     """
     device_type = world.device.type
     if strategy == "FSDP":
@@ -41,7 +41,7 @@ def build_mesh(strategy: str, world: World, timeout_seconds: int | None = None) 
         device_type, (world.size // shards, shards), mesh_dim_names=("replicate", "shard")
     )
     if timeout_seconds is not None:
-        # NB: the groups of a mesh with two dimensions have torch's own time-out, whatever that of the world is.
+        # NB: the groups of a mesh with two dimensions do not inherit the timeout of the world.
         for group in mesh.get_all_groups():
             _set_pg_timeout(timedelta(seconds=timeout_seconds), group)
     return mesh
@@ -56,7 +56,7 @@ def shard(network: Network, mesh: DeviceMesh, precision: str, *, replicate_froze
 
     Args:
         network: the network, also on the meta device.
-        over: from `mesh`.
+        mesh: from `build_mesh`.
         precision: BF16, FP16 or FP32.
         replicate_frozen: keep frozen parameters unsharded on each rank: four-bit weights cannot be sharded.
     """
@@ -75,14 +75,14 @@ def shard(network: Network, mesh: DeviceMesh, precision: str, *, replicate_froze
     if not network.tied:
         embedding: Any = network.base.get_input_embeddings()
         shard_group(embedding, ignored_params=ignored_weights)
-        # NB: its gradient needs the tokens alone; it would be gathered again at the end of the backward pass.
+        # NB: the gradient of the embedding needs only the tokens, so the backward pass need not gather it again.
         embedding.set_unshard_in_backward(False)
         shard_group(network.head, ignored_params=ignored_weights, reshard_after_forward=False)
         _prefetch_head(network.head, layers)
-        # The model has the output layer too, where the root would find it.
+        # The output layer is also a part of the model, where the root would shard it again.
         ignored_weights |= {*network.head.parameters()}
-    # What is left is small, the last norm above all, or tied: the loss needs a tied embedding too. It stays gathered from the
-    # start of the forward pass to the end of the backward.
+    # The root's group is small, for example the last norm, or has the tied embedding, which the loss needs. It stays gathered from
+    # the start of the forward pass to the end of the backward pass.
     shard_group(network, ignored_params=ignored_weights, reshard_after_forward=False)
     for module in find_fsdp_modules(network):
         module.set_gradient_divide_factor(1.0)
@@ -94,9 +94,9 @@ def shard(network: Network, mesh: DeviceMesh, precision: str, *, replicate_froze
 def _prefetch_head(head: Any, layers: Sequence[Any]) -> None:
     """Gather the output layer while the last decoder layer computes.
 
-    Without this its gather would begin when the CPU has launched the whole of that layer, which is too late where the GPU waits for
-    the CPU. It must be asked for before it is asynchronous; and it is asynchronous because FSDP otherwise keeps the buffer of the last
-    gather of a forward pass to its end: a second copy of the output layer, during the loss, when a rank needs most memory.
+    Otherwise its gather starts only when the CPU has launched that whole layer, which is too late if the GPU waits for the CPU. An
+    asynchronous gather must be requested ahead. It is asynchronous because FSDP otherwise keeps the buffer of the last gather until
+    the end of the forward pass: a second copy of the output layer during the loss, when memory is at its peak.
     """
     head._set_unshard_async_op(True)  # noqa: SLF001 - there is no public way
     for layer in layers[-1:]:
@@ -111,8 +111,8 @@ def find_fsdp_modules(network: nn.Module) -> list[FSDPModule]:
 def compile_layers(network: Network, backend: str | Callable[..., Any] = "inductor") -> None:
     """Compile each decoder layer separately: the layers are alike, so they share one compilation.
 
-    Call this after sharding: only the forward pass is compiled, without FSDP's hooks that gather and free weights. The first layer gets
-    embeddings that need a gradient also where nothing of them is trained, as its successors do: it would have graphs of its own.
+    Call this after sharding: only the forward pass is compiled, without FSDP's hooks that gather and free weights. The embeddings need
+    a gradient even if they are frozen, like the inputs of the other layers: otherwise the first layer would have separate graphs.
 
     Args:
         network: the network.
@@ -123,8 +123,8 @@ def compile_layers(network: Network, backend: str | Callable[..., Any] = "induct
     """
     if not any(shutil.which(name) for name in ("cc", "gcc", "c++", "g++", "clang")):
         raise RecipeRefusedError(
-            "training.compile needs a C++ compiler, and the image has none: set it to false, or trainer.image to one "
-            "that has g++"
+            "training.compile needs a C++ compiler, and the image does not have one: set training.compile to false, or trainer.image to "
+            "an image with g++"
         )
     embedding = network.base.get_input_embeddings()
     if not any(weight.requires_grad for weight in embedding.parameters()):
@@ -138,6 +138,6 @@ def _require_gradient(_embedding: nn.Module, _ids: object, words: torch.Tensor) 
 
 
 def set_replica_reduction(network: nn.Module, *, is_enabled: bool) -> None:
-    """Skip the all-reduce between replicas in all but the last pass of a step: gradients accumulate in the shards."""
+    """Enable or disable the all-reduce between replicas: only the last pass of a step needs it, gradients accumulate in the shards."""
     for module in find_fsdp_modules(network):
         module.set_requires_all_reduce(is_enabled)

@@ -261,18 +261,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a layer in four bits": (
         "QLoRA",
         {"modulesToSave": ["lm_head", "v_proj"]},
-        "method.lora.modulesToSave v_proj has four bits with method QLoRA, which cannot be trained: remove it, or set "
+        "method.lora.modulesToSave v_proj is quantized to 4 bits by method QLoRA and cannot be trained: remove it, or set "
         "method.type LoRA",
     ),
     "no biases": (
         "LoRA",
         {"bias": "All"},
-        "method.lora.bias All trains biases, and the model has none: remove it",
+        "method.lora.bias All trains biases, but the model has no biases: remove it",
     ),
     "no biases of its layers": (
         "DoRA",
         {"bias": "LoraOnly"},
-        "method.lora.bias LoraOnly trains biases, and its adapted layers have none: remove it",
+        "method.lora.bias LoraOnly trains biases, but the adapted layers have no biases: remove it",
     ),
 }
 
@@ -300,7 +300,7 @@ def test_an_adapter_of_an_output_layer_with_new_tokens_is_refused(base_model: Pa
         with pytest.raises(RecipeRefusedError) as refused:
             adapt.adapt(model, low_rank(targetModules=["q_proj", "lm_head"]), "org/base", NewTokens((3,)))
         assert refused.value.message == (
-            "method.lora.targetModules lm_head is the output layer, which gets rows for model.newTokens: name it in "
+            "method.lora.targetModules lm_head is the output layer, which gets rows for model.newTokens: list it in "
             "method.lora.modulesToSave instead"
         )
 
@@ -337,7 +337,7 @@ def test_new_tokens_beside_a_bias_of_the_output_layer_need_it_whole(
     with pytest.raises(PodFailure) as refused:
         built({"type": "LoRA", "export": "Merged"})
     assert refused.value.message == (
-        "model.newTokens cannot be trained while lm_head is frozen, since its bias gets no rows for them: name lm_head in "
+        "model.newTokens cannot be trained while lm_head is frozen, because its bias gets no entries for them: add lm_head to "
         "method.lora.modulesToSave, or set method.type Full"
     )
     for method in (
@@ -374,8 +374,8 @@ def test_a_tied_layer_that_peft_would_untie_is_refused() -> None:
     with pytest.warns(UserWarning, match="no tied modules"), pytest.raises(RecipeRefusedError) as refused:
         adapt.adapt(model, low_rank(modulesToSave=["word_embeddings"]), "org/base")
     assert refused.value.message == (
-        "method.lora.modulesToSave names one of bert.embeddings.word_embeddings and cls.predictions.decoder, which share a weight "
-        "that peft does not train for both of them: remove it, or set method.type Full"
+        "method.lora.modulesToSave lists only one of bert.embeddings.word_embeddings and cls.predictions.decoder, which share a "
+        "weight, and peft cannot train it for both: remove it, or set method.type Full"
     )
 
 
@@ -424,8 +424,8 @@ def test_what_experts_cannot_be_adapted_with_is_refused(kind: str, method: Metho
     with pytest.raises(RecipeRefusedError) as refused:
         adapt.adapt(of_experts(kind), method, "org/base")
     assert str(refused.value) == (
-        "method.lora.targetModules includes the experts of the model, which peft adapts with LoRA and without dropout only: "
-        f"{change}, or name the layers of its attention there"
+        "method.lora.targetModules includes the model's experts, which peft can adapt only with LoRA and no dropout: "
+        f"{change}, or list only attention layers"
     )
 
 

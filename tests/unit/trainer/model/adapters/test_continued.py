@@ -119,14 +119,14 @@ REFUSED: dict[str, tuple[str, Json, str]] = {
     "another method yet": ("DoRA", {}, "is not an adapter of method DoRA: set method.type LoRA or QLoRA"),
     "more than layers": (
         "LoRA", {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 2}},
-        "has rank_pattern, alpha_pattern, which cannot be trained here: set model.adapter Merge",
+        "sets rank_pattern, alpha_pattern, which the trainer does not support: set model.adapter Merge",
     ),
     "a base that it changed": (
-        "LoRA", {"init_lora_weights": "pissa"}, "has init_lora_weights, which cannot be trained here: set model.adapter Merge",
+        "LoRA", {"init_lora_weights": "pissa"}, "sets init_lora_weights, which the trainer does not support: set model.adapter Merge",
     ),
     "a rank that is too high": (
         "LoRA", {"r": 2000, "lora_alpha": 16},
-        "has what method.lora.rank cannot hold, Input should be less than or equal to 1024: set model.adapter Merge",
+        "has a value that method.lora.rank does not accept, Input should be less than or equal to 1024: set model.adapter Merge",
     ),
 }  # fmt: skip
 
@@ -164,7 +164,7 @@ def test_a_prompt_a_pattern_and_a_plain_model_are_refused(base_model: Path, tmp_
     with networks.alone() as world, pytest.raises(PodFailure) as refused:
         merge.fetch(recipe(base_model).model, tmp_path / "to", world)
     assert refused.value.message == (
-        f"model.base {base_model} is no adapter, and model.adapter Continue trains one further: remove it"
+        f"model.base {base_model} is not an adapter, which model.adapter Continue requires: remove model.adapter"
     )
 
 

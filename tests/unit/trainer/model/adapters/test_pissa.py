@@ -279,12 +279,12 @@ def test_the_principal_part_is_found() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a rank that is too high": (
         {"rank": 17, "targetModules": ["q_proj", "v_proj"]},
-        "method.lora.init PiSSA takes 17 singular values by method.lora.rank, and model.layers.0.self_attn.v_proj has 16: lower "
-        "the rank, or leave that layer out of method.lora.targetModules",
+        "method.lora.init PiSSA needs 17 singular values (method.lora.rank), but model.layers.0.self_attn.v_proj has only 16: lower "
+        "the rank, or remove the layer from method.lora.targetModules",
     ),
     "an output layer that is the embedding too": (
         {"targetModules": ["q_proj", "lm_head"]},
-        "method.lora.init PiSSA changes the weight of lm_head, which is that of model.embed_tokens too: leave it out of "
+        "method.lora.init PiSSA changes the weight of lm_head, which model.embed_tokens shares: remove it from "
         "method.lora.targetModules",
     ),
 }

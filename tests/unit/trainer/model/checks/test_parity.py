@@ -63,13 +63,13 @@ REFUSED: dict[str, tuple[str, str | None, bool, str]] = {
         "bert-generation",
         None,
         True,
-        f"bert-generation, whose tokens see later ones, so that it is no causal language model: {REMEDY}",
+        f"bert-generation, whose tokens attend to later tokens, so it is not a causal language model: {REMEDY}",
     ),
     "encoder in rows of its own": (
         "bert-generation",
         None,
         False,
-        f"bert-generation, whose tokens see later ones, so that it is no causal language model: {REMEDY}",
+        f"bert-generation, whose tokens attend to later tokens, so it is not a causal language model: {REMEDY}",
     ),
     "mask without documents": (
         "gpt_oss",
@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[str, str | None, bool, str]] = {
         "phimoe",
         attention.NAME,
         True,
-        "phimoe, whose attention computes otherwise in training than by itself (the logits differ by SHARE): "
+        "phimoe, whose attention computes different logits in training than in the model's own forward pass (they differ by SHARE): "
         f"{REMEDY}",
     ),
     "another output layer": (

@@ -121,7 +121,7 @@ UNSAFE = {
     "a reshaped output that changes": (
         "gemma3n_text",
         ("bmm",),
-        "that of the input in layer 0 differs by ",
+        "the gradient of the input in layer 0 differs by ",
     ),
     "an output that changes": (
         "gpt_oss",
@@ -167,7 +167,7 @@ UNSOUND: dict[str, tuple[Callable[[Network], None], str]] = {
         change_input,
         "layer 0 fails with one of the variables needed for gradient computation has ",
     ),
-    "it behaves otherwise": (change_behaviour, "that of the input in layer 0 differs by "),
+    "it behaves otherwise": (change_behaviour, "the gradient of the input in layer 0 differs by "),
 }
 
 
@@ -189,8 +189,13 @@ DIFFERENCES: dict[str, tuple[list[float], list[float], list[float], str | None]]
     "the same": ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0], None),
     "rounding": ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0 + 2e-7], None),
     "no more than noise": ([1.0, 2.0], [1.0, 2.1], [1.0, 1.5], None),
-    "more than noise": ([3.0, 4.0], [3.0, 4.01], [3.0, 3.0], "that of w in layer 0 differs by 20.0%"),
-    "not a number": ([1.0, 2.0], [1.0, 2.0], [1.0, float("nan")], "that of w in layer 0 differs by nan%"),
+    "more than noise": ([3.0, 4.0], [3.0, 4.01], [3.0, 3.0], "the gradient of w in layer 0 differs by 20.0%"),
+    "not a number": (
+        [1.0, 2.0],
+        [1.0, 2.0],
+        [1.0, float("nan")],
+        "the gradient of w in layer 0 differs by nan%",
+    ),
     "an overflow without recomputation": (
         [1.0, float("inf")],
         [1.0, float("inf")],

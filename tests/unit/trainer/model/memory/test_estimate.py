@@ -383,14 +383,14 @@ def test_auto_recomputes_no_more_than_it_must(
             WORLD,
             need("Full"),
             "the job needs about 1.2 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 1.2, gathered "
-            "layers 0.0, loss 0.0) and a rank has 0.2 GiB: what would fit: training.activationCheckpointing Full (or Auto)",
+            "layers 0.0, loss 0.0), but a rank has 0.2 GiB: what would fit: training.activationCheckpointing Full (or Auto)",
         ),
         (
             {"activationCheckpointing": "Auto"},
             WORLD,
             need("Full", perDeviceBatchSize=1),
             "the job needs about 0.2 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.1, gathered "
-            "layers 0.0, loss 0.0) and a rank has 0.1 GiB: what would fit: training.perDeviceBatchSize 1 with activationCheckpointing "
+            "layers 0.0, loss 0.0), but a rank has 0.1 GiB: what would fit: training.perDeviceBatchSize 1 with activationCheckpointing "
             "Full",
         ),
         (
@@ -398,7 +398,7 @@ def test_auto_recomputes_no_more_than_it_must(
             WORLD,
             1.0,
             "the job needs about 0.3 GiB a rank (weights 0.0, gradients 0.0, optimizer 0.0, activations 0.3, gathered "
-            "layers 0.0, loss 0.0) and a rank has 0.0 GiB: use a smaller model, or lower training.maxLength",
+            "layers 0.0, loss 0.0), but a rank has 0.0 GiB: use a smaller model, or lower training.maxLength",
         ),
     ],
 )
@@ -419,7 +419,7 @@ def test_a_model_of_8b_does_not_fit_on_one_gpu(
         chosen(monkeypatch, recipe, 80 * 2**30)
     assert refused.value.message == (
         "the job needs about 122.6 GiB a rank (weights 29.9, gradients 29.9, optimizer 59.8, activations 0.0, gathered "
-        "layers 2.9, loss 0.0) and a rank has 73.6 GiB: what would fit: 2 ranks with FSDP; training.optimizer.type AdamW8bit with "
+        "layers 2.9, loss 0.0), but a rank has 73.6 GiB: what would fit: 2 ranks with FSDP; training.optimizer.type AdamW8bit with "
         "weights BF16; method LoRA"
     )
 

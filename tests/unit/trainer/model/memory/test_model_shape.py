@@ -108,7 +108,7 @@ def test_experts_in_one_tensor_are_not_packed(capsys: pytest.CaptureFixture[str]
         gibibytes[name] = round(shape.unsharded_bytes / 2**30)
         with pytest.raises(RecipeRefusedError) as refused:
             estimate.choose(network, recipe, world, 2048, None)
-        sentence = f"{shares[name]:.0%} of the base is in four bits: experts that a model keeps in one tensor are not packed"
+        sentence = f"{shares[name]:.0%} of the base is quantized to 4 bits: experts that the model stores in one tensor are not quantized"
         assert refused.value.message.endswith(f"; {sentence}")
         assert sentence in capsys.readouterr().out.splitlines()
     assert shares == {"Mixtral 8x7B": 0.03, "Qwen3-30B-A3B": 0.03}

@@ -299,7 +299,7 @@ def test_the_kernel_of_gpus_is_for_heads_that_it_takes(
             {"n_layer": 2, "n_head": 4},
             "SFT",
             False,
-            "model.base BASE is a bloom, which takes no position ids, so its documents cannot be kept apart: choose "
+            "model.base BASE is a bloom, which does not accept position ids, so its documents cannot be kept apart: choose "
             "another model",
         ),
         (

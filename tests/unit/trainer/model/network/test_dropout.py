@@ -126,7 +126,7 @@ def test_a_model_that_chooses_experts_at_random_is_refused(world: World, tmp_pat
     with pytest.raises(RecipeRefusedError) as refused:
         load.build_skeleton(networks.recipe(tmp_path, objective={"type": "DPO"}), tmp_path, world)
     assert refused.value.message == (
-        f"model.base {tmp_path} is a phimoe, which chooses experts at random while it is trained, so that its answers cannot be compared: choose "
+        f"model.base {tmp_path} is a phimoe, which routes tokens to random experts in training, so its answers cannot be compared: choose "
         "another model, or objective SFT"
     )
     load.build_skeleton(networks.recipe(tmp_path), tmp_path, world)

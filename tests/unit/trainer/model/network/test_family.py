@@ -23,7 +23,11 @@ REMEDY = "choose a causal language model"
         ("xlm-roberta", {}, f"xlm-roberta, an encoder (is_decoder is false in its config.json): {REMEDY}"),
         ("t5", {}, f"t5, an encoder-decoder model: {REMEDY}"),
         ("bart", {}, f"bart, an encoder-decoder model: {REMEDY}"),
-        ("vit", {}, f"vit, a model without a language model in this version of transformers: {REMEDY}"),
+        (
+            "vit",
+            {},
+            f"vit, a model type without a causal language model in this version of transformers: {REMEDY}",
+        ),
         ("bert", {"is_decoder": True}, None),
         ("gpt_neox", {}, None),
         ("llama", {}, None),

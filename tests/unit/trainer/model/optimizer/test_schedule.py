@@ -139,6 +139,6 @@ def test_a_decay_that_is_longer_than_the_rest_of_the_run_is_refused() -> None:
     with pytest.raises(RecipeRefusedError) as refused:
         schedule(settings, 10)
     assert refused.value.message == (
-        "training.decaySteps is 8, and the run has 10 steps, 3 of them of warm-up: set decaySteps to 7 or less, or set "
+        "training.decaySteps is 8, but the run has 10 steps, of which 3 are warm-up: set decaySteps to 7 or less, or set "
         "decayRatio instead"
     )

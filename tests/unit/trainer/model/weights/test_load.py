@@ -80,7 +80,8 @@ def test_a_buffer_that_the_files_lack_has_the_value_of_the_models_code(
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     assert torch.equal(network.base.get_buffer(name), torch.zeros(4))
     assert (
-        f"model.base: its files have no {name}: it begins as in the model's code\n" in capsys.readouterr().out
+        f"model.base: its files do not contain {name}, which keeps the initial value of the model's code\n"
+        in capsys.readouterr().out
     )
 
 
@@ -251,34 +252,34 @@ def stored_by(quantization: dict[str, object]) -> Callable[[Path, Path], None]:
         (
             a_pickle_that_is_not_tied,
             "ModelNotLoadable",
-            "model.base BASE cannot be loaded: its files have a lm_head.weight of its own, which its config.json ties to another "
-            "weight: set tie_word_embeddings to false there",
+            "model.base BASE cannot be loaded: its files have a separate lm_head.weight, which config.json ties to another "
+            "weight: set tie_word_embeddings to false in config.json",
         ),
         (
             config_of_another,
             "ModelNotLoadable",
             "model.base BASE cannot be loaded: model.layers.0.mlp.down_proj.weight has the shape [32, 64] in "
-            "model.safetensors, and [32, 96] by config.json",
+            "model.safetensors, but [32, 96] according to config.json",
         ),
         (
             stored_by({"quant_method": "fp8", "weight_block_size": [128, 128]}),
             "ModelNotLoadable",
-            "model.base BASE is stored quantized (fp8), and such weights cannot be trained: name",
+            "model.base BASE is stored quantized (fp8), and quantized weights cannot be trained: use",
         ),
         (
             stored_by({"quant_method": "gptq", "bits": 4, "group_size": 128}),
             "ModelNotLoadable",
-            "model.base BASE is stored quantized (gptq), and such weights cannot be trained: name",
+            "model.base BASE is stored quantized (gptq), and quantized weights cannot be trained: use",
         ),
         (
             stored_by({"quant_method": "mxfp4"}),
             "ModelNotLoadable",
-            "model.base BASE is stored quantized (mxfp4), and such weights cannot be trained: name",
+            "model.base BASE is stored quantized (mxfp4), and quantized weights cannot be trained: use",
         ),
         (
             stored_by({"quant_method": "bitsandbytes", "load_in_4bit": True}),
             "ModelNotLoadable",
-            "model.base BASE is stored quantized (bitsandbytes), and such weights cannot be trained: name",
+            "model.base BASE is stored quantized (bitsandbytes), and quantized weights cannot be trained: use",
         ),
         (
             vocabulary_of_another,

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
     from finetune_crds.training import Method
 
-# Standard deviation of a new prefix: small beside the model's own keys.
+# Standard deviation of a new prefix: small compared with the model's own keys.
 _PREFIX_STANDARD_DEVIATION = 0.02
 # The names of biases in peft.
 _PEFT_BIASES = {None: "none", "All": "all", "LoraOnly": "lora_only"}
 
 
 def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewTokens = NO_TOKENS) -> nn.Module:
-    """Add the parameters of the method to the model, and freeze the rest but for the rows of new tokens.
+    """Add the parameters of the method to the model, and freeze the others, except the rows of new tokens.
 
-    `initial` gives new parameters their values later: the model may be on the meta device.
+    `compute_initial_value` returns the values of new parameters later: the model may be on the meta device.
 
-    What is trained is kept in fp32.
+    Trained parameters are fp32.
 
     Raises:
         RecipeRefusedError: method.lora names layers that the model does not have, or that cannot be trained.
@@ -66,14 +66,14 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
 
 
 def _explain_peft_error(method: Method, error: str) -> str:
-    """What to change where peft cannot adapt a model."""
+    """Say what to change if peft cannot adapt a model."""
     if "ParamWrapper" not in error:
         return f"peft cannot adapt the model by method {method.type}: {error}"
     # peft adapts the experts of a model that keeps them in one tensor by another class, which can do less.
     change = "set method.type to LoRA" if method.type == "DoRA" else "set method.lora.dropout to 0"
     return (
-        f"method.lora.targetModules includes the experts of the model, which peft adapts with LoRA and without dropout only: {change}, "
-        "or name the layers of its attention there"
+        f"method.lora.targetModules includes the model's experts, which peft can adapt only with LoRA and no dropout: {change}, "
+        "or list only attention layers"
     )
 
 
@@ -93,9 +93,9 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
     if tied:
         tied_ends = [end for end in ends if end.rsplit(".", 1)[-1] in EMBEDDING_LAYER_NAMES]
         if trained_ends and tied_ends and not {*tied_ends} & {*trained_ends}:
-            # NB: by another name, such as GPT-2's wte, peft quietly unties a layer.
+            # NB: peft unties a layer without an error if its name is different, for example GPT-2's wte.
             names.append(tied_ends[-1])
-        # peft does with the output layer as with the embedding.
+        # peft treats the output layer as it treats the embedding.
         ends, trained_ends = ends[:1], ends[:1] if trained_ends else []
     frozen_ends = [end for end in ends if end not in trained_ends]
     if new_tokens.ids:
@@ -106,7 +106,7 @@ def _build_lora_config(model: PreTrainedModel, method: Method, new_tokens: NewTo
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules) or "all-linear",
-        # NB: they get no gradient. peft matches whole names with a text.
+        # NB: towers get no gradient. peft matches a string against whole names.
         exclude_modules="|".join(rf"{re.escape(name)}(\..+)?" for name in tower_names) or None,
         use_rslora=lora.scaling == "RankStabilized",
         use_dora=method.type == "DoRA",
@@ -138,13 +138,13 @@ def _check_targets_with_new_tokens(targets: list[str], ends: list[str]) -> None:
     for target in targets:
         if any(_does_name_match(target, end) for end in ends):
             raise RecipeRefusedError(
-                f"method.lora.targetModules {target} is the output layer, which gets rows for model.newTokens: name it in "
+                f"method.lora.targetModules {target} is the output layer, which gets rows for model.newTokens: list it in "
                 "method.lora.modulesToSave instead"
             )
 
 
 def _check_head_bias_with_new_tokens(model: PreTrainedModel, extended_ends: list[str]) -> None:
-    """Check the ends that get rows for new tokens: peft adds rows to a weight, and the logit of a token is its row and its bias."""
+    """Check that the output layer has no bias if it gets rows for new tokens: peft adds rows to the weight, but no entries to the bias."""
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is None:
         return
@@ -152,13 +152,13 @@ def _check_head_bias_with_new_tokens(model: PreTrainedModel, extended_ends: list
     if id(head.weight) in shared:
         name = next(name for name, module in model.named_modules() if module is head)
         raise RecipeRefusedError(
-            f"model.newTokens cannot be trained while {name} is frozen, since its bias gets no rows for them: name {name} in "
+            f"model.newTokens cannot be trained while {name} is frozen, because its bias gets no entries for them: add {name} to "
             "method.lora.modulesToSave, or set method.type Full"
         )
 
 
 def _resolve_modules_to_save(model: PreTrainedModel, method: Method) -> list[str]:
-    """The layers of modulesToSave, as peft finds them: by the end of a name, whatever is before it."""
+    """Return the layers of modulesToSave as peft matches them: by the end of a name."""
     patterns, tower_names = (method.lora or Lora()).modules_to_save, find_towers(model)
     layers = {
         name: module
@@ -181,7 +181,7 @@ def _resolve_modules_to_save(model: PreTrainedModel, method: Method) -> list[str
         linear_layers = [layers[layer] for layer in matching_layers if is_linear(layers[layer])]
         if method.type == "QLoRA" and any(layer is not head for layer in linear_layers):
             raise RecipeRefusedError(
-                f"method.lora.modulesToSave {name} has four bits with method QLoRA, which cannot be trained: remove it, "
+                f"method.lora.modulesToSave {name} is quantized to 4 bits by method QLoRA and cannot be trained: remove it, "
                 "or set method.type LoRA"
             )
         suffix_matches = [layer for layer in layers if layer.endswith(name)]
@@ -190,17 +190,17 @@ def _resolve_modules_to_save(model: PreTrainedModel, method: Method) -> list[str
 
 
 def _is_within(layer: str, modules: list[str]) -> bool:
-    """Whether a layer is one of some modules, or a part of one."""
+    """Whether a layer is in a list of modules, or inside a module of the list."""
     return any(layer == name or layer.startswith(f"{name}.") for name in modules)
 
 
 def _does_name_match(name: str, layer: str) -> bool:
-    """Whether a name of a recipe, which may have only the end of a layer's, is that of a layer."""
+    """Whether a name in a recipe matches a layer: it is the name of the layer, or its end."""
     return layer == name or layer.endswith(f".{name}")
 
 
 def _check_still_tied(adapted: Any, ends: list[str]) -> None:
-    """Check that an embedding and an output layer that share a weight still do so, where they are trained whole."""
+    """Check that an embedding and an output layer that share a weight still share it if they are in modulesToSave."""
     base = adapted.get_base_model()
     wrapped = [
         getattr(end, "modules_to_save", {})
@@ -209,8 +209,8 @@ def _check_still_tied(adapted: Any, ends: list[str]) -> None:
     weights = {id(each["default"].weight) if "default" in each else None for each in wrapped}
     if None in weights or len(weights) > 1:
         raise RecipeRefusedError(
-            f"method.lora.modulesToSave names one of {' and '.join(ends)}, which share a weight that peft does not train for "
-            "both of them: remove it, or set method.type Full"
+            f"method.lora.modulesToSave lists only one of {' and '.join(ends)}, which share a weight, and peft cannot train it for "
+            "both: remove it, or set method.type Full"
         )
 
 
@@ -219,14 +219,14 @@ def _check_has_biases(adapted: nn.Module, method: Method) -> None:
     if bias is not None and not any(
         weight.requires_grad and "bias" in name for name, weight in adapted.named_parameters()
     ):
-        scope = "the model has" if bias == "All" else "its adapted layers have"
-        raise RecipeRefusedError(f"method.lora.bias {bias} trains biases, and {scope} none: remove it")
+        scope = "the model has" if bias == "All" else "the adapted layers have"
+        raise RecipeRefusedError(f"method.lora.bias {bias} trains biases, but {scope} no biases: remove it")
 
 
 def compute_initial_value(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
     """Return the initial value of a parameter that the method adds, fp32; it does not depend on the number of ranks.
 
-    LoRA's A is uniform in +-1/sqrt(inputs), as in peft (He et al. with a = sqrt(5)), and B zero, so that the adapted
+    LoRA's A is uniform in +-1/sqrt(inputs), as in peft (He et al. with a = sqrt(5)). B is zero, so that the adapted
     model starts equal to its base. A prefix is normal.
 
     Args:

@@ -1,4 +1,4 @@
-"""An adapter that is trained further: its parameters as those of the method, and its weights."""
+"""Continues the training of an adapter: takes its configuration as the method, and its weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
 
 _WEIGHTS_FILE = "adapter_model.safetensors"
-# What a method says too, and what says nothing about the layers.
+# Fields that a method sets too, and fields that do not affect the layers.
 _SUPPORTED_FIELDS = frozenset(
     {
         "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora", "init_lora_weights", "task_type",
@@ -27,17 +27,17 @@ _SUPPORTED_FIELDS = frozenset(
         "loftq_config", "runtime_config", "bias", "modules_to_save", "ensure_weight_tying",
     }
 )  # fmt: skip
-# Initial values that leave the weights of the base as they are; others have changed them.
+# Initializations that do not change the weights of the base.
 INITIALIZATIONS_KEEPING_BASE = (True, False, "gaussian")
-# Those of peft, by the fields of a method.
+# Values of method.lora.bias by the values of peft.
 _BIASES: dict[str, Literal["All", "LoraOnly"]] = {"all": "All", "lora_only": "LoraOnly"}
 
 
 def apply_adapter_config(recipe: Recipe, adapter: Path) -> Recipe:
-    """The recipe with the parameters of the adapter in folder `adapter` as method.lora.
+    """Return the recipe with the configuration of the adapter in folder `adapter` as method.lora.
 
     Raises:
-        RecipeRefusedError: it is no adapter of the method, or has what cannot be trained here.
+        RecipeRefusedError: it is not an adapter of the method, or sets fields that the trainer does not support.
     """
     import peft
 
@@ -56,7 +56,7 @@ def apply_adapter_config(recipe: Recipe, adapter: Path) -> Recipe:
     if unsupported_fields:
         raise _refusal(
             recipe,
-            f"has {', '.join(unsupported_fields)}, which cannot be trained here: set model.adapter Merge",
+            f"sets {', '.join(unsupported_fields)}, which the trainer does not support: set model.adapter Merge",
         )
     target_modules = sorted(config.target_modules or ())
     modules_to_save = sorted(config.modules_to_save or ())
@@ -71,15 +71,15 @@ def apply_adapter_config(recipe: Recipe, adapter: Path) -> Recipe:
     except ValidationError as error:
         where, what = first_mistake(error)
         raise _refusal(
-            recipe, f"has what method.lora.{where} cannot hold, {what}: set model.adapter Merge"
+            recipe, f"has a value that method.lora.{where} does not accept, {what}: set model.adapter Merge"
         ) from error
-    # NB: not validated: a name of a recipe may stand for one in each layer, and an adapter has all of them.
+    # NB: not validated: a name in a recipe may match a module of each layer, while an adapter lists all modules.
     lora = lora.model_copy(update={"target_modules": target_modules, "modules_to_save": modules_to_save})
     return recipe.model_copy(update={"method": recipe.method.model_copy(update={"lora": lora})})
 
 
 def _find_unsupported_fields(config: Any) -> list[str]:
-    """The fields of an adapter's configuration that a method does not know."""
+    """Return the fields of an adapter's configuration that a method does not support."""
     import peft
 
     defaults = peft.LoraConfig()
@@ -98,10 +98,10 @@ def _find_unsupported_fields(config: Any) -> list[str]:
 
 
 def match_weights(model: nn.Module, adapter: Path, recipe: Recipe) -> dict[str, tuple[nn.Parameter, Any]]:
-    """The parameters of an adapter in the model, each with the slice of the file that has its values, by their names there.
+    """Return the adapter's parameters in the model, each with the slice of the file that has its values, by the names in the file.
 
     Raises:
-        RecipeRefusedError: the file is missing, or has other weights.
+        RecipeRefusedError: the file is missing, or its weights do not fit the model.
         SafetensorError, OSError: it cannot be read.
     """
     from safetensors import safe_open
@@ -110,7 +110,7 @@ def match_weights(model: nn.Module, adapter: Path, recipe: Recipe) -> dict[str, 
     if not path.exists():
         raise _refusal(recipe, f"has no {_WEIGHTS_FILE}: save it with safe_serialization")
     with safe_open(path, framework="pt") as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     matches: dict[str, tuple[nn.Parameter, Any]] = {}
     # NB: a file has both names of a tied weight.
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -119,7 +119,7 @@ def match_weights(model: nn.Module, adapter: Path, recipe: Recipe) -> dict[str, 
             values = slices.get(stored_name)
             if values is None or list(values.get_shape()) != list(parameter.shape):
                 raise _refusal(
-                    recipe, f"does not fit its base: {stored_name} is missing, or has another shape"
+                    recipe, f"does not fit its base: {stored_name} is missing or has a different shape"
                 )
             matches[stored_name] = (parameter, values)
     unmatched_names = sorted(slices.keys() - matches.keys())

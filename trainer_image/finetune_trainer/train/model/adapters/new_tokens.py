@@ -1,4 +1,4 @@
-"""New tokens: rows for them in the embedding and the output layer, which begin as the mean of the others."""
+"""New tokens: their rows in the embedding and the output layer, initialized to the mean of the stored rows."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class NewTokens:
 
     @classmethod
     def of(cls, model: Model, tokenizer: PreTrainedTokenizerBase) -> NewTokens:
-        """Return those of model.newTokens.
+        """Return the ids of model.newTokens.
 
         Args:
-            model: of the recipe.
+            model: the model of the recipe.
             tokenizer: the model's, with the new tokens.
         """
         vocabulary = tokenizer.get_vocab()
         return cls(tuple(sorted(vocabulary[token] for token in model.new_tokens)))
 
     def count_rows(self, stored_rows: int) -> int:
-        """Return how many rows an embedding of `before` rows needs; it may have some for new tokens already."""
+        """Return how many rows an embedding of `stored_rows` rows needs; it may already have rows for new tokens."""
         return max(stored_rows, 1 + max(self.ids, default=-1))
 
     def enlarge(self, model: PreTrainedModel) -> None:
-        """Give a model that is not sharded the rows of the new tokens, and them their values, also on the meta device."""
+        """Add the rows of the new tokens to an unsharded model and initialize them, also on the meta device."""
         if not self.ids:
             return
         row_means = [
@@ -58,10 +58,10 @@ NO_TOKENS = NewTokens()
 
 
 class ExtendedWeight:
-    """A stored weight with rows for new tokens, of which slices can be read.
+    """A stored weight with rows for new tokens, readable in slices.
 
-    They begin as the mean of all rows that are stored (Hewitt, "Initializing new word embeddings for pretrained language models",
-    2021), as in transformers but for its noise of 3e-5 standard deviations. All ranks read the same values.
+    The new rows are the mean of all stored rows (Hewitt, "Initializing new word embeddings for pretrained language models",
+    2021), as in transformers, but without its noise of 3e-5 standard deviations. All ranks read the same values.
 
     Args:
         part: a tensor, or a slice of a file.
@@ -92,12 +92,12 @@ class ExtendedWeight:
 
 
 def shape_of(part: Any) -> list[int]:
-    """The shape of a tensor, of a slice of a file, or of one that has grown."""
+    """Return the shape of a tensor, of a slice of a file, or of an extended weight."""
     return list(part.get_shape() if hasattr(part, "get_shape") else part.shape)
 
 
 def compute_row_mean(part: Any) -> torch.Tensor:
-    """The mean of the rows of a tensor or a slice of a file, fp32 [...]."""
+    """Return the mean of the rows of a tensor or a slice of a file, fp32 [...]."""
     rows, *row_shape = shape_of(part)
     total: torch.Tensor | None = None
     for begin in range(0, rows, _ROWS_PER_SUM):
@@ -107,19 +107,19 @@ def compute_row_mean(part: Any) -> torch.Tensor:
 
 
 def embedding_and_head_weights(model: PreTrainedModel) -> list[torch.nn.Parameter]:
-    """The parameters of the embedding and of the output layer; tied ones once."""
+    """Return the parameters of the embedding and of the output layer; tied parameters once."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     return list({id(weight): weight for end in ends for weight in end.parameters()}.values())
 
 
 def embedding_and_head_names(model: PreTrainedModel) -> list[str]:
-    """The names of the embedding and of the output layer."""
+    """Return the names of the embedding and of the output layer."""
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     return [name for name, module in model.named_modules() if any(module is end for end in ends)]
 
 
 def initialize_trained_rows(model: torch.nn.Module) -> None:
-    """Give the trained rows of new tokens the values that the base has for them; a collective call."""
+    """Copy the base's rows of new tokens into their trained rows; a collective call."""
     from peft.tuners.trainable_tokens import TrainableTokensLayer
 
     for layer in model.modules():

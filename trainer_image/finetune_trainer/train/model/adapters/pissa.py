@@ -1,8 +1,8 @@
 """PiSSA: low-rank layers that begin as the principal part of their weights (Meng et al., arXiv:2404.02948).
 
 With W = U S V^T, A and B begin as A0 = sqrt(S_r / scaling) V_r^T and B0 = U_r sqrt(S_r / scaling), as in peft, and the frozen
-weight becomes W - scaling B0 A0. A0 and B0 stay beside A and B, sharded as these are, and are part of each checkpoint: a
-resumed attempt subtracts what the first one did, and what is exported is an adapter of the base as it was, of twice the rank.
+weight becomes W - scaling B0 A0. A0 and B0 are kept with A and B, sharded alike, and are part of each checkpoint: a
+resumed attempt subtracts the same product as the first attempt, and the export is an adapter of the original base, of twice the rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from finetune_trainer.train.runtime.distributed import World
 
-# The buffer of a low-rank layer that has what its weight began as.
+# The buffer of a low-rank layer that keeps its initial weight.
 _INITIAL = "initial"
 _ADAPTER = "default"
 # An exact decomposition takes twenty times as long (docs/design/speed.md), and whatever part is taken, the model begins as its
@@ -34,7 +34,7 @@ _SEED = 0
 
 
 def enable(adapted: nn.Module) -> None:
-    """Let the low-rank layers of a model begin with PiSSA; the other functions do nothing to layers that do not."""
+    """Mark the low-rank layers of a model for PiSSA; the other functions ignore unmarked layers."""
     for module in adapted.modules():
         for name in ("lora_A", "lora_B"):
             for low_rank in getattr(module, name, {}).values():
@@ -42,14 +42,14 @@ def enable(adapted: nn.Module) -> None:
 
 
 def count_initial_numbers(model: nn.Module) -> int:
-    """The numbers of what the layers began as, on all ranks together, also before `keep`."""
+    """Count the numbers of the initial weights on all ranks together, also before `allocate_initial`."""
     return sum(
         low_rank.weight.numel() for layer in _find_layers(model) for low_rank in _low_rank_layers(layer)
     )
 
 
 def is_initial(name: str) -> bool:
-    """Whether a name in the state of a model is that of what a layer began as."""
+    """Whether a name in the state of a model is the name of an initial weight."""
     return name.endswith(f".{_INITIAL}")
 
 
@@ -57,7 +57,7 @@ def check(model: nn.Module) -> None:
     """Check that the adapted weights of a model, also on the meta device, can be split.
 
     Raises:
-        RecipeRefusedError: a weight is that of another layer too, or has fewer singular values than the rank.
+        RecipeRefusedError: two layers share a weight, or a weight has fewer singular values than the rank.
     """
     names: dict[int, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
@@ -67,18 +67,18 @@ def check(model: nn.Module) -> None:
         layer_name, *shared_names = sorted(names[id(weight)], key=lambda name: "base_layer" not in name)
         if shared_names:
             raise RecipeRefusedError(
-                f"method.lora.init PiSSA changes the weight of {_shorten(layer_name)}, which is that of {_shorten(shared_names[0])} too: leave it "
-                "out of method.lora.targetModules"
+                f"method.lora.init PiSSA changes the weight of {_shorten(layer_name)}, which "
+                f"{_shorten(shared_names[0])} shares: remove it from method.lora.targetModules"
             )
         if rank > min(weight.shape):
             raise RecipeRefusedError(
-                f"method.lora.init PiSSA takes {rank} singular values by method.lora.rank, and {_shorten(layer_name)} has "
-                f"{min(weight.shape)}: lower the rank, or leave that layer out of method.lora.targetModules"
+                f"method.lora.init PiSSA needs {rank} singular values (method.lora.rank), but {_shorten(layer_name)} has only "
+                f"{min(weight.shape)}: lower the rank, or remove the layer from method.lora.targetModules"
             )
 
 
 def allocate_initial(model: nn.Module) -> None:
-    """Make room beside the weights of the low-rank layers, sharded or not, for what they begin as."""
+    """Allocate the initial weights of the low-rank layers, sharded or not."""
     for layer in _find_layers(model):
         for low_rank in _low_rank_layers(layer):
             low_rank.initial = torch.empty_like(low_rank.weight, requires_grad=False)
@@ -87,13 +87,13 @@ def allocate_initial(model: nn.Module) -> None:
 def split_weights(model: nn.Module, world: World, resume: Callable[[nn.Module], None] | None = None) -> None:
     """Split the adapted weights of a sharded model: the low-rank layers take the principal part, and the rest stays frozen.
 
-    Each rank decomposes every n-th weight, of which it holds the whole at that time. The result depends on the number of ranks no more
-    than the rounding of a matrix product does.
+    Each rank gathers and decomposes every n-th weight. The result depends on the number of ranks only as far as the rounding of a
+    matrix product does.
 
     Args:
-        model: after `keep`, with all weights.
+        model: after `allocate_initial`, with all weights.
         world: the ranks.
-        resume: loads what a previous attempt has kept, which is then taken in place of a decomposition.
+        resume: loads the initial weights of a previous attempt, which replace the decomposition.
     """
     start_seconds, layers = time.monotonic(), _find_layers(model)
     if not layers:
@@ -112,14 +112,14 @@ def split_weights(model: nn.Module, world: World, resume: Callable[[nn.Module], 
 
 
 def convert_to_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights of an adapter on the base as it was: A' = [A; A0], B' = [B, -B0], so that B' A' = B A - B0 A0.
+    """Return the weights of an adapter of the original base: A' = [A; A0], B' = [B, -B0], so that B' A' = B A - B0 A0.
 
     Sets rank and alpha in the configuration of the adapter to twice what they were. peft takes alpha times sqrt(2) where the scale is
-    alpha / sqrt(rank), which is no whole number, as `model.adapter: Continue` needs: here B' is smaller by that instead.
+    alpha / sqrt(rank), which is not an integer, as `model.adapter: Continue` requires. Here B' is divided by sqrt(2) instead.
 
     Args:
-        model: what peft has adapted.
-        state: its whole weights by their names; returned as it is without PiSSA.
+        model: a model adapted by peft.
+        state: its unsharded weights by name; returned unchanged without PiSSA.
     """
     initial = {name for name in state if is_initial(name)}
     if not initial:
@@ -138,21 +138,21 @@ def convert_to_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, tor
 
 
 def _find_layers(model: nn.Module) -> list[Any]:
-    """The adapted layers, as peft makes them, that begin with PiSSA."""
+    """Return the layers adapted by peft that use PiSSA."""
     layers = [module for module in model.modules() if _ADAPTER in getattr(module, "lora_A", ())]
     return [layer for layer in layers if hasattr(layer.lora_A[_ADAPTER], _INITIAL)]
 
 
 def _low_rank_layers(layer: Any) -> tuple[Any, Any]:
-    """The linear layers A and B."""
+    """Return the linear layers A and B."""
     return layer.lora_A[_ADAPTER], layer.lora_B[_ADAPTER]
 
 
 def _decompose(layers: list[Any], world: World) -> None:
-    """Decompose a weight on each rank, and keep what the low-rank layers of all of them begin as."""
+    """Decompose one weight on each rank, and set the initial weights of all their low-rank layers."""
     own_weight: torch.Tensor | None = None
     for rank, layer in enumerate(layers):
-        # NB: a collective of all ranks; only one of them keeps the weight.
+        # NB: a collective call of all ranks; only one rank keeps the weight.
         weight = rows.gather_tensor(layer.get_base_layer().weight.detach())
         if rank == world.rank:
             own_weight = weight.t() if layer.fan_in_fan_out else weight
@@ -171,14 +171,14 @@ def _decompose(layers: list[Any], world: World) -> None:
 
 
 def _compute_factors(weight: torch.Tensor, layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A0 [rank, inputs] and B0 [outputs, rank] of a weight [outputs, inputs], fp32."""
+    """Return A0 [rank, inputs] and B0 [outputs, rank] of a weight [outputs, inputs], fp32."""
     left_vectors, singular_values, right_vectors = compute_truncated_svd(weight.float(), layer.r[_ADAPTER])
     root = (singular_values / layer.scaling[_ADAPTER]).sqrt()
     return root[:, None] * right_vectors.t(), left_vectors * root
 
 
 def compute_truncated_svd(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The first singular vectors and values of a weight [m, n], by iterations on a random subspace that is always the same.
+    """Return the first singular vectors and values of a weight [m, n], by iterations on a random subspace with a fixed seed.
 
     Returns:
         [m, rank], [rank] and [n, rank].
@@ -193,9 +193,9 @@ def compute_truncated_svd(weight: torch.Tensor, rank: int) -> tuple[torch.Tensor
 
 
 def _subtract_principal_part(layer: Any) -> None:
-    """Take the principal part from this rank's rows of the frozen weight.
+    """Subtract the principal part from this rank's rows of the frozen weight.
 
-    In fp64, and rounded once: the order of sums, which depends on how many rows a rank has, is no longer seen.
+    In fp64, and rounded once: the result does not depend on the order of sums, which depends on the rows of a rank.
     """
     first, second = (rows.gather_tensor(low_rank.initial).double() for low_rank in _low_rank_layers(layer))
     if layer.fan_in_fan_out:

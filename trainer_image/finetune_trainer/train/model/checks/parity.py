@@ -1,7 +1,7 @@
-"""Compares the logits that losses are computed from with those of the model's own forward pass, before the first step.
+"""Compares the logits of training with the logits of the model's own forward pass, before the first step.
 
-The model's own forward pass gets each document alone, with eager attention. Training computes the same documents as it does in
-every step: in one packed row, or in padded rows, with the attention that was selected for the run.
+The model's own forward pass gets each document alone, with eager attention. Training gets the same documents as in every step: in
+one packed row, or in padded rows, with the attention of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SECOND_TOKENS = 6
 # A correct computation may differ by this multiple of the measured rounding noise, and by this share of the logits at least and at most.
 _NOISE_FACTOR, _MIN_TOLERANCE, _MAX_TOLERANCE = 3.0, 1e-3, 0.3
-# The errors by which a model's code shows that it cannot compute what it is given.
+# The errors of a model's code that does not support its inputs.
 _MODEL_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -51,16 +51,16 @@ _MODEL_ERRORS = (
 
 @dataclass(frozen=True)
 class Subject:
-    """A model as error messages name it, and what to do where it cannot be used."""
+    """A model in error messages, and what to do if it cannot be used."""
 
     address: str
     field: str = "model.base"
     """The field of the recipe that has the address."""
     remedy: str = "choose another model, or train it with your own script"
     packing_remedy: str | None = None
-    """What to do where only packed rows are wrong; None: the rows are not packed."""
+    """What to do if only packed rows are wrong; None: the rows are not packed."""
     overflow_remedy: str | None = None
-    """What to do where a model that was trained in BF16 may overflow; None: it computes in another type than FP16."""
+    """What to do if the model overflows in FP16; None: it does not compute in FP16."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Subject:
@@ -81,7 +81,7 @@ class Comparison:
     """Differences between logits [tokens, vocabulary]: the upper quartile over the tokens of a document, and the greater of two documents.
 
     The difference at a token is the distance between two logits, as a share of the size of the second, both without their mean,
-    which changes no probability.
+    which does not change probabilities.
     """
 
     reference: float
@@ -110,7 +110,7 @@ class Comparison:
 
 
 def packing_remedy(recipe: Recipe) -> str | None:
-    """Return what to do where a model cannot separate the documents of a row; None: a row of this recipe has one document."""
+    """Return what to do if a model cannot separate the documents of a row; None: a row of this recipe has one document."""
     if recipe.objective.type in COLUMNS_OF_OBJECTIVE:
         return "choose another model"
     return "set training.packing to false" if recipe.training.packing else None
@@ -123,7 +123,7 @@ def check(
     *,
     gather: Callable[[Any], list[Any]] = lambda value: [value],
 ) -> None:
-    """Check that a network computes in training what its model computes, and that tokens see neither later tokens nor other documents.
+    """Check that training computes the logits of the model, and that tokens attend neither to later tokens nor to other documents.
 
     Takes three forward passes of a few tokens. All ranks of a sharded network call this together, and raise the same error.
 
@@ -150,7 +150,7 @@ def check(
         raise _refusal(
             network,
             subject,
-            f"whose tokens see later ones, so that it is no causal language model: {subject.remedy}",
+            f"whose tokens attend to later tokens, so it is not a causal language model: {subject.remedy}",
         )
     if unpacked.reference < unpacked.tolerance:
         raise _refusal(network, subject, f"whose layers mix the documents of a row: {subject.packing_remedy}")
@@ -159,7 +159,8 @@ def check(
         raise _refusal(
             network,
             subject,
-            f"whose attention computes otherwise in training than by itself (the logits differ by {unpacked.reference:.0%}): {subject.remedy}",
+            "whose attention computes different logits in training than in the model's own forward pass "
+            f"(they differ by {unpacked.reference:.0%}): {subject.remedy}",
         )
     raise _refusal(
         network,
@@ -179,7 +180,7 @@ def _check_finite(comparison: Comparison, subject: Subject) -> None:
         return
     if subject.overflow_remedy is not None:
         raise RecipeRefusedError(
-            f"{subject} computes NaN logits: it overflows in FP16, unless its weights are broken: "
+            f"{subject} computes NaN logits: it overflows in FP16, or its weights are broken: "
             f"{subject.overflow_remedy}",
             reason="ModelOverflows",
         )
@@ -189,7 +190,7 @@ def _check_finite(comparison: Comparison, subject: Subject) -> None:
 
 
 def _take_worst(results: list[Comparison | str], subject: Subject, network: Network) -> Comparison:
-    """Return the greatest differences of all ranks, so that all of them decide alike.
+    """Return the greatest differences of all ranks, so that all ranks decide alike.
 
     Raises:
         RecipeRefusedError: the forward pass failed on a rank.
@@ -201,7 +202,7 @@ def _take_worst(results: list[Comparison | str], subject: Subject, network: Netw
                 network, subject, f"whose forward pass fails in training ({result}): {subject.remedy}"
             )
         comparisons.append(result)
-    # NB: max() may skip NaN, numpy's does not.
+    # NB: max() may skip NaN; numpy's max does not.
     differences = [(each.reference, each.context, each.look_ahead, each.noise) for each in comparisons]
     reference, context, look_ahead, noise = np.max(differences, axis=0).tolist()
     return Comparison(reference, context, look_ahead, noise, comparisons[0].precision)
@@ -210,7 +211,7 @@ def _take_worst(results: list[Comparison | str], subject: Subject, network: Netw
 def _try_to_compare(
     network: Network, device: torch.device, *, is_packed: bool, is_eager: bool
 ) -> Comparison | str:
-    """Return the comparison, or the error of the model's code in a few words."""
+    """Return the comparison, or a short description of the error in the model's code."""
     try:
         return _compare(network, device, is_packed=is_packed, is_eager=is_eager)
     except _MODEL_ERRORS as error:
@@ -280,7 +281,7 @@ def _relative_difference(logits: torch.Tensor, reference: torch.Tensor) -> float
 
 @contextmanager
 def _add_noise(network: Network, *, first_row: int) -> Iterator[None]:
-    """Add noise to the embeddings of all rows from one on, of the size of the rounding errors of all layers together."""
+    """Add noise to the embeddings of all rows from `first_row`, as large as the rounding errors of all layers together."""
     layers = len(decoder_layers(network))
 
     def add(_embedding: nn.Module, _inputs: object, words: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the checks of a network before its first step compute on, and what their results depend on."""
+"""The input of the checks of a network before its first step, and the key that their results depend on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LIBRARIES = ("torch", "transformers", "peft")
 def compute_key(recipe: Recipe, world: World) -> str:
     """Return what the results of the checks depend on: the settings, this release, the libraries and the devices of all ranks.
 
-    All ranks call this together, and get the same, so that all of them run a check or none does.
+    All ranks call this together and get the same key, so that either all of them run a check or none does.
     """
     device = world.card.name if world.card is not None else world.device.type
     devices = ", ".join(sorted(set(world.gather(device))))
@@ -37,11 +37,11 @@ def compute_key(recipe: Recipe, world: World) -> str:
 
 
 def build_documents(vocabulary: int) -> list[np.ndarray]:
-    """Return three documents of tokens of the middle of a vocabulary: its ends have special tokens, such as those for images."""
+    """Return three documents of tokens from the middle of a vocabulary: its ends have special tokens, for example for images."""
     count = _DOCUMENT_COUNT * DOCUMENT_TOKENS
-    # NB: the tokens repeat where the vocabulary has fewer.
+    # NB: the tokens repeat if the vocabulary is smaller.
     tokens = (vocabulary // 4 + np.arange(count) * max(1, vocabulary // 2 // count)) % vocabulary
-    # NB: not in order, as a model may have learned to count.
+    # NB: not in order: a model may have learned to count.
     return np.array_split(np.random.default_rng(0).permutation(tokens), _DOCUMENT_COUNT)
 
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what a decoder layer saves for the backward pass, and whether its gradient is then the same."""
+"""Activation checkpointing: selects what a decoder layer saves, and verifies that its gradients do not change."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Verdict:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any] | None) -> Verdict | None:
-        """The verdict that a checkpoint keeps; None: it keeps none of this release."""
+        """Return the verdict in a checkpoint; None: the checkpoint has no verdict of this release."""
         names = [field.name for field in fields(cls)]
         return cls(*(stored[name] for name in names)) if stored and {*names} <= {*stored} else None
 
     def matches(self, kind: Recomputation, key: str) -> bool:
-        """Whether it is the result of `verify` for an activation checkpointing and a key."""
+        """Whether this is the result of `verify` for an activation checkpointing and a key."""
         return (self.requested, self.key) == (kind, key)
 
 
@@ -72,10 +72,10 @@ def is_supported(model: nn.Module) -> bool:
 
 
 def check_supported(model: nn.Module, recipe: Recipe) -> None:
-    """Check that a model can do the activation checkpointing that a recipe sets; Auto needs none.
+    """Check that a model supports the activation checkpointing of a recipe; Auto requires no support.
 
     Raises:
-        RecipeRefusedError: it cannot.
+        RecipeRefusedError: it does not.
     """
     kind = recipe.training.activation_checkpointing
     if kind not in ("None", "Auto") and not is_supported(model):
@@ -89,8 +89,8 @@ def check_supported(model: nn.Module, recipe: Recipe) -> None:
 def enable(model: nn.Module, kind: Recomputation, *, compiled: bool = False) -> None:
     """Enable activation checkpointing for each decoder layer.
 
-    Full saves only the input of a layer. Selective also saves what `_SavePolicy` says. The RNG state is restored, so that dropout
-    repeats. In compiled layers, Selective is the compiler's memory budget of one half.
+    Full saves only the input of a layer. Selective also saves the outputs that `_SavePolicy` selects. The RNG state is restored, so
+    that dropout repeats. In compiled layers, Selective is the compiler's memory budget of one half.
     """
     if kind == "None":
         return
@@ -104,7 +104,7 @@ def enable(model: nn.Module, kind: Recomputation, *, compiled: bool = False) -> 
 
 
 def should_verify(kind: Recomputation, recipe: Recipe) -> bool:
-    """Whether `verify` has anything to compare: a compiler that decides what is saved knows which operations change their inputs."""
+    """Whether `verify` must compare gradients: a compiler that chooses what to save knows which operations change their inputs."""
     return kind != "None" and not _uses_memory_budget(kind, compiled=recipe.training.compile)
 
 
@@ -113,7 +113,7 @@ def _uses_memory_budget(kind: Recomputation, *, compiled: bool) -> bool:
 
 
 def _checkpoint_options(model: nn.Module, kind: Recomputation) -> dict[str, Any]:
-    """The arguments of `torch.utils.checkpoint.checkpoint`."""
+    """Return the arguments of `torch.utils.checkpoint.checkpoint`."""
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if kind == "Selective":
         saved = _find_saved_operations(model)
@@ -124,7 +124,7 @@ def _checkpoint_options(model: nn.Module, kind: Recomputation) -> dict[str, Any]
 class _SavePolicy:
     """The policy of one layer in one forward pass: save the outputs of attention, and of every second product, as torchtitan does.
 
-    NB: products of which models change the output in place are not among them. torch notices such a change only while the output is
+    NB: it does not save products whose output a model changes in place. torch notices such a change only while the output is
     not reshaped, and computes with the changed output otherwise.
     """
 
@@ -144,7 +144,7 @@ class _SavePolicy:
 
 
 def _find_saved_operations(model: nn.Module) -> tuple[set[Any], set[Any]]:
-    """The operations of attention and the products whose outputs are saved.
+    """Return the operations of attention and the products whose outputs are saved.
 
     NB: not `bmm`, to whose outputs Gemma 3n and the eager attention of some models add in place; nor the product of experts that have
     biases, which transformers adds in place.
@@ -164,7 +164,7 @@ def _find_saved_operations(model: nn.Module) -> tuple[set[Any], set[Any]]:
 
 
 def _get_operations(library: str, *names: str) -> set[Any]:
-    """Operations of a library, without those that it registers when something else imports it."""
+    """Return the operations of a library that are registered at this time."""
     operations = getattr(torch.ops, library)
     return {getattr(operations, name).default for name in names if hasattr(operations, name)}
 
@@ -249,14 +249,14 @@ def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
 
 
 def _list_module_types(layer: nn.Module) -> tuple[Any, ...]:
-    """What differs between the classes of layers of a model: their modules."""
+    """Return the names and types of the modules of a layer, which identify its class."""
     return tuple((name, type(module)) for name, module in layer.named_modules())
 
 
 def _find_difference(
     network: Network, calls: Sequence[_Call], kind: Recomputation, world: World
 ) -> str | None:
-    """Describe the first gradient that recomputation changes on any rank; None: there is none."""
+    """Describe the first gradient that recomputation changes on any rank; None: no gradient changes."""
     differences: list[str | None] = []
     for call in calls:
         with _prepare_layer(call.layer):
@@ -265,10 +265,10 @@ def _find_difference(
 
 
 def _compare_layer(call: _Call, device: torch.device, options: Mapping[str, Any]) -> str | None:
-    """Describe the first gradient of a layer that recomputation changes; None: there is none.
+    """Describe the first gradient of a layer that recomputation changes; None: no gradient changes.
 
-    NB: only two sets of gradients exist at a time, on the device, which has room for them: there are no states of the optimizer so
-    far. On the host, those of all ranks of a pod would need more than status.plan.hostMemory.
+    NB: only two sets of gradients exist at a time, on the device, which has room for them before the optimizer has states.
+    On the host, those of all ranks of a pod would need more than status.plan.hostMemory.
     """
     plain = _compute_gradients(call, device)
     noise = _measure_distances(plain, _compute_gradients(call, device))
@@ -283,7 +283,7 @@ def _compare_layer(call: _Call, device: torch.device, options: Mapping[str, Any]
 
 @contextmanager
 def _prepare_layer(layer: nn.Module) -> Iterator[None]:
-    """Gather a layer, and let it compute in training mode, without recomputing by itself."""
+    """Gather a layer, and let it compute in training mode without its own recomputation."""
     switches: list[Any] = [
         module for module in layer.modules() if getattr(module, "gradient_checkpointing", False)
     ]
@@ -314,7 +314,7 @@ def _compute_gradients(call: _Call, device: torch.device, **options: Any) -> Gra
     weights = {name: weight for name, weight in call.layer.named_parameters() if weight.requires_grad}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
-        # NB: a model may change hidden states in place, but no tensor that has a gradient of its own.
+        # NB: a model may change hidden states in place, which torch does not allow for a leaf.
         inputs = hidden.clone()
         output = checkpoint(call.forward, inputs, **options) if options else call.forward(inputs)
         states = output if isinstance(output, torch.Tensor) else output[0]
@@ -336,7 +336,7 @@ def _measure_distances(plain: Gradients, again: Gradients) -> dict[str, float]:
 def _describe_difference(
     layer: str, plain: Gradients, noise: Mapping[str, float], recomputed: Gradients
 ) -> str | None:
-    """Describe the first gradient that recomputation changes by more than noise; None: there is none.
+    """Describe the first gradient that recomputation changes by more than noise; None: no gradient does.
 
     Args:
         layer: its name.
@@ -353,7 +353,7 @@ def _describe_difference(
         rounding = _ROUNDING_ERRORS * torch.finfo(gradient.dtype).eps * magnitude
         distance = _distance(recomputed[name], gradient) if name in recomputed else magnitude
         if not distance <= _NOISE_FACTOR * noise[name] + rounding:
-            return f"that of {name} in {layer} differs by {distance / magnitude:.1%}"
+            return f"the gradient of {name} in {layer} differs by {distance / magnitude:.1%}"
     return None
 
 

@@ -1,6 +1,6 @@
-"""What a step allocates, sends between ranks and waits for, counted operation by operation, also on fake tensors.
+"""Counts the memory, the collectives and the waits of a step, operation by operation, also on fake tensors.
 
-torch's own FSDPMemTracker cannot be used: it refuses `torch.autograd.grad` in a forward pass, by which losses are computed in
+torch's own FSDPMemTracker cannot be used: it does not support `torch.autograd.grad` in a forward pass, which computes losses in
 chunks (torch 2.13). tests/unit/trainer/test_plan.py compares both where it works.
 """
 
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_iter
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# What memory is used for. Working memory is what one operation leaves for the next, gradients of activations included.
+# Kinds of memory. Working memory is everything that passes between operations, including gradients of activations.
 KINDS = ("parameters", "gradients", "optimizer", "gathered", "activations", "working")
 # The CUDA caching allocator hands out multiples of this many bytes.
 _BLOCK_BYTES = 512
@@ -38,7 +38,7 @@ _COLLECTIVE_KINDS = {
     "all_reduce_": "all-reduce",
     "broadcast_": "broadcast",
 }
-# Operations whose result a CPU needs before it can go on: its value, or its shape.
+# Operations after which the CPU waits for the GPU: it needs the value or the shape of the result.
 _BLOCKING_OPERATIONS = {
     torch.ops.aten._local_scalar_dense.default,  # noqa: SLF001 - what item(), tolist() and bool() call
     torch.ops.aten.equal.default,
@@ -60,7 +60,7 @@ class Traffic:
 class Accounting(TorchDispatchMode):
     """Counts what runs in its context on one device.
 
-    Memory is that of storages, in blocks of the allocator; what an operation uses inside and frees is not seen.
+    Memory is the size of storages, in blocks of the allocator. Temporary memory inside an operation is not counted.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -86,21 +86,21 @@ class Accounting(TorchDispatchMode):
         }
 
     def set_kind(self, kind: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Say what some tensors are for, whatever was said before."""
+        """Set the kind of tensors, and replace an earlier kind."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             self._kinds[self._track(local.untyped_storage())] = kind
 
     def set_default_kind(self, kind: str) -> None:
-        """Say what everything is for that lives now, and of which nothing was said."""
+        """Set the kind of all live storages that have no kind."""
         for number, size in self._sizes.items():
             if size:
                 self._kinds.setdefault(number, kind)
 
     def compute_peak(self) -> dict[str, int]:
-        """Return the bytes of each kind when most was in use.
+        """Return the bytes of each kind at the peak.
 
-        What belongs to the optimizer counts from the beginning: it lives from the first step to the last.
+        Optimizer states count from the beginning: they live from the first step to the last.
         """
         optimizer_storages = {number for number, kind in self._kinds.items() if kind == "optimizer"}
         optimizer_bytes = sum(self._sizes[number] for number in optimizer_storages)
@@ -155,7 +155,7 @@ class Accounting(TorchDispatchMode):
         self._collective_sizes[_COLLECTIVE_KINDS.get(name, name)].append(max(sizes))
 
     def _track(self, storage: torch.UntypedStorage) -> int:
-        """Return the number of a storage, a new one where it was not seen before."""
+        """Return the number of a storage, or assign a new number."""
         address = _address(storage)
         number = self._numbers.get(address)
         if number is None:
@@ -176,7 +176,7 @@ class Accounting(TorchDispatchMode):
 
     @contextmanager
     def _watch_resizes(self) -> Iterator[None]:
-        """See the storages that FSDP empties and fills again: no operation does that."""
+        """Record the resizes of storages by FSDP, which are not operations."""
         resize = torch.UntypedStorage.resize_
 
         def resize_and_record(storage: torch.UntypedStorage, size: int) -> Any:
@@ -194,8 +194,8 @@ class Accounting(TorchDispatchMode):
 
     @contextmanager
     def _ignore_shape_propagation(self) -> Iterator[None]:
-        """Count nothing while DTensor finds the shapes of a result: it computes on fake tensors of whole size for that."""
-        lock = ShardingPropagator._fake_mode_lock  # noqa: SLF001 - the one place around it
+        """Count nothing while DTensor propagates shapes, which it does on unsharded fake tensors."""
+        lock = ShardingPropagator._fake_mode_lock  # noqa: SLF001 - there is no public hook
         ShardingPropagator._fake_mode_lock = self._shape_propagation  # noqa: SLF001
         try:
             yield
@@ -204,7 +204,7 @@ class Accounting(TorchDispatchMode):
 
 
 class _ShapePropagation:
-    """Stands where DTensor takes a lock while it finds shapes."""
+    """Replaces the lock that DTensor holds while it propagates shapes."""
 
     def __init__(self) -> None:
         self.is_running = False
@@ -217,7 +217,7 @@ class _ShapePropagation:
 
 
 def _is_nonblocking(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation need not wait: it is told the size of its output, or its input is a constant of the host."""
+    """Whether an operation does not wait: its output size is an argument, or its input is a constant on the host."""
     return kwargs.get("output_size") is not None or getattr(args[0], "constant", None) is not None
 
 

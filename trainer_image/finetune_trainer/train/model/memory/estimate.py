@@ -1,4 +1,4 @@
-"""Whether a job fits into the memory there is, before anything is loaded, and what it has to recompute to."""
+"""Estimates whether a job fits into memory before anything is loaded, and chooses what it recomputes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 # From the least recomputation to the most.
 KINDS: tuple[Recomputation, ...] = ("None", "Selective", "Full")
-# Share of a device's memory that allocators, collectives and fragments leave to us.
+# Usable share of a device's memory: allocators, collectives and fragmentation take the rest.
 _USABLE_SHARE = 0.92
-# Share of the limit below which chunks become large: the estimate is within 15% of what a step takes, and what runs in small chunks
-# must not fill the card for a gain of time.
+# Share of the limit up to which chunks become large: the estimate is within 15% of a step's memory, and a job that runs in small
+# chunks must not run out of memory for a gain of time.
 _LARGE_CHUNKS_SHARE = 0.9
 _GIB = 2**30
 # A base with less than this share in four bits is that of a mixture: embeddings are at most a quarter of small models.
 _MIN_PACKED_SHARE = 0.5
 # Two codes of a byte, and an fp32 scale of each for 256 of them.
 _EIGHT_BIT_MOMENTS_BYTES = 2 * (1 + 4 / 256)
-# What a Full run may change of its optimizer to need less.
+# Optimizers with smaller states that are suggested to a Full run.
 _SMALLER_OPTIMIZERS: tuple[dict[str, str], ...] = (
     {"type": "AdamW8bit"},
     {"type": "AdamW8bit", "weights": "BF16"},
@@ -59,7 +59,7 @@ _LOGIT_BYTES, _FP16_LOGIT_BYTES, _DISTILLATION_LOGIT_BYTES = 12, 16, 24
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory of one rank when it needs most, in bytes."""
+    """Peak memory of one rank, in bytes."""
 
     weights: float
     gradients: float
@@ -122,9 +122,9 @@ def estimate(
         1, shape.layers
     )
     chunk_logits = min(chunk_numbers, tokens * shape.vocabulary)
-    # Between ranks, what is gathered lies in a buffer, and is then copied out of it.
+    # With several ranks, FSDP gathers weights into a buffer and copies them out of it.
     buffer_factor = 1 if shards == 1 else 2
-    # Those of earlier passes of a step are there all the time; between replicas they are summed up in fp32.
+    # Gradients of earlier passes of a step stay in memory; FSDP sums them over replicas in fp32.
     is_accumulating = recipe.training.gradient_accumulation > 1
     gradient_number_bytes = 4 if is_accumulating and recipe.distributed.strategy != "FSDP" else trained_bytes
     gradients = gradient_number_bytes * shape.trained / shards
@@ -138,7 +138,7 @@ def estimate(
         layer=compute_bytes * always_gathered,
         loss=0,
     )
-    # What FSDP reduces it copies into a buffer in fp32.
+    # FSDP copies gradients into an fp32 buffer to reduce them.
     reduction_bytes = (compute_bytes + 4) * shape.embedding_trained + compute_bytes * shape.copied
     return max(
         replace(baseline, layer=compute_bytes * (buffer_factor * embedding + shape.copied / 2)),
@@ -156,7 +156,7 @@ def estimate(
             gradients=baseline.gradients + (compute_bytes + 4) * trained_layer_numbers,
             activations=activation_bytes + layer_activation_bytes,
             layer=baseline.layer + 2 * compute_bytes * layer_numbers,
-            # That of an output layer of its own is being reduced; that of a tied one waits for the embedding's.
+            # The gradient of an untied output layer is being reduced; that of a tied layer waits for the embedding's.
             loss=compute_bytes * shape.head if shape.tied else 4 * shape.output_trained,
         ),
         replace(baseline, gradients=gradients, layer=max(baseline.layer, reduction_bytes)),
@@ -170,7 +170,7 @@ def estimate_activation_bytes(shape: Shape, tokens: int, number_bytes: int, reco
     Args:
         shape: the model.
         tokens: in a batch.
-        compute: bytes of a number.
+        number_bytes: bytes of a number of the activations.
         recompute: None, Selective or Full.
     """
     attention, feed_forward = _ATTENTION_WIDTHS[recompute], _FEED_FORWARD_WIDTHS[recompute]
@@ -179,7 +179,7 @@ def estimate_activation_bytes(shape: Shape, tokens: int, number_bytes: int, reco
         feed_forward += _ADAPTER_FEED_FORWARD_WIDTHS[recompute]
     widths = attention * shape.width + feed_forward * shape.feed_forward
     widths += _EXPERT_COPY_WIDTHS[recompute] * shape.copies * shape.width
-    # NB: peft adds the product of an adapter of experts to all their weights, in each forward pass.
+    # NB: in each forward pass, peft adds the product of an adapter of experts to all their weights.
     expert_numbers = shape.adapted_experts if recompute == "None" else 0
     return number_bytes * (shape.layers * tokens * widths + expert_numbers)
 
@@ -191,7 +191,7 @@ def _bytes_per_logit(recipe: Recipe) -> int:
 
 
 def _optimizer_bytes(shape: Shape, recipe: Recipe) -> float:
-    """Return the bytes of what the optimizer keeps of all trained weights: two fp32 moments of each in AdamW, one in Muon."""
+    """Return the bytes of the optimizer states of all trained weights: two fp32 moments per number in AdamW, one in Muon."""
     kind = recipe.training.optimizer.type
     if kind == "Muon":
         return 4 * shape.matrices + 8 * (shape.trained - shape.matrices)
@@ -201,7 +201,7 @@ def _optimizer_bytes(shape: Shape, recipe: Recipe) -> float:
 
 
 def estimate_staged_bytes(shape: Shape, recipe: Recipe, *, shards: int) -> float:
-    """Return the bytes of the host for the copy of what a rank trains, from which asynchronous checkpoints are written."""
+    """Estimate the bytes of the copy of a rank's trained state in host memory, from which asynchronous checkpoints are written."""
     if recipe.checkpoint is None or recipe.checkpoint.mode != "Async":
         return 0.0
     trained_bytes: int = precision.trained_dtype(recipe.training).itemsize
@@ -209,7 +209,7 @@ def estimate_staged_bytes(shape: Shape, recipe: Recipe, *, shards: int) -> float
 
 
 def read_memory_limit(world: World) -> float:
-    """Return the memory limit of one rank in bytes: of its GPU, or its share of the pod's."""
+    """Read the memory limit of one rank in bytes: that of its GPU, or its share of the pod's."""
     if world.card is not None:
         return float(world.card.memory)
     limits = []
@@ -227,10 +227,10 @@ class Choice:
 
     kind: the activation checkpointing, one of KINDS.
     chunk_numbers: logits of a chunk of the loss.
-    estimate: what it then needs.
+    estimate: the memory that the job then needs.
     limit: the bytes that a rank may use.
-    shape: the model that this is of.
-    staged: bytes of the host for checkpoints, which are no part of the estimate.
+    shape: the sizes of the model.
+    staged: bytes of host memory for checkpoints, which the estimate does not include.
     """
 
     kind: Recomputation
@@ -253,7 +253,7 @@ class Choice:
 
     @property
     def plan(self) -> MemoryPlan:
-        """The choice as the MLflow run has it."""
+        """The choice as it is recorded in the MLflow run."""
         return MemoryPlan(
             activation_checkpointing=self.kind,
             memory_bytes=int(self.estimate.total),
@@ -271,8 +271,9 @@ def decide(
 ) -> Choice:
     """Choose the activation checkpointing and the chunks of the loss.
 
-    The former is the recipe's, or for Auto the least that fits, or else the most there is. Chunks are large where that fits too, with
-    room to spare, on a GPU and with the output layer trained: a frozen one has no gradient to add up, and a CPU no time to win.
+    Activation checkpointing is the recipe's; for Auto it is the least recomputation that fits, or the most if nothing fits. Chunks are
+    large if they fit with room to spare, on a GPU, and if the output layer is trained: a frozen layer has no gradient to sum, and a
+    CPU gains no time.
     """
     shape = Shape.of(network, teacher, quantized=recipe.method.type == "QLoRA", ranks=world.size)
     kinds = _candidate_kinds(shape, recipe)
@@ -300,7 +301,7 @@ def decide(
 
 
 def _candidate_kinds(shape: Shape, recipe: Recipe) -> tuple[Recomputation, ...]:
-    """The activation checkpointing to choose from."""
+    """Return the kinds of activation checkpointing to choose from."""
     kind = recipe.training.activation_checkpointing
     if kind != "Auto":
         return (kind,)
@@ -328,7 +329,7 @@ def choose(
     """Decide, and log it.
 
     Raises:
-        RecipeRefusedError: the job does not fit; the message has the numbers, and what would fit.
+        RecipeRefusedError: the job does not fit; the message has the estimate and what would fit.
     """
     choice = decide(network, recipe, world, row_tokens, teacher)
     limit = choice.limit
@@ -337,11 +338,13 @@ def choose(
     if unpacked_note:
         world.say(unpacked_note)
     if choice.staged:
-        where = f"{'pinned ' if world.card else ''}memory of the host"
-        world.say(f"asynchronous checkpoints: a copy of {choice.staged / _GIB:.1f} GiB a rank in {where}")
+        where = f"{'pinned ' if world.card else ''}host memory"
+        world.say(
+            f"asynchronous checkpoints keep a copy of {choice.staged / _GIB:.1f} GiB per rank in {where}"
+        )
     if choice.estimate.total > limit:
         raise RecipeRefusedError(
-            f"the job needs about {choice.estimate} and a rank has {limit / _GIB:.1f} GiB: "
+            f"the job needs about {choice.estimate}, but a rank has {limit / _GIB:.1f} GiB: "
             + _suggest_changes(choice, recipe, world, row_tokens)
             + (f"; {unpacked_note}" if unpacked_note else ""),
             reason="OutOfMemory",
@@ -350,7 +353,7 @@ def choose(
 
 
 def agree(choice: Choice, world: World) -> Choice:
-    """Return the choice of the rank that recomputes most, or else has the least memory, on all ranks together.
+    """Return the choice of the rank that recomputes most, or of those the rank with the least memory; a collective call.
 
     NB: ranks on different GPUs choose differently for Auto, and all of them must take part in `recomputation.verify`.
     """
@@ -361,11 +364,12 @@ def agree(choice: Choice, world: World) -> Choice:
 
 
 def _describe_unpacked(shape: Shape) -> str | None:
-    """Say how little of a quantized base is in four bits; None: most of it is, or the base is not quantized."""
+    """Describe which share of a quantized base is in 4 bits; None: most of it is, or the base is not quantized."""
     frozen = shape.parameters - shape.trained
     if not shape.four_bits or shape.four_bits >= _MIN_PACKED_SHARE * frozen:
         return None
-    return f"{shape.four_bits / frozen:.0%} of the base is in four bits: experts that a model keeps in one tensor are not packed"
+    share = shape.four_bits / frozen
+    return f"{share:.0%} of the base is quantized to 4 bits: experts that the model stores in one tensor are not quantized"
 
 
 def _count_shards(recipe: Recipe, world: World) -> int:
@@ -420,7 +424,7 @@ def _suggest_changes(choice: Choice, recipe: Recipe, world: World, row_tokens: i
 
 
 def _suggest_optimizer(recipe: Recipe, fits: Callable[[Training], bool]) -> list[str]:
-    """Describe the optimizer with less memory that fits, if one does: first without a change of the weights' precision."""
+    """Describe the first smaller optimizer that fits, preferring to keep the precision of the weights."""
     for fields in _SMALLER_OPTIMIZERS if recipe.training.precision == "BF16" else _SMALLER_OPTIMIZERS[:1]:
         smaller_optimizer = recipe.training.optimizer.model_copy(update={**fields, "momentum": None})
         if fits(recipe.training.model_copy(update={"optimizer": smaller_optimizer})):

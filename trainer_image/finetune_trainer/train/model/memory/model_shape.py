@@ -58,7 +58,7 @@ class Shape:
     embeddings: int = 0
     """Trained parameters of all embeddings, whose moments AdamW8bit keeps in fp32."""
     initial: int = 0
-    """Numbers of what layers of PiSSA began as, in fp32."""
+    """Numbers of the initial weights of PiSSA layers, in fp32."""
     copies: int = 0
     """Experts of a layer that get a copy of a token."""
     four_bits: int = 0
@@ -119,12 +119,12 @@ class Shape:
 
 
 def _count_numbers(weights: Iterable[nn.Parameter], *, trained: bool = False) -> int:
-    """The numbers in some parameters, or in those of them that are trained."""
+    """Count the numbers in parameters, or only in the trained parameters."""
     return sum(weight.numel() for weight in weights if weight.requires_grad or not trained)
 
 
 def _count_teacher_numbers(teacher: Network, ranks: int) -> int:
-    """The numbers of a teacher that a rank holds: its shard, and what is gathered of two layers or of the output layer."""
+    """Count the numbers of a teacher that a rank holds: its shard, and two gathered layers and the output layer."""
     parameters = _count_numbers(teacher.parameters())
     layers: int = teacher.base.config.get_text_config().num_hidden_layers
     layer_numbers = (parameters - _count_numbers(embedding_and_head_weights(teacher.base))) // max(1, layers)
@@ -134,8 +134,8 @@ def _count_teacher_numbers(teacher: Network, ranks: int) -> int:
 def _find_packed_weights(network: Network) -> set[nn.Parameter]:
     """Return the frozen weights of a base on the meta device that will be packed into four bits.
 
-    These are the weights of linear layers. The embedding and the output layer are not packed, nor experts that a model keeps in one
-    tensor, which are no linear layers.
+    These are the weights of linear layers. The embedding, the output layer, and experts that a model stores in one tensor are not
+    packed.
     """
     weights: set[nn.Parameter] = {module.weight for module in network.base.modules() if is_linear(module)}
     return {
@@ -148,7 +148,7 @@ def _find_packed_weights(network: Network) -> set[nn.Parameter]:
 def _compute_stored_bytes(network: Network, packed_weights: set[nn.Parameter]) -> float:
     """Return the bytes of a frozen base in four bits, before and after its weights are packed.
 
-    Four bits a number and an fp32 constant every 64, which double quantization makes less (Dettmers et al.,
+    Four bits a number and an fp32 constant every 64, which double quantization reduces (Dettmers et al.,
     arXiv:2305.14314, section 3).
     """
     stored_bytes = 0.0

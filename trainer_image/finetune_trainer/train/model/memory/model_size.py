@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
     from finetune_crds.training import Model
 
-# A model of which the sizes in its config make fewer parameters is small, whatever else it has.
+# A model with fewer parameters by the sizes in its config is small in any case.
 _MAX_ESTIMATED_PARAMETERS = 100_000_000
 
 
 def count_parameters(model: Model, directory: Path) -> int:
-    """Count a model's parameters by its config; those of an adapter's base.
+    """Count the parameters of a model, or of an adapter's base, by its config.
 
-    A small model's are estimated: what counts them takes seconds to import.
+    The count of a small model is an estimate: the libraries that count exactly take seconds to import.
 
     Args:
         model: which model.
-        to: folder for what is downloaded: files without weights.
+        directory: folder for downloaded files, without weights.
 
     Raises:
-        RecipeRefusedError: it cannot be fetched, or is no model that can be loaded.
+        RecipeRefusedError: the model cannot be fetched or loaded.
         TrainingError: the Hub does not answer.
     """
     folder = download.fetch_config(model.base, directory, revision=model.revision, cache=Cache.of(model))
@@ -41,7 +41,7 @@ def count_parameters(model: Model, directory: Path) -> int:
 
 
 def _estimate(path: Path) -> int | None:
-    """About how many parameters a decoder of this config has; None where it does not have the usual fields."""
+    """Estimate how many parameters a decoder with this config has; None: the config lacks the usual fields."""
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         width, layers, vocabulary = (

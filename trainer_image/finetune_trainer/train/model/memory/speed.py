@@ -24,7 +24,7 @@ _PEAK_FLOPS = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the peak of the GPU in dense bf16, in FLOP/s; None where it is unknown, as for a slice of a GPU."""
+    """Return the peak of the GPU in dense bf16, in FLOP/s; None if it is unknown, for example for a MIG slice."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -48,7 +48,7 @@ class Flops:
             for end in (network.base.get_input_embeddings(), network.head)
         )
         used_share = _share_of_used_experts(network)
-        # A layer that is trained whole beside an adapter is also there as it was, and computes nothing.
+        # The original of a layer in modulesToSave is still a part of the model, but computes nothing.
         self._flops_per_token = sum(
             (6.0 if weight.requires_grad else 4.0)
             * count_numbers(weight)
@@ -71,18 +71,18 @@ class Flops:
 def _share_of_used_experts(network: Network) -> float:
     read_field = experts.field_reader(network.base.config.get_text_config())
     expert_count = experts.count_per_layer(read_field)
-    # NB: what a config has no number for counts as used.
+    # NB: without a number in the config, all experts count as used.
     return (experts.count_per_token(read_field) or expert_count) / expert_count if expert_count else 1.0
 
 
 def count_numbers(weight: torch.Tensor) -> int:
-    """Return the number of elements of a weight, also of a four-bit one, which packs two per byte."""
+    """Return the number of elements of a weight, also of a 4-bit weight, which packs two per byte."""
     state = getattr(weight, "quant_state", None)
     return int(weight.numel() if state is None else state.shape.numel())
 
 
 def read_peak_memory(device: torch.device) -> int:
-    """Return the peak memory of this rank in bytes: of the GPU, or of the process without one."""
+    """Read the peak memory of this rank in bytes: that of the GPU, or of the process without a GPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     # NB: not ru_maxrss, which starts from the peak of the process that started this one.

@@ -24,10 +24,10 @@ NAME, NAME_ON_GPU = "isolated", "isolated_on_gpu"
 NAMES = (NAME, NAME_ON_GPU)
 # Layer types of configurations in which tokens interact only through attention.
 _ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention"}
-# Models that build their mask without position ids (transformers 5.23), so that it ignores documents.
+# Models that build their mask without position ids, so that it ignores documents (transformers 5.23).
 _MODELS_MASKING_WITHOUT_POSITIONS = {"afmoe", "gpt_oss", "opt"}
-# Models whose layers pass other arguments to their attention than a mask stands for (transformers 5.23): Nemotron drops those of the
-# decoder, PhiMoE the sliding window; Doge adds a mask of its own.
+# Models whose layers do not pass the decoder's arguments to their attention (transformers 5.23): Nemotron drops all of them, PhiMoE
+# the sliding window; Doge adds its own mask.
 _MODELS_WITH_OTHER_ARGUMENTS = {"doge", "nemotron", "phimoe"}
 
 
@@ -41,7 +41,7 @@ def register(*, gpu: bool = False) -> str:
 
 
 def isolate(model: PreTrainedModel, *, card: Card | None, half: bool, soft_prompt: bool) -> bool:
-    """Select `isolated_attention` where it computes the same as the model's own attention; returns whether it does.
+    """Select `isolated_attention` if it computes the same as the model's own attention; return whether it is selected.
 
     Other models keep their attention, with the block-diagonal mask that transformers derives from the position ids.
 
@@ -75,7 +75,7 @@ def can_mask_documents(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def use_eager_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model compute with its eager attention, which is its definition; models of earlier designs have one attention alone."""
+    """Let a model compute with its eager attention, the reference implementation; older model classes have only one attention."""
     from transformers import PreTrainedModel
 
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
@@ -100,7 +100,7 @@ def _has_attention_alone(model: PreTrainedModel) -> bool:
 
 @cache
 def find_varlen_attention() -> Any:
-    """Return torch's variable-length flash attention; None where it does not support a causal window."""
+    """Return torch's variable-length flash attention; None if it does not support a causal window."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -115,7 +115,7 @@ def _can_group_heads() -> bool:
 
 
 def _is_kernel_supported(card: Card, model: PreTrainedModel) -> bool:
-    """Whether the kernel supports this GPU and the sizes of the model's heads: multiples of 8, of at most 256 (flash-attention 2)."""
+    """Whether the kernel supports this GPU and the head sizes of the model: multiples of 8, at most 256 (flash-attention 2)."""
     is_recent = card.capability >= (8, 0)
     return (
         find_varlen_attention() is not None
@@ -125,7 +125,7 @@ def _is_kernel_supported(card: Card, model: PreTrainedModel) -> bool:
 
 
 def _find_head_sizes(model: PreTrainedModel) -> set[int]:
-    """The sizes of the heads, which may differ between layers."""
+    """Return the sizes of the heads, which may differ between layers."""
     sizes = {
         size
         for layer in _attention_layers(model)
@@ -136,10 +136,10 @@ def _find_head_sizes(model: PreTrainedModel) -> set[int]:
 
 
 def has_attention_dropout(model: nn.Module) -> bool:
-    """Whether the model drops out weights of its attention in training, by whatever name its config has for that."""
+    """Whether the model drops out attention weights in training, under any name in its config."""
     for layer in _attention_layers(model):
         for name, value in {**vars(layer), **dict(layer.named_children())}.items():
-            # `attention_dropout`, `attn_dropout`; `dropout` in OPT. The others, such as `resid_dropout`, are of what attention gives.
+            # `attention_dropout`, `attn_dropout`; `dropout` in OPT. Others, for example `resid_dropout`, apply to the output of attention.
             if name == "dropout" or ("drop" in name and "att" in name):
                 share = value.p if isinstance(value, _DropoutNd) else value
                 if isinstance(share, float) and share > 0:
@@ -148,7 +148,7 @@ def has_attention_dropout(model: nn.Module) -> bool:
 
 
 def _attention_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The attention layers, by how transformers names their classes."""
+    """Return the attention layers, by the class names of transformers."""
     return (module for module in model.modules() if "Attention" in type(module).__name__)
 
 

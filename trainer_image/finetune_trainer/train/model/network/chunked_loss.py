@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     Logits = Callable[[torch.Tensor], torch.Tensor]
     """The logits of some hidden states [tokens, width], fp32 [tokens, vocabulary]."""
 
-# Logits of a chunk: 128 MB in fp32, and 1 GB where memory allows it and the output layer is trained, since each chunk adds a
-# gradient of the whole layer to the sum; not in FP16 (`memory.decide`).
+# Logits of a chunk: 128 MB in fp32, and 1 GB if memory allows it and the output layer is trained, since each chunk adds a
+# gradient of the whole layer to the sum; not in FP16 (`estimate.decide`).
 SMALL_CHUNK_NUMBERS, LARGE_CHUNK_NUMBERS = 32 * 2**20, 256 * 2**20
-# What the largest gradient of a chunk's logits is scaled to in fp16: as large as the sum over a small chunk in the output layer allows.
+# Largest gradient of a chunk's logits after scaling for fp16: as large as the output layer's sum over a small chunk allows.
 _MAX_GRADIENT = 4.0
 
 
 def iterate_chunks(tokens: int, size: int) -> Iterator[slice]:
-    """Yield the chunks of a number of tokens, of `size` tokens each."""
+    """Yield slices of at most `size` tokens."""
     for begin in range(0, tokens, size):
         yield slice(begin, min(begin + size, tokens))
 
@@ -77,7 +77,7 @@ class _SummedLoss(torch.autograd.Function):
                         score, logits(states), chunk, [states, *parameters]
                     )
                 else:
-                    # NB: in one pass, which holds the logits no longer than it needs them.
+                    # NB: in one pass, which frees the logits as soon as possible.
                     loss = score(logits(states), chunk)
                     gradients = torch.autograd.grad(loss, [states, *parameters])
             total += loss.detach()
@@ -112,7 +112,7 @@ def _compute_scaled_gradients(
 
 
 def _choose_scale(gradients: torch.Tensor) -> torch.Tensor:
-    """Return the power of two that brings the largest of some gradients near `_LARGEST_GRADIENT`, a scalar on the device."""
+    """Return the power of two that brings the largest of some gradients near `_MAX_GRADIENT`, a scalar on the device."""
     largest = gradients.abs().amax().clamp(min=2.0**-100)
     return torch.exp2(torch.log2(_MAX_GRADIENT / largest).floor())
 

@@ -1,4 +1,4 @@
-"""Takes the dropout out of a base model, and what else is random in its forward pass."""
+"""Removes dropout and other randomness from the forward pass of a base model."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from finetune_trainer.pod.exit_status import RecipeRefusedError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Numbers of layers, such as `attention_dropout`, `layerdrop`, `resid_pdrop`; and `jitter_noise` of what is sent to experts.
+# Fields of layers, for example `attention_dropout`, `layerdrop`, `resid_pdrop`; and `jitter_noise` of the inputs of experts.
 _RANDOM_FIELDS = ("drop", "jitter")
-# Models that choose experts at random in training, by the same number that bounds the choice in evaluations.
+# Models that choose experts at random in training, with a parameter that evaluations need too.
 _MODELS_WITH_RANDOM_ROUTERS = ("phimoe",)
 
 
 def remove(model: PreTrainedModel, what: str = "model.base") -> None:
-    """Set each probability of dropout in a model to 0, in training too, and noise of its routers; its config keeps what it says.
+    """Set the dropout probabilities and the router noise of a model to 0, in training too; its config is not changed.
 
-    Losses that compare answers are about differences of log-probabilities, and dropout differs between the two answers. References are
-    computed without it: with it, the policy of DPO and KTO would not begin as its reference. The mode of the modules cannot say this, since
-    their activation checkpointing depends on it.
+    Losses that compare answers depend on differences of log-probabilities, and dropout differs between the two answers. References are
+    computed without dropout, so with dropout the policy of DPO and KTO would not start equal to its reference. Evaluation mode cannot
+    replace this, since activation checkpointing depends on training mode.
 
     Args:
-        model: of transformers, without an adapter, whose dropout is the recipe's.
-        what: how errors name it.
+        model: a model of transformers without an adapter: an adapter's dropout is set by the recipe.
+        what: the model, for the error message.
 
     Raises:
-        RecipeRefusedError: what is random in it cannot be taken out.
+        RecipeRefusedError: the randomness cannot be removed.
     """
     if model.config.model_type in _MODELS_WITH_RANDOM_ROUTERS:
         raise RecipeRefusedError(
-            f"{what} is a {model.config.model_type}, which chooses experts at random while it is trained, so that its answers cannot "
+            f"{what} is a {model.config.model_type}, which routes tokens to random experts in training, so its answers cannot "
             "be compared: choose another model, or objective SFT"
         )
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""How many experts a model has, and how many a token uses, by the names that configs of transformers give the numbers."""
+"""Reads the number of experts of a model, and of a token, from the fields of transformers' configs."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ if TYPE_CHECKING:
 
 _PER_LAYER_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN_FIELDS = ("num_experts_per_tok", "top_k_experts")
-# The size of the experts that every token uses: as one, or of each of several.
+# The size of the experts that every token uses: their total size, and the number of experts of the usual size.
 _SHARED_SIZE_FIELDS = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _SHARED_COUNT_FIELDS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-# Models with a layer of intermediate_size beside the experts.
+# Models with a dense layer of intermediate_size in addition to the experts.
 _MODELS_WITH_DENSE_LAYER = ("gemma4_text", "hunyuan_v1_moe", "llama4_text")
 
 Config = Callable[[str], Any]
-"""Gives the value of a field, or None: `get` of a config.json, or `fields` of a config of transformers."""
+"""Gives the value of a field, or None: `get` of a config.json, or `field_reader` of a config of transformers."""
 
 
 def field_reader(config: PreTrainedConfig) -> Config:
-    """The fields of a config, by the names that transformers gives them for all models."""
+    """Return a function that reads the fields of a config by the names that transformers uses for all models."""
     return lambda name: getattr(config, name, None)
 
 
 def count_per_layer(config: Config) -> int:
-    """Return the number of experts of a layer; 0 where the model has none."""
+    """Return the number of experts of a layer; 0 if the model has no experts."""
     return _read_first(config, _PER_LAYER_FIELDS)
 
 
 def count_per_token(config: Config) -> int:
-    """Return how many of the experts of a layer a token is sent to; 0 where the model has none."""
+    """Return the number of experts of a layer that a token is sent to; 0 if the model has no experts."""
     return _read_first(config, _PER_TOKEN_FIELDS) if count_per_layer(config) else 0
 
 
 def compute_feed_forward_width(config: Config) -> int:
-    """Return the numbers that a token has between the products of a feed-forward layer, in all experts that it uses."""
+    """Return the width of a token between the products of a feed-forward layer, summed over all experts that it uses."""
     default_width = _read_first(config, ("intermediate_size",)) or 4 * int(config("hidden_size"))
     experts_per_token = count_per_token(config)
     if not experts_per_token:

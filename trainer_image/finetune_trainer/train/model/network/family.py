@@ -1,4 +1,4 @@
-"""Which families of models can be trained, as far as a config tells."""
+"""Checks by its config whether a model belongs to a family that can be trained."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from finetune_trainer.pod.exit_status import RecipeRefusedError
 
 
 def check_causal(config: Any, what: str) -> None:
-    """Refuse models that do not continue a text, before their weights are fetched.
+    """Refuse models that are not causal language models, before their weights are fetched.
 
-    NB: transformers makes a causal language model of an encoder without an error, and each token then sees those that it is to predict.
+    NB: transformers builds a causal language model from an encoder without an error, and each token then attends to the tokens that it
+    predicts.
 
     Args:
         config: of transformers.
@@ -29,7 +30,7 @@ def check_causal(config: Any, what: str) -> None:
     elif hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True):
         kind = "an encoder (is_decoder is false in its config.json)"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        kind = "a model without a language model in this version of transformers"
+        kind = "a model type without a causal language model in this version of transformers"
     else:
         return
     raise RecipeRefusedError(

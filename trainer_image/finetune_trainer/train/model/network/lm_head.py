@@ -37,7 +37,7 @@ class Head(nn.Module):
         self._config: Any = base.config.get_text_config()
 
     def forward(self, hidden: torch.Tensor, computation: Callable[[torch.Tensor], Results]) -> Results:
-        """Return what a computation that applies this layer makes of hidden states [tokens, width]."""
+        """Return the result of a computation that applies this layer to hidden states [tokens, width]."""
         return computation(hidden)
 
     @property
@@ -80,9 +80,9 @@ class Head(nn.Module):
 
 
 def _apply(layer: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """The logits of an output layer; those of new tokens are of their trained rows.
+    """Return the logits of an output layer, with the trained rows of new tokens.
 
-    NB: peft's own forward puts these rows into a copy of the whole weight, of each chunk of tokens, and has a gradient for it.
+    NB: peft's own forward copies the whole weight for each chunk of tokens to insert these rows, and computes its gradient.
     """
     adapter = getattr(layer, "token_adapter", None)
     if adapter is None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def add_noise(words: torch.Tensor, batch: Batch, alpha: float) -> torch.Tensor:
     """Return the embeddings of a batch with noise, uniform in +-alpha / sqrt(L x width).
 
-    L is the length of the token's own document, as in the paper. transformers takes that of the padded row: with packing, an
-    example would have less noise than without.
+    L is the length of the token's own document, as in the paper. transformers uses the length of the padded
+    row: with packing, an example would have less noise than without.
 
     The noise comes from torch's generator, which each step seeds.
 

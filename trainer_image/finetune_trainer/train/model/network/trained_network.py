@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
 
     Computation = Callable[["Network", Batch, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-    """What a forward pass computes of a batch and the hidden states at its targets: two tensors."""
+    """What a forward pass computes from a batch and the hidden states at its targets: two tensors."""
 
 
 class Objective(Protocol):
-    """What a batch's losses are, and how many: the loop divides their sum by the global count."""
+    """Computes and counts the losses of a batch: the loop divides their sum by the global count."""
 
     metrics: ClassVar[tuple[str, ...]] = ()
-    """MLflow names of what is reported beside the loss."""
+    """MLflow names of the metrics that are reported in addition to the loss."""
     sums: ClassVar[int | None] = None
-    """How many sums a batch has for them, where it is not one a metric."""
+    """How many sums a batch has for the metrics; None: one per metric."""
     cross_entropy: ClassVar[bool] = False
     """Whether the mean loss is a cross-entropy in nats, so that exp(loss) is a perplexity."""
     has_reference: ClassVar[bool] = False
@@ -84,12 +84,12 @@ class Network(nn.Module):
     Args:
         model: a causal language model, with or without peft's adapters.
         objective: computes the loss of a batch.
-        neftune_alpha: scale of the noise on embeddings in training; None: there is none.
+        neftune_alpha: scale of the noise on embeddings in training; None: no noise.
     """
 
     def __init__(self, model: nn.Module, objective: Objective, neftune_alpha: float | None = None) -> None:
         super().__init__()
-        # NB: the model comes first: a module with two names, as the output layer has, is known by the first.
+        # NB: the model comes first: a module with two names, like the output layer, is listed by the first.
         self.model = model
         self.head = Head(self.base)
         self.objective = objective
@@ -161,7 +161,7 @@ class Network(nn.Module):
         return model(input_ids=batch.input_ids, use_cache=False, **self._attention_arguments(batch)).logits
 
     def free_gathered_weights(self) -> None:
-        """Free what a forward pass without a backward pass leaves gathered: the output layer, and the rest of the root's group."""
+        """Free the weights that stay gathered after a forward pass without a backward pass: the output layer and the root's group."""
         for module in (self, self.head):
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -234,7 +234,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def find_towers(model: PreTrainedModel) -> list[str]:
-    """Return the names of the modules that take no part in text: the towers of images or sound of a model, and their projectors."""
+    """Return the names of the modules that do not process text: image and audio towers and their projectors."""
     ends = (decoder_of(model), model.get_output_embeddings())
 
     def outside(name: str, module: nn.Module) -> Iterator[str]:

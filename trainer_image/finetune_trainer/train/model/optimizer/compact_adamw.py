@@ -1,4 +1,4 @@
-"""AdamW with less memory: moments in 8 bits, and weights in bf16 whose updates are rounded stochastically."""
+"""AdamW with less memory: moments in 8 bits, and bf16 weights with stochastic rounding."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from finetune_trainer.train.model.rows import local_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-# Numbers of a block, which share a scale: as many as divide a row.
+# Numbers of a block, which share a scale: the largest size that divides a row.
 _BLOCK_SIZES = (256, 128, 64)
 # Smaller tensors keep fp32 moments, as in bitsandbytes and torchao.
 _MIN_QUANTIZED_NUMBERS = 4096
-# Numbers that are updated at once: about ten fp32 tensors of this size are alive meanwhile.
+# Numbers that are updated at a time: about ten fp32 tensors of this size are alive meanwhile.
 _NUMBERS_PER_UPDATE = 4 * 2**20
 
 
 class CompactAdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) that computes in fp32, and keeps less.
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101) that computes in fp32 and stores smaller states.
 
     The quantization is that of bitsandbytes: 8-bit codes, and an fp32 scale for each block of 256 numbers (Dettmers et al.,
-    arXiv:2110.02861). A block never leaves its row: ranks hold whole blocks however many there are, so that a checkpoint of 8-bit
-    moments is read by another number of ranks as it is. bitsandbytes' own optimizer does not know sharded tensors; that of torchao
-    decides by the size of a shard which moments have 8 bits. Moments of small tensors, and of those whose rows are no multiple of 64,
-    are fp32, and so are those of embeddings.
+    arXiv:2110.02861). A block never leaves its row: ranks hold whole blocks however many there are, so that another
+    number of ranks can read a checkpoint of 8-bit moments. The optimizer of bitsandbytes does not support sharded tensors, and that of
+    torchao selects 8-bit moments by the size of a shard. Moments of small tensors, of tensors whose rows are not a multiple of 64, and
+    of embeddings are fp32.
 
     A weight in bf16 is rounded up or down with the probability of its distance to the other one (as in arXiv:2010.06192), so that
     updates below half of its precision are not lost. All ranks that hold the same rows round them alike.
@@ -62,7 +62,7 @@ class CompactAdamW(torch.optim.Optimizer):
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         self.number = 0
-        """Of the step: the same one is rounded the same way."""
+        """The number of the step: rounding is a function of it."""
         self._eight_bit = eight_bit
         # NB: tensors compare their values.
         self._embeddings = {id(weight) for weight in embeddings}
@@ -81,8 +81,8 @@ class CompactAdamW(torch.optim.Optimizer):
                         self._update(weight, group, position)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a state with the types that it has."""
-        # NB: torch would cast it, codes too, to the type of the weights, and have all of both at once.
+        """Load a state, and keep the dtypes of its tensors."""
+        # NB: torch would cast the state, codes too, to the dtype of the weights, and hold both copies at once.
         super().load_state_dict({**state_dict, "state": {}})
         keys = (key for group in state_dict["param_groups"] for key in group["params"])
         weights = (weight for group in self.param_groups for weight in group["params"])
@@ -108,7 +108,7 @@ class CompactAdamW(torch.optim.Optimizer):
             noise = torch.Generator(values.device)
             noise.manual_seed(seeds.derive(self._seed, self.number, position, rows.start or 0))
         for part in _iterate_parts(values):
-            # NB: what is not a number must not reach the quantization, which looks numbers up.
+            # NB: NaN must not reach the quantization, which looks numbers up.
             gradient = torch.where(is_applied, gradients[part].float(), 0.0)
             mean = moments[0].read(part).lerp(gradient, 1 - group["betas"][0])
             square = moments[1].read(part).lerp(gradient.square_(), 1 - group["betas"][1])
@@ -120,7 +120,7 @@ class CompactAdamW(torch.optim.Optimizer):
             values[part] = torch.where(is_applied, updated, values[part])
 
     def _find_moment(self, state: dict[str, torch.Tensor], name: str, device: torch.device) -> _Moment:
-        """This rank's rows of a moment, with the values of its codes on the device where it has codes."""
+        """Return this rank's rows of a moment, with the values of its codes on the device if it is quantized."""
         scales, signed = state.get(f"{name}_scale"), name == "exp_avg"
         values = _as_rows(local_rows(state[name])[0])
         if scales is None:
@@ -161,7 +161,7 @@ class _Moment:
         return values
 
     def write(self, part: slice, values: torch.Tensor, is_applied: torch.Tensor) -> None:
-        """Keep what was found if the step is taken: read and written again, 8 bits would not be the same ones."""
+        """Write new values if the step is applied; otherwise keep the codes: quantizing them again would change them."""
         if self.scales is None:
             self.values[part] = torch.where(is_applied, values, self.values[part])
             return
@@ -172,7 +172,7 @@ class _Moment:
 
     @property
     def _block(self) -> int:
-        assert self.scales is not None  # noqa: S101 - asked of codes alone
+        assert self.scales is not None  # noqa: S101 - only codes have blocks
         row, blocks = int(self.values.shape[-1]), int(self.scales.shape[-1])
         return row // blocks
 
@@ -198,7 +198,7 @@ def find_embeddings(model: nn.Module) -> list[nn.Parameter]:
 
 
 def is_step_finite(optimizer: Any, device: torch.device) -> torch.Tensor:
-    """Whether a step is taken: a scalar on the device, from the optimizer's `found_inf`, where it has one."""
+    """Return whether a step is applied, a scalar on the device: the optimizer's `found_inf` is 0 or not set."""
     found_inf = getattr(optimizer, "found_inf", None)
     return torch.ones((), dtype=torch.bool, device=device) if found_inf is None else found_inf == 0
 
@@ -208,12 +208,12 @@ def round_stochastically(values: torch.Tensor, noise: torch.Generator) -> torch.
     random_bits = torch.randint(
         0, 1 << 16, values.shape, generator=noise, dtype=torch.int32, device=values.device
     )
-    # bf16 is the upper half of fp32: what is added to the lower half carries over as often as it is large.
+    # bf16 is the upper half of fp32: a random addend carries over with the probability of the lower half.
     return ((values.view(torch.int32) + random_bits) & -(1 << 16)).view(torch.float32).bfloat16()
 
 
 def _allocate_zeros(like: torch.Tensor, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that are sharded as a weight is, by rows."""
+    """Allocate zeros that are sharded by rows like a weight."""
     local, _ = local_rows(like)
     zeros = torch.zeros((*local.shape[:1], *shape[1:]), dtype=dtype, device=local.device)
     if not isinstance(like, DTensor):
@@ -229,7 +229,7 @@ def _allocate_zeros(like: torch.Tensor, shape: Any, dtype: torch.dtype) -> torch
 
 
 def _as_rows(values: torch.Tensor) -> torch.Tensor:
-    """A view of a tensor of more than two dimensions as a matrix of its rows."""
+    """Return a view of a tensor with more than two dimensions as a matrix of its rows."""
     return values.view(-1, values.shape[-1]) if values.ndim > 2 else values
 
 

@@ -1,6 +1,6 @@
-"""Which weights decay, and which are the matrices of a layer.
+"""Selects the weights that decay, and the matrices of layers.
 
-The number of dimensions alone does not say it: gpt-oss keeps the biases of its experts in one tensor of two dimensions, and
+The number of dimensions alone is not enough: gpt-oss stores the biases of its experts in one tensor of two dimensions, and
 Jamba its `A_log`.
 """
 
@@ -24,7 +24,7 @@ _STATE_SPACE_RATES = re.compile(r"(?:^|\.)A_log$")
 
 
 def find_decaying(model: nn.Module) -> set[nn.Parameter]:
-    """Return the weights that decay: those of at least two dimensions that are no biases, norms or rates by their names."""
+    """Return the weights that decay: weights with at least two dimensions that are not biases, norms or rates by their names."""
     inside_norms = {
         weight
         for module in model.modules()

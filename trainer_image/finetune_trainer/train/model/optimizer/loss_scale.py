@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-# As in torch.amp.GradScaler, but for the least scale, from which on a broken step is not one of the scale.
+# As in torch.amp.GradScaler, except the minimum scale: below it, the scale cannot be the cause of a broken step.
 _INITIAL_SCALE, _MIN_SCALE, _GROWTH_STEPS = 2.0**16, 1.0, 2000
 
 
 class LossScale:
-    """Doubles after 2,000 good steps one after the other, and halves with a step that was skipped, down to 1.
+    """Doubles after 2,000 consecutive good steps, and halves after a skipped step, down to 1.
 
     torch.amp.GradScaler does the same, but waits for the GPU in each step to find out whether to take it.
 
@@ -22,11 +22,11 @@ class LossScale:
         self._good = torch.zeros((), device=device)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return a loss whose gradients are larger by the scale."""
+        """Return the loss times the scale."""
         return loss * self._scale
 
     def unscale(self, gradients: list[torch.Tensor]) -> None:
-        """Take the scale out of gradients, in place."""
+        """Divide gradients by the scale, in place."""
         factor = 1.0 / self._scale
         for gradient in gradients:
             gradient.mul_(factor)
@@ -35,7 +35,7 @@ class LossScale:
         """Adapt the scale to a step; never waits for the GPU.
 
         Returns:
-            Whether the step was skipped and the scale cannot be the cause, a scalar on the device.
+            Whether the step was skipped although the scale cannot be the cause, a scalar on the device.
         """
         is_broken = ~finite & (self._scale <= _MIN_SCALE)
         good_steps = torch.where(finite, self._good + 1, 0.0)
@@ -50,6 +50,6 @@ class LossScale:
         return self._scale.item(), int(self._good.item())
 
     def load_state(self, scale: float, good_steps: int) -> None:
-        """Set what `state` has returned."""
+        """Set the values that `state` returned."""
         self._scale = torch.full_like(self._scale, scale)
         self._good = torch.full_like(self._good, good_steps)

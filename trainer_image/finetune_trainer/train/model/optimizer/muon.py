@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def find_muon_matrices(network: Network) -> list[nn.Parameter]:
     """Return the matrices that Muon trains: those of the decoder's layers, as its authors do.
 
-    The embedding and the output layer, vectors, other parameters of a layer, and experts that are stored as one tensor are left
-    to AdamW.
+    The embedding and the output layer, vectors, other parameters of a layer, and experts that are stored as one tensor are
+    trained by AdamW.
     """
     return find_matrices(decoder_layers(network))
 
@@ -31,7 +31,7 @@ def find_muon_matrices(network: Network) -> list[nn.Parameter]:
 class Muon(torch.optim.Muon):
     """torch's Muon (Liu et al., arXiv:2502.16982) for sharded matrices.
 
-    The direction of an update needs the whole matrix: each rank gathers one matrix after the other, in bf16, orthogonalizes it and
+    The direction of an update needs the whole matrix: each rank gathers one matrix at a time, in bf16, orthogonalizes it and
     applies its own rows. As fused optimizers do, it reads the attribute `found_inf`: where it is not 0, the step changes nothing.
     """
 
@@ -62,7 +62,7 @@ class Muon(torch.optim.Muon):
 
 
 def _orthogonalize(weight: torch.Tensor, update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-    """This rank's rows of the orthogonalized update of a matrix."""
+    """Return this rank's rows of the orthogonalized update of a matrix."""
     update = update.bfloat16()
     if not isinstance(weight, DTensor):
         return _newton_schulz(update, group)

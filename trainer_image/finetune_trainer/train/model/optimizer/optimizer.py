@@ -1,4 +1,4 @@
-"""The optimizer over what is trained, with gradient clipping, a learning rate schedule and, for fp16, a scale of the loss."""
+"""The optimizer of the trained weights, with gradient clipping, a learning rate schedule and, for fp16, a scale of the loss."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Optimizer:
 
     def __init__(self, network: nn.Module, training: Training, max_steps: int) -> None:
         self.parts = build_optimizers(network, training)
-        """One for each way to update; each weight belongs to one of them."""
+        """One optimizer for each kind of update; each weight belongs to one of them."""
         self.learning_rate = 0.0
         """Of the last step."""
         self.loss_scale: LossScale | None = None
@@ -54,9 +54,9 @@ class Optimizer:
         """Clip the gradients, apply them with the learning rate of `step`, and drop them; never waits for the GPU.
 
         Returns:
-            Two scalars on the device, the same on all ranks. Whether the gradients were finite: others change nothing, neither the
-            weights nor the optimizer's moments and its count of steps. And whether they were not for another reason than the scale
-            of the loss, which falls with each such step until it is 1.
+            Two scalars on the device, the same on all ranks. Whether the gradients were finite: otherwise the weights, the moments and
+            the optimizer's count of steps are unchanged. And whether they were not finite although the loss scale, which halves with
+            each of these steps, cannot be the cause.
         """
         self.learning_rate = self._schedule.at(step)
         if self.loss_scale is not None:
@@ -86,7 +86,7 @@ class Optimizer:
 
 
 def build_optimizers(network: nn.Module, training: Training) -> tuple[torch.optim.Optimizer, ...]:
-    """The optimizers over what is trained; see `decay` for what decays."""
+    """Build the optimizers of the trained weights; see `decay` for weight decay."""
     parameters, decaying_weights = trained_parameters(network), find_decaying(network)
     spec = training.optimizer
     if spec.type == "Muon":
@@ -110,7 +110,7 @@ def _build_adamw(
     embeddings: Collection[nn.Parameter],
     training: Training,
 ) -> torch.optim.Optimizer:
-    """AdamW over some parameters: torch's fused one, unless it has to save memory."""
+    """Build AdamW for parameters: torch's fused AdamW, or the compact one to save memory."""
     spec = training.optimizer
     groups: list[dict[str, Any]] = [
         {

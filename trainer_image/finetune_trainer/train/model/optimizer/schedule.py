@@ -25,8 +25,8 @@ class Schedule:
 
     After the warm-up, the schedules are those of transformers: `get_linear_schedule_with_warmup`, or with a floor
     `get_polynomial_decay_schedule_with_warmup` of power 1; `get_cosine_with_min_lr_schedule_with_warmup`; `get_wsd_schedule`
-    with decay_type 1-sqrt. The warm-up is another one: theirs has a first step with a learning rate of 0, or of the floor for
-    WSD, which changes little or nothing. Here W steps of warm-up are steps 1 to W of W + 1 in theirs.
+    with decay_type 1-sqrt. The warm-up differs: theirs starts with a learning rate of 0, or of the floor for WSD, so that the first
+    step changes little or nothing. Here W steps of warm-up are steps 1 to W of W + 1 in theirs.
     """
 
     kind: str
@@ -51,8 +51,8 @@ class Schedule:
             decay_steps = training.decay_steps or min(math.ceil(ratio * max_steps), steps_after_warmup)
         if decay_steps > steps_after_warmup:
             raise RecipeRefusedError(
-                f"training.decaySteps is {decay_steps}, and the run has {max_steps} steps, {warmup_steps} of them of warm-up: set decaySteps to "
-                f"{steps_after_warmup} or less, or set decayRatio instead"
+                f"training.decaySteps is {decay_steps}, but the run has {max_steps} steps, of which {warmup_steps} are warm-up: "
+                f"set decaySteps to {steps_after_warmup} or less, or set decayRatio instead"
             )
         floor = training.min_learning_rate or 0.0
         return cls(training.scheduler, training.learning_rate, floor, warmup_steps, decay_steps, max_steps)
@@ -65,7 +65,7 @@ class Schedule:
         return self.peak * height + self.floor * (1.0 - height)
 
     def _height(self, step: int) -> float:
-        """Where between floor and peak the learning rate of a step after the warm-up is: 1 at the peak."""
+        """Return the position of a step's learning rate between floor (0) and peak (1), after the warm-up."""
         if self.decay_steps == 0:
             return 1.0
         done = max(0, step - (self.max_steps - self.decay_steps)) / self.decay_steps

@@ -1,4 +1,4 @@
-"""The weights of a sharded model: those of the base from its files, those of the method from the seed or from an adapter."""
+"""Fills the weights of a sharded model: the base's from its files, the method's from the seed or from an adapter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from finetune_crds.training import Model
     from finetune_trainer.train.runtime.distributed import World
 
-# What peft adds to the names of a base's weights.
+# Parts that peft adds to the names of a base's weights.
 _PEFT_WRAPPER = re.compile(
     r"\.(token_adapter\.base_layer|base_layer|original_module|modules_to_save\.default)(?=\.)"
 )
@@ -93,8 +93,8 @@ def read_weights(
 ) -> None:
     """Read a model's weights into its parameters; each rank reads the rows that it holds.
 
-    Where the files name the weights differently, or hold each expert by itself, a rank reads what its rows are made of. Rank 0 loads
-    all of a pickle, of which no rows can be read, and broadcasts them.
+    If the files name the weights differently, or store each expert separately, a rank reads the tensors that its rows are made of.
+    Pickles cannot be read in rows: rank 0 loads all of them and broadcasts the weights.
 
     Raises:
         RecipeRefusedError: files are missing, damaged, or of another model.
@@ -106,19 +106,21 @@ def read_weights(
             if not stored_tensors.has_safetensors(source):
                 return False
             for name in _read_parts(targets, _collect_parts(targets, spec, source)):
-                world.say(f"{field_name}: its files have no {name}: it begins as in the model's code")
+                world.say(
+                    f"{field_name}: its files do not contain {name}, which keeps the initial value of the model's code"
+                )
             return True
 
     if not world.agree(try_to_read):
-        world.say(f"{field_name}: its weights are in pickles; rank 0 loads all of them")
+        world.say(f"{field_name}: its weights are stored in pickles, so rank 0 loads all of them")
         _broadcast(targets, spec, source, world, field_name)
 
 
 @dataclass(frozen=True)
 class _Target:
-    """What gets a weight of the base's files.
+    """The tensors that a weight of the base's files is copied to.
 
-    tensors: of one shape. A layer of modulesToSave has two: as it was, and as it is trained.
+    tensors: of one shape. A layer of modulesToSave has two: the original and the trained copy.
     new: tokens that the weight gets rows for.
     """
 
@@ -127,7 +129,7 @@ class _Target:
 
     @property
     def is_buffer(self) -> bool:
-        """Whether it has a value from the model's code, as a skeleton's buffers do."""
+        """Whether the tensors are buffers, which have initial values from the model's code."""
         return not isinstance(self.tensors[0], nn.Parameter)
 
     @property
@@ -135,7 +137,7 @@ class _Target:
         return list(self.tensors[0].shape)
 
     def extend(self, part: Any) -> Any:
-        """A tensor, or a slice of a file, with the rows of new tokens."""
+        """Return a tensor, or a slice of a file, with the rows of new tokens."""
         return new_tokens.ExtendedWeight(part, self.new) if self.new.ids else part
 
     def set(self, value: Any) -> None:
@@ -144,16 +146,16 @@ class _Target:
 
 
 def _collect_targets(model: nn.Module, new: NewTokens) -> dict[str, _Target]:
-    """The tensors of the base model that files hold, by their name there; without what a method added.
+    """Return the tensors of the base model that the files contain, by name; without the parameters of the method.
 
-    These are the parameters, and buffers such as a router's score corrections.
+    These are the parameters and the persistent buffers, for example a router's score corrections.
     """
     base = base_of(model)
     ends = {id(weight) for weight in new_tokens.embedding_and_head_weights(base)}
     targets: dict[str, _Target] = {}
     seen_ids: set[int] = set()
     for name, tensor in base.state_dict(keep_vars=True).items():
-        # A tied weight has only its first name, as in the files.
+        # A tied weight is listed once, by its first name, as in the files.
         if id(tensor) not in seen_ids and not any(part in name for part in _PEFT_PARAMETERS):
             seen_ids.add(id(tensor))
             target = _Target(new=new if id(tensor) in ends else NO_TOKENS)
@@ -162,7 +164,7 @@ def _collect_targets(model: nn.Module, new: NewTokens) -> dict[str, _Target]:
 
 
 def _collect_parts(names: Collection[str], spec: Model, source: Path) -> dict[str, stored_tensors.Part]:
-    """What the files hold, by the names of the model's weights, file by file."""
+    """Return the tensors of the files by the names of the model's weights, file by file."""
     parts: dict[str, stored_tensors.Part] = dict(stored_tensors.open_tensors(source))
     if set(names) <= set(parts):
         return parts
@@ -170,7 +172,7 @@ def _collect_parts(names: Collection[str], spec: Model, source: Path) -> dict[st
 
     trust = spec.trust_remote_code
     config = AutoConfig.from_pretrained(str(source), trust_remote_code=trust)
-    # NB: the model itself has the names of peft and FSDP, where transformers looks for those of its own.
+    # NB: an empty model, because transformers expects its own names, and the model has those of peft and FSDP.
     return stored_tensors.map_layout(build_empty_model(config, torch.float32, trust=trust), parts).parts
 
 
@@ -178,7 +180,7 @@ def _read_parts(targets: dict[str, _Target], parts: dict[str, stored_tensors.Par
     """Read each rank's rows; DCP's HuggingFaceStorageReader is no faster (docs/design/speed.md).
 
     Returns:
-        The buffers that the files lack, which transformers leaves as they are too.
+        The buffers that the files lack, which keep their initial values as in transformers.
     """
     missing = [name for name in targets if name not in parts]
     for name in missing:
@@ -192,7 +194,9 @@ def _read_parts(targets: dict[str, _Target], parts: dict[str, stored_tensors.Par
         shape = new_tokens.shape_of(extended)
         if shape != target.shape:
             where = part.path.name if isinstance(part, stored_tensors.Stored) else "its files"
-            raise ValueError(f"{name} has the shape {shape} in {where}, and {target.shape} by config.json")
+            raise ValueError(
+                f"{name} has the shape {shape} in {where}, but {target.shape} according to config.json"
+            )
         target.set(extended)
     return missing
 
@@ -206,10 +210,10 @@ def _broadcast(targets: dict[str, _Target], spec: Model, source: Path, world: Wo
             model = load_unsharded(spec, source)
             untied_name = next((name for name, _ in model.named_parameters() if name not in targets), None)
             if untied_name is not None:
-                # NB: transformers does not tie weights of which files have different values.
+                # NB: transformers does not tie weights that have different values in the files.
                 raise ValueError(
-                    f"its files have a {untied_name} of its own, which its config.json ties to another weight: set tie_word_embeddings to "
-                    "false there"
+                    f"its files have a separate {untied_name}, which config.json ties to another weight: set tie_word_embeddings to "
+                    "false in config.json"
                 )
             state = dict(model.state_dict())
             tensors = {
@@ -222,7 +226,7 @@ def _broadcast(targets: dict[str, _Target], spec: Model, source: Path, world: Wo
 
     weights = world.agree(load)
     for name, target in targets.items():
-        # Of a layer and its trained copy in fp32, the latter.
+        # The dtype of the trained copy in fp32, if there is one.
         dtype = max((tensor.dtype for tensor in target.tensors), key=lambda kind: kind.itemsize)
         value = weights[name].to(dtype) if world.leads else torch.empty(target.shape, dtype=dtype)
         dist.broadcast(value, src=0)
@@ -239,7 +243,7 @@ def _set_magnitudes(model: nn.Module) -> None:
         base = layer.base_layer.weight
         with torch.no_grad():
             if layer.fan_in_fan_out:
-                # A Conv1D has an output in each column, of which a rank holds some rows.
+                # A Conv1D has its outputs in columns, and a rank holds only some rows of them.
                 rows.set_rows(magnitude, rows.gather_tensor(base).float().norm(dim=0))
             else:
                 # A rank holds the same rows of both.

@@ -1,4 +1,4 @@
-"""The base model: a skeleton without weights, of which each rank fills its shards (`weights`), or all of it on one device."""
+"""Loads the base model: as a skeleton without weights, whose shards each rank fills (`fill`), or whole on one device."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def load_errors(model: Model, field: str = "model.base") -> Iterator[None]:
 
 
 def build_skeleton(recipe: Recipe, source: Path, world: World, field: str = "model.base") -> PreTrainedModel:
-    """The base model with its parameters on the meta device.
+    """Build the base model with its parameters on the meta device.
 
-    Parameters that are trained are fp32, or as training.optimizer.weights says; frozen ones have the precision they compute in.
-    With an objective that compares answers it has no dropout.
+    Trained parameters have the dtype of training.optimizer.weights; frozen parameters have the precision of the computation.
+    For an objective that compares answers, dropout is removed.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded, is stored quantized, its context is shorter than training.maxLength, or it is random where
-            answers are compared.
+        RecipeRefusedError: it cannot be loaded, is stored quantized, its context is shorter than training.maxLength, or its forward pass
+            is random although answers are compared.
     """
     from transformers import AutoConfig
 
@@ -78,7 +78,7 @@ def build_skeleton(recipe: Recipe, source: Path, world: World, field: str = "mod
 
 
 def _has_untied_values(model: PreTrainedModel, source: Path) -> bool:
-    """Whether files have different values for weights that a model ties by its config: transformers then does not tie them."""
+    """Whether the files have different values for weights that the config ties: transformers then does not tie them."""
     if not model.all_tied_weights_keys or not stored_tensors.has_safetensors(source):
         return False
     parts = stored_tensors.map_layout(model, stored_tensors.open_tensors(source)).parts
@@ -89,7 +89,7 @@ def _has_untied_values(model: PreTrainedModel, source: Path) -> bool:
 
 
 def build_empty_model(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTrainedModel:
-    """A model with parameters on the meta device, and real buffers, which the files do not hold."""
+    """Build a model with parameters on the meta device and real buffers, which the files do not contain."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
@@ -97,7 +97,7 @@ def build_empty_model(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTra
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust)
     # NB: parameters that are created on the meta device are not tied.
     model.tie_weights()
-    # Buffers alone: FSDP casts parameters for the passes, whatever type they have.
+    # Only buffers: FSDP casts the parameters in each pass.
     is_fp32 = fp32_name_filter(model, dtype)
     for name, buffer in model.named_buffers():
         if is_fp32(name):
@@ -106,7 +106,7 @@ def build_empty_model(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTra
 
 
 def fp32_name_filter(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:
-    """Which names transformers keeps in fp32 where the rest of a model is of a type: above all, corrections of routers."""
+    """Return whether transformers keeps a name in fp32 in a model of another dtype: mainly router corrections."""
     from transformers.core_model_loading import build_glob_alternation
 
     dtype_plan = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained does
@@ -117,12 +117,12 @@ def fp32_name_filter(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[st
 
 
 def load_unsharded(spec: Model, source: Path, device: str | None = None) -> PreTrainedModel:
-    """A model with all weights, in the type that they are stored in.
+    """Load a model with all weights, in their stored dtype.
 
     Args:
         spec: the model.
         source: its folder.
-        device: None is the host; `meta` makes a model without values.
+        device: None: the host; `meta`: a model without values.
 
     Raises:
         OSError, ValueError, KeyError, SafetensorError: it cannot be loaded.
@@ -140,14 +140,14 @@ def load_unsharded(spec: Model, source: Path, device: str | None = None) -> PreT
 def load_quantized(
     recipe: Recipe, source: Path, world: World, skeleton: PreTrainedModel, new_tokens: NewTokens = NO_TOKENS
 ) -> PreTrainedModel:
-    """The base model in four bits, unsharded on each rank's device; without dropout, as `skeleton` is.
+    """Load the base model in 4 bits, unsharded on each rank's device; dropout is removed as in `build_skeleton`.
 
     Args:
-        recipe: one with method QLoRA.
+        recipe: a recipe with method QLoRA.
         source: folder of the base model.
-        world: which rank this is.
-        like: its skeleton, whose attention implementation it uses.
-        new: tokens that it gets rows for.
+        world: the ranks.
+        skeleton: the skeleton of the model, whose attention implementation it uses.
+        new_tokens: tokens that get rows.
 
     Raises:
         RecipeRefusedError: it cannot be loaded.
@@ -164,7 +164,7 @@ def load_quantized(
             device_map={"": world.device},
             quantization_config=config,
         )
-    # NB: it may say otherwise than the files.
+    # NB: the config may differ from the files.
     model.config.tie_word_embeddings = skeleton.config.tie_word_embeddings
     for module in model.modules():
         prevent_repacking(module)
@@ -175,7 +175,7 @@ def load_quantized(
 
 
 def build_quantization_config(recipe: Recipe) -> Any:
-    """How bitsandbytes stores a base in four bits, as transformers takes it."""
+    """Build the configuration of transformers for a base in 4 bits."""
     from transformers import BitsAndBytesConfig
 
     quantization = recipe.method.quantization or Quantization()
@@ -194,17 +194,17 @@ def prevent_repacking(module: Any) -> None:
 
 
 def check_not_quantized(config: Any, subject: str) -> None:
-    """Refuse weights that a quantizer has packed: they have no gradients, and an adapter cannot be added to them.
+    """Refuse quantized weights: they have no gradients, and an adapter cannot be added to them.
 
-    NB: transformers loads some of them without a word (MXFP4 in BF16, bitsandbytes in four bits), and what is exported
-    then has a configuration that does not fit its weights.
+    NB: transformers loads some of them without an error (MXFP4 in BF16, bitsandbytes in 4 bits), and the exported model would then
+    have a configuration that does not fit its weights.
 
     Args:
         config: of transformers.
-        what: the model, for the error message.
+        subject: the model, for the error message.
 
     Raises:
-        RecipeRefusedError: the configuration names a quantizer.
+        RecipeRefusedError: the configuration has a quantization_config.
     """
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
@@ -214,8 +214,8 @@ def check_not_quantized(config: Any, subject: str) -> None:
             else getattr(quantization, "quant_method", None)
         )
         raise RecipeRefusedError(
-            f"{subject} is stored quantized ({getattr(method, 'value', method) or 'by an unnamed method'}), and such "
-            "weights cannot be trained: name the same model in BF16; a QLoRA makes four bits of it by itself",
+            f"{subject} is stored quantized ({getattr(method, 'value', method) or 'by an unnamed method'}), and quantized "
+            "weights cannot be trained: use the BF16 version of the model, which method QLoRA quantizes to 4 bits itself",
             reason="ModelNotLoadable",
         )
 
@@ -224,8 +224,8 @@ def _check_context(config: Any, recipe: Recipe, field: str) -> None:
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is not None and recipe.training.max_length > context:
         raise RecipeRefusedError(
-            f"training.maxLength {recipe.training.max_length} is above the {context} tokens that {field} "
-            f"{recipe.model.base} can take: lower it"
+            f"training.maxLength {recipe.training.max_length} exceeds the context of {context} tokens of {field} "
+            f"{recipe.model.base}: lower it"
         )
 
 
@@ -233,7 +233,7 @@ def _check_documents(model: PreTrainedModel, recipe: Recipe, field: str, *, is_i
     training = recipe.training
     if "position_ids" not in inspect.signature(decoder_of(model).forward).parameters:
         raise RecipeRefusedError(
-            f"{field} {recipe.model.base} is a {model.config.model_type}, which takes no position ids, so its documents "
+            f"{field} {recipe.model.base} is a {model.config.model_type}, which does not accept position ids, so its documents "
             "cannot be kept apart: choose another model",
             reason="ModelNotLoadable",
         )
@@ -255,7 +255,7 @@ def check_same_logits(rows: int, teacher_rows: int, base: str, teacher: str) -> 
     """
     if rows != teacher_rows:
         raise RecipeRefusedError(
-            f"objective.distillation.teacher {teacher} gives {teacher_rows} logits a token and model.base {base} "
+            f"objective.distillation.teacher {teacher} computes {teacher_rows} logits per token, but model.base {base} computes "
             f"{rows}: choose a teacher of the same family",
             reason="VocabularyMismatch",
         )

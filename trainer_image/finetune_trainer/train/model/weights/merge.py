@@ -1,4 +1,4 @@
-"""An adapter that is merged into its base."""
+"""Merges an adapter into its base."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def fetch(
     with_digest: bool = False,
     check: Callable[[Path], None] = lambda _config: None,
 ) -> download.Source:
-    """Fetch a model into each pod as a standalone model: an adapter is merged into its base, unless it goes on itself.
+    """Fetch a model into each pod as a standalone model: an adapter is merged into its base, unless its training continues.
 
     Args:
         spec: which model.
-        to: folder for what is downloaded and merged.
+        directory: folder for downloaded and merged models.
         world: the ranks; all of them must call this, and the first of each pod does the work.
         field: the recipe's field that names it.
-        named: whether an adapter is to name its base, so that rank 0 needs the digest of a base that lies elsewhere.
-        check: gets the folder of the base's config before the weights are fetched, and raises what is wrong with it.
+        with_digest: whether rank 0 needs the digest of a base without one, because the exported adapter names it.
+        check: checks the folder of the base's config before the weights are fetched.
 
     Raises:
         RecipeRefusedError: it cannot be fetched, loaded or merged.
@@ -59,10 +59,10 @@ def fetch(
         if spec.adapter == "Continue":
             if source.adapter is None:
                 raise RecipeRefusedError(
-                    f"{field} {spec.base} is no adapter, and model.adapter Continue trains one further: remove it",
+                    f"{field} {spec.base} is not an adapter, which model.adapter Continue requires: remove model.adapter",
                     reason="ModelNotLoadable",
                 )
-            world.say(f"{field} {spec.base} is an adapter of {source.adapter_of}, which is trained further")
+            world.say(f"{field} {spec.base} is an adapter of {source.adapter_of}: training continues from it")
             return source
         if source.adapter is None:
             return source
@@ -82,7 +82,7 @@ def fetch(
 
 
 def _check_base(spec: Model, source: download.Source, field: str) -> None:
-    """Check by its config that a model can be trained, or the base of an adapter."""
+    """Check by its config that a model, or the base of an adapter, can be trained."""
     from transformers import AutoConfig
 
     subject = f"{field} {spec.base}"
@@ -105,23 +105,23 @@ def merge_into_base(
 ) -> None:
     """Merge an adapter into its base and save the result, in the type that the base is stored in.
 
-    The host holds one file of weights and the adapter, or all of the base where `_needs_all` says so.
+    The host holds one file of weights and the adapter, or the whole base if `_needs_whole_base`.
 
     NB: peft keeps adapters in fp32 and adds each layer's product to the base's weights in place, so that the sum is
     rounded once: an fp32 copy of the base, twice as large, would give the same numbers.
 
-    A base whose embedding and output layer share a weight has one for each of them afterwards, if the adapter tells them apart.
+    If the adapter changes only one of an embedding and an output layer that share a weight, the merged model has a weight for each.
 
     Args:
         base: folder of the base.
         adapter: folder of the adapter.
         spec: the model, for error messages.
-        to: where the merged model is saved.
+        directory: where the merged model is saved.
         field: the recipe's field that names it.
-        new: tokens that the adapter was trained with, and the base does not have.
+        new_tokens: tokens of the adapter that the base does not have.
 
     Raises:
-        RecipeRefusedError: one of them cannot be loaded, or the adapter is virtual tokens, which no weights hold.
+        RecipeRefusedError: one of them cannot be loaded, or the adapter is virtual tokens, which cannot be merged.
     """
     import peft
 
@@ -138,7 +138,7 @@ def merge_into_base(
             new_tokens.enlarge(model)
             adapted = load_adapter(model, adapter)
             _untie_adapted(adapted.get_base_model(), _clone_parameter)
-            # NB: peft sets tie_word_embeddings False where both ends have weights of their own.
+            # NB: peft sets tie_word_embeddings to False if the embedding and the output layer have separate weights.
             merged = adapted.merge_and_unload()
             streamed = None
         else:
@@ -155,12 +155,12 @@ def merge_into_base(
 
 
 def copy_base(base: Path, spec: Model, directory: Path, field: str = "model.base") -> None:
-    """Save a base as it is, in the type that its config names; the host holds one file of weights, or all of a pickle.
+    """Save an unchanged base, in the dtype of its config; the host holds one file of weights, or all of a pickle.
 
     Args:
         base: its folder.
         spec: the model, for error messages.
-        to: where it is saved.
+        directory: where it is saved.
         field: the recipe's field that names it.
 
     Raises:
@@ -178,8 +178,8 @@ def copy_base(base: Path, spec: Model, directory: Path, field: str = "model.base
 def _needs_whole_base(config: Any, base: Path) -> bool:
     """Whether an adapter can only be merged into a base that is in memory.
 
-    These are bases that `stored` cannot read, and adapters whose layers are made from the values of the base (PiSSA, OLoRA,
-    CorDA and others) or which are no LoRA: peft asks for the values when it puts them on.
+    These are bases that `stored_tensors` cannot read, and adapters that are not LoRA, or whose layers are computed from the weights
+    of the base (PiSSA, OLoRA, CorDA and others): peft needs the weights when it adds the layers.
     """
     import peft
 
@@ -191,14 +191,14 @@ def _needs_whole_base(config: Any, base: Path) -> bool:
 
 
 def _find_replaced_weights(adapter: Path, config: Any) -> frozenset[str]:
-    """The weights of the base that the file of an adapter has beside its own: biases, and an embedding that has grown."""
+    """Return the names of base weights that an adapter's file replaces: biases, and an extended embedding."""
     from peft.utils import load_peft_weights
 
     names = (
         name.removeprefix("base_model.model.").replace(".base_layer.", ".")
         for name in load_peft_weights(str(adapter), device="cpu")
     )
-    # Layers of modulesToSave are copies beside those of the base.
+    # Layers of modulesToSave are copies, and do not replace the layers of the base.
     copied = tuple(config.modules_to_save or ())
     return frozenset(name for name in names if not name.rpartition(".")[0].endswith(copied))
 
@@ -208,11 +208,11 @@ def _clone_parameter(weight: torch.nn.Parameter) -> torch.nn.Parameter:
 
 
 def _untie_adapted(model: Any, another: Callable[[torch.nn.Parameter], torch.nn.Parameter]) -> None:
-    """Give embedding and output layer weights of their own if one of them has an adapter, which would be added to both.
+    """Untie the embedding and the output layer if one of them has an adapter, which would be added to both.
 
     Args:
         model: the base, with the adapter on it.
-        another: makes a weight of the same values.
+        another: copies a weight.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -228,7 +228,7 @@ def _untie_adapted(model: Any, another: Callable[[torch.nn.Parameter], torch.nn.
 
 
 def load_adapter(model: Any, adapter: Path) -> Any:
-    """A model with an adapter on it.
+    """Load an adapter onto a model.
 
     Raises:
         ValueError: the adapter is of another model.
@@ -236,11 +236,11 @@ def load_adapter(model: Any, adapter: Path) -> Any:
     import peft
 
     with warnings.catch_warnings():
-        # NB: peft goes on without what is missing, and the layer would be merged as if it had not been trained.
+        # NB: peft only warns about missing weights, and would merge the layer as if it had not been trained.
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
         try:
             return peft.PeftModel.from_pretrained(model, str(adapter))
         except (RuntimeError, UserWarning) as error:
-            # torch lists under a headline which shapes differ.
+            # torch lists the shapes that differ below a headline.
             detail = str(error).strip().splitlines()[:2][-1].strip()
             raise ValueError(f"the adapter does not fit its base: {detail[:300]}") from error

@@ -1,7 +1,7 @@
-"""A standalone model, written from its base's files one tensor at a time, with an adapter merged into it or without one.
+"""Writes a standalone model from its base's files one tensor at a time, with or without a merged adapter.
 
-The host holds one file of weights, of at most 4 GB, and what the adapter holds: a base of 140 GB takes no more than a small one.
-peft's own way is no help: it merges bases that accelerate left on the disk, and keeps each merged layer in memory
+The host holds one file of weights, at most 4 GB, and the adapter: a base of 140 GB needs no more memory than a small base.
+peft's own merge of bases that accelerate offloads to disk keeps each merged layer in memory
 (`peft.tuners.tuners_utils.onload_layer`).
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _GENERATION = "generation_config.json"
 _WEIGHTS_PATTERN, _INDEX = "model{suffix}.safetensors", "model.safetensors.index.json"
-# A proxied upload above 5 GB does not get through.
+# Proxied uploads above 5 GB fail.
 _MAX_SHARD_SIZE = "4GB"
 
 
@@ -44,7 +44,7 @@ def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
         model: a model of transformers.
         folder: where to.
         source: folder of the base.
-        options: more of them for `save_pretrained`.
+        options: other options of `save_pretrained`.
     """
     from transformers import GenerationConfig
 
@@ -59,14 +59,14 @@ def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
 class Standalone:
     """A model whose weights stay in the files of its base until they are written.
 
-    Its matrices have a shape and a type on the host, but no memory and no values, so that peft puts an adapter on it as it
-    does on a whole model.
+    Its matrices have a shape and a dtype on the host, but no memory and no values, so that peft can load an adapter onto it as
+    onto any model.
 
     Args:
         spec: names the base.
         source: folder of the base.
-        new: tokens that get rows.
-        given: parameters of the base that an adapter brings: they are in memory.
+        new_tokens: tokens that get rows.
+        adapter_names: parameters of the base that an adapter replaces: they are in memory.
 
     Raises:
         OSError, ValueError, KeyError, SafetensorError: the base cannot be loaded.
@@ -94,7 +94,7 @@ class Standalone:
         new_tokens.enlarge(self.model)
         self._initialize_buffers(spec)
         self._check()
-        # The names of the parameters without values, which those that are tied share.
+        # The names of the parameters without values; tied parameters share one.
         self._names = WeakTensorKeyDictionary()
         self._allocate(adapter_names)
         self._layers: dict[str, nn.Module] = {}
@@ -102,14 +102,14 @@ class Standalone:
         self._merged: dict[str, torch.Tensor] = {}
 
     def _tie(self) -> None:
-        """Tie weights that the files have twice: transformers compares them only if they are loaded."""
+        """Tie weights that are stored twice: transformers compares them only if they are loaded."""
         for name, tied_name in stored_tensors.find_tied_duplicates(self.model, self._parts):
             if stored_tensors.is_equal(self._parts[name], self._parts[tied_name]):
                 module, _, key = name.rpartition(".")
                 setattr(self.model.get_submodule(module), key, self.model.get_parameter(tied_name))
 
     def _initialize_buffers(self, spec: Model) -> None:
-        """Give buffers that the files lack the values of the model's code, as transformers does."""
+        """Initialize buffers that the files lack with the values of the model's code, as transformers does."""
         state = self.model.state_dict()
         missing = [
             name for name, _ in self.model.named_buffers() if name in state and name not in self._parts
@@ -133,7 +133,7 @@ class Standalone:
                 raise ValueError(f"its files have no {name} of the shape {list(tensor.shape)}")
 
     def _allocate(self, adapter_names: frozenset[str]) -> None:
-        """Give the parameters tensors on the host: those that an adapter brings real ones, the others one number each."""
+        """Allocate the parameters on the host: those that an adapter replaces with values, the others as placeholders."""
         allocated: dict[int, nn.Parameter] = {}
         parameters = list(self.model.named_parameters(remove_duplicate=False))
         adapter_ids = {id(weight) for name, weight in parameters if name in adapter_names}
@@ -154,21 +154,21 @@ class Standalone:
         return placeholder
 
     def clone_parameter(self, weight: nn.Parameter) -> nn.Parameter:
-        """Make a parameter with the values of another, which may be in the files."""
+        """Copy a parameter, whose values may be in the files."""
         name = self._names.get(weight)
         if name is not None:
             return self._allocate_placeholder(name, weight)
         return nn.Parameter(weight.detach().clone(), requires_grad=False)
 
     def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A weight of the base, in memory of its own."""
+        """Read a weight of the base into new memory."""
         return torch.empty_like(value := self._parts[name][:], dtype=dtype).copy_(value)
 
     def unload(self, adapted: Any) -> None:
-        """Take the adapter off a model, and keep its layers: they are merged one by one when the model is written.
+        """Remove the adapter from a model, and keep its layers: they are merged one by one when the model is written.
 
         Args:
-            adapted: the model, with peft's adapter on it.
+            adapted: the model with peft's adapter.
 
         Raises:
             ValueError: it cannot be merged.
@@ -188,7 +188,7 @@ class Standalone:
             self.model.config.tie_word_embeddings = False
 
     def _merge(self, name: str) -> dict[str, torch.Tensor]:
-        """The weights of one of the adapter's layers after it is merged, as peft's merge_and_unload does."""
+        """Merge a layer of the adapter as peft's merge_and_unload does, and return its weights."""
         layer: Any = self._layers[name]
         read_weights = [weight for weight in layer.parameters() if weight in self._names]
         for weight in read_weights:
@@ -207,7 +207,7 @@ class Standalone:
         return tensors
 
     def _compute_value(self, name: str) -> torch.Tensor:
-        """A parameter or a buffer of the finished model."""
+        """Return a parameter or a buffer of the finished model."""
         if name in self._merged:
             return self._merged.pop(name)
         layer = next((layer for layer in self._layers if name.startswith(f"{layer}.")), None)
@@ -222,7 +222,7 @@ class Standalone:
     def make_tensors(
         self, name: str, targets: tuple[str, ...], dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
-        """Make a tensor for the files, and those that can only be made together with it.
+        """Make a tensor for the files, and the tensors that can only be made together with it.
 
         Args:
             name: its name in the files.
@@ -238,7 +238,7 @@ class Standalone:
             and stored is not None
             and isinstance(self._parts[targets[0]], stored_tensors.Converted)
         ):
-            # Of experts that the adapter leaves alone, those of the files need not be fused and taken apart again.
+            # Experts that the adapter does not change need not be fused and split again.
             return {name: stored[:].to(dtype)}
         return dict(
             revert_weight_conversion(self.model, {target: self._compute_value(target) for target in targets})
@@ -264,7 +264,7 @@ class Standalone:
             for name, tensor in tensors.items():
                 tensor.copy_(file_tensors.take(name))
             save_file(tensors, folder / file, metadata={"format": "pt"})
-            # NB: save_file leaves cycles of references to the tensors (numpy's `ctypes`), which are collected at some time.
+            # NB: save_file leaves reference cycles to the tensors (numpy's `ctypes`), which are collected later.
             for tensor in tensors.values():
                 tensor.untyped_storage().resize_(0)
         if shards.is_sharded:
@@ -274,7 +274,7 @@ class Standalone:
             (folder / _INDEX).write_text(text, encoding="utf-8")
 
     def _list_placeholders(self) -> dict[str, torch.Tensor]:
-        """What is written, without values, by the names in the files."""
+        """Return the tensors to write, without values, by the names in the files."""
         from transformers.core_model_loading import revert_weight_conversion
         from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
@@ -286,18 +286,18 @@ class Standalone:
 
 
 class _FileTensors:
-    """The tensors of a standalone model by the names in its files, each made when it is taken.
+    """The tensors of a standalone model by the names in its files, each made on demand.
 
     Args:
-        of: the model.
-        named: what is written, without values.
+        standalone: the model.
+        placeholders: the tensors to write, without values.
     """
 
     def __init__(self, standalone: Standalone, placeholders: dict[str, torch.Tensor]) -> None:
         self._standalone = standalone
         self._placeholders = placeholders
         self._targets = stored_tensors.map_layout(standalone.model, placeholders).targets
-        # What was made together with another tensor, and is not taken yet.
+        # Tensors that were made together with another tensor and not taken yet.
         self._ready: dict[str, torch.Tensor] = {}
 
     def take(self, name: str) -> torch.Tensor:
@@ -310,10 +310,10 @@ class _FileTensors:
 
 
 def _release_freed_memory() -> None:
-    """Give memory that was freed back to the system.
+    """Return freed memory to the system.
 
-    NB: glibc before 2.38 reuses no gap of tensors below 32 MB for another of the same size (posix_memalign), so that a small
-    model's would add up to more than the model.
+    NB: glibc before 2.38 does not reuse freed blocks below 32 MB (posix_memalign), so that a small model would need more memory than
+    its size.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):

@@ -1,4 +1,4 @@
-"""The tensors in a model's files, and the parameters that transformers makes of them, in slices that are read when they are needed."""
+"""Reads slices of the tensors in a model's files, and of the parameters that transformers makes of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from transformers.core_model_loading import WeightConverter
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-# Rows of two tensors that are compared at once.
+# Rows of two tensors that are compared at a time.
 _ROWS_PER_COMPARISON = 8192
 
 
 class Part(Protocol):
-    """A tensor, or what gives slices of one."""
+    """A tensor, or an object that returns slices of a tensor."""
 
     @property
     def shape(self) -> Any:
@@ -35,7 +35,7 @@ class Part(Protocol):
 
 
 class _LastOpenedFile:
-    """The file that was read last stays open: headers of thousands of experts are large, and so are mapped files."""
+    """Keeps the last file open: headers with thousands of experts are large, and so are mapped files."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -52,7 +52,7 @@ class _LastOpenedFile:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a safetensors file, of which slices can be read."""
+    """A tensor in a safetensors file, readable in slices."""
 
     path: Path
     name: str
@@ -66,12 +66,12 @@ class Stored:
 
 
 def has_safetensors(source: Path) -> bool:
-    """Whether slices of a model's files can be read, which those of a pickle cannot."""
+    """Whether a model has safetensors files, which can be read in slices."""
     return bool(_find_files(source))
 
 
 def open_tensors(source: Path) -> dict[str, Stored]:
-    """The tensors in a model's safetensors files, by their names there, file by file; none if it has no such files.
+    """Return the tensors in a model's safetensors files, by name, file by file; empty without safetensors files.
 
     Raises:
         OSError, SafetensorError: a file is missing or damaged.
@@ -82,13 +82,13 @@ def open_tensors(source: Path) -> dict[str, Stored]:
     tensors: dict[str, Stored] = {}
     for path in _find_files(source):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
+            for name in file.keys():  # noqa: SIM118 - not a mapping
                 tensors[name] = Stored(path, name, list(file.get_slice(name).get_shape()), opened)
     return tensors
 
 
 def _find_files(source: Path) -> list[Path]:
-    # NB: of weights in one file and in several, transformers takes the former.
+    # NB: if weights are in one file and in several files, transformers reads the one file.
     if (source / _SINGLE).exists():
         return [source / _SINGLE]
     if not (source / _INDEX).exists():
@@ -99,10 +99,10 @@ def _find_files(source: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Layout:
-    """How tensors in files and the parameters of a model make each other.
+    """How tensors in files map to the parameters of a model, and back.
 
     parts: the parameters and persistent buffers that the files hold, by their names in the model.
-    targets: those that each tensor in the files is part of, by its name there; a tensor that the model does not have is missing.
+    targets: the parameters that each tensor in the files is part of, by its name there; without tensors that the model does not have.
     """
 
     parts: dict[str, Part]
@@ -110,11 +110,11 @@ class Layout:
 
 
 def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
-    """Find what transformers makes of the tensors in files, as its `from_pretrained` does.
+    """Map the tensors in files to the parameters of a model, as transformers' `from_pretrained` does.
 
     Args:
-        model: one with parameters on the meta device, whose names are those of transformers.
-        there: what the files hold, by the names there.
+        model: a model with parameters on the meta device, with the names of transformers.
+        stored: the tensors in the files, by name.
 
     Raises:
         ValueError: the tensors cannot be converted.
@@ -164,7 +164,7 @@ def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
 
 
 def find_tied_duplicates(model: PreTrainedModel, parts: Mapping[str, Part]) -> Iterator[tuple[str, str]]:
-    """Yield the names of weights that a model ties, and of which files have both."""
+    """Yield the names of weights that a model ties, but that are both in the files."""
     for name, tied_name in model.all_tied_weights_keys.items():
         part, tied_part = parts.get(name), parts.get(tied_name)
         if part is not None and tied_part is not None and part is not tied_part:
@@ -172,7 +172,7 @@ def find_tied_duplicates(model: PreTrainedModel, parts: Mapping[str, Part]) -> I
 
 
 def is_equal(first: Part, second: Part) -> bool:
-    """Whether two tensors of files are the same, of which a block of rows is in memory at a time."""
+    """Whether two stored tensors are equal, compared one block of rows at a time."""
     if list(first.shape) != list(second.shape):
         return False
     blocks = (
@@ -195,7 +195,7 @@ class _Conversion:
     sources: dict[str, list[Part]]
 
     def build_parts(self) -> dict[str, Part]:
-        """The parameters, by name."""
+        """Return the parameters, by name."""
         shapes = self._run(lambda part: torch.empty(list(part.shape), device="meta"), self.sources)
         count = {len(parts) for parts in self.sources.values()}
         stacked = self._stacks_rows() and all(shape.shape[0] in count for shape in shapes.values())
@@ -205,7 +205,7 @@ class _Conversion:
         }
 
     def _stacks_rows(self) -> bool:
-        """Whether each row of a parameter is made of one tensor of each pattern, as fused experts are."""
+        """Whether each row of a parameter is made of one tensor per pattern, as in fused experts."""
         from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, Transpose
 
         merge, *operations = self.converter.operations
@@ -220,7 +220,7 @@ class _Conversion:
         return type(merge) is MergeModulelist and merge.dim == 0 and all(min(axes) > 0 for axes in dims)
 
     def read(self, name: str, rows: slice | None) -> torch.Tensor:
-        """Make a parameter, or some rows of it, of which only the tensors are read."""
+        """Make a parameter, or some of its rows, from only the tensors of these rows."""
         sources = self.sources
         if rows is not None:
             sources = {pattern: parts[rows] for pattern, parts in sources.items()}
@@ -237,7 +237,7 @@ class _Conversion:
             converted = mapping.convert(self.target, model=self.model, config=self.model.config)
         except (RuntimeError, IndexError) as error:
             raise ValueError(
-                f"{self.target} cannot be made of what its files hold: {first_line(error)}"
+                f"{self.target} cannot be converted from the tensors in its files: {first_line(error)}"
             ) from error
         return {name: value[0] if isinstance(value, list) else value for name, value in converted.items()}
 
@@ -246,7 +246,7 @@ class _Conversion:
 class Converted:
     """A parameter that transformers makes of several tensors, or a part of one.
 
-    by_rows: whether rows can be made without the tensors of the others.
+    by_rows: whether rows can be made without the tensors of other rows.
     """
 
     conversion: _Conversion
