@@ -105,7 +105,7 @@ TABLE = [
 
 def let_through() -> set[tuple[str, str]]:
     """The methods with the objectives that the schema and the trainer accept."""
-    from finetune_trainer.train.runtime.recipe import refusals
+    from finetune_trainer.train.runtime.recipe import find_contradictions
 
     combinations = set()
     for method, objective in product(get_args(MethodType), get_args(ObjectiveType)):
@@ -121,7 +121,7 @@ def let_through() -> set[tuple[str, str]]:
                 "data": {"columns": columns, "splits": {"type": "Delta", "path": "/data"}},
             }
         )
-        if not refusals(recipe):
+        if not find_contradictions(recipe):
             combinations.add((method, objective))
     return combinations
 

@@ -123,7 +123,7 @@ class Run:
         return Run(self.folder, self.world, options, job="next", parts=parts)
 
     def resume(self) -> Progress:
-        newest = self.checkpointer.newest()
+        newest = self.checkpointer.find_newest()
         assert newest is not None
         self.checkpointer.load(newest, self.model, self.optimizers)
         self.progress = newest

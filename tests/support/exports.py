@@ -51,7 +51,7 @@ def written(
 ) -> torch.Tensor:
     """Train a little by hand, export, and return what the trained model says."""
     tokenizer = load_tokenizer(recipe.model, source)
-    network = build.network(recipe, source, tokenizer, world, folder / "teacher")
+    network = build.build_network(recipe, source, tokenizer, world, folder / "teacher")
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in trained_parameters(network):
@@ -63,7 +63,7 @@ def written(
     export.write(
         folder,
         model=network.model,
-        state=export.gather(network.model, source, recipe, world),
+        state=export.gather_weights(network.model, source, recipe, world),
         tokenizer=tokenizer,
         source=source,
         base=base,

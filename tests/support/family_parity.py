@@ -101,7 +101,10 @@ def outcome(base: Path, world: World, *, packing: bool, recomputation: str, refe
     recipe = networks.recipe(base, packing=packing, activationCheckpointing=recomputation)
     try:
         merge.fetch(
-            recipe.model, base / "fetched", world, check=lambda config: build.check(recipe, config, world)
+            recipe.model,
+            base / "fetched",
+            world,
+            check=lambda config: build.check_base(recipe, config, world),
         )
         network = networks.build(recipe, base, world)
     except PodFailure as error:

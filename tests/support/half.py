@@ -219,7 +219,7 @@ def learned(
     batch = pack.collate(split, [[row] for row in range(world.rank, EXAMPLES, world.size)], pad_id=0)
     loss, _ = network.train()(batch)
     loss.backward()
-    summed, count = world.total(loss.item(), network.objective.count(batch))
+    summed, count = world.sum_over_ranks(loss.item(), network.objective.count(batch))
     slopes: list[Any] = [weight.grad for weight in trained_parameters(network)]
     whole = [slope.full_tensor() if isinstance(slope, DTensor) else slope for slope in slopes]
     return summed / count, torch.cat([slope.double().flatten() for slope in whole]) / count

@@ -47,7 +47,7 @@ def isolated(made: Any) -> Any:
 
 def batch_of(split: Split, *, packing: bool = True) -> pack.Batch:
     """All examples, in one batch."""
-    rows = pack.sequences(split.lengths, max_length=64, packing=packing)
+    rows = pack.pack_examples(split.lengths, max_length=64, packing=packing)
     return pack.collate(split, rows, pad_id=0)
 
 

@@ -81,7 +81,9 @@ def build(made_of: Recipe, base: Path, world: World) -> Network:
     from finetune_trainer.examples.tokenizer import load_tokenizer
     from finetune_trainer.train import build as trainer_build
 
-    return trainer_build.network(made_of, base, load_tokenizer(made_of.model, base), world, base / "teacher")
+    return trainer_build.build_network(
+        made_of, base, load_tokenizer(made_of.model, base), world, base / "teacher"
+    )
 
 
 @contextmanager

@@ -193,7 +193,7 @@ def mlflow_of_test(tmp_path: Path, mlflow_template: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A gang of one rank: this process."""
-    from finetune_trainer.train.runtime.distributed import joined
+    from finetune_trainer.train.runtime.distributed import join_ranks
 
     environment = {
         "RANK": "0",
@@ -204,7 +204,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with joined(timeout_seconds=60) as world:
+    with join_ranks(timeout_seconds=60) as world:
         yield world
 
 

@@ -189,7 +189,7 @@ def computes_as_peft(world: World, bases: tuple[Path, Path]) -> None:
         loss.backward()
         total = plain_loss(theirs.train(), data)
         total.backward()
-        (summed,) = world.total(loss.item())
+        (summed,) = world.sum_over_ranks(loss.item())
         assert summed == pytest.approx(total.item(), rel=1e-5), what
         for name, weight in ours.items():
             torch.testing.assert_close(

@@ -168,7 +168,7 @@ def test_the_first_step_is_that_of_plain_torch(trained: Trained, base_model: Pat
     from transformers import AutoModelForCausalLM
 
     split = split_of(trained.pod, "train")
-    rows = pack.sequences(split.lengths, max_length=64, packing=True)
+    rows = pack.pack_examples(split.lengths, max_length=64, packing=True)
     plan = pack.Plan.of(rows, global_batch=4, seed=42, epochs=None, max_steps=60)
     examples = [[example] for row in plan.of_step(0) for example in row]
     batch = pack.collate(split, examples, pad_id=1)
@@ -382,7 +382,7 @@ def test_a_run_decays_to_a_floor_and_is_evaluated_without_label_smoothing(
 def test_a_decay_that_is_longer_than_the_run_ends_the_pod_before_the_model_is_loaded(
     pod: Pod, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "network", lambda *_args, **_more: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(build, "build_network", lambda *_args, **_more: pytest.fail("the model is loaded"))
     changes = {"maxSteps": None, "epochs": 1, "scheduler": "WSD", "decaySteps": 1000}
     outcome = pod.but({f"training.{name}": value for name, value in changes.items()}).run_here(capsys)
     assert (outcome.code, error_of(outcome).reason) == (64, "RecipeRefused")

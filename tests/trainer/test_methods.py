@@ -62,7 +62,7 @@ def test_a_second_attempt_does_not_compute_the_reference_again(
     def again(*_args: Any) -> None:
         raise AssertionError("the reference is computed again")
 
-    monkeypatch.setattr(answers, "reference_of", again)
+    monkeypatch.setattr(answers, "compute_reference", again)
     second = pod.run_here(capsys)
     assert (second.code, second.losses, eval_loss_of(second)) == (0, {}, eval_loss_of(first)), second
 

@@ -123,7 +123,7 @@ def steps(
     torch.manual_seed(3)
     made = networks.build(recipe, base, world)
     split = examples(case)
-    rows = pack.sequences(split.lengths, max_length=row_tokens(recipe), packing=not virtual)[:ROWS]
+    rows = pack.pack_examples(split.lengths, max_length=row_tokens(recipe), packing=not virtual)[:ROWS]
     collator = Collator(world, 0, None)
     split = made.objective.prepare(made, Examples(split, rows), collator, 1)
     if objective == KTO:
@@ -137,14 +137,14 @@ def steps(
     found: list[Step] = []
     for _ in range(STEPS):
         batches = list(collator.batches(Examples(split, rows), batch_size))
-        (count,) = world.total(sum(made.objective.count(batch) for batch in batches))
+        (count,) = world.sum_over_ranks(sum(made.objective.count(batch) for batch in batches))
         summed = 0.0
         for at, batch in enumerate(batches):
             shard.set_replica_reduction(made, is_enabled=at == len(batches) - 1)
             loss, _ = made(batch)
             (loss / count).backward()
             summed += loss.item()
-        (summed,) = world.total(summed)
+        (summed,) = world.sum_over_ranks(summed)
         found.append((summed / count, gradients(made)))
         optimizer.step()
         optimizer.zero_grad()
@@ -229,7 +229,7 @@ def test_one_rank_trains_as_plain_torch_does(base: Path, on_one: dict[str, list[
     from finetune_trainer.train.data import pack
 
     split = examples(CASES[0])
-    rows = pack.sequences(split.lengths, max_length=64, packing=True)[:ROWS]
+    rows = pack.pack_examples(split.lengths, max_length=64, packing=True)[:ROWS]
     model = AutoModelForCausalLM.from_pretrained(base / "untied", dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     found: list[Step] = []

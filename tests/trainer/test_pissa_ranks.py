@@ -58,22 +58,22 @@ class Folders:
 def attempt(world: World, folders: Folders, made_of: Recipe, *, until: int, save: bool = True) -> State:
     """Take steps from the newest checkpoint, save, and return all weights, frozen ones too, and what is kept of them."""
     checkpointer = Checkpointer(made_of, world)
-    resumed = checkpointer.newest()
+    resumed = checkpointer.find_newest()
     tokenizer = load_tokenizer(made_of.model, folders.base)
-    network = build.network(
+    network = build.build_network(
         made_of,
         folders.base,
         tokenizer,
         world,
         folders.base / "teacher",
-        resume=checkpointer.load_initial if resumed else None,
+        load_initial=checkpointer.load_initial if resumed else None,
     )
     optimizer = Optimizer(network, made_of.training, 10)
     if resumed is not None:
         checkpointer.load(resumed, network.model, optimizer.parts)
     split = networks.random_split(examples=ROWS)
     batch = pack.collate(split, [[row] for row in range(world.rank, ROWS, world.size)], pad_id=0)
-    (count,) = world.total(batch.targets_count)
+    (count,) = world.sum_over_ranks(batch.targets_count)
     for step in range(resumed.step if resumed else 0, until):
         torch.manual_seed(step)
         take_step(network, optimizer, [batch], step=step, count=count, add_batch=lambda *_: None)

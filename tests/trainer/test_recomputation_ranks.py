@@ -47,7 +47,9 @@ def one_rank(world: World, base: Path) -> None:
         recipe = networks.recipe(base, method={"type": method}, activationCheckpointing=kind)
         verdicts: list[Verdict] = []
         tokenizer = load_tokenizer(recipe.model, base)
-        network = build.network(recipe, base, tokenizer, world, base / "teacher", on_verdict=verdicts.append)
+        network = build.build_network(
+            recipe, base, tokenizer, world, base / "teacher", on_verdict=verdicts.append
+        )
         batch = pack.collate(networks.of_documents([*range(5, 17)]), [[0]], pad_id=0)
         network.train()(batch)[0].backward()
         gradients = {
@@ -75,7 +77,7 @@ def rank_on_its_own_gpu(world: World, base: Path) -> None:
     recipe = networks.recipe(base, activationCheckpointing="Auto")
     verdicts: list[Verdict] = []
     plans: list[str] = []
-    build.network(
+    build.build_network(
         recipe,
         base,
         load_tokenizer(recipe.model, base),

@@ -19,7 +19,7 @@ from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.network.trained_network import decoder_layers, trained_parameters
 from finetune_trainer.train.model.optimizer.optimizer import Optimizer
 from finetune_trainer.train.model.rows import local_rows
-from finetune_trainer.train.objectives.answers import reference_of
+from finetune_trainer.train.objectives.answers import compute_reference
 from support import networks
 from support.half import WHOLE_TABLE, Half, differing
 from support.pods import save_base_model
@@ -98,7 +98,7 @@ def begins_at_its_reference(world: World, asked: tuple[Path, str, float]) -> Non
     split = networks.random_split(documents=2, examples=PAIRS)
     rows = [[pair] for pair in range(world.rank, PAIRS, world.size)]
     batch = pack.collate(split, rows, pad_id=0)
-    reference = torch.from_numpy(reference_of(network, [batch], world, PAIRS))[batch.examples]
+    reference = torch.from_numpy(compute_reference(network, [batch], world, PAIRS))[batch.examples]
     batch = replace(batch, reference=reference)
     with network.no_grad_forward(seen_reference):
         seen, _ = network(batch)

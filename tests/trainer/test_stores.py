@@ -185,7 +185,7 @@ def test_what_a_store_refuses_is_one_sentence(
     if store.wrong:
         # The store's own words are after the name.
         files, table = (Splits(type="Parquet", train=own), Splits(type="Delta", path=own))
-        said = [refusal(lambda: read.schema(files)), refusal(lambda: read.delta_version(table))]
+        said = [refusal(lambda: read.read_schema(files)), refusal(lambda: read.read_delta_version(table))]
         assert [(reason, message.split(" cannot be read: ")[0]) for reason, message in said] == [
             ("DataUnreadable", own),
             ("DataUnreadable", f"the Delta table {own}"),

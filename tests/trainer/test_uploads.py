@@ -48,9 +48,9 @@ def refusal(way: Upload, run: str) -> str:
 def test_large_files_go_past_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tmp_path / "model"
     model.mkdir()
-    (model / "model.safetensors").write_bytes(bytes(upload._SMALLEST_BYTES))
+    (model / "model.safetensors").write_bytes(bytes(upload._MIN_MULTIPART_BYTES))
     (model / "config.json").write_text("{}")
-    for name in (upload._ENABLED, upload._SMALLEST):
+    for name in (upload._ENABLED_VARIABLE, upload._MIN_BYTES_VARIABLE):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     told = {}
@@ -64,7 +64,7 @@ def test_large_files_go_past_the_server(tmp_path: Path, monkeypatch: pytest.Monk
             for way, run in runs.items():
                 before = len(server.log.read_text())
                 upload.check(way, run)
-                upload.choose(way)
+                upload.configure_client(way)
                 Registry(run, way).upload(model)
                 log = server.log.read_text()[before:]
                 told[way] = [
@@ -117,7 +117,7 @@ def test_a_server_may_take_its_time_to_write_a_file(tmp_path: Path, monkeypatch:
         repository = HttpArtifactRepository(f"{address}/api/2.0/mlflow-artifacts/artifacts/1")
         with pytest.raises(MlflowException, match="timed out"):
             repository.log_artifact(str(tmp_path / "model.safetensors"))
-        with upload.patient():
+        with upload.allow_slow_uploads():
             repository.log_artifact(str(tmp_path / "model.safetensors"))
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "1"
 

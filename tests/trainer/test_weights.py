@@ -69,7 +69,7 @@ def test_ranks_have_all_weights_together_and_read_their_parts(
 def gathered_in_half(world: World, half: Path) -> None:
     recipe = networks.recipe(half)
     network = networks.build(recipe, half, world)
-    found = export.gather(network.model, half, recipe, world)
+    found = export.gather_weights(network.model, half, recipe, world)
     # A tied weight is listed once here.
     masters = {name: weight.full_tensor() for name, weight in network.base.named_parameters()}
     assert {weight.dtype for weight in masters.values()} == {torch.float32}

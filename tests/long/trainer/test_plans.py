@@ -81,7 +81,7 @@ def test_the_estimate_is_about_what_is_planned(case: str, recompute: str, tmp_pa
         activationCheckpointing=recompute,
         gradientAccumulation=passes,
     )
-    made = plan.of(asked, tmp_path, H100)
+    made = plan.plan_step(asked, tmp_path, H100)
     print(*made.lines(), sep="\n")
     assert made.step.waits == []
     assert {name: each.count for name, each in made.step.traffic.items()} == collectives
@@ -95,4 +95,4 @@ def test_a_kind_of_layer_has_two_graphs_over_packs_of_different_lengths(
 ) -> None:
     """One with the number of documents of the first pack, and one for any number."""
     asked = recipe(tmp_path, "8B", method={"type": method}, compile=True, activationCheckpointing=recompute)
-    assert graphs.count(asked, tmp_path, H100) == (2, 1)
+    assert graphs.count_graphs(asked, tmp_path, H100) == (2, 1)

@@ -15,7 +15,7 @@ from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network.trained_network import Network, trained_parameters
 from finetune_trainer.train.model.optimizer.optimizer import build_optimizers
-from finetune_trainer.train.objectives.answers import reference_of
+from finetune_trainer.train.objectives.answers import compute_reference
 from finetune_trainer.train.objectives.distillation import TeacherStates
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
@@ -135,7 +135,7 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_an_objective_has_the_parameters_of_the_recipe(
     base_model: Path, objective: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert vars(build.objective(networks.recipe(base_model, objective=objective), None)) == expected
+    assert vars(build.build_objective(networks.recipe(base_model, objective=objective), None)) == expected
 
 
 @pytest.mark.parametrize("alpha", [None, 5.0])
@@ -159,7 +159,7 @@ def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path
     with networks.alone() as world:
         network = networks.build(recipe, base_model, world)
         batch = pack.collate(split, [[0, 1, 2, 3]], pad_id=0)
-        reference = reference_of(network, [batch], world, 4)
+        reference = compute_reference(network, [batch], world, 4)
         assert {type(weight) for weight in trained_parameters(network)} == {DTensor}
         (optimizer,) = build_optimizers(network, recipe.training)
         before = {name: weight.full_tensor().clone() for name, weight in network.named_parameters()}
@@ -178,9 +178,9 @@ def test_a_teacher_has_a_revision_and_trust_of_its_own(base_model: Path) -> None
     objective = {"type": "Distillation", "distillation": {"teacher": "org/teacher"}}
     recipe = networks.recipe(base_model, objective=objective)
     trusted = recipe.model.model_copy(update={"trust_remote_code": True, "revision": "v1"})
-    own = build.teacher_recipe(recipe.model_copy(update={"model": trusted}))
+    own = build.build_teacher_recipe(recipe.model_copy(update={"model": trusted}))
     assert own.model == Model(base="org/teacher")
 
     objective["distillation"] |= {"teacherRevision": "v2", "teacherTrustRemoteCode": True}  # type: ignore[operator]
-    own = build.teacher_recipe(networks.recipe(base_model, objective=objective))
+    own = build.build_teacher_recipe(networks.recipe(base_model, objective=objective))
     assert own.model == Model(base="org/teacher", revision="v2", trust_remote_code=True)

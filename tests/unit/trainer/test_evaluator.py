@@ -99,7 +99,7 @@ def test_the_loss_is_the_mean_over_all_targets(base_model: Path, world: World) -
     rows = [[0, 1], [2], [3, 4]]
     collator = Collator(world, 0, None)
     training = Training.model_validate({"perDeviceEvalBatchSize": 2})
-    found = Evaluator(world, network, collator, Examples(split, rows), training).loss()
+    found = Evaluator(world, network, collator, Examples(split, rows), training).compute_loss()
     whole = pack.collate(split, rows, pad_id=0)
     with network.no_grad_forward():
         total, _ = network(whole)
@@ -121,7 +121,7 @@ def test_an_evaluation_is_abandoned_between_batches(base_model: Path, world: Wor
 
     judge = Evaluator(world, network, Collator(world, 0, None), examples, Training(per_device_batch_size=1))
     with pytest.raises(InterruptedError):
-        judge.loss(stop)
+        judge.compute_loss(stop)
     assert calls == [0, 1]
     assert torch.is_grad_enabled()
 
@@ -144,7 +144,7 @@ def test_the_best_saved_weights_are_loaded_at_the_end(
     training = Training.model_validate({"select": "Best", "evalEverySteps": 1})
     judge = Evaluator(world, network, Collator(world, 0, None), examples, training)
     kept = "keeping the last weights, with loss 50.0000: no saved checkpoint is better"
-    loss = judge.loss()
+    loss = judge.compute_loss()
     cases: list[tuple[Any, list[int], float, str]] = [
         (Best(4, 1.0), [4], loss, f"loaded the best weights, those of step 4: loss {loss:.4f}"),
         (Best(4, 1e3), [], 50.0, kept),
@@ -152,7 +152,7 @@ def test_the_best_saved_weights_are_loaded_at_the_end(
     ]
     capsys.readouterr()  # what the network says when it is built
     for best, loaded, expected, line in cases:
-        found, step = judge.load_best(best, 50.0)
+        found, step = judge.load_best_weights(best, 50.0)
         assert found == pytest.approx(expected)
         assert step == (loaded[0] if loaded else None)
         assert (best.loaded, capsys.readouterr().out.strip()) == (loaded, line)
@@ -160,5 +160,5 @@ def test_the_best_saved_weights_are_loaded_at_the_end(
 
 def test_the_last_weights_stay_without_load_best(base_model: Path, world: World) -> None:
     best: Any = Best(4, 1.0)
-    assert evaluator({}).load_best(best, 50.0) == (50.0, None)
+    assert evaluator({}).load_best_weights(best, 50.0) == (50.0, None)
     assert best.loaded == []

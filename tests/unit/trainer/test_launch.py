@@ -13,7 +13,7 @@ from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.recipe import Recipe
 from finetune_trainer.pod.exit_status import RecipeRefusedError, describe
 from finetune_trainer.train import launch
-from finetune_trainer.train.launch import Gang, first_failure
+from finetune_trainer.train.launch import Gang, find_first_failure
 from finetune_trainer.train.runtime import device
 from finetune_trainer.train.runtime.scratch import write_outcome
 
@@ -40,13 +40,13 @@ def ended(rank: int, code: int, when: int) -> ProcessFailure:
 def test_the_rank_that_failed_first_speaks_for_the_pod(tmp_path: Path) -> None:
     told(tmp_path, 0, code=1, reason="Broken", when=20)
     told(tmp_path, 1, code=65, reason="MissingColumn", when=10)
-    code, message = describe(first_failure({0: ended(0, 1, 20), 1: ended(1, -15, 20)}, tmp_path))
+    code, message = describe(find_first_failure({0: ended(0, 1, 20), 1: ended(1, -15, 20)}, tmp_path))
     assert (code, message.error) == (65, PodError(reason="MissingColumn", message="MissingColumn!", rank=1))
 
 
 def test_the_loss_of_a_peer_is_never_the_cause(tmp_path: Path) -> None:
     told(tmp_path, 0, code=1, reason="PeerLost", when=10)
-    code, message = describe(first_failure({0: ended(0, 1, 10), 1: ended(1, -9, 11)}, tmp_path))
+    code, message = describe(find_first_failure({0: ended(0, 1, 10), 1: ended(1, -9, 11)}, tmp_path))
     assert (code, message.error) == (
         137,
         PodError(
@@ -59,12 +59,12 @@ def test_the_loss_of_a_peer_is_never_the_cause(tmp_path: Path) -> None:
 
 def test_an_error_that_all_ranks_agreed_on_names_where_it_came_from(tmp_path: Path) -> None:
     told(tmp_path, 0, code=64, reason="ModelNotFound", when=10, origin=3)
-    code, message = describe(first_failure({0: ended(0, 64, 10)}, tmp_path))
+    code, message = describe(find_first_failure({0: ended(0, 64, 10)}, tmp_path))
     assert (code, message.error) == (64, PodError(reason="ModelNotFound", message="ModelNotFound!", rank=3))
 
 
 def test_a_rank_that_said_nothing_is_reported_by_its_exit_code(tmp_path: Path) -> None:
-    code, message = describe(first_failure({2: ended(2, 3, 10)}, tmp_path))
+    code, message = describe(find_first_failure({2: ended(2, 3, 10)}, tmp_path))
     assert (code, message.error) == (
         3,
         PodError(reason="WorkerFailed", message="rank 2 ended with exit code 3: see its log", rank=2),

@@ -67,7 +67,7 @@ def recipe(config: Path, *, nodes: int = 1, gpus: int = 1, **changes: Any) -> Re
 
 def test_a_step_sends_what_fsdp_sends(config: Path) -> None:
     """Layers are gathered for each pass, both ends and the last norm once; gradients are reduced once, in fp32."""
-    made = plan.of(recipe(config, nodes=2, gpus=2, maxLength=64), config, H100)
+    made = plan.plan_step(recipe(config, nodes=2, gpus=2, maxLength=64), config, H100)
     a_layer = 4 * WIDTH**2 + 9 * WIDTH**2 + 2 * WIDTH
     rest = 2 * VOCABULARY * WIDTH + WIDTH
     assert made.step.traffic == {
@@ -92,7 +92,7 @@ def test_an_output_layer_that_a_loss_applies_twice_is_gathered_once_a_pass(confi
     asked = recipe(
         config, gpus=2, objective={"type": "DPO"}, maxLength=64, gradientAccumulation=3, perDeviceBatchSize=1
     )
-    counts = {name: each.count for name, each in plan.of(asked, config, H100).step.traffic.items()}
+    counts = {name: each.count for name, each in plan.plan_step(asked, config, H100).step.traffic.items()}
     assert counts == {"all-gather": 3 * (2 * LAYERS + 3), "all-reduce": 1, "reduce-scatter": 3 * (LAYERS + 3)}
 
 
@@ -116,7 +116,7 @@ def test_the_estimate_is_about_what_is_planned(
     config: Path, method: str, recompute: str, gpus: int, changes: dict[str, Any]
 ) -> None:
     asked = recipe(config, gpus=gpus, method={"type": method}, activationCheckpointing=recompute, **changes)
-    made = plan.of(asked, config, H100)
+    made = plan.plan_step(asked, config, H100)
     assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.15)
 
 
@@ -132,7 +132,9 @@ def test_the_estimate_knows_the_experts_of_a_token(config: Path, method: str, re
         "num_experts_per_tok": 2,
     }
     (config / "config.json").write_text(json.dumps(mixture), encoding="utf-8")
-    made = plan.of(recipe(config, method={"type": method}, activationCheckpointing=recompute), config, H100)
+    made = plan.plan_step(
+        recipe(config, method={"type": method}, activationCheckpointing=recompute), config, H100
+    )
     assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.07)
     assert made.choice.estimate.activations == pytest.approx(made.step.peak["activations"], rel=0.05)
 
@@ -140,7 +142,7 @@ def test_the_estimate_knows_the_experts_of_a_token(config: Path, method: str, re
 def test_a_plan_has_what_layers_of_pissa_began_as(config: Path) -> None:
     """In fp32, shared out as the layers are: beside frozen weights in bf16, and adapters of rank 16 in fp32."""
     method = {"type": "LoRA", "lora": {"init": "PiSSA"}}
-    made = plan.of(recipe(config, gpus=2, maxLength=64, method=method), config, H100)
+    made = plan.plan_step(recipe(config, gpus=2, maxLength=64, method=method), config, H100)
     frozen = LAYERS * (13 * WIDTH**2 + 2 * WIDTH) + 2 * VOCABULARY * WIDTH + WIDTH
     numbers = 16 * LAYERS * (4 * 2 * WIDTH + 3 * 4 * WIDTH)
     assert made.choice.shape.initial == numbers
@@ -165,13 +167,13 @@ def test_a_plan_is_what_torch_tracks_in_a_real_step(
     asked = recipe(
         config, precision="FP32", perDeviceBatchSize=1, maxLength=128, activationCheckpointing=recompute
     )
-    monkeypatch.setattr(build, "objective", lambda *_: Plain())
-    planned = plan.of(asked, config, H100).step.total
+    monkeypatch.setattr(build, "build_objective", lambda *_: Plain())
+    planned = plan.plan_step(asked, config, H100).step.total
     with networks.alone() as world:
         network = Network(
             adapt.adapt(load.build_skeleton(asked, config, world), asked.method, "base"), Plain()
         )
-        build.wrap(network, asked, recompute, shard.build_mesh("FSDP", world))
+        build.recompute_and_shard(network, asked, recompute, shard.build_mesh("FSDP", world))
         fill.materialize(network, world.device)
         for weight in network.parameters():
             assert isinstance(weight, DTensor)
@@ -185,7 +187,7 @@ def test_a_plan_is_what_torch_tracks_in_a_real_step(
                 take_step(
                     network,
                     optimizer,
-                    plan.full_batches(asked),
+                    plan.make_full_batches(asked),
                     step=step,
                     count=1.0,
                     add_batch=lambda *_: None,
@@ -206,9 +208,9 @@ class Waiting(Sft):
 
 
 def test_a_step_that_waits_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "objective", lambda *_: Waiting())
+    monkeypatch.setattr(build, "build_objective", lambda *_: Waiting())
     with pytest.raises(RecipeRefusedError) as refused:
-        plan.of(recipe(config), config, H100)
+        plan.plan_step(recipe(config), config, H100)
     assert refused.value.message == (
         f"a step of {config} waits for the GPU (aten._local_scalar_dense.default), so that it cannot be planned"
     )
@@ -275,10 +277,10 @@ def test_new_tokens_have_rows_in_a_plan(config: Path, method: str, monkeypatch: 
     """In both ends: all of them, or those that are trained and the frozen ones under them."""
     asked = recipe(config, gpus=2, method={"type": method}, maxLength=64)
     added = asked.model.model_copy(update={"new_tokens": ["<tool>", "</tool>"]})
-    after = plan.of(asked.model_copy(update={"model": added}), config, H100).choice.shape
+    after = plan.plan_step(asked.model_copy(update={"model": added}), config, H100).choice.shape
     # The step without new tokens is that of other tests.
-    monkeypatch.setattr(plan, "measured", lambda *_: None)
-    before = plan.of(asked, config, H100).choice.shape
+    monkeypatch.setattr(plan, "measure_step", lambda *_: None)
+    before = plan.plan_step(asked, config, H100).choice.shape
     rows = 2 * 2 * WIDTH
     grown = (after.parameters - before.parameters, after.trained - before.trained)
     assert grown == ((rows, rows) if method == "Full" else (2 * rows, rows))
@@ -298,11 +300,11 @@ GPUS: dict[str, tuple[dict[str, str], float]] = {
 def test_a_gpu_has_the_memory_that_its_name_says(config: Path, gpu: dict[str, str], size: float) -> None:
     asked = recipe(config)
     named = asked.distributed.model_validate({"gpusPerNode": 1, "gpu": gpu})
-    assert plan._card(asked.model_copy(update={"distributed": named}), None).memory == size * 2**30
+    assert plan._choose_card(asked.model_copy(update={"distributed": named}), None).memory == size * 2**30
 
 
 def test_a_gpu_of_unknown_memory_is_asked_for(config: Path) -> None:
     asked = recipe(config, gpus=1)
     with_product = asked.distributed.model_validate({"gpusPerNode": 1, "gpu": {"product": "NVIDIA-H200"}})
     with pytest.raises(RecipeRefusedError, match=r"add --gpu-memory GIB$"):
-        plan._card(asked.model_copy(update={"distributed": with_product}), None)
+        plan._choose_card(asked.model_copy(update={"distributed": with_product}), None)

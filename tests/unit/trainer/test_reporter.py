@@ -135,9 +135,9 @@ def test_a_report_is_the_mean_of_its_window(made: Setup, capsys: pytest.CaptureF
         contract.METRIC_REWARD_ACCURACY: 0.75,
     }
     # The next window begins empty.
-    assert made.reporter.loss_since_report() == 0.0
+    assert made.reporter.sum_loss_since_report() == 0.0
     take_step(made, loss=4.0, metrics=(0.0, 0.0), seconds=1.0)
-    assert made.reporter.loss_since_report() == 4.0
+    assert made.reporter.sum_loss_since_report() == 4.0
     assert made.reporter.close_window(3, learning_rate=0.0, grad_norm=lambda: 0.0).loss == 1.0
 
 
@@ -147,7 +147,7 @@ def test_steps_that_were_skipped_count_and_are_in_no_mean(
     nan = float("nan")
     take_step(made, loss=8.0, metrics=(2.0, 4.0), seconds=3.0)
     take_step(made, loss=nan, metrics=(nan, 4.0), seconds=1.0, finite=False)
-    assert made.reporter.loss_since_report() == 8.0
+    assert made.reporter.sum_loss_since_report() == 8.0
     report = made.reporter.close_window(2, learning_rate=1e-3, grad_norm=lambda: 0.5)
     assert (report.loss, report.metrics, report.skipped) == (
         2.0,
@@ -160,7 +160,7 @@ def test_steps_that_were_skipped_count_and_are_in_no_mean(
     made.reporter.log(report, data_wait_seconds=0.0)
     assert re.search(r"60%  loss -  lr .* skipped 2\n", capsys.readouterr().out)
     assert made.logged.entries[-1][1][contract.METRIC_LOSS] is None
-    assert made.reporter.timed(Progress()).skipped_steps == 2
+    assert made.reporter.add_times(Progress()).skipped_steps == 2
 
 
 def test_the_time_of_reading_the_loss_belongs_to_the_steps(made: Setup) -> None:
@@ -177,12 +177,12 @@ def test_the_time_of_reading_the_loss_belongs_to_the_steps(made: Setup) -> None:
 def test_the_time_of_all_attempts_counts(made: Setup) -> None:
     assert made.reporter.goodput == pytest.approx(30.0 / 70.0)
     take_step(made, loss=1.0, metrics=(0.0, 0.0), seconds=20.0)
-    with made.reporter.blocked_on_checkpoint():
+    with made.reporter.count_checkpoint_time():
         made.clock.now += 5.0
-    timed = made.reporter.timed(Progress(step=1))
+    timed = made.reporter.add_times(Progress(step=1))
     assert (timed.step, timed.productive_seconds, timed.elapsed_seconds) == (1, 50.0, 95.0)
     report = made.reporter.close_window(1, learning_rate=0.0, grad_norm=lambda: 0.0)
-    assert made.reporter.timed(Progress()).productive_seconds == 50.0
+    assert made.reporter.add_times(Progress()).productive_seconds == 50.0
     made.reporter.log(report, data_wait_seconds=0.0)
     assert made.logged.entries[-1][1][contract.METRIC_CHECKPOINT_SECONDS] == 5.0
 

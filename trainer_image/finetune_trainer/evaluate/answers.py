@@ -33,13 +33,13 @@ class Decoding:
 
     def answers(self, network: Network, questions: Sequence[Question], device: torch.device) -> list[str]:
         """Return the answer of a model to each question, empty where its context has no room for one."""
-        found = [""] * len(questions)
+        answers = [""] * len(questions)
         prompts = [question.tokens or self._begin for question in questions]
-        for room, batch in self._batches(network, prompts):
-            tokens = self._generated(network, [prompts[at] for at in batch], room, device)
+        for room, batch in self._group_by_length(network, prompts):
+            tokens = self._generate_tokens(network, [prompts[at] for at in batch], room, device)
             for at, answer in zip(batch, tokens, strict=True):
-                found[at] = self.ending.text(answer)
-        return found
+                answers[at] = self.ending.text(answer)
+        return answers
 
     @property
     def _begin(self) -> list[int]:
@@ -48,9 +48,11 @@ class Decoding:
         begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         return [int(begin)]
 
-    def _batches(self, network: Network, prompts: Sequence[list[int]]) -> Iterator[tuple[int, list[int]]]:
+    def _group_by_length(
+        self, network: Network, prompts: Sequence[list[int]]
+    ) -> Iterator[tuple[int, list[int]]]:
         """Yield batches of the prompts of about the same length, and how many tokens their answers may have."""
-        virtual = _virtual_tokens(network)
+        virtual = _count_virtual_tokens(network)
         context = getattr(network.base.config.get_text_config(), "max_position_embeddings", None)
 
         def key(at: int) -> tuple[int, int]:
@@ -61,12 +63,12 @@ class Decoding:
 
         order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]), reverse=True)
         for (room, _), group in groupby(order, key):
-            alike = list(group)
-            for begin in range(0, len(alike), self.batch_size):
+            group_indices = list(group)
+            for begin in range(0, len(group_indices), self.batch_size):
                 if room > 0:
-                    yield room, alike[begin : begin + self.batch_size]
+                    yield room, group_indices[begin : begin + self.batch_size]
 
-    def _generated(
+    def _generate_tokens(
         self, network: Network, prompts: list[list[int]], room: int, device: torch.device
     ) -> list[list[int]]:
         """The tokens behind each prompt; behind what ends an answer, anything."""
@@ -83,15 +85,15 @@ class Decoding:
             eos_token_id=sorted(self.ending.stops),
         )
         with torch.inference_mode():
-            made = model.generate(
+            output_ids = model.generate(
                 input_ids=torch.tensor(ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
             )
-        answers: list[list[int]] = made[:, width:].tolist()
+        answers: list[list[int]] = output_ids[:, width:].tolist()
         return answers
 
 
-def _virtual_tokens(network: Network) -> int:
+def _count_virtual_tokens(network: Network) -> int:
     """How many virtual tokens a soft prompt puts before a text."""
     config = getattr(network.model, "peft_config", {}).get("default")
     return int(config.num_virtual_tokens) if config is not None and config.is_prompt_learning else 0

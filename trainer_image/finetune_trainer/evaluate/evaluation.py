@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _Measurement:
     """What an evaluation finds of a model: numbers by their names, and the answers to the questions that it was asked."""
 
     numbers: dict[str, float]
@@ -61,37 +61,42 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
     quiet_libraries()
     splits = recipe.data.splits
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
-    recipe = corpus.with_columns(recipe, splits)
-    tracked = os.environ.get("MLFLOW_RUN_ID")
-    with tempfile.TemporaryDirectory(prefix="finetune-") as name, Tracker(tracked) as tracker:
+    recipe = corpus.resolve_columns(recipe, splits)
+    run_id = os.environ.get("MLFLOW_RUN_ID")
+    with tempfile.TemporaryDirectory(prefix="finetune-") as name, Tracker(run_id) as tracker:
         folder = Path(name)
         version = model.fetch_version(recipe, uri, folder / "version")
-        tokenizer = load_tokenizer(model.spec_of(recipe, uri), version.tokenizer)
-        found = rows.load(recipe, spec, tokenizer)
-        print(f"{spec.split.lower()}: {found.summary}; {len(found):,} rows are evaluated", flush=True)
-        device = model.device_of(recipe)
+        tokenizer = load_tokenizer(model.build_version_spec(recipe, uri), version.tokenizer)
+        evaluated_rows = rows.load(recipe, spec, tokenizer)
+        print(
+            f"{spec.split.lower()}: {evaluated_rows.summary}; {len(evaluated_rows):,} rows are evaluated",
+            flush=True,
+        )
+        device = model.choose_device(recipe)
         dtype = precision.inference_dtype(Card.of(device), recipe.training.precision)
-        evaluated = _Evaluated(spec, found, tokenizer, device, dtype)
-        trained = evaluated.measured(version, model.spec_of(recipe, uri), model.VERSION)
-        base = _Measured({})
+        evaluator = _Evaluator(spec, evaluated_rows, tokenizer, device, dtype)
+        trained = evaluator.measured(version, model.build_version_spec(recipe, uri), model.VERSION)
+        base = _Measurement({})
         if spec.base_model:
             source = model.fetch_base(recipe, version, folder / "base")
-            base = evaluated.measured(source, recipe.model, model.BASE)
-        if evaluated.listed:
-            both = (
+            base = evaluator.measured(source, recipe.model, model.BASE)
+        if evaluator.table_questions:
+            answers_by_model = (
                 {"base": base.answers, "model": trained.answers}
                 if spec.base_model
                 else {"model": trained.answers}
             )
-            shown = {column: answers[: spec.generations] for column, answers in both.items()}
-            table.log(tracker, folder, evaluated.listed, trained.references[: spec.generations], shown)
+            columns = {column: answers[: spec.generations] for column, answers in answers_by_model.items()}
+            table.log_table(
+                tracker, folder, evaluator.table_questions, trained.references[: spec.generations], columns
+            )
         return EvaluationResult(
-            rows=len(found), digest=found.digest, metrics=trained.numbers, base=base.numbers
+            rows=len(evaluated_rows), digest=evaluated_rows.digest, metrics=trained.numbers, base=base.numbers
         )
 
 
 @dataclass(frozen=True)
-class _Evaluated:
+class _Evaluator:
     """The rows, and what is asked of each model on them."""
 
     spec: Evaluation
@@ -101,54 +106,58 @@ class _Evaluated:
     dtype: torch.dtype
 
     @property
-    def listed(self) -> list[Question]:
+    def table_questions(self) -> list[Question]:
         """The questions of the table."""
         return self.rows.questions[: self.spec.generations]
 
     @property
-    def asked(self) -> list[Question]:
+    def model_questions(self) -> list[Question]:
         """The questions that each model is asked: those of the table alone where no metric compares answers."""
         compared = any(metric in GENERATED for metric in self.spec.measured)
-        return self.rows.questions if compared else self.listed
+        return self.rows.questions if compared else self.table_questions
 
-    def measured(self, source: Source, spec: Model, name: str) -> _Measured:
+    def measured(self, source: Source, spec: Model, name: str) -> _Measurement:
         """Load a model and measure it."""
         try:
-            found = self._measured(source, spec, name)
+            measurement = self._measured(source, spec, name)
         except torch.OutOfMemoryError as error:
             raise RecipeRefusedError(
                 f"{name} {spec.base} does not fit into the memory of the GPU with evaluation.batchSize "
                 f"{self.spec.batch_size}: lower it, or ask for a larger GPU in evaluation.podTemplate",
                 reason="OutOfMemory",
             ) from error
-        told = ", ".join(f"{metric} {value:.4g}" for metric, value in found.numbers.items())
-        print(f"{name} {spec.base}: {told or 'answers generated'}", flush=True)
-        return found
+        summary = ", ".join(f"{metric} {value:.4g}" for metric, value in measurement.numbers.items())
+        print(f"{name} {spec.base}: {summary or 'answers generated'}", flush=True)
+        return measurement
 
-    def _measured(self, source: Source, spec: Model, name: str) -> _Measured:
-        numbers, wanted, batch_size = {}, self.spec.measured, self.spec.batch_size
+    def _measured(self, source: Source, spec: Model, name: str) -> _Measurement:
+        numbers, requested_metrics, batch_size = {}, self.spec.measured, self.spec.batch_size
         new = NewTokens.of(spec, self.tokenizer)
-        with model.loaded(source, spec, name, self.device, new, dtype=self.dtype) as network:
-            if "Loss" in wanted or "Perplexity" in wanted:
+        with model.load_model(source, spec, name, self.device, new, dtype=self.dtype) as network:
+            if "Loss" in requested_metrics or "Perplexity" in requested_metrics:
                 padding = pad_id(self.tokenizer)
-                found = loss.mean(
+                mean_loss = loss.compute_mean_loss(
                     network, self.rows.split, batch_size=batch_size, pad_id=padding, device=self.device
                 )
-                _check_finite(found, name, spec)
-                numbers = metrics.of_loss(wanted, found)
-            asked = self.asked
-            if not asked:
-                return _Measured(numbers)
-            ending = Ending(self.tokenizer, model.stops_of(source, spec, self.tokenizer))
+                _check_finite(mean_loss, name, spec)
+                numbers = metrics.compute_loss_metrics(requested_metrics, mean_loss)
+            questions = self.model_questions
+            if not questions:
+                return _Measurement(numbers)
+            ending = Ending(self.tokenizer, model.read_stops(source, spec, self.tokenizer))
             decoding = Decoding(ending, self.spec.max_new_tokens, batch_size)
-            answers = decoding.answers(network, asked, self.device)
-        references = [ending.cut(question.reference) for question in asked]
-        return _Measured(numbers | metrics.of_answers(wanted, answers, references), answers, references)
+            answers = decoding.answers(network, questions, self.device)
+        references = [ending.cut(question.reference) for question in questions]
+        return _Measurement(
+            numbers | metrics.compute_answer_metrics(requested_metrics, answers, references),
+            answers,
+            references,
+        )
 
 
-def _check_finite(found: float, name: str, spec: Model) -> None:
-    if not math.isfinite(found):
+def _check_finite(mean_loss: float, name: str, spec: Model) -> None:
+    if not math.isfinite(mean_loss):
         raise TrainingError(
             "LossNotFinite",
-            f"the loss of {name} {spec.base} is {found}: its weights are broken, train it again",
+            f"the loss of {name} {spec.base} is {mean_loss}: its weights are broken, train it again",
         )

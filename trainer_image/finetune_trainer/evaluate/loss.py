@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from finetune_trainer.train.model.network.trained_network import Network
 
 
-def mean(network: Network, split: Split, *, batch_size: int, pad_id: int, device: torch.device) -> float:
+def compute_mean_loss(
+    network: Network, split: Split, *, batch_size: int, pad_id: int, device: torch.device
+) -> float:
     """Return the mean negative log-likelihood of the targets in nats, each target once: the trainer's evaluation loss of SFT.
 
     Args:

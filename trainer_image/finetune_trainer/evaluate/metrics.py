@@ -22,7 +22,7 @@ _WORD = re.compile(r"[^\W_]+")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def of_loss(wanted: Sequence[Metric], loss: float) -> dict[str, float]:
+def compute_loss_metrics(requested_metrics: Sequence[Metric], loss: float) -> dict[str, float]:
     """Return Loss, in nats a token, and Perplexity, exp(loss), of those that are wanted.
 
     Args:
@@ -30,11 +30,11 @@ def of_loss(wanted: Sequence[Metric], loss: float) -> dict[str, float]:
         loss: mean negative log-likelihood of the targets.
     """
     values: dict[Metric, float] = {"Loss": loss, "Perplexity": math.exp(min(loss, _MAX_EXPONENT))}
-    return {NAMES[metric][0]: value for metric, value in values.items() if metric in wanted}
+    return {NAMES[metric][0]: value for metric, value in values.items() if metric in requested_metrics}
 
 
-def of_answers(
-    wanted: Sequence[Metric], answers: Sequence[str], references: Sequence[str]
+def compute_answer_metrics(
+    requested_metrics: Sequence[Metric], answers: Sequence[str], references: Sequence[str]
 ) -> dict[str, float]:
     """Return the metrics of generated answers that are wanted, of 0 to 1; Bleu is of 0 to 100.
 
@@ -44,20 +44,20 @@ def of_answers(
         references: those of the rows.
     """
     measures = {
-        "ExactMatch": exact_match,
-        "Accuracy": accuracy,
-        "F1": macro_f1,
-        "Rouge": rouge,
-        "Bleu": bleu,
+        "ExactMatch": compute_exact_match,
+        "Accuracy": compute_accuracy,
+        "F1": compute_macro_f1,
+        "Rouge": compute_rouge,
+        "Bleu": compute_bleu,
     }
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for metric, names in NAMES.items():
-        if metric in wanted and metric in measures:
-            found |= dict(zip(names, measures[metric](answers, references), strict=True))
-    return found
+        if metric in requested_metrics and metric in measures:
+            values |= dict(zip(names, measures[metric](answers, references), strict=True))
+    return values
 
 
-def normalized(answer: str) -> str:
+def normalize(answer: str) -> str:
     """Return an answer in lower case, without ASCII punctuation, the articles a, an and the, and extra white space.
 
     Source: `normalize_answer` of the official evaluation script of SQuAD 1.1 and 2.0 (Rajpurkar et al., arXiv:1606.05250,
@@ -66,38 +66,38 @@ def normalized(answer: str) -> str:
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
-def exact_match(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
-    """Return the share of answers that are their references, once both are `normalized`."""
+def compute_exact_match(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
+    """Return the share of answers that are their references, once both are `normalize`d."""
     pairs = zip(answers, references, strict=True)
-    return (sum(normalized(answer) == normalized(reference) for answer, reference in pairs) / len(answers),)
+    return (sum(normalize(answer) == normalize(reference) for answer, reference in pairs) / len(answers),)
 
 
-def accuracy(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
+def compute_accuracy(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
     """Return the share of answers that are their references to the letter, without white space around both."""
     from sklearn.metrics import accuracy_score
 
     with warnings.catch_warnings():
         _allow_many_classes()
-        return (float(accuracy_score(_stripped(references), _stripped(answers))),)
+        return (float(accuracy_score(_strip_all(references), _strip_all(answers))),)
 
 
-def macro_f1(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
+def compute_macro_f1(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
     """Return the mean of the F1 scores of the classes, where each different reference is a class.
 
     An answer that is no reference of any row is of no class: it lowers the recall of the class that it should have had.
     """
     from sklearn.metrics import f1_score
 
-    truth = _stripped(references)
+    truth = _strip_all(references)
     with warnings.catch_warnings():
         _allow_many_classes()
-        found = f1_score(
-            truth, _stripped(answers), labels=sorted(set(truth)), average="macro", zero_division=0.0
+        score = f1_score(
+            truth, _strip_all(answers), labels=sorted(set(truth)), average="macro", zero_division=0.0
         )
-    return (float(found),)
+    return (float(score),)
 
 
-def rouge(answers: Sequence[str], references: Sequence[str]) -> tuple[float, ...]:
+def compute_rouge(answers: Sequence[str], references: Sequence[str]) -> tuple[float, ...]:
     """Return the means of the F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), without stemming.
 
     Words are runs of letters and digits of any script, in lower case. For ASCII these are the words of rouge-score, which knows
@@ -111,7 +111,7 @@ def rouge(answers: Sequence[str], references: Sequence[str]) -> tuple[float, ...
     return tuple(sum(float(score[kind].fmeasure) for score in scores) / len(scores) for kind in kinds)
 
 
-def bleu(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
+def compute_bleu(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
     """Return BLEU of the corpus as sacrebleu computes it by default (Post, arXiv:1804.08771), of 0 to 100."""
     import sacrebleu
 
@@ -125,7 +125,7 @@ class _Words:
         return _WORD.findall(text.lower())
 
 
-def _stripped(texts: Sequence[str]) -> list[str]:
+def _strip_all(texts: Sequence[str]) -> list[str]:
     return [text.strip() for text in texts]
 
 

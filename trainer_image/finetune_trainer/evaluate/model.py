@@ -38,13 +38,13 @@ _OVERFLOW = (
 )
 
 
-def device_of(recipe: Recipe) -> torch.device:
+def choose_device(recipe: Recipe) -> torch.device:
     """The first GPU that the pod sees, or its CPUs; the CPUs where the training asks for them."""
     gpu = torch.cuda.is_available() and recipe.distributed.device != "CPU"
     return torch.device("cuda", 0) if gpu else torch.device("cpu")
 
 
-def spec_of(recipe: Recipe, uri: str) -> Model:
+def build_version_spec(recipe: Recipe, uri: str) -> Model:
     """The recipe's model, at another address. A version has the recipe's new tokens already."""
     return recipe.model.model_copy(update={"base": uri, "revision": None, "new_tokens": []})
 
@@ -56,7 +56,7 @@ def fetch_version(recipe: Recipe, uri: str, to: Path) -> Source:
         RecipeRefusedError: it does not exist, or its base is gone or has become another model.
     """
     # Where versions name their base, the cache has it. Whole versions would fill the cache, and none is asked for again.
-    cache = Cache.of(recipe.model) if export.names_base(recipe) else None
+    cache = Cache.of(recipe.model) if export.has_external_base(recipe) else None
     return download.fetch(uri, to, cache=cache, field=VERSION)
 
 
@@ -80,7 +80,7 @@ def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
 
 
 @contextmanager
-def loaded(
+def load_model(
     source: Source,
     spec: Model,
     field: str,
@@ -102,21 +102,21 @@ def loaded(
     Raises:
         RecipeRefusedError: it cannot be loaded, or its logits are wrong (`parity.check`).
     """
-    made = Network(_weights(source, spec, field, device, new, dtype=dtype), Sft()).eval()
+    network = Network(_load_weights(source, spec, field, device, new, dtype=dtype), Sft()).eval()
     overflow = _OVERFLOW if dtype == torch.float16 else None
     try:
-        parity.check(made, device, parity.Subject(spec.base, field, _REMEDY, overflow_remedy=overflow))
-        yield made
+        parity.check(network, device, parity.Subject(spec.base, field, _REMEDY, overflow_remedy=overflow))
+        yield network
     finally:
-        made.model = torch.nn.Identity()
+        network.model = torch.nn.Identity()
         # NB: the output layer may be tied to the embedding.
-        del made.head.layer
+        del network.head.layer
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _weights(
+def _load_weights(
     source: Source, spec: Model, field: str, device: torch.device, new: NewTokens, *, dtype: torch.dtype
 ) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
@@ -137,7 +137,7 @@ def _weights(
     return weights
 
 
-def stops_of(source: Source, spec: Model, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def read_stops(source: Source, spec: Model, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """The token ids that end a text: the tokenizer's end of text, and those in the files of the model."""
     stops = read_stop_tokens(source.base, source.adapter, trust_remote_code=spec.trust_remote_code)
     return frozenset((*stops, int(tokenizer.eos_token_id)))

@@ -57,7 +57,7 @@ class Ending:
         return self.text(tokens)
 
 
-def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question | None]:
+def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question | None]:
     """Yield the question of each row of a batch of columns; None for a row without an answer.
 
     The last answer of a conversation that is learned is asked for, and the chosen one of a preference. Also None where the chat
@@ -72,16 +72,16 @@ def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question
     if columns.messages is not None:
         values = rows[columns.messages]
         tools = rows[columns.tools] if columns.tools else [None] * len(values)
-        for value, given in zip(values, tools, strict=True):
+        for value, row_tools in zip(values, tools, strict=True):
             messages, learned = documents.learned(value, columns.messages)
-            yield _of_conversation(documents, messages, learned, tools_of(given, str(columns.tools)))
+            yield _build_question(documents, messages, learned, tools_of(row_tools, str(columns.tools)))
         return
     if columns.text is not None:
         yield from (None for _ in rows[columns.text])
         return
     prompts = rows[str(columns.prompt)]
-    judged = [name for name in (columns.chosen, columns.rejected) if name] or [str(columns.response)]
-    examples = list(zip(prompts, *(rows[name] for name in judged), strict=True))
+    answer_columns = [name for name in (columns.chosen, columns.rejected) if name] or [str(columns.response)]
+    examples = list(zip(prompts, *(rows[name] for name in answer_columns), strict=True))
     texts = [all(isinstance(value, str) for value in example) for example in examples]
     if not all(texts):
         documents.check_template("a preference with lists of {role, content}", "model.base")
@@ -90,14 +90,14 @@ def of(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question
             (tokens,) = documents.given([prompt])
             yield Question(tokens, prompt, answers[0])
             continue
-        asked = said(prompt, "user", str(columns.prompt))
-        reply = reply_of(asked, said(answers[0], "assistant", judged[0]), judged[0])
-        messages = [*asked, *reply]
-        answered = [turn for turn in loss_mask.answers(messages) if turn >= len(asked)]
-        yield _of_conversation(documents, messages, answered, None)
+        prompt_messages = said(prompt, "user", str(columns.prompt))
+        reply = reply_of(prompt_messages, said(answers[0], "assistant", answer_columns[0]), answer_columns[0])
+        messages = [*prompt_messages, *reply]
+        answered = [turn for turn in loss_mask.answers(messages) if turn >= len(prompt_messages)]
+        yield _build_question(documents, messages, answered, None)
 
 
-def _of_conversation(
+def _build_question(
     documents: Documents, messages: list[Message], answers: list[int], tools: list[dict[str, Any]] | None
 ) -> Question | None:
     """Ask for the last one of some turns of the assistant; None where there are none."""
@@ -106,13 +106,13 @@ def _of_conversation(
     last = answers[-1]
     try:
         prompt = documents.rendered(messages[:last], tools, add_generation_prompt=True)
-        whole = documents.rendered(messages[: last + 1], tools)
+        full_text = documents.rendered(messages[: last + 1], tools)
     except DataError:
         return None
     (tokens,) = encoded(documents.tokenizer, [prompt], special=False)
-    if whole.startswith(prompt):
+    if full_text.startswith(prompt):
         # As the model was trained to say it, with calls of tools and what else the template makes of an answer.
-        return Question(tokens, prompt, whole.removeprefix(prompt))
+        return Question(tokens, prompt, full_text.removeprefix(prompt))
     content = messages[last]["content"]
     # A call of tools without a word has no text to compare with.
     return Question(tokens, prompt, content) if content.strip() else None

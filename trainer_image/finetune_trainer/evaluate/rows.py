@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from finetune_trainer.examples.documents import Document, Documents
 
 # Any day will do.
-_ONE_DAY = date(2000, 1, 1)
+_FIXED_DAY = date(2000, 1, 1)
 # How answers are generated: another way would have another number.
-_DECODING = 1
-_DIGITS = 12
+_DECODING_VERSION = 1
+_DIGEST_CHARS = 12
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its tokens with the targets of the loss, and what a model is asked; None where nothing is, see `questions.of`.
+    """A row: its tokens with the targets of the loss, and what a model is asked; None where nothing is, see `questions.build_questions`.
 
     fingerprint: of its tokens and targets on one day, where the chat template writes the date: jobs of different days choose the
         same rows, and their numbers can be compared.
@@ -96,20 +96,22 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
     """
     encoder = Encoder.of(recipe, tokenizer)
     _check_answers(encoder, spec)
-    found = _rows(recipe, spec, encoder)
+    all_rows = _read_rows(recipe, spec, encoder)
     key = attrgetter("fingerprint")
-    kept = sorted(found, key=key) if spec.limit is None else heapq.nsmallest(spec.limit, found, key=key)
-    if not kept:
-        raise _empty(recipe, spec, encoder)
-    generated = _generated(spec)
-    if generated and all(row.question is None for row in kept):
+    chosen_rows = (
+        sorted(all_rows, key=key) if spec.limit is None else heapq.nsmallest(spec.limit, all_rows, key=key)
+    )
+    if not chosen_rows:
+        raise _build_empty_split_error(recipe, spec, encoder)
+    generated_metrics = _list_generated_metrics(spec)
+    if generated_metrics and all(row.question is None for row in chosen_rows):
         raise DataError(
             "NoAnswers",
             f"no row of the split {spec.split.lower()} has an answer that a model can be asked for ({encoder.summary()}), and "
-            f"evaluation.metrics {', '.join(generated)} compare answers: choose Loss and Perplexity, or evaluate rows where "
+            f"evaluation.metrics {', '.join(generated_metrics)} compare answers: choose Loss and Perplexity, or evaluate rows where "
             "the assistant answers with text",
         )
-    return Rows(kept, _digest(kept, spec), encoder.summary())
+    return Rows(chosen_rows, _compute_digest(chosen_rows, spec), encoder.summary())
 
 
 def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
@@ -119,75 +121,75 @@ def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
             "evaluation compares with the answers of rows, and those of data.columns type Unpaired may be bad ones: remove "
             "evaluation, or set evaluation.command"
         )
-    generated = _generated(spec)
-    if columns.text is not None and generated:
+    generated_metrics = _list_generated_metrics(spec)
+    if columns.text is not None and generated_metrics:
         raise RecipeRefusedError(
-            f"evaluation.metrics {', '.join(generated)} compare answers, and the rows are texts without answers: choose Loss "
+            f"evaluation.metrics {', '.join(generated_metrics)} compare answers, and the rows are texts without answers: choose Loss "
             "and Perplexity, or columns with a prompt and its answer"
         )
 
 
-def _generated(spec: Evaluation) -> list[Metric]:
+def _list_generated_metrics(spec: Evaluation) -> list[Metric]:
     return [metric for metric in spec.measured if metric in GENERATED]
 
 
-def _rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[Row]:
+def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[Row]:
     splits, documents = recipe.data.splits, encoder.documents
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     columns = documents.columns
-    asks = columns.text is None and bool(spec.generations or _generated(spec))
+    asks = columns.text is None and bool(spec.generations or _list_generated_metrics(spec))
     for batch in read(splits, spec.split.lower(), columns.named, may_be_null=[columns.tools]):
-        made = zip(
+        row_parts = zip(
             documents.of(batch),
-            _on_one_day(documents, batch),
-            _questions(documents, batch, asks=asks),
+            _render_on_fixed_day(documents, batch),
+            _read_questions(documents, batch, asks=asks),
             strict=True,
         )
-        for (document, *_), that_day, question in made:
-            for example in encoder.kept([(document,)], [None]):
+        for (document, *_), that_day, question in row_parts:
+            for example in encoder.select_examples([(document,)], [None]):
                 if asks and question is None:
                     encoder.counts["without a question"] += 1
                 identity = example if that_day is None else Encoded.of(that_day)
                 yield Row(example, question, identity.fingerprint)
 
 
-def _on_one_day(documents: Documents, batch: Mapping[str, list[Any]]) -> Iterator[Document | None]:
+def _render_on_fixed_day(documents: Documents, batch: Mapping[str, list[Any]]) -> Iterator[Document | None]:
     """The document of each row of a batch as the chat template makes it on one day for all jobs; None where days change nothing."""
     if not documents.depend_on_day:
         return repeat(None, len(next(iter(batch.values()))))
-    return (first for first, *_ in replace(documents, day=_ONE_DAY).of(batch))
+    return (first for first, *_ in replace(documents, day=_FIXED_DAY).of(batch))
 
 
-def _questions(
+def _read_questions(
     documents: Documents, batch: Mapping[str, list[Any]], *, asks: bool
 ) -> Iterator[Question | None]:
     if asks:
-        return questions.of(documents, batch)
+        return questions.build_questions(documents, batch)
     return repeat(None, len(next(iter(batch.values()))))
 
 
-def _empty(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> DataError:
+def _build_empty_split_error(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> DataError:
     splits, name = recipe.data.splits, spec.split.lower()
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
-    other = "Validation" if spec.split == "Test" else "Test"
+    other_split = "Validation" if spec.split == "Test" else "Test"
     if encoder.counts["read"]:
         return DataError(
             "EmptySplit",
-            f"no row of the split {name} is left ({encoder.summary()}): {_remedy(encoder)}",
+            f"no row of the split {name} is left ({encoder.summary()}): {_suggest_remedy(encoder)}",
         )
     where = splits.path or getattr(splits, name)
     if where is None:
         return DataError(
-            "EmptySplit", f"data.splits has no {name}: name its files, or set evaluation.split: {other}"
+            "EmptySplit", f"data.splits has no {name}: name its files, or set evaluation.split: {other_split}"
         )
     return DataError(
         "EmptySplit",
         f"{where} has no rows of the split {name}, which the evaluation needs: prepare the data with "
-        f"data.prepare.splitRatios.{name} above 0, or set evaluation.split: {other}",
+        f"data.prepare.splitRatios.{name} above 0, or set evaluation.split: {other_split}",
     )
 
 
-def _remedy(encoder: Encoder) -> str:
+def _suggest_remedy(encoder: Encoder) -> str:
     """What to do where rows were read and none is left."""
     counts, columns = encoder.counts, encoder.documents.columns
     remedies = []
@@ -200,8 +202,8 @@ def _remedy(encoder: Encoder) -> str:
     return ", and ".join(remedies)
 
 
-def _digest(rows: list[Row], spec: Evaluation) -> str:
-    hashed = hashlib.sha256(json.dumps([_DECODING, spec.max_new_tokens]).encode())
+def _compute_digest(rows: list[Row], spec: Evaluation) -> str:
+    hashed = hashlib.sha256(json.dumps([_DECODING_VERSION, spec.max_new_tokens]).encode())
     for row in rows:
         hashed.update(row.fingerprint)
-    return hashed.hexdigest()[:_DIGITS]
+    return hashed.hexdigest()[:_DIGEST_CHARS]

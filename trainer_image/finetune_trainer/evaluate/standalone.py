@@ -39,15 +39,15 @@ def write(recipe: Recipe, uri: str, folder: Path) -> None:
         if base_reference.is_weights(path.name) or path.name.endswith(_INDEX):
             path.unlink()
     source = model.fetch_version(recipe, uri, work)
-    spec = model.spec_of(recipe, uri)
+    spec = model.build_version_spec(recipe, uri)
     tokenizer = load_tokenizer(spec, source.tokenizer)
     if source.adapter is not None:
         merge.merge_into_base(source.base, source.adapter, spec, folder, model.VERSION)
     else:
-        owned = source.base.is_relative_to(work)
+        is_downloaded = source.base.is_relative_to(work)
         for path in sorted(source.base.iterdir()):
             if path.is_file():
-                (shutil.move if owned else shutil.copyfile)(path, folder / path.name)
+                (shutil.move if is_downloaded else shutil.copyfile)(path, folder / path.name)
     tokenizer.save_pretrained(folder)
     shutil.rmtree(work, ignore_errors=True)
     print(f"{uri} is in {folder}", flush=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _FILE = "generations.json"
 
 
-def log(
+def log_table(
     tracker: Tracker,
     folder: Path,
     questions: Sequence[Question],

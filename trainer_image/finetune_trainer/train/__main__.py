@@ -26,7 +26,7 @@ def main(given: Sequence[str] | None = None) -> int:
     # torch takes seconds to import, and a pod does not need it here.
     from finetune_trainer.train import plan
 
-    return exit_status.run(lambda: plan.command(config=arguments.config, gpu_memory=arguments.gpu_memory))
+    return exit_status.run(lambda: plan.print_plan(config=arguments.config, gpu_memory=arguments.gpu_memory))
 
 
 def _arguments() -> argparse.ArgumentParser:

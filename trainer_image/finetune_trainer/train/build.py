@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _TEACHER = "objective.distillation.teacher"
 
 
-def check(recipe: Recipe, config: Path, world: World) -> None:
+def check_base(recipe: Recipe, config: Path, world: World) -> None:
     """Check by the config of a base whether it can be trained as the recipe says, before its weights are fetched.
 
     Args:
@@ -60,15 +60,15 @@ def check(recipe: Recipe, config: Path, world: World) -> None:
         adapt.adapt(model, recipe.method, recipe.model.base)
 
 
-def network(
+def build_network(
     recipe: Recipe,
     source: Path,
     tokenizer: PreTrainedTokenizerBase,
     world: World,
     teacher_folder: Path,
     *,
-    going_on: Source | None = None,
-    resume: Callable[[nn.Module], None] | None = None,
+    adapter_source: Source | None = None,
+    load_initial: Callable[[nn.Module], None] | None = None,
     on_plan: Callable[[MemoryPlan], None] = lambda _plan: None,
     check_key: str = "",
     is_checked: bool = False,
@@ -83,8 +83,8 @@ def network(
         tokenizer: the base model's.
         world: the ranks, all of which make one.
         teacher_folder: where a teacher is downloaded to.
-        going_on: the base with its adapter, where that is trained further; None: the adapter is a new one.
-        resume: loads what the layers of PiSSA began as in an earlier attempt; None: there was none, or it has left no checkpoint.
+        adapter_source: the base with its adapter, where that is trained further; None: the adapter is a new one.
+        load_initial: loads what the layers of PiSSA began as in an earlier attempt; None: there was none, or it has left no checkpoint.
         on_plan: gets what is planned, before weights are loaded, and again where activation checkpointing changes.
         check_key: what the results of the checks depend on (`probe.compute_key`); empty: nothing keeps them.
         is_checked: whether an earlier attempt has compared the logits with the models' own.
@@ -95,7 +95,7 @@ def network(
         RecipeRefusedError: a model cannot be loaded or adapted, does not fit into memory, or computes other logits than its own.
     """
     quantized = recipe.method.type == "QLoRA"
-    base = (going_on.adapter_of if going_on else None) or recipe.model.base
+    base = (adapter_source.adapter_of if adapter_source else None) or recipe.model.base
     model = world.agree(lambda: load.build_skeleton(recipe, source, world))
     new = NewTokens.of(recipe.model, tokenizer)
     rows = model.get_input_embeddings().weight.shape[0]
@@ -105,43 +105,45 @@ def network(
     learner = teacher.network if teacher is not None else None
     adapted = world.agree(lambda: adapt.adapt(model, recipe.method, base, new))
     world.agree(lambda: pissa.check(adapted))
-    made = Network(adapted, objective(recipe, learner), recipe.training.neftune_alpha)
+    network = Network(adapted, build_objective(recipe, learner), recipe.training.neftune_alpha)
     # Nothing has weights so far: what does not fit is refused before minutes of loading.
-    choice = world.agree(lambda: estimate.choose(made, recipe, world, row_tokens(recipe), learner))
+    choice = world.agree(lambda: estimate.choose(network, recipe, world, row_tokens(recipe), learner))
     choice = estimate.agree(choice, world)
     on_plan(choice.plan)
 
     if quantized:
         stored = world.agree(lambda: load.load_quantized(recipe, source, world, model, new))
         adapted = adapt.adapt(stored, recipe.method, base, new)
-        made = Network(adapted, made.objective, recipe.training.neftune_alpha)
-    made.head.chunk_numbers = choice.chunk_numbers
-    over = shard.build_mesh(recipe.distributed.strategy, world, recipe.distributed.collective_timeout_seconds)
-    wrap(made, recipe, choice.kind, over)
-    fill.fill(adapted, recipe, source, world, tokenizer, adapter=going_on.adapter if going_on else None)
+        network = Network(adapted, network.objective, recipe.training.neftune_alpha)
+    network.head.chunk_numbers = choice.chunk_numbers
+    mesh = shard.build_mesh(recipe.distributed.strategy, world, recipe.distributed.collective_timeout_seconds)
+    recompute_and_shard(network, recipe, choice.kind, mesh)
+    fill.fill(
+        adapted, recipe, source, world, tokenizer, adapter=adapter_source.adapter if adapter_source else None
+    )
     if teacher is not None:
         teacher.fill(world, is_checked=is_checked)
     if not is_checked:
-        _check_logits(made, parity.Subject.of(recipe), world)
+        _check_logits(network, parity.Subject.of(recipe), world)
     if recomputation.should_verify(choice.kind, recipe):
         if verdict is None or not verdict.matches(choice.kind, check_key):
-            verdict = recomputation.verify(made, choice.kind, recipe, world, check_key)
+            verdict = recomputation.verify(network, choice.kind, recipe, world, check_key)
         on_verdict(verdict)
         if verdict.kind != choice.kind:
             world.say(
                 f"activation checkpointing {verdict.kind} in place of {choice.kind}, which changes gradients"
             )
-            recomputation.enable(made.model, verdict.kind)
+            recomputation.enable(network.model, verdict.kind)
             on_plan(
                 estimate.replace_recomputation(choice, verdict.kind, recipe, world, row_tokens(recipe)).plan
             )
-    pissa.split_weights(adapted, world, resume)
+    pissa.split_weights(adapted, world, load_initial)
     if recipe.training.compile:
-        world.agree(lambda: shard.compile_layers(made))
-    return made
+        world.agree(lambda: shard.compile_layers(network))
+    return network
 
 
-def wrap(network: Network, recipe: Recipe, recompute: Recomputation, over: DeviceMesh) -> None:
+def recompute_and_shard(network: Network, recipe: Recipe, recompute: Recomputation, mesh: DeviceMesh) -> None:
     """Let a network recompute its activations, and shard it.
 
     Args:
@@ -152,7 +154,7 @@ def wrap(network: Network, recipe: Recipe, recompute: Recomputation, over: Devic
     """
     training, quantized = recipe.training, recipe.method.type == "QLoRA"
     recomputation.enable(network.model, recompute, compiled=training.compile)
-    shard.shard(network, over, training.precision, replicate_frozen=quantized)
+    shard.shard(network, mesh, training.precision, replicate_frozen=quantized)
     pissa.allocate_initial(network.model)
 
 
@@ -161,7 +163,7 @@ def _check_logits(network: Network, subject: parity.Subject, world: World) -> No
     world.say(f"{subject} computes the same logits in training as by itself")
 
 
-def objective(recipe: Recipe, teacher: Network | None) -> Objective:
+def build_objective(recipe: Recipe, teacher: Network | None) -> Objective:
     """Return the objective of a recipe, with the teacher of a distillation."""
     spec = recipe.objective
     if spec.type == "SFT":
@@ -201,21 +203,23 @@ class _Teacher:
         """The recipe's teacher, where it has one; its vocabulary must be the student's."""
         if recipe.objective.distillation is None:
             return None
-        own = teacher_recipe(recipe)
-        named = own.model.base
-        source = merge.fetch(own.model, folder, world, field=_TEACHER)
+        teacher_recipe = build_teacher_recipe(recipe)
+        teacher = teacher_recipe.model.base
+        source = merge.fetch(teacher_recipe.model, folder, world, field=_TEACHER)
 
         def skeleton() -> PreTrainedModel:
             check_same_vocabulary(
-                tokenizer, load_tokenizer(own.model, source.tokenizer), recipe.model.base, named
+                tokenizer, load_tokenizer(teacher_recipe.model, source.tokenizer), recipe.model.base, teacher
             )
-            model = load.build_skeleton(own, source.base, world, field=_TEACHER)
-            rows, taught = (each.config.get_text_config().vocab_size for each in (student, model))
-            load.check_same_logits(rows, taught, recipe.model.base, named)
+            model = load.build_skeleton(teacher_recipe, source.base, world, field=_TEACHER)
+            student_rows, teacher_rows = (
+                each.config.get_text_config().vocab_size for each in (student, model)
+            )
+            load.check_same_logits(student_rows, teacher_rows, recipe.model.base, teacher)
             return model
 
         model = world.agree(skeleton)
-        return cls(Network(model.requires_grad_(False).eval(), TeacherStates()), own, source.base)
+        return cls(Network(model.requires_grad_(False).eval(), TeacherStates()), teacher_recipe, source.base)
 
     def fill(self, world: World, *, is_checked: bool) -> None:
         """Shard the teacher over all ranks, read its weights, and check its logits unless an earlier attempt has done so.
@@ -231,7 +235,7 @@ class _Teacher:
             _check_logits(self.network, subject, world)
 
 
-def teacher_recipe(recipe: Recipe) -> Recipe:
+def build_teacher_recipe(recipe: Recipe) -> Recipe:
     """The recipe as far as it concerns the teacher: another base, and nothing of it trained."""
     spec = recipe.objective.distillation
     assert spec is not None  # noqa: S101 - asked only where there is one

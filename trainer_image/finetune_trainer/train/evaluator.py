@@ -48,7 +48,7 @@ class Evaluator:
         self._validation = validation
         self._training = training
 
-    def loss(self, before_batch: Callable[[], None] = lambda: None) -> float:
+    def compute_loss(self, before_batch: Callable[[], None] = lambda: None) -> float:
         """Return the mean loss over the split, in which each example counts once; the same on all ranks.
 
         Args:
@@ -63,7 +63,7 @@ class Evaluator:
                 loss, _ = self._network(batch.to(self._world.device))
                 total += loss
                 count += self._network.objective.count(batch)
-        loss_sum, losses = self._world.total(total.item(), count)
+        loss_sum, losses = self._world.sum_over_ranks(total.item(), count)
         return loss_sum / max(losses, 1.0)
 
     def perplexity(self, loss: float) -> float | None:
@@ -80,11 +80,11 @@ class Evaluator:
     def record(self, progress: Progress, loss: float) -> Progress:
         """Return the progress with the result of an evaluation after its step."""
         best, stopping = progress.best_eval_loss, self._training.early_stopping
-        gained = best is None or loss < best - (stopping.min_delta if stopping else 0.0)
+        has_gained = best is None or loss < best - (stopping.min_delta if stopping else 0.0)
         return replace(
             progress,
             best_eval_loss=loss if best is None else min(loss, best),
-            evals_without_gain=0 if gained else progress.evals_without_gain + 1,
+            evals_without_gain=0 if has_gained else progress.evals_without_gain + 1,
             evaluated_step=progress.step,
         )
 
@@ -98,7 +98,7 @@ class Evaluator:
         stopping = self._training.early_stopping
         return stopping is not None and progress.evals_without_gain >= stopping.patience
 
-    def load_best(
+    def load_best_weights(
         self, checkpointer: Checkpointer, loss: float, before_batch: Callable[[], None] = lambda: None
     ) -> tuple[float, int | None]:
         """Load the weights with the lowest evaluation loss if select is Best, and return their loss and their step.
@@ -106,7 +106,7 @@ class Evaluator:
         Args:
             checkpointer: knows the best checkpoint.
             loss: the evaluation loss of the last weights.
-            before_batch: as in `loss`.
+            before_batch: as in `compute_loss`.
 
         Returns:
             The loss of the weights, and their step; `loss` and None where the last ones stay.
@@ -119,6 +119,6 @@ class Evaluator:
             self._world.say(f"keeping the last weights, with loss {loss:.4f}: no saved checkpoint is better")
             return loss, None
         checkpointer.load_weights(step, self._network.model)
-        loaded = self.loss(before_batch)
+        loaded = self.compute_loss(before_batch)
         self._world.say(f"loaded the best weights, those of step {step}: loss {loaded:.4f}")
         return loaded, step

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PACKS, _MAX_LENGTH, _VOCABULARY = 20, 64, 128
 # Sizes that make a model small, by their names in a config; a config that has no such size gets none.
-_SMALL = {
+_SMALL_SIZES = {
     "vocab_size": _VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -46,7 +46,7 @@ _SMALL = {
 }
 
 
-def count(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
+def count_graphs(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
     """Return the number of graphs over 20 packs of different lengths, and of kinds of layers.
 
     Args:
@@ -57,50 +57,53 @@ def count(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
     Raises:
         RecipeRefusedError: the model cannot be loaded or adapted.
     """
-    made: list[object] = []
+    graphs: list[object] = []
 
-    def counted(graph: Any, _inputs: object) -> Any:
-        made.append(graph)
+    def record_graph(graph: Any, _inputs: object) -> Any:
+        graphs.append(graph)
         return graph.forward
 
-    small, world = _small(recipe), World(0, 1, 0, 1, torch.device("cpu"), card=card)
+    small, world = _shrink_recipe(recipe), World(0, 1, 0, 1, torch.device("cpu"), card=card)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         _write_small_config(source, Path(folder))
         model = load.build_skeleton(small, Path(folder), world)
     adapted = adapt.adapt(model, small.method, small.model.base)
-    network = Network(adapted, build.objective(small, None), small.training.neftune_alpha)
-    recomputation.enable(network.model, _recomputation(recipe), compiled=True)
+    network = Network(adapted, build.build_objective(small, None), small.training.neftune_alpha)
+    recomputation.enable(network.model, _choose_recomputation(recipe), compiled=True)
     fill.materialize(network, world.device)
     for weight in network.parameters():
         nn.init.normal_(weight, std=0.02)
     kinds = {(type(layer), getattr(layer, "attention_type", None)) for layer in decoder_layers(network)}
     torch.compiler.reset()
-    shard.compile_layers(network, counted)
+    shard.compile_layers(network, record_graph)
     _let_attention_run_on_cpus()
     network.train()
-    for batch in _batches(small):
+    for batch in _make_batches(small):
         network(batch)[0].backward()
-    return len(made), len(kinds)
+    return len(graphs), len(kinds)
 
 
-def _small(recipe: Recipe) -> Recipe:
+def _shrink_recipe(recipe: Recipe) -> Recipe:
     """The recipe, for the small model; four-bit weights change no graph but need a base with values."""
     training = recipe.training
-    changed: dict[str, Any] = {"max_length": _MAX_LENGTH, "activation_checkpointing": _recomputation(recipe)}
+    changes: dict[str, Any] = {
+        "max_length": _MAX_LENGTH,
+        "activation_checkpointing": _choose_recomputation(recipe),
+    }
     method = recipe.method
     if method.type == "QLoRA":
         method = method.model_copy(update={"type": "LoRA", "quantization": None})
-    return recipe.model_copy(update={"training": training.model_copy(update=changed), "method": method})
+    return recipe.model_copy(update={"training": training.model_copy(update=changes), "method": method})
 
 
-def _recomputation(recipe: Recipe) -> Recomputation:
+def _choose_recomputation(recipe: Recipe) -> Recomputation:
     kind = recipe.training.activation_checkpointing
     return "None" if kind == "Auto" else kind
 
 
 def _write_small_config(source: Path, to: Path) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    sizes = {name: size for name, size in _SMALL.items() if name in config}
+    sizes = {name: size for name, size in _SMALL_SIZES.items() if name in config}
     heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if keys is not None:
         sizes["num_key_value_heads"] = 4 if keys == heads else 2
@@ -112,7 +115,7 @@ def _write_small_config(source: Path, to: Path) -> None:
     (to / "config.json").write_text(json.dumps({**config, **sizes, **cut}), encoding="utf-8")
 
 
-def _batches(recipe: Recipe) -> Iterator[pack.Batch]:
+def _make_batches(recipe: Recipe) -> Iterator[pack.Batch]:
     """Packs of 3 to 8 documents, of the width that the trainer pads to."""
     draw = np.random.default_rng(0)
     documents = row_tokens(recipe) // recipe.training.max_length

@@ -48,7 +48,7 @@ class Gang:
             processes=int(environment.get("PET_NPROC_PER_NODE", recipe.distributed.ranks_per_node)),
             node_rank=int(environment.get("PET_NODE_RANK", "0")),
             address=environment.get("PET_MASTER_ADDR", "localhost"),
-            port=int(environment.get("PET_MASTER_PORT") or _free_port()),
+            port=int(environment.get("PET_MASTER_PORT") or _find_free_port()),
         )
 
 
@@ -65,7 +65,7 @@ def launch() -> TerminationMessage | None:
     gang = Gang.of(os.environ, recipe)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder, on_sigterm(_end_in_rendezvous):
         os.environ[scratch.ENV_SCRATCH] = folder
-        set_defaults(os.environ, max(1, _cpus() // gang.processes))
+        set_defaults(os.environ, max(1, _count_cpus() // gang.processes))
         _choose_device(recipe, gang, Path(folder))
         _run_workers(gang, recipe, Path(folder))
         first = scratch.read_outcome(Path(folder), 0)
@@ -137,9 +137,9 @@ def _run_workers(gang: Gang, recipe: Recipe, folder: Path) -> None:
     try:
         elastic_launch(config, sys.executable)(*_WORKER)
     except ChildFailedError as error:
-        raise first_failure(error.failures, folder) from error
+        raise find_first_failure(error.failures, folder) from error
     except SignalException as error:
-        raise _stopped(gang, folder, error.sigval) from error
+        raise _build_stopped_failure(gang, folder, error.sigval) from error
     except DistError as error:
         raise TrainingError(
             "RendezvousTimeout",
@@ -148,7 +148,7 @@ def _run_workers(gang: Gang, recipe: Recipe, folder: Path) -> None:
         ) from error
 
 
-def first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> PodFailure:
+def find_first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> PodFailure:
     """Return the failure that caused the others: the outcome that the rank wrote, or its exit code or signal.
 
     Args:
@@ -168,7 +168,7 @@ def first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> PodFa
     rank = min(failures, key=order)
     ended = scratch.read_outcome(folder, rank)
     if ended is not None and ended.message.error is not None:
-        return _as_written(rank, ended.code, ended.message.error, ended.message.checkpoint_step)
+        return _build_failure(rank, ended.code, ended.message.error, ended.message.checkpoint_step)
     # NB: torchrun stops the other ranks, so their exit codes carry no information.
     code = failures[rank].exitcode
     if code >= 0:
@@ -184,13 +184,13 @@ def first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> PodFa
     return failure
 
 
-def _as_written(rank: int, code: int, error: PodError, checkpoint_step: int | None) -> PodFailure:
+def _build_failure(rank: int, code: int, error: PodError, checkpoint_step: int | None) -> PodFailure:
     failure = PodFailure(error.reason, error.message, rank=rank if error.rank is None else error.rank)
     failure.exit_code, failure.checkpoint_step = code, checkpoint_step
     return failure
 
 
-def _stopped(gang: Gang, folder: Path, received: signal.Signals) -> PodFailure:
+def _build_stopped_failure(gang: Gang, folder: Path, received: signal.Signals) -> PodFailure:
     """Return the outcome of a pod that received SIGTERM, after its workers had time to save."""
     first_rank = gang.node_rank * gang.processes
     for rank in range(first_rank, first_rank + gang.processes):
@@ -204,13 +204,13 @@ def _stopped(gang: Gang, folder: Path, received: signal.Signals) -> PodFailure:
     return failure
 
 
-def _free_port() -> int:
+def _find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return int(probe.getsockname()[1])
 
 
-def _cpus() -> int:
+def _count_cpus() -> int:
     """Return the number of CPUs of this container: its CPU affinity, limited by the quota of its cgroup."""
     cpus = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from finetune_trainer.train.model import seeds, shard
-from finetune_trainer.train.runtime.preemption import stopped_after
+from finetune_trainer.train.runtime.preemption import build_preempted_error
 from finetune_trainer.train.runtime.watch import Watch
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ class Loop:
 
     def _train_step(self) -> bool:
         """Take one optimizer step; returns whether any rank received SIGTERM."""
-        began = self.reporter.clock()
+        started = self.reporter.clock()
         step, objective = self.progress.step, self.network.objective
         batches = self.feed.of_step(step)
-        count, tokens, attended, stop = self.world.total(
+        count, tokens, attended, stop = self.world.sum_over_ranks(
             sum(objective.count(batch) for batch in batches),
             sum(batch.tokens for batch in batches),
             sum(batch.attended for batch in batches),
@@ -89,7 +89,7 @@ class Loop:
         finite, broken = take_step(
             self.network, self.optimizer, batches, step=step, count=count, add_batch=self.reporter.add_batch
         )
-        seconds = self.reporter.clock() - began
+        seconds = self.reporter.clock() - started
         self.reporter.add_step(finite, broken, count=count, tokens=tokens, attended=attended, seconds=seconds)
         self.progress = replace(self.progress, step=step + 1)
         return stop > 0
@@ -106,13 +106,13 @@ class Loop:
         )
         if report.loss is not None:
             self._watch.check_finite(step, report.loss)
-        self.reporter.log(report, data_wait_seconds=self.feed.waited)
+        self.reporter.log(report, data_wait_seconds=self.feed.waited_seconds)
         self._watch.check_skipped(step, report.skipped)
         if report.loss is not None:
             self._watch.check_runaway(step, report.loss)
 
     def _evaluate_base(self) -> None:
-        loss = self.evaluator.loss(self._stop_if_requested)
+        loss = self.evaluator.compute_loss(self._stop_if_requested)
         self.progress = replace(self.progress, base_eval_loss=loss, best_eval_loss=loss)
         self.reporter.log_base_evaluation(loss)
 
@@ -128,7 +128,7 @@ class Loop:
             self.world.say(f"stopping early: the evaluation loss did not fall for {evaluations} evaluations")
 
     def _evaluate(self) -> float:
-        loss = self.evaluator.loss(self._stop_if_requested)
+        loss = self.evaluator.compute_loss(self._stop_if_requested)
         self.reporter.log_evaluation(self.progress.step, loss, self.evaluator.perplexity(loss))
         return loss
 
@@ -142,10 +142,10 @@ class Loop:
         if self.checkpointer is None:
             return
         step = self.progress.step
-        with self.reporter.blocked_on_checkpoint():
-            self._watch.check_finite(step, self.reporter.loss_since_report())
+        with self.reporter.count_checkpoint_time():
+            self._watch.check_finite(step, self.reporter.sum_loss_since_report())
             self._watch.check_skipped(step, self.reporter.skipped())
-            progress, scale = self.reporter.timed(self.progress), self.optimizer.loss_scale
+            progress, scale = self.reporter.add_times(self.progress), self.optimizer.loss_scale
             if scale is not None:
                 loss_scale, good_steps = scale.state()
                 progress = replace(progress, loss_scale=loss_scale, good_steps=good_steps)
@@ -154,7 +154,7 @@ class Loop:
 
     def _stop_if_requested(self) -> None:
         """Stop here when any rank received SIGTERM; all ranks call this at the same places."""
-        (requested,) = self.world.total(self.preemption.requested)
+        (requested,) = self.world.sum_over_ranks(self.preemption.requested)
         # A run that is complete and saved nowhere is lost unless it delivers its model.
         complete = self.checkpointer is None and self.progress.step == self.feed.max_steps
         if requested and not complete:
@@ -164,10 +164,10 @@ class Loop:
         """Save, and end the attempt."""
         step, checkpointer = self.progress.step, self.checkpointer
         if checkpointer is None:
-            raise stopped_after(step, published=None, failure="no checkpoint is configured")
+            raise build_preempted_error(step, published=None, failure="no checkpoint is configured")
         if step > 0:
             self._checkpoint(wait=True)
-        raise stopped_after(step, published=checkpointer.published, failure=checkpointer.failure)
+        raise build_preempted_error(step, published=checkpointer.published, failure=checkpointer.failure)
 
     def _finish(self) -> float | None:
         """Save and evaluate the end; an attempt that fails to register does not train again."""
@@ -177,7 +177,7 @@ class Loop:
             return None
         loss = self._evaluate()
         if self.checkpointer is not None:
-            loss, self.weights_step = self.evaluator.load_best(
+            loss, self.weights_step = self.evaluator.load_best_weights(
                 self.checkpointer, loss, self._stop_if_requested
             )
         self.reporter.log_final_evaluation(self.progress.step, loss, self.evaluator.perplexity(loss))

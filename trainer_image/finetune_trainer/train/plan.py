@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _GIB = 2**30
 # The GPU of a plan whose recipe and command line name none; a product's name says how much memory it has.
-_PRODUCT = "NVIDIA-H100-80GB-HBM3"
+_DEFAULT_PRODUCT = "NVIDIA-H100-80GB-HBM3"
 _PRODUCT_MEMORY = re.compile(r"(\d+)GB")
 # A slice of a GPU, in the name of a product or of a resource.
 _SLICE_MEMORY = re.compile(r"mig-\d+g\.(\d+)gb", re.IGNORECASE)
@@ -91,7 +91,7 @@ class Plan:
         """Return the plan for people to read."""
         step, choice = self.step, self.choice
         kinds = ", ".join(f"{kind} {size / _GIB:.1f}" for kind, size in step.peak.items())
-        sent = [
+        collectives = [
             f"{name}: {each.count} a step, {each.size / _GIB:.2f} GiB" for name, each in step.traffic.items()
         ]
         fits = "fits" if step.total <= choice.limit else "does not fit"
@@ -101,7 +101,7 @@ class Plan:
             f"peak memory of a rank: {step.total / _GIB:.1f} GiB ({kinds})",
             f"estimate without a plan: {choice.estimate}",
             f"memory of a rank: {choice.limit / _GIB:.1f} GiB: {fits}",
-            *(sent or ["collectives: none"]),
+            *(collectives or ["collectives: none"]),
             f"waits for the GPU in a step: {len(step.waits)}",
             *(
                 [
@@ -113,7 +113,7 @@ class Plan:
         ]
 
 
-def command(*, config: Path | None, gpu_memory: float | None) -> None:
+def print_plan(*, config: Path | None, gpu_memory: float | None) -> None:
     """Plan the recipe of the environment, and print the plan.
 
     Args:
@@ -125,32 +125,32 @@ def command(*, config: Path | None, gpu_memory: float | None) -> None:
     """
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
     recipe = load_recipe()
-    card = _card(recipe, gpu_memory)
+    card = _choose_card(recipe, gpu_memory)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         model = recipe.model
         source = config or download.fetch_config(
             model.base, Path(folder), revision=model.revision, cache=Cache.of(model)
         )
-        plan = of(recipe, source, card)
+        plan = plan_step(recipe, source, card)
         if recipe.training.compile:
-            plan = replace(plan, graphs=graphs.count(recipe, source, card))
+            plan = replace(plan, graphs=graphs.count_graphs(recipe, source, card))
         print("\n".join(plan.lines()), flush=True)
 
 
-def _card(recipe: Recipe, gpu_memory: float | None) -> Card:
+def _choose_card(recipe: Recipe, gpu_memory: float | None) -> Card:
     gpu = recipe.distributed.gpu
-    product = (gpu.product if gpu else None) or _PRODUCT
+    product = (gpu.product if gpu else None) or _DEFAULT_PRODUCT
     resource = (gpu.resource_name if gpu else None) or ""
-    found = _SLICE_MEMORY.search(f"{resource} {product}") or _PRODUCT_MEMORY.search(product)
-    if gpu_memory is None and found is None:
+    memory_match = _SLICE_MEMORY.search(f"{resource} {product}") or _PRODUCT_MEMORY.search(product)
+    if gpu_memory is None and memory_match is None:
         raise RecipeRefusedError(
             f"the name {product} does not say how much memory the GPU has: add --gpu-memory GIB"
         )
-    size = gpu_memory if gpu_memory is not None else float(found[1] if found else 0)
+    size = gpu_memory if gpu_memory is not None else float(memory_match[1] if memory_match else 0)
     return Card(product, int(size * _GIB), (9, 0))
 
 
-def of(recipe: Recipe, source: Path, card: Card) -> Plan:
+def plan_step(recipe: Recipe, source: Path, card: Card) -> Plan:
     """Plan one step of rank 0.
 
     Args:
@@ -167,20 +167,20 @@ def of(recipe: Recipe, source: Path, card: Card) -> Plan:
         )
     spec = recipe.distributed
     world = World(0, spec.ranks, 0, spec.ranks_per_node, _DEVICE, card=card)
-    with _ranks(world.size):
-        over = shard.build_mesh(spec.strategy, world)
-        network = _skeleton(recipe, source, world)
+    with _fake_process_group(world.size):
+        mesh = shard.build_mesh(spec.strategy, world)
+        network = _build_skeleton(recipe, source, world)
         choice = estimate.decide(network, recipe, world, row_tokens(recipe), None)
         # NB: weights on the meta device and the buffers of a skeleton are not fake.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         if recipe.method.type == "QLoRA":
-            network = _quantized(recipe, source, world, fake)
+            network = _build_quantized(recipe, source, world, fake)
         network.head.chunk_numbers = choice.chunk_numbers
-        return Plan(measured(network, recipe, over, choice.kind, fake), choice, world)
+        return Plan(measure_step(network, recipe, mesh, choice.kind, fake), choice, world)
 
 
 @contextmanager
-def _ranks(size: int) -> Iterator[None]:
+def _fake_process_group(size: int) -> Iterator[None]:
     """A process group of which this process is rank 0, and which sends nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
@@ -189,13 +189,13 @@ def _ranks(size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _skeleton(recipe: Recipe, source: Path, world: World) -> Network:
+def _build_skeleton(recipe: Recipe, source: Path, world: World) -> Network:
     model = load.build_skeleton(recipe, source, world)
-    adapted = adapt.adapt(model, recipe.method, recipe.model.base, _grown(recipe, model))
-    return Network(adapted, build.objective(recipe, None), recipe.training.neftune_alpha)
+    adapted = adapt.adapt(model, recipe.method, recipe.model.base, _add_new_tokens(recipe, model))
+    return Network(adapted, build.build_objective(recipe, None), recipe.training.neftune_alpha)
 
 
-def _grown(recipe: Recipe, model: PreTrainedModel) -> NewTokens:
+def _add_new_tokens(recipe: Recipe, model: PreTrainedModel) -> NewTokens:
     """Give a model the rows of the new tokens: a plan has no tokenizer, and takes the ids behind the embedding."""
     rows = len(model.get_input_embeddings().weight)
     new = NewTokens(tuple(range(rows, rows + len(recipe.model.new_tokens))))
@@ -203,18 +203,18 @@ def _grown(recipe: Recipe, model: PreTrainedModel) -> NewTokens:
     return new
 
 
-def _quantized(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode) -> Network:
+def _build_quantized(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode) -> Network:
     """A network whose base is in four bits, which bitsandbytes makes of fake weights."""
     from bitsandbytes.functional import quantize_4bit
     from bitsandbytes.nn.modules import Linear4bit
     from transformers.integrations import replace_with_bnb_linear
 
     model: Any = load.build_skeleton(recipe, source, world)
-    new = _grown(recipe, model)
+    new = _add_new_tokens(recipe, model)
     head = model.get_output_embeddings()
-    kept = [name for name, module in model.named_modules() if module is head]
+    excluded_modules = [name for name, module in model.named_modules() if module is head]
     config = load.build_quantization_config(recipe)
-    replace_with_bnb_linear(model, kept, config)
+    replace_with_bnb_linear(model, excluded_modules, config)
     model.is_loaded_in_4bit = True
     # NB: bitsandbytes makes its tables once, of values that fake tensors do not have.
     quantize_4bit(torch.zeros(64, 64), compress_statistics=True)
@@ -233,11 +233,11 @@ def _quantized(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode)
                 del module.weight
                 module.register_buffer("weight", packed)
                 packed.quant_state = state
-    return Network(adapted, build.objective(recipe, None), recipe.training.neftune_alpha)
+    return Network(adapted, build.build_objective(recipe, None), recipe.training.neftune_alpha)
 
 
-def measured(
-    network: Network, recipe: Recipe, over: DeviceMesh, recompute: Recomputation, fake: FakeTensorMode
+def measure_step(
+    network: Network, recipe: Recipe, mesh: DeviceMesh, recompute: Recomputation, fake: FakeTensorMode
 ) -> Step:
     """Take one step on fake tensors, and return what it takes.
 
@@ -256,16 +256,16 @@ def measured(
         compact_adamw.compute_code_values(signed=True)
         compact_adamw.compute_code_values(signed=False)
     with fake:
-        build.wrap(network, recipe, recompute, over)
+        build.recompute_and_shard(network, recipe, recompute, mesh)
         fill.materialize(network, _DEVICE)
         optimizer = Optimizer(network, recipe.training, 1)
-        batches = [_fake(batch, fake) for batch in full_batches(recipe)]
+        batches = [_make_fake(batch, fake) for batch in make_full_batches(recipe)]
         account = accounting.Accounting(_DEVICE)
         with account:
-            account.set_kind("parameters", _held(network))
+            account.set_kind("parameters", _iterate_persistent_tensors(network))
             network.register_forward_hook(lambda *_: account.set_default_kind("activations"))
             optimizer.parts[0].register_step_pre_hook(
-                lambda *_: account.set_kind("gradients", _gradients(network))
+                lambda *_: account.set_kind("gradients", _list_gradients(network))
             )
             try:
                 take_step(network, optimizer, batches, step=0, count=1.0, add_batch=lambda *_: None)
@@ -273,12 +273,12 @@ def measured(
                 raise RecipeRefusedError(
                     f"a step of {recipe.model.base} waits for the GPU ({error.func}), so that it cannot be planned"
                 ) from error
-            account.set_kind("optimizer", _states(optimizer))
-            account.set_kind("gathered", _gathered(network))
+            account.set_kind("optimizer", _list_optimizer_states(optimizer))
+            account.set_kind("gathered", _iterate_gathered_parameters(network))
     return Step(account.compute_peak(), account.traffic, account.waits)
 
 
-def full_batches(recipe: Recipe) -> list[pack.Batch]:
+def make_full_batches(recipe: Recipe) -> list[pack.Batch]:
     """The batches of a step in which each row is full, and each token but a document's first is a target."""
     training = recipe.training
     documents = row_tokens(recipe) // training.max_length
@@ -297,13 +297,13 @@ def full_batches(recipe: Recipe) -> list[pack.Batch]:
     return [pack.collate(split, rows[begin : begin + size], pad_id=0) for begin in range(0, examples, size)]
 
 
-def _fake(batch: pack.Batch, fake: FakeTensorMode) -> pack.Batch:
+def _make_fake(batch: pack.Batch, fake: FakeTensorMode) -> pack.Batch:
     tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
     faked: dict[str, Any] = {name: fake.from_tensor(value) for name, value in tensors.items()}
     return replace(batch, **faked)
 
 
-def _held(network: Network) -> Iterator[torch.Tensor]:
+def _iterate_persistent_tensors(network: Network) -> Iterator[torch.Tensor]:
     """Everything that a network holds between steps."""
     yield from network.parameters()
     yield from network.buffers()
@@ -315,16 +315,16 @@ def _held(network: Network) -> Iterator[torch.Tensor]:
             )
 
 
-def _gradients(network: Network) -> list[torch.Tensor]:
+def _list_gradients(network: Network) -> list[torch.Tensor]:
     return [weight.grad for weight in network.parameters() if weight.grad is not None]
 
 
-def _states(optimizer: Optimizer) -> list[torch.Tensor]:
+def _list_optimizer_states(optimizer: Optimizer) -> list[torch.Tensor]:
     states = [state for part in optimizer.parts for state in part.state.values()]
     return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
 
 
-def _gathered(network: Network) -> Iterator[torch.Tensor]:
+def _iterate_gathered_parameters(network: Network) -> Iterator[torch.Tensor]:
     """The buffers into which FSDP gathers parameters."""
     for module in shard.find_fsdp_modules(network):
         group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001 - where FSDP keeps them

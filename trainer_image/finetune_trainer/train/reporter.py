@@ -100,7 +100,7 @@ class Reporter:
         self._checkpoint_seconds = 0.0
         self._skipped_before = progress.skipped_steps
         self._skipped = torch.zeros((), device=world.device)
-        self._of_step = self._zeros()
+        self._step_sums = self._make_sums()
         self._window = self._new_window()
 
     def start(self, progress: Progress) -> None:
@@ -110,8 +110,8 @@ class Reporter:
 
     def add_batch(self, loss: torch.Tensor, metrics: torch.Tensor) -> None:
         """Add the summed loss and metrics of one batch of a step; the tensors stay on their device."""
-        self._of_step[0] += loss.detach()
-        self._of_step[1:] += metrics
+        self._step_sums[0] += loss.detach()
+        self._step_sums[1:] += metrics
 
     def add_step(
         self,
@@ -134,18 +134,18 @@ class Reporter:
             seconds: how long the step took.
         """
         window = self._window
-        window.sums += torch.where(finite, self._of_step, 0.0)
+        window.sums += torch.where(finite, self._step_sums, 0.0)
         window.count += finite * count
         self._skipped += broken
-        self._of_step = self._zeros()
+        self._step_sums = self._make_sums()
         window.tokens += tokens
         window.attended += attended
         window.seconds += seconds
         window.steps += 1
 
-    def loss_since_report(self) -> float:
+    def sum_loss_since_report(self) -> float:
         """Return the summed loss of all ranks since the last report; waits for the GPU."""
-        (loss,) = self._world.total(self._window.sums[0].item())
+        (loss,) = self._world.sum_over_ranks(self._window.sums[0].item())
         return loss
 
     def skipped(self) -> int:
@@ -174,11 +174,11 @@ class Reporter:
         """
         window, self._window = self._window, self._new_window()
         # NB: reading the loss waits for the GPU; that time belongs to the steps.
-        began = self.clock()
+        read_started = self.clock()
         count = window.count.item()
-        loss, *sums = self._world.total(*window.sums.tolist())
+        loss, *sums = self._world.sum_over_ranks(*window.sums.tolist())
         norm = grad_norm()
-        window.seconds += self.clock() - began
+        window.seconds += self.clock() - read_started
         self._productive_seconds += window.seconds
         return Report(
             step=step,
@@ -190,8 +190,8 @@ class Reporter:
             loss_scale=loss_scale(),
             tokens_per_second=window.tokens / max(window.seconds, 1e-9),
             seconds_remaining=(self._max_steps - step) * window.seconds / window.steps,
-            mfu=self._mfu(window),
-            memory=self._world.greatest(speed.read_peak_memory(self._world.device)),
+            mfu=self._compute_mfu(window),
+            memory=self._world.max_over_ranks(speed.read_peak_memory(self._world.device)),
         )
 
     def log(self, report: Report, *, data_wait_seconds: float) -> None:
@@ -208,7 +208,7 @@ class Reporter:
         self._world.say(
             f"step {step}/{last}  {100 * step // last}%  {loss}  lr {report.learning_rate:.2e}  "
             f"grad {report.grad_norm:.2f}  {report.tokens_per_second:,.0f} tok/s  "
-            f"mem {report.memory / 2**30:.1f} GiB  eta {_duration(report.seconds_remaining)}{scale}{skipped}"
+            f"mem {report.memory / 2**30:.1f} GiB  eta {_format_duration(report.seconds_remaining)}{scale}{skipped}"
         )
         self._tracker.metrics(
             step,
@@ -256,15 +256,15 @@ class Reporter:
         )
 
     @contextmanager
-    def blocked_on_checkpoint(self) -> Iterator[None]:
+    def count_checkpoint_time(self) -> Iterator[None]:
         """Count the time inside as time for which training waited for a checkpoint."""
-        began = self.clock()
+        started = self.clock()
         try:
             yield
         finally:
-            self._checkpoint_seconds += self.clock() - began
+            self._checkpoint_seconds += self.clock() - started
 
-    def timed(self, progress: Progress) -> Progress:
+    def add_times(self, progress: Progress) -> Progress:
         """Return the progress with the time that all attempts spent up to now."""
         return replace(
             progress,
@@ -280,23 +280,23 @@ class Reporter:
         return min(1.0, productive / max(self.clock() - self._started, 1e-9))
 
     def _new_window(self) -> Window:
-        return Window(sums=self._zeros(), count=torch.zeros((), device=self._world.device))
+        return Window(sums=self._make_sums(), count=torch.zeros((), device=self._world.device))
 
-    def _zeros(self) -> torch.Tensor:
+    def _make_sums(self) -> torch.Tensor:
         objective = self._objective
         sums = len(objective.metrics) if objective.sums is None else objective.sums
         return torch.zeros(1 + sums, device=self._world.device)
 
-    def _mfu(self, window: Window) -> float | None:
+    def _compute_mfu(self, window: Window) -> float | None:
         if self._peak_flops is None:
             return None
         flops_per_second = self._flops.count(window.tokens, window.attended) / max(window.seconds, 1e-9)
         return flops_per_second / (self._peak_flops * self._world.size)
 
 
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+def _format_duration(seconds: float) -> str:
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    return f"{minutes}m{seconds_left:02d}s" if minutes else f"{seconds_left}s"

@@ -40,8 +40,8 @@ from finetune_trainer.train.model.optimizer.schedule import Schedule
 from finetune_trainer.train.model.weights import merge
 from finetune_trainer.train.reporter import Reporter
 from finetune_trainer.train.runtime import device, scratch, system
-from finetune_trainer.train.runtime.distributed import World, joined
-from finetune_trainer.train.runtime.explain import explained
+from finetune_trainer.train.runtime.distributed import World, join_ranks
+from finetune_trainer.train.runtime.explain import explain_error
 from finetune_trainer.train.runtime.preemption import Preemption, on_sigterm
 from finetune_trainer.train.runtime.recipe import load_recipe
 
@@ -49,9 +49,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
+    import torch
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
+    from finetune_trainer.models.download import Source
     from finetune_trainer.train.data.dataset import Split
     from finetune_trainer.train.model.network.trained_network import Network
 
@@ -64,7 +66,7 @@ def main() -> int:
         work, report=lambda code, message: scratch.write_outcome(scratch.path(), rank, code, message)
     )
     if dist.is_initialized():
-        # NB: after an error on GPUs, the end of the interpreter would wait for the groups that `joined` leaves.
+        # NB: after an error on GPUs, the end of the interpreter would wait for the groups that `join_ranks` leaves.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -78,7 +80,7 @@ def quiet_libraries() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     # peft reads a property that transformers deprecates.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-    # It sets the rank of experts by the names of their parameters, and looks for layers with these names.
+    # peft sets the rank of experts by the names of their parameters, but looks for layers with these names.
     warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
     # NB: a library that can import `kernels` downloads compiled kernels from the Hub in the middle of a run. None in
     # sys.modules makes the import fail.
@@ -95,30 +97,30 @@ def work() -> TerminationMessage | None:
             if preemption.requested:
                 raise preemption.error()
             timeout = recipe.distributed.collective_timeout_seconds
-            world = stack.enter_context(joined(timeout_seconds=timeout, preemption=preemption))
+            world = stack.enter_context(join_ranks(timeout_seconds=timeout, preemption=preemption))
         tracker = Tracker(os.environ.get("MLFLOW_RUN_ID") if world.leads else None)
         try:
-            with tracker, system_metrics(recipe, world, tracker):
+            with tracker, log_system_metrics(recipe, world, tracker):
                 return Run(recipe, world, tracker, preemption, started).train()
         except BaseException as error:
-            told = explained(error, world.rank)
-            if told is error:
+            reported_error = explain_error(error, world.rank)
+            if reported_error is error:
                 raise
-            # `outcome.run` prints none of an error that has a sentence.
+            # `exit_status.run` prints no traceback of an error that has a message of its own.
             traceback.print_exc()
-            raise told from error
+            raise reported_error from error
 
 
 @contextmanager
-def system_metrics(recipe: Recipe, world: World, tracker: Tracker) -> Iterator[None]:
-    """A context in which every rank logs its CPU, memory and GPU use, if the recipe enables it."""
+def log_system_metrics(recipe: Recipe, world: World, tracker: Tracker) -> Iterator[None]:
+    """While inside, log the CPU, memory and GPU use of every rank, if the recipe enables it."""
     if not recipe.tracking.system_metrics:
         yield
         return
     with ExitStack() as stack:
         run_id = os.environ.get("MLFLOW_RUN_ID")
-        own = tracker if world.leads else stack.enter_context(Tracker(run_id, quiet=True))
-        stack.enter_context(system.logged(own, world.rank, world.device))
+        rank_tracker = tracker if world.leads else stack.enter_context(Tracker(run_id, quiet=True))
+        stack.enter_context(system.log_system_metrics(rank_tracker, world.rank, world.device))
         yield
 
 
@@ -127,6 +129,22 @@ def end_in_rendezvous(preemption: Preemption) -> None:
     code, message = exit_status.describe(preemption.error())
     scratch.write_outcome(scratch.path(), int(os.environ["RANK"]), code, message)
     os._exit(code)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an attempt trains, on what, and from where.
+
+    resumed: progress of the checkpoint that the attempt resumes from; None: it starts at step 0.
+    progress: the same, on the data of this attempt; at step 0 without a checkpoint.
+    """
+
+    base: Source
+    tokenizer: PreTrainedTokenizerBase
+    data: corpus.Corpus
+    checkpointer: Checkpointer | None
+    resumed: Progress | None
+    progress: Progress
 
 
 @dataclass
@@ -142,121 +160,77 @@ class Run:
 
     def train(self) -> TerminationMessage | None:
         """Load, train, evaluate, export and register; only rank 0 returns a result."""
-        world = self.world
-        # Before anything is fetched.
-        world.agree(lambda: precision.check(self.recipe, world.card))
-        world.agree(lambda: self._check_delivery() if world.leads else None)
-        fetched = merge.fetch(
-            self.recipe.model,
-            scratch.path() / "base",
-            world,
-            with_digest=export.names_base(self.recipe),
-            check=lambda config: build.check(self.recipe, config, world),
-        )
-        source, adapter = fetched.base, fetched.adapter
-        if adapter is not None:
-            self.recipe = world.agree(lambda: continued.apply_adapter_config(self.recipe, adapter))
-        recipe = self.recipe
-        tokenizer = world.agree(lambda: load_tokenizer(recipe.model, fetched.tokenizer))
-        checkpointer = self._checkpointer()
-        resumed = checkpointer.newest() if checkpointer else None
-        if resumed is not None and resumed.day:
-            # Another job's checkpoint: its examples have the day of that job.
-            recipe = self.recipe = recipe.on_day(date.fromisoformat(resumed.day))
-        self.preemption.checkpoint_step = checkpointer.published if checkpointer else None
-        data = self._load_corpus(tokenizer, resumed)
-        # Before minutes of loading: how many steps there are is known from here on.
-        world.agree(lambda: Schedule.of(recipe.training, data.plan.max_steps))
-        progress = self._begin(data, checkpointer, resumed)
-        self._describe(data, progress)
-        examples = world.agree(lambda: self._read_examples(data) if world.leads else None)
+        self._check_before_download()
+        inputs = self._load_inputs()
+        self._describe_run(inputs)
+        request_examples = self._read_request_examples(inputs.data)
 
-        going_on = fetched if adapter is not None else None
-        check_key = probe.compute_key(recipe, world)
-        verdicts: list[recomputation.Verdict] = []
-        network = build.network(
-            recipe,
-            source,
-            tokenizer,
-            world,
-            scratch.path() / "teacher",
-            going_on=going_on,
-            resume=checkpointer.load_initial if checkpointer is not None and resumed is not None else None,
-            on_plan=self._log_plan,
-            check_key=check_key,
-            is_checked=progress.logits_checked == check_key,
-            verdict=recomputation.Verdict.of(progress.recomputation),
-            on_verdict=verdicts.append,
-        )
-        # The newest checkpoint keeps the results.
-        progress = replace(
-            progress, logits_checked=check_key, recomputation=asdict(verdicts[0]) if verdicts else None
-        )
-        optimizer = Optimizer(network, recipe.training, data.plan.max_steps)
-        collator = Collator.of(recipe, world, pad_id(tokenizer))
+        network, progress = self._build_network(inputs)
+        optimizer = Optimizer(network, self.recipe.training, inputs.data.plan.max_steps)
+        collator = Collator.of(self.recipe, self.world, pad_id(inputs.tokenizer))
         # NB: before a checkpoint is loaded: an objective may need the model as it was before its first step.
-        data = self._prepare(data, network, collator, resumed, self._kept_reference(checkpointer, network))
-        if checkpointer is not None and resumed is not None:
-            checkpointer.load(resumed, network.model, optimizer.parts)
-            if optimizer.loss_scale is not None and resumed.loss_scale is not None:
-                optimizer.loss_scale.load_state(resumed.loss_scale, resumed.good_steps)
-            of = "" if checkpointer.published else f" of another job, {resumed.resumed_from}"
-            world.say(f"resuming from the checkpoint of step {resumed.step}{of}")
+        data = self._prepare_examples(inputs, network, collator)
+        self._load_checkpoint(inputs, network, optimizer)
 
-        loop = self._loop(
+        loop = self._build_loop(
             data=data,
             network=network,
             optimizer=optimizer,
             collator=collator,
-            checkpointer=checkpointer,
+            checkpointer=inputs.checkpointer,
             progress=progress,
         )
         scratch.mark_training(scratch.path())
         eval_loss = loop.run()
         loop.feed.close()
-        weights = export.gather(network.model, source, recipe, world)
-        world.part()
-        if not world.leads:
+        weights = export.gather_weights(network.model, inputs.base.base, self.recipe, self.world)
+        self.world.destroy_group()
+        if request_examples is None:
             return None
-        assert examples is not None  # noqa: S101 - rank 0 has read them
-        origin = self._lineage(data, loop, eval_loss)
-        with self._interruptible(checkpointer, loop.progress.step):
-            result = deliver(
-                origin,
-                self.tracker.run_id,
-                scratch.path() / "export",
-                lambda folder: export.write(
-                    folder,
-                    model=network.model,
-                    state=weights,
-                    tokenizer=tokenizer,
-                    source=source,
-                    base=fetched.origin,
-                    lineage=origin,
-                    examples=examples,
-                ),
-                fetched.origin,
-                say=self.world.say,
-            )
-        return TerminationMessage(
-            train=result, checkpoint_step=checkpointer.published if checkpointer is not None else None
-        )
+        model_lineage = self._build_lineage(data, loop, eval_loss)
+        return self._deliver(inputs, network, weights, model_lineage, request_examples)
 
-    def _read_examples(self, data: corpus.Corpus) -> signature.Examples:
-        """Examples of what the served model is asked."""
-        prompt = signature.name_prompt(self.recipe, data.columns)
-        return signature.examples(data.splits, data.columns, prompt)
+    def _check_before_download(self) -> None:
+        """Check what needs no data and no weights: the precision, and hours before the model is written, its destination."""
+        self.world.agree(lambda: precision.check(self.recipe, self.world.card))
+        self.world.agree(lambda: self._check_delivery() if self.world.leads else None)
 
     def _check_delivery(self) -> None:
-        """Hours before the model is written: whether it can be."""
         folder, run_id = output.folder_of(self.recipe), self.tracker.run_id
         if folder is not None:
             folder.claim()
         if self.recipe.register_ is not None and run_id is not None:
             upload.check(self.recipe.register_.upload, run_id)
-            upload.choose(self.recipe.register_.upload)
+            upload.configure_client(self.recipe.register_.upload)
 
-    def _checkpointer(self) -> Checkpointer | None:
+    def _load_inputs(self) -> Inputs:
+        """Fetch the base, find the checkpoint, and read the data; completes the recipe with what these say."""
+        world = self.world
+        base = self._fetch_base()
+        tokenizer = world.agree(lambda: load_tokenizer(self.recipe.model, base.tokenizer))
+        checkpointer = self._build_checkpointer()
+        resumed = self._find_checkpoint(checkpointer)
+        data = self._load_corpus(tokenizer, resumed)
+        # Refuse a schedule that does not fit the number of steps before minutes of loading.
+        world.agree(lambda: Schedule.of(self.recipe.training, data.plan.max_steps))
+        progress = self._start_progress(data, checkpointer, resumed)
+        return Inputs(base, tokenizer, data, checkpointer, resumed, progress)
+
+    def _fetch_base(self) -> Source:
+        """Fetch the base; an adapter that is trained further sets the parameters of the method in the recipe."""
+        base = merge.fetch(
+            self.recipe.model,
+            scratch.path() / "base",
+            self.world,
+            with_digest=export.has_external_base(self.recipe),
+            check=lambda config: build.check_base(self.recipe, config, self.world),
+        )
+        adapter = base.adapter
+        if adapter is not None:
+            self.recipe = self.world.agree(lambda: continued.apply_adapter_config(self.recipe, adapter))
+        return base
+
+    def _build_checkpointer(self) -> Checkpointer | None:
         if self.recipe.checkpoint is None:
             return None
         return Checkpointer(
@@ -266,36 +240,14 @@ class Run:
             on_failed=lambda _step, sentence: self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: sentence}),
         )
 
-    def _begin(
-        self, data: corpus.Corpus, checkpointer: Checkpointer | None, resumed: Progress | None
-    ) -> Progress:
-        """The progress that the attempt begins with, on the data that it has read."""
-        progress = replace(
-            resumed or Progress(), data_version=data.splits.version, day=str(self.recipe.job.created)
-        )
-        if checkpointer is None:
-            return progress
-        return checkpointer.begin_on(
-            progress,
-            examples=data.train.digest,
-            eval_data=lineage.eval_data(self.recipe, data.validation.split if data.validation else None),
-            max_steps=data.plan.max_steps,
-        )
-
-    def _kept_reference(self, checkpointer: Checkpointer | None, network: Network) -> KeptReference | None:
-        if checkpointer is None or not network.objective.has_reference:
-            return None
-        place = newest.resume_place(self.recipe)
-        other = place[0] if place is not None else None
-        return KeptReference(checkpointer.folder, continuation.digest(self.recipe), self.world, other)
-
-    def _log_published(self, step: int) -> None:
-        self.tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step})
-        self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: ""})
-
-    def _log_plan(self, plan: contract.MemoryPlan) -> None:
-        self.tracker.metrics(0, {contract.METRIC_PLAN_MEMORY: plan.memory_bytes})
-        self.tracker.tags({contract.TAG_PLAN: plan.model_dump_json(exclude_none=True)})
+    def _find_checkpoint(self, checkpointer: Checkpointer | None) -> Progress | None:
+        """Return the progress of the checkpoint to resume from, if any."""
+        resumed = checkpointer.find_newest() if checkpointer is not None else None
+        if resumed is not None and resumed.day:
+            # Another job's checkpoint: its examples have the day of that job.
+            self.recipe = self.recipe.on_day(date.fromisoformat(resumed.day))
+        self.preemption.checkpoint_step = checkpointer.published if checkpointer is not None else None
+        return resumed
 
     def _load_corpus(self, tokenizer: PreTrainedTokenizerBase, resumed: Progress | None) -> corpus.Corpus:
         return corpus.load(
@@ -307,29 +259,51 @@ class Run:
             on_counts=lambda counts: self.tracker.metrics(0, counts),
         )
 
-    def _describe(self, data: corpus.Corpus, progress: Progress) -> None:
+    def _start_progress(
+        self, data: corpus.Corpus, checkpointer: Checkpointer | None, resumed: Progress | None
+    ) -> Progress:
+        """Return the progress that the attempt starts with, on the data that it reads."""
+        progress = replace(
+            resumed or Progress(), data_version=data.splits.version, day=str(self.recipe.job.created)
+        )
+        if checkpointer is None:
+            return progress
+        return checkpointer.begin_on(
+            progress,
+            examples=data.train.digest,
+            eval_data=lineage.identify_eval_data(self.recipe, data.validation_split),
+            max_steps=data.plan.max_steps,
+        )
+
+    def _describe_run(self, inputs: Inputs) -> None:
         """Print what is about to run, and log it to the MLflow run."""
-        recipe, splits = self.recipe, data.splits
+        recipe, data, splits = self.recipe, inputs.data, inputs.data.splits
+        resumed_from = inputs.progress.resumed_from
         ranks = "rank" if self.world.size == 1 else "ranks"
         self.world.say(f"{data.summary(recipe)} on {self.world.size} {ranks}")
-        eval_data = lineage.eval_data(recipe, data.validation.split if data.validation is not None else None)
+        eval_data = lineage.identify_eval_data(recipe, data.validation_split)
         tags = {
-            **lineage.source_tags(recipe, splits, eval_data, progress.resumed_from),
-            **lineage.preparation_tags(recipe),
+            **lineage.build_source_tags(recipe, splits, eval_data, resumed_from),
+            **lineage.build_preparation_tags(recipe),
             **device.tags(self.world.device),
             contract.TAG_ATTEMPT: os.environ.get("FINETUNE_ATTEMPT", "1"),
         }
-        self.tracker.describe(lineage.run_params(recipe, data, progress.resumed_from), tags)
+        self.tracker.describe(lineage.build_run_params(recipe, data, resumed_from), tags)
+        self._log_datasets(data)
+
+    def _log_datasets(self, data: corpus.Corpus) -> None:
+        """Log the splits, and the sources that they were prepared from, as datasets of the MLflow run."""
+        splits = data.splits
         self.tracker.dataset(
             splits.path or splits.train or "",
-            name=recipe.job.name,
+            name=self.recipe.job.name,
             version=splits.version,
             # NB: MLflow's Delta source omits version 0, so the digest names the version too.
             digest=f"{len(data.train)}-examples-{data.tokens}-tokens"
             if splits.version is None
             else f"version-{splits.version}",
         )
-        for read in lineage.sources_read(recipe):
+        for read in lineage.list_sources(self.recipe):
             if read.version is not None:
                 self.tracker.dataset(
                     read.source.address,
@@ -340,31 +314,77 @@ class Run:
                     use="source",
                 )
 
-    def _prepare(
-        self,
-        data: corpus.Corpus,
-        network: Network,
-        collator: Collator,
-        resumed: Progress | None,
-        kept: KeptReference | None,
-    ) -> corpus.Corpus:
-        """Let the objective compute what it needs of the examples that are still to come, unless an attempt has kept it."""
-        training = self.recipe.training
-        batch_size = training.per_device_eval_batch_size or training.per_device_batch_size
+    def _read_request_examples(self, data: corpus.Corpus) -> signature.Examples | None:
+        """Read examples of requests to the served model, on rank 0 only."""
 
-        def prepared(examples: Examples) -> Split:
-            found = kept.found(examples) if kept is not None else None
-            if found is not None:
-                return found
+        def read() -> signature.Examples:
+            prompt = signature.name_prompt(self.recipe, data.columns)
+            return signature.read_examples(data.splits, data.columns, prompt)
+
+        return self.world.agree(lambda: read() if self.world.leads else None)
+
+    def _build_network(self, inputs: Inputs) -> tuple[Network, Progress]:
+        """Return the network with its weights, and the progress with the results of the checks."""
+        checkpointer, progress = inputs.checkpointer, inputs.progress
+        check_key = probe.compute_key(self.recipe, self.world)
+        verdicts: list[recomputation.Verdict] = []
+        network = build.build_network(
+            self.recipe,
+            inputs.base.base,
+            inputs.tokenizer,
+            self.world,
+            scratch.path() / "teacher",
+            adapter_source=inputs.base if inputs.base.adapter is not None else None,
+            load_initial=checkpointer.load_initial if checkpointer and inputs.resumed else None,
+            on_plan=self._log_plan,
+            check_key=check_key,
+            is_checked=progress.logits_checked == check_key,
+            verdict=recomputation.Verdict.of(progress.recomputation),
+            on_verdict=verdicts.append,
+        )
+        # The newest checkpoint keeps the results.
+        verdict = asdict(verdicts[0]) if verdicts else None
+        return network, replace(progress, logits_checked=check_key, recomputation=verdict)
+
+    def _prepare_examples(self, inputs: Inputs, network: Network, collator: Collator) -> corpus.Corpus:
+        """Let the objective compute what it needs of the examples to come, unless an earlier attempt saved it."""
+        data, training = inputs.data, self.recipe.training
+        batch_size = training.per_device_eval_batch_size or training.per_device_batch_size
+        references = self._open_references(inputs.checkpointer, network)
+
+        def prepare(examples: Examples) -> Split:
+            stored = references.load(examples) if references is not None else None
+            if stored is not None:
+                return stored
             split = network.objective.prepare(network, examples, collator, batch_size)
-            if kept is not None:
-                kept.keep(split)
+            if references is not None:
+                references.save(split)
             return split
 
-        rest = Examples(data.train, data.plan.rest(resumed.step if resumed else 0))
-        return data.with_splits(prepared(rest), prepared(data.validation) if data.validation else None)
+        first_step = inputs.resumed.step if inputs.resumed is not None else 0
+        remaining = Examples(data.train, data.plan.sequences_from(first_step))
+        return data.with_splits(prepare(remaining), prepare(data.validation) if data.validation else None)
 
-    def _loop(
+    def _open_references(self, checkpointer: Checkpointer | None, network: Network) -> KeptReference | None:
+        if checkpointer is None or not network.objective.has_reference:
+            return None
+        resume_from = newest.locate_resume_from(self.recipe)
+        foreign_folder = resume_from[0] if resume_from is not None else None
+        settings = continuation.digest(self.recipe)
+        return KeptReference(checkpointer.folder, settings, self.world, foreign_folder)
+
+    def _load_checkpoint(self, inputs: Inputs, network: Network, optimizer: Optimizer) -> None:
+        """Load weights, optimizer state and loss scale from the checkpoint to resume from, if any."""
+        checkpointer, resumed = inputs.checkpointer, inputs.resumed
+        if checkpointer is None or resumed is None:
+            return
+        checkpointer.load(resumed, network.model, optimizer.parts)
+        if optimizer.loss_scale is not None and resumed.loss_scale is not None:
+            optimizer.loss_scale.load_state(resumed.loss_scale, resumed.good_steps)
+        of_job = "" if checkpointer.published else f" of another job, {resumed.resumed_from}"
+        self.world.say(f"resuming from the checkpoint of step {resumed.step}{of_job}")
+
+    def _build_loop(
         self,
         *,
         data: corpus.Corpus,
@@ -397,7 +417,7 @@ class Run:
             max_skipped_steps=training.max_skipped_steps,
         )
 
-    def _lineage(self, data: corpus.Corpus, loop: Loop, eval_loss: float | None) -> lineage.Lineage:
+    def _build_lineage(self, data: corpus.Corpus, loop: Loop, eval_loss: float | None) -> lineage.Lineage:
         result = TrainResult(
             step=loop.progress.step,
             base_eval_loss=loop.progress.base_eval_loss,
@@ -405,30 +425,67 @@ class Run:
             perplexity=None if eval_loss is None else loop.evaluator.perplexity(eval_loss),
             goodput=loop.reporter.goodput,
         )
-        validation = data.validation.split if data.validation is not None else None
-        used = (
-            {"train": data.train} if validation is None else {"train": data.train, "validation": validation}
-        )
-        counts = {name: lineage.Counts.of(split) for name, split in used.items()}
-        eval_data = lineage.eval_data(self.recipe, validation)
+        validation = data.validation_split
+        counts = {"train": lineage.Counts.of(data.train)}
+        if validation is not None:
+            counts["validation"] = lineage.Counts.of(validation)
         return lineage.Lineage(
             self.recipe,
             data.splits,
             result,
             counts,
-            eval_data,
+            lineage.identify_eval_data(self.recipe, validation),
             loop.weights_step,
             resumed_from=loop.progress.resumed_from,
         )
+
+    def _deliver(
+        self,
+        inputs: Inputs,
+        network: Network,
+        weights: dict[str, torch.Tensor],
+        model_lineage: lineage.Lineage,
+        request_examples: signature.Examples,
+    ) -> TerminationMessage:
+        """Export, upload and register the model, on rank 0."""
+        checkpointer, base = inputs.checkpointer, inputs.base
+        with self._interruptible(checkpointer, model_lineage.result.step):
+            result = deliver(
+                model_lineage,
+                self.tracker.run_id,
+                scratch.path() / "export",
+                lambda folder: export.write(
+                    folder,
+                    model=network.model,
+                    state=weights,
+                    tokenizer=inputs.tokenizer,
+                    source=base.base,
+                    base=base.origin,
+                    lineage=model_lineage,
+                    examples=request_examples,
+                ),
+                base.origin,
+                say=self.world.say,
+            )
+        step = checkpointer.published if checkpointer is not None else None
+        return TerminationMessage(train=result, checkpoint_step=step)
 
     def _interruptible(self, checkpointer: Checkpointer | None, step: int) -> AbstractContextManager[object]:
         """End the delivery at once on SIGTERM, where the next attempt can repeat it from the last checkpoint."""
         if checkpointer is None or checkpointer.published != step:
             return nullcontext()
         self.preemption.checkpoint_step = step
-        return self.preemption.interrupting(
+        return self.preemption.interrupt_on_sigterm(
             f"stopped by SIGTERM after the last step, {step}, before the model was delivered"
         )
+
+    def _log_published(self, step: int) -> None:
+        self.tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step})
+        self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: ""})
+
+    def _log_plan(self, plan: contract.MemoryPlan) -> None:
+        self.tracker.metrics(0, {contract.METRIC_PLAN_MEMORY: plan.memory_bytes})
+        self.tracker.tags({contract.TAG_PLAN: plan.model_dump_json(exclude_none=True)})
 
 
 if __name__ == "__main__":

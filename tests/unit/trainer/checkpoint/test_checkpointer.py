@@ -240,7 +240,7 @@ def test_a_damaged_checkpoint_is_skipped_and_never_in_silence(
     assert told.startswith(f"the checkpoint {run.steps}/step-00000002 is damaged ({sentence}")
     assert told.endswith("): the older one of step 1 is used\n")
     (run.steps / "step-00000001" / ".metadata").unlink()
-    code, reason, message = refusal(again.checkpointer.newest)
+    code, reason, message = refusal(again.checkpointer.find_newest)
     assert (code, reason) == (64, "CheckpointDamaged")
     assert f"is damaged ({sentence}" in message
     assert message.endswith(
@@ -305,8 +305,8 @@ def test_a_storage_that_is_away_at_the_start_is_tried_again(
     def away(_: object) -> list[int]:
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(CheckpointFolder, "marked", away)
-    assert refusal(run.checkpointer.newest) == (
+    monkeypatch.setattr(CheckpointFolder, "list_complete_steps", away)
+    assert refusal(run.checkpointer.find_newest) == (
         1,
         "CheckpointUnreadable",
         f"the checkpoints in {run.steps} cannot be read: Connection refused",

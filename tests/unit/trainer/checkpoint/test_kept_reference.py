@@ -41,26 +41,26 @@ def test_what_is_kept_is_found_for_the_same_split_and_settings(
     tmp_path: Path, world: World, split: Split
 ) -> None:
     kept = KeptReference(str(tmp_path / "job"), "r1", world)
-    assert kept.found(all_of(split)) is None
-    kept.keep(replace(split, reference=REFERENCE))
-    found = KeptReference(str(tmp_path / "job"), "r1", world).found(all_of(split))
+    assert kept.load(all_of(split)) is None
+    kept.save(replace(split, reference=REFERENCE))
+    found = KeptReference(str(tmp_path / "job"), "r1", world).load(all_of(split))
     assert found is not None
     assert found.reference is not None
     np.testing.assert_array_equal(found.reference, REFERENCE, strict=True)
-    assert kept.found(all_of(replace(split, digest="d2"))) is None
-    assert KeptReference(str(tmp_path / "job"), "r2", world).found(all_of(split)) is None
+    assert kept.load(all_of(replace(split, digest="d2"))) is None
+    assert KeptReference(str(tmp_path / "job"), "r2", world).load(all_of(split)) is None
     assert [path.name for path in (tmp_path / "job").rglob("*.npy*")] == ["d1.npy"]
 
 
 def test_that_of_the_job_which_is_carried_on_is_only_read(tmp_path: Path, world: World, split: Split) -> None:
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
-    KeptReference(first, "s1", world).keep(replace(split, reference=REFERENCE))
+    KeptReference(first, "s1", world).save(replace(split, reference=REFERENCE))
     kept = KeptReference(second, "s1", world, first)
-    found = kept.found(all_of(split))
+    found = kept.load(all_of(split))
     assert found is not None
     np.testing.assert_array_equal(found.reference, REFERENCE)
-    kept.keep(replace(split, reference=2 * REFERENCE))
-    again = kept.found(all_of(split))
+    kept.save(replace(split, reference=2 * REFERENCE))
+    again = kept.load(all_of(split))
     assert again is not None
     np.testing.assert_array_equal(again.reference, 2 * REFERENCE)
     np.testing.assert_array_equal(np.load(next((tmp_path / "first").rglob("d1.npy"))), REFERENCE)
@@ -68,13 +68,13 @@ def test_that_of_the_job_which_is_carried_on_is_only_read(tmp_path: Path, world:
 
 def test_what_a_shorter_run_left_out_is_computed(tmp_path: Path, world: World, split: Split) -> None:
     kept = KeptReference(str(tmp_path), "s1", world)
-    kept.keep(replace(split, reference=REFERENCE * [[1], [0]]))
-    assert kept.found(Examples(split, [[0]])) is not None
-    assert kept.found(all_of(split)) is None
+    kept.save(replace(split, reference=REFERENCE * [[1], [0]]))
+    assert kept.load(Examples(split, [[0]])) is not None
+    assert kept.load(all_of(split)) is None
     # An attempt after the last step needs none.
-    assert kept.found(Examples(split, [])) is not None
-    kept.keep(replace(split, reference=REFERENCE * [[0], [1]]))
-    found = kept.found(all_of(split))
+    assert kept.load(Examples(split, [])) is not None
+    kept.save(replace(split, reference=REFERENCE * [[0], [1]]))
+    found = kept.load(all_of(split))
     assert found is not None
     np.testing.assert_array_equal(found.reference, REFERENCE)
 
@@ -83,12 +83,12 @@ def test_a_damaged_file_is_said_and_not_used(
     tmp_path: Path, world: World, split: Split, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = KeptReference(str(tmp_path), "r1", world)
-    kept.keep(replace(split, reference=REFERENCE))
+    kept.save(replace(split, reference=REFERENCE))
     (file,) = tmp_path.rglob("d1.npy")
     whole = file.read_bytes()
     for damaged in (b"", whole[:40], whole[:-4]):
         file.write_bytes(damaged)
-        assert kept.found(all_of(split)) is None
+        assert kept.load(all_of(split)) is None
         assert capsys.readouterr().out.startswith("the kept reference cannot be read and is computed again: ")
 
 
@@ -96,6 +96,6 @@ def test_a_storage_that_takes_nothing_stops_no_training(
     tmp_path: Path, world: World, split: Split, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "job").write_text("a file where the folder would be")
-    KeptReference(str(tmp_path / "job"), "r1", world).keep(replace(split, reference=REFERENCE))
+    KeptReference(str(tmp_path / "job"), "r1", world).save(replace(split, reference=REFERENCE))
     said = capsys.readouterr().out
     assert said.startswith("the reference is not kept for later attempts, which compute it again: "), said

@@ -161,14 +161,14 @@ REFUSED: dict[str, tuple[Json, str]] = {
 
 @pytest.mark.parametrize(("parts", "message"), REFUSED.values(), ids=REFUSED)
 def test_another_run_is_refused_with_what_differs(first: Run, parts: Json, message: str) -> None:
-    assert refusal(first.next_job(first.steps, **parts).checkpointer.newest) == (
+    assert refusal(first.next_job(first.steps, **parts).checkpointer.find_newest) == (
         64, "ForeignCheckpoint", message.format(steps=first.steps),
     )  # fmt: skip
 
 
 def test_a_folder_without_a_checkpoint_is_refused(first: Run) -> None:
     for place in (first.folder / "elsewhere", first.steps / "step-00000009"):
-        assert refusal(first.next_job(place).checkpointer.newest) == (
+        assert refusal(first.next_job(place).checkpointer.find_newest) == (
             64,
             "CheckpointNotFound",
             f"checkpoint.resumeFrom: {place} has no complete checkpoint: name a folder with one, such as that in "
@@ -179,7 +179,7 @@ def test_a_folder_without_a_checkpoint_is_refused(first: Run) -> None:
 def test_a_damaged_checkpoint_of_another_job_is_not_to_be_deleted(first: Run) -> None:
     for step in (2, 3):
         (first.steps / f"step-0000000{step}" / ".metadata").unlink()
-    code, reason, message = refusal(first.next_job(first.steps).checkpointer.newest)
+    code, reason, message = refusal(first.next_job(first.steps).checkpointer.find_newest)
     assert (code, reason) == (64, "CheckpointDamaged")
     assert message.endswith("restore its files, or name another one in checkpoint.resumeFrom")
 
@@ -187,7 +187,7 @@ def test_a_damaged_checkpoint_of_another_job_is_not_to_be_deleted(first: Run) ->
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_a_checkpoint_that_another_job_deletes_meanwhile_is_looked_for_again(first: Run, name: str) -> None:
     second = first.next_job(first.steps)
-    progress = second.checkpointer.newest()
+    progress = second.checkpointer.find_newest()
     assert progress is not None
     (first.steps / "step-00000003" / name).unlink()
     assert refusal(lambda: second.checkpointer.load(progress, second.model, second.optimizers)) == (
@@ -280,7 +280,7 @@ def test_a_checkpoint_of_an_earlier_release_is_its_own_jobs(first: Run) -> None:
     progress = own.resume()
     begun = own.checkpointer.begin_on(progress, examples="e1", eval_data="v1", max_steps=9)
     assert (begun.step, begun.examples, begun.eval_data, begun.best_eval_loss) == (3, "e1", "v1", 1.0)
-    assert refusal(first.next_job(first.steps).checkpointer.newest) == (
+    assert refusal(first.next_job(first.steps).checkpointer.find_newest) == (
         64,
         "ForeignCheckpoint",
         f"the checkpoint {first.steps}/step-00000003 was written by an earlier release, which does not say the settings of its "

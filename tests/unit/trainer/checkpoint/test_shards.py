@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from finetune_trainer.train.checkpoint import checkpointer, shards
-from finetune_trainer.train.checkpoint.shards import trained_state
+from finetune_trainer.train.checkpoint.shards import get_trained_state
 from support import networks
 from support.checkpoints import Run, same
 
@@ -27,14 +27,14 @@ def test_the_state_has_the_trained_weights_alone(base_model: Path, method: str) 
         trained = {
             name for name, weight in network.named_parameters(remove_duplicate=False) if weight.requires_grad
         }
-        assert trained_state(network).keys() == trained
+        assert get_trained_state(network).keys() == trained
 
 
 def test_a_checkpoint_that_has_what_a_frozen_base_was_quantized_with_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def with_more(*arguments: Any) -> dict[str, Any]:
-        state = shards.training_state(*arguments)
+        state = shards.get_training_state(*arguments)
         more = {
             f"{layer}.base_layer.weight.{name}": torch.ones(4)
             for layer in "01"

@@ -57,7 +57,7 @@ def test_a_delta_table_gives_its_splits(
         "validation": 8,
         "test": 0,
     }
-    assert read.delta_version(splits) == 0
+    assert read.read_delta_version(splits) == 0
     # Nothing is left of what was written on the way, nor of the split that does not exist.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train", "validation"]
 
@@ -144,7 +144,7 @@ def test_tokens_are_those_of_the_encoder_in_the_order_of_their_fingerprints(
     tmp_path: Path, table: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
 ) -> None:
     # So little that the examples are put in order in many parts.
-    monkeypatch.setattr(dataset, "_CHUNK_TOKENS", 50)
+    monkeypatch.setattr(dataset, "_TOKENS_PER_WRITE", 50)
     splits, encoder = Splits(type="Delta", path=str(table)), encoder_of(tokenizer)
     split = tokenized(splits, encoder, tmp_path / "tokens")
     assert split is not None
@@ -251,7 +251,7 @@ def test_an_unpaired_preference_has_a_document_with_the_answer_of_the_next(
     *, kind: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Several parts, and examples that end one.
-    monkeypatch.setattr(dataset, "_CHUNK_TOKENS", 50)
+    monkeypatch.setattr(dataset, "_TOKENS_PER_WRITE", 50)
     as_kind = {"JSONLines": int, "Parquet": bool, "Delta": str}[kind]
     rows = [
         {"prompt": f"What is {n}? ", "completion": f"It is {n}" + " or so" * n, "thumb": as_kind(n % 3 == 0)}
@@ -360,7 +360,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches, buffers and parts of which even the smaller corpus has several."""
     monkeypatch.setattr(read, "_BATCH_ROWS", 128)
     monkeypatch.setattr(split_files, "_BUFFER_BYTES", 1 << 13)
-    monkeypatch.setattr(dataset, "_CHUNK_TOKENS", 1 << 13)
+    monkeypatch.setattr(dataset, "_TOKENS_PER_WRITE", 1 << 13)
 
 
 @pytest.mark.usefixtures("small_steps")

@@ -43,7 +43,7 @@ def test_rows_have_one_width_where_widths_cost(case: str) -> None:
 
 
 def plan_of(split: Split) -> pack.Plan:
-    rows = pack.sequences(split.lengths, max_length=64, packing=True)
+    rows = pack.pack_examples(split.lengths, max_length=64, packing=True)
     return pack.Plan.of(rows, global_batch=4, seed=1, epochs=None, max_steps=STEPS)
 
 
@@ -100,7 +100,7 @@ def test_the_next_step_is_made_while_one_is_computed(monkeypatch: pytest.MonkeyP
     fed.close()
     # Each batch was made once, and none after the last step.
     assert len(made) == 2 * STEPS
-    assert fed.waited > 0
+    assert fed.waited_seconds > 0
 
 
 def test_a_run_can_be_taken_up_at_any_step() -> None:

@@ -31,7 +31,7 @@ def split_of(*examples: tuple[list[int], int]) -> Split:
 @pytest.mark.parametrize("packing", [True, False])
 def test_every_example_is_in_exactly_one_sequence_that_it_fits(packing: bool) -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 500)
-    rows = pack.sequences(lengths, max_length=100, packing=packing)
+    rows = pack.pack_examples(lengths, max_length=100, packing=packing)
     assert sorted(example for row in rows for example in row) == list(range(500))
     assert max(int(lengths[row].sum()) for row in rows) <= 100
     assert (max(len(row) for row in rows) > 1) is packing
@@ -39,7 +39,7 @@ def test_every_example_is_in_exactly_one_sequence_that_it_fits(packing: bool) ->
 
 def test_packing_leaves_little_room() -> None:
     lengths = np.random.default_rng(0).integers(10, 300, 2000)
-    rows = pack.sequences(lengths, max_length=1024, packing=True)
+    rows = pack.pack_examples(lengths, max_length=1024, packing=True)
     assert lengths.sum() / (len(rows) * 1024) > 0.99
 
 
@@ -193,14 +193,14 @@ def naive_best_fit(lengths: list[int], max_length: int) -> list[list[int]]:
 
 @given(st.lists(st.integers(1, 70), max_size=60), st.integers(1, 64))
 def test_packing_is_best_fit_decreasing(lengths: list[int], max_length: int) -> None:
-    found = pack.sequences(np.array(lengths, np.int64), max_length=max_length, packing=True)
+    found = pack.pack_examples(np.array(lengths, np.int64), max_length=max_length, packing=True)
     assert found == naive_best_fit(lengths, max_length)
 
 
 def test_a_million_examples_are_packed_in_seconds() -> None:
     lengths = np.random.default_rng(0).integers(10, 2048, 1_000_000)
     began = time.process_time()
-    rows = pack.sequences(lengths, max_length=2048, packing=True)
+    rows = pack.pack_examples(lengths, max_length=2048, packing=True)
     assert time.process_time() - began < 10
     assert sum(map(len, rows)) == len(lengths)
 
@@ -221,7 +221,8 @@ def test_the_shares_of_a_step_are_the_step_for_any_world_size(
     for step in range(plan.max_steps):
         wanted = plan.of_step(step)
         mine = [
-            list(pack.shares(wanted, rank=rank, ranks=ranks, batch_size=batch_size)) for rank in range(ranks)
+            list(pack.split_among_ranks(wanted, rank=rank, ranks=ranks, batch_size=batch_size))
+            for rank in range(ranks)
         ]
         assert len({len(rounds) for rounds in mine}) == 1
         assert all(len(share) <= batch_size for rounds in mine for share in rounds)
@@ -260,7 +261,7 @@ def test_a_step_trains_on_the_same_sequences_whatever_the_number_of_ranks(
     seen: list[Any] = []
     for step in range(plan.max_steps):
         mine = [
-            list(pack.shares(plan.of_step(step), rank=rank, ranks=ranks, batch_size=batch_size))
+            list(pack.split_among_ranks(plan.of_step(step), rank=rank, ranks=ranks, batch_size=batch_size))
             for rank in range(ranks)
         ]
         assert len({len(rounds) for rounds in mine}) == 1

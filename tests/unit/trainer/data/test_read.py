@@ -36,7 +36,7 @@ KINDS = {"messages": "messages", "text": "text", "tags": "other", "split": "text
 
 
 def kinds(splits: Splits) -> dict[str, str]:
-    return {column.name: column.kind for column in read.schema(splits)}
+    return {column.name: column.kind for column in read.read_schema(splits)}
 
 
 def test_a_delta_table_and_a_parquet_file_have_a_schema(tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ def test_the_first_rows_of_json_lines_are_their_schema(tmp_path: Path) -> None:
     (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     splits = Splits(type="JSONLines", train=str(tmp_path))
     assert kinds(splits) == KINDS
-    assert read.schema(splits)[0] == Column("messages", "messages", "list")
+    assert read.read_schema(splits)[0] == Column("messages", "messages", "list")
 
 
 def test_a_schema_of_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.parquet").write_bytes(b"no parquet")
     for path, reason in (("nowhere", "MissingFile"), ("broken.parquet", "CorruptData")):
         with pytest.raises(DataError) as refused:
-            read.schema(Splits(type="Parquet", train=str(tmp_path / path)))
+            read.read_schema(Splits(type="Parquet", train=str(tmp_path / path)))
         assert refused.value.reason == reason
 
 

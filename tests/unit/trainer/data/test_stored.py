@@ -14,7 +14,7 @@ from finetune_crds.recipe import Recipe
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.train.data import corpus, dataset
 from finetune_trainer.train.data.encode import Encoder
-from finetune_trainer.train.data.stored import StoredTokens, digest
+from finetune_trainer.train.data.stored import StoredTokens, compute_digest
 from support import networks
 
 if TYPE_CHECKING:
@@ -123,14 +123,14 @@ def test_what_decides_on_the_tokens_is_in_the_digest(pod: Pod) -> None:
     encoder = Encoder.of(recipe, load_tokenizer(recipe.model, Path(recipe.model.base)))
     other = replace(encoder.documents, answers_only=not encoder.documents.answers_only)
     different = [
-        digest(splits, encoder),
-        digest(splits.model_copy(update={"version": 2}), encoder),
-        digest(splits.model_copy(update={"path": "/other"}), encoder),
-        digest(splits, replace(encoder, documents=other)),
-        digest(splits, replace(encoder, max_length=encoder.max_length + 1)),
-        digest(splits, replace(encoder, overlong="Truncate")),
+        compute_digest(splits, encoder),
+        compute_digest(splits.model_copy(update={"version": 2}), encoder),
+        compute_digest(splits.model_copy(update={"path": "/other"}), encoder),
+        compute_digest(splits, replace(encoder, documents=other)),
+        compute_digest(splits, replace(encoder, max_length=encoder.max_length + 1)),
+        compute_digest(splits, replace(encoder, overlong="Truncate")),
     ]
     assert len(set(different)) == len(different)
     again = Encoder.of(recipe, load_tokenizer(recipe.model, Path(recipe.model.base)))
-    assert digest(splits, again) == different[0]
+    assert compute_digest(splits, again) == different[0]
     assert np.unique([len(one) for one in different]).tolist() == [16]

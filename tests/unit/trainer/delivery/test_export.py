@@ -21,7 +21,7 @@ from finetune_trainer.models import base_reference
 from finetune_trainer.models.base_reference import Origin
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.delivery import signature
-from finetune_trainer.train.delivery.lineage import Counts, Lineage, model_card, version_tags
+from finetune_trainer.train.delivery.lineage import Counts, Lineage, build_version_tags, render_model_card
 from finetune_trainer.train.model.adapters import adapt
 from finetune_trainer.train.model.weights import load, standalone
 from support.exports import CONVERSATIONS, INPUT, PROMPTS, written
@@ -235,7 +235,7 @@ def test_the_model_card_tells_where_the_model_comes_from(pod: Pod, table: Path, 
     recipe = Recipe.model_validate(pod.but({"register": {"model": "support"}}).recipe)
     recipe = recipe.model_copy(update={"method": Method.model_validate(LORA)})
     assert recipe.data.splits is not None
-    card = model_card(
+    card = render_model_card(
         Lineage(
             recipe,
             recipe.data.splits,
@@ -262,7 +262,7 @@ def test_the_model_card_tells_where_the_model_comes_from(pod: Pod, table: Path, 
 def test_the_model_card_tells_which_weights_were_the_best(pod: Pod, table: Path) -> None:
     recipe = Recipe.model_validate(pod.recipe)
     assert recipe.data.splits is not None
-    card = model_card(Lineage(recipe, recipe.data.splits, TrainResult(step=12), weights_step=6))
+    card = render_model_card(Lineage(recipe, recipe.data.splits, TrainResult(step=12), weights_step=6))
     assert (
         "FineTuneJob tests/tiny: the weights after step 6 of 12, which have the least evaluation loss, on "
         f"{table} version 0." in card
@@ -274,7 +274,7 @@ def test_a_version_says_what_it_was_evaluated_on(pod: Pod, eval_data: str | None
     recipe = Recipe.model_validate(pod.recipe)
     assert recipe.data.splits is not None
     lineage = Lineage(recipe, recipe.data.splits, TrainResult(step=3), eval_data=eval_data)
-    assert version_tags(lineage).get(contract.TAG_EVAL_DATA) == eval_data
+    assert build_version_tags(lineage).get(contract.TAG_EVAL_DATA) == eval_data
 
 
 @pytest.mark.parametrize("method", [{"type": "Full"}, {**LORA, "export": "Merged"}])

@@ -11,7 +11,12 @@ import pytest
 
 from finetune_crds.recipe import Recipe
 from finetune_trainer.train.data.dataset import Split
-from finetune_trainer.train.delivery.lineage import eval_data, method_params, preparation_tags, source_tags
+from finetune_trainer.train.delivery.lineage import (
+    build_method_params,
+    build_preparation_tags,
+    build_source_tags,
+    identify_eval_data,
+)
 
 if TYPE_CHECKING:
     from support.pods import Pod
@@ -56,7 +61,7 @@ def on(pod: Pod, objective: Json, base: str = "/models/base", digest: str = "d1"
         pod.recipe | {"objective": objective, "model": pod.recipe["model"] | {"base": base}}
     )
     empty = np.zeros(0)
-    return eval_data(recipe, Split(empty, empty, np.zeros(1, np.int64), digest=digest))
+    return identify_eval_data(recipe, Split(empty, empty, np.zeros(1, np.int64), digest=digest))
 
 
 @pytest.mark.parametrize(("one", "other"), ALIKE.values(), ids=ALIKE)
@@ -109,7 +114,7 @@ def test_the_rows_of_a_pass_count_where_the_loss_depends_on_them(
 
 
 def test_without_validation_there_is_nothing_to_compare(pod: Pod) -> None:
-    assert eval_data(Recipe.model_validate(pod.recipe), None) is None
+    assert identify_eval_data(Recipe.model_validate(pod.recipe), None) is None
 
 
 PREPARED: Json = {
@@ -161,7 +166,7 @@ def test_the_source_and_its_version_are_on_run_and_version(
     data = {"source": source, "prepare": {"output": "/data/splits"}, "splits": pod.recipe["data"]["splits"]}
     recipe = Recipe.model_validate(pod.recipe | {"data": data, "prepared": PREPARED | read})
     assert recipe.data.splits
-    tags = source_tags(recipe, recipe.data.splits, None)
+    tags = build_source_tags(recipe, recipe.data.splits, None)
     assert {name: value for name, value in tags.items() if "source" in name} == expected
     assert tags["finetune_data_digest"] == "c0ffee"
 
@@ -173,18 +178,18 @@ def test_the_sources_of_a_large_mix_fit_into_a_tag(pod: Pod) -> None:
         pod.recipe | {"data": data | {"splits": pod.recipe["data"]["splits"]}, "prepared": PREPARED}
     )
     assert recipe.data.splits
-    said = source_tags(recipe, recipe.data.splits, None)["finetune_source"]
+    said = build_source_tags(recipe, recipe.data.splits, None)["finetune_source"]
     assert (len(said), said[:10], said[-3:]) == (1000, "/data/0000", "...")
 
 
 def test_the_result_of_the_preparation_is_on_the_run(pod: Pod) -> None:
     recipe = Recipe.model_validate(pod.recipe | {"prepared": PREPARED})
-    assert {name: json.loads(value) for name, value in preparation_tags(recipe).items()} == {
+    assert {name: json.loads(value) for name, value in build_preparation_tags(recipe).items()} == {
         "finetune_data_rows": {"train": 90, "validation": 10, "test": 0},
         "finetune_data_tokens": {"train": 900, "validation": 100, "test": 0},
         "finetune_data_dropped": {"notNull": 0, "dedupe": 7},
     }
-    assert preparation_tags(Recipe.model_validate(pod.recipe)) == {}
+    assert build_preparation_tags(Recipe.model_validate(pod.recipe)) == {}
 
 
 PARAMETERS: dict[str, tuple[Json, Json]] = {
@@ -200,9 +205,9 @@ PARAMETERS: dict[str, tuple[Json, Json]] = {
 
 @pytest.mark.parametrize(("objective", "expected"), PARAMETERS.values(), ids=PARAMETERS)
 def test_the_parameters_of_an_objective(pod: Pod, objective: Json, expected: Json) -> None:
-    assert method_params(Recipe.model_validate(pod.recipe | {"objective": objective})) == expected
+    assert build_method_params(Recipe.model_validate(pod.recipe | {"objective": objective})) == expected
 
 
 def test_the_noise_is_a_parameter(pod: Pod) -> None:
     noisy = pod.but({"training.neftuneAlpha": 5})
-    assert method_params(Recipe.model_validate(noisy.recipe)) == {"neftune_alpha": 5.0}
+    assert build_method_params(Recipe.model_validate(noisy.recipe)) == {"neftune_alpha": 5.0}

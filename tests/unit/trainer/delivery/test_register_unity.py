@@ -45,14 +45,14 @@ def exported(folder: Path, signature: str = SIGNATURE) -> Path:
 
 def test_a_version_once(workspace: Workspace, run_id: str, tmp_path: Path) -> None:
     registry, folder = Registry(run_id, None, patience_seconds=5), exported(tmp_path / "export")
-    assert registry.version_of_run(MODEL) is None
+    assert registry.find_version(MODEL) is None
     model_id = registry.upload(folder)
     made = [registry.register(MODEL, model_id, folder, {"finetune_eval_data": "d1"}) for _ in range(2)]
     (version,) = workspace.models[MODEL].versions.values()
     downloads = [path for method, path in workspace.asked if "download" in path]
     assert (
         made,
-        registry.version_of_run(MODEL),
+        registry.find_version(MODEL),
         (version.status, version.run_id, version.model_id, version.tags),
         workspace.files.read("/Models/main/llm/support/1/model/weights"),
         downloads,
@@ -71,7 +71,7 @@ def test_a_version_has_the_signature_of_its_examples(
     from mlflow.models import Model, ModelSignature
 
     asked = {"messages": [{"role": "user", "content": "Is it red?"}]}
-    inferred = signature.infer(signature.Examples(chat=True, requests=[asked], answers=["Yes."]))
+    inferred = signature.infer_signature(signature.Examples(chat=True, requests=[asked], answers=["Yes."]))
     registry, folder = Registry(run_id, None, patience_seconds=5), exported(tmp_path / "export")
     Model(signature=inferred).save(str(folder / "MLmodel"))
     assert registry.register(MODEL, registry.upload(folder), folder, {}) == "1"
@@ -85,7 +85,7 @@ def test_a_version_whose_upload_was_cut_short_is_none(
     registry, folder = Registry(run_id, None, patience_seconds=5), exported(tmp_path / "export")
     workspace.create_model(MODEL)
     workspace.create_version({"name": MODEL, "run_id": run_id})
-    assert registry.version_of_run(MODEL) is None
+    assert registry.find_version(MODEL) is None
     assert registry.register(MODEL, registry.upload(folder), folder, {}) == "2"
 
 

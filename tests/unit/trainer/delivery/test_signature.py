@@ -13,7 +13,7 @@ from deltalake import write_deltalake
 from finetune_crds.data import Columns, Splits
 from finetune_crds.recipe import Recipe
 from finetune_trainer.train.delivery import signature
-from finetune_trainer.train.delivery.signature import Examples, examples
+from finetune_trainer.train.delivery.signature import Examples, read_examples
 
 TEXT = {"type": "string", "required": True}
 ASKED = [{"role": "user", "content": "Is it red?"}]
@@ -109,13 +109,13 @@ CASES: dict[str, tuple[Columns, dict[str, list[Any]], Examples]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_examples_are_those_of_the_validation_split(name: str, tmp_path: Path) -> None:
     columns, values, expected = CASES[name]
-    assert examples(table(tmp_path / "table", **values), columns) == expected
+    assert read_examples(table(tmp_path / "table", **values), columns) == expected
 
 
 def test_examples_of_the_training_split_where_there_is_no_other(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"prompt": "a", "response": "1"}\n')
     splits = Splits(type="JSONLines", train=str(tmp_path / "train.jsonl"))
-    found = examples(splits, Columns(type="PromptResponse"))
+    found = read_examples(splits, Columns(type="PromptResponse"))
     assert found == Examples(requests=["a"], answers=["1"])
 
 
@@ -163,7 +163,7 @@ def test_a_prompt_has_the_name_of_its_column(case: str, recipe: dict[str, Any]) 
 
 @pytest.mark.usefixtures("mlflow_imported")
 def test_prompts_are_a_column_of_texts() -> None:
-    inferred = signature.infer(Examples(requests=["b", "c"], answers=["2", "3"], prompt="question"))
+    inferred = signature.infer_signature(Examples(requests=["b", "c"], answers=["2", "3"], prompt="question"))
     assert inferred.inputs.to_dict() == [{**TEXT, "name": "question"}]
     assert inferred.outputs.to_dict() == [TEXT]
 
@@ -173,7 +173,7 @@ def test_prompts_are_a_column_of_texts() -> None:
 def test_parameters_are_settings_of_transformers(*, chat: bool) -> None:
     from transformers import GenerationConfig
 
-    parameters = signature.infer(Examples(chat)).params.params
+    parameters = signature.infer_signature(Examples(chat)).params.params
     assert {parameter.name for parameter in parameters} <= set(GenerationConfig().to_dict())
     assert [parameter.name for parameter in parameters if parameter.default] == []
 
@@ -186,7 +186,7 @@ def test_conversations_are_those_of_a_chat_model(*, fits: bool) -> None:
     from mlflow.types.llm import CHAT_MODEL_INPUT_SCHEMA, CHAT_MODEL_OUTPUT_SCHEMA
 
     request = {"messages": ASKED if fits else PARTS}
-    inferred = signature.infer(Examples(chat=True, requests=[request], answers=["Yes."]))
+    inferred = signature.infer_signature(Examples(chat=True, requests=[request], answers=["Yes."]))
     known, found = CHAT_MODEL_INPUT_SCHEMA.input_dict(), inferred.inputs.input_dict()
     messages = known["messages"] if fits else infer_signature([request]).inputs.input_dict()["messages"]
     assert (found, inferred.outputs) == ({**known, "messages": messages}, CHAT_MODEL_OUTPUT_SCHEMA)
@@ -197,7 +197,7 @@ def test_rows_without_tools_are_read(tmp_path: Path) -> None:
     rows = [{"messages": ANSWERED, "tools": [{"type": "function"}]}, {"messages": ANSWERED}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     splits = Splits(type="JSONLines", train=str(tmp_path / "rows.jsonl"))
-    found = examples(splits, Columns(type="Messages", tools="tools"))
+    found = read_examples(splits, Columns(type="Messages", tools="tools"))
     assert found.requests == [{"messages": ASKED}] * 2
 
 
@@ -206,7 +206,7 @@ def test_calls_of_tools_fit_a_chat_model() -> None:
     from mlflow.types.llm import CHAT_MODEL_INPUT_SCHEMA
 
     request = {"messages": [*ASKED, {"role": "assistant", "content": "", "tool_calls": [SENT]}, RETURNED]}
-    inferred = signature.infer(Examples(chat=True, requests=[request], answers=["Yes."]))
+    inferred = signature.infer_signature(Examples(chat=True, requests=[request], answers=["Yes."]))
     assert inferred.inputs == CHAT_MODEL_INPUT_SCHEMA
 
 
@@ -215,6 +215,6 @@ def test_conversations_of_several_shapes_are_all_accepted() -> None:
     from mlflow.models import validate_schema
 
     requests = [{"messages": turns} for turns in (ASKED, PARTS)]
-    inferred = signature.infer(Examples(chat=True, requests=requests, answers=["Yes.", "No."]))
+    inferred = signature.infer_signature(Examples(chat=True, requests=requests, answers=["Yes.", "No."]))
     for request in requests:
         validate_schema(request, inferred.inputs)

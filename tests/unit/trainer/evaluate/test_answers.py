@@ -41,7 +41,7 @@ def network(talker: Path) -> Iterator[Network]:
 
 
 def loaded(folder: Path, base: Path) -> Any:
-    return model.loaded(
+    return model.load_model(
         fetch(str(folder), base / "unused"),
         networks.recipe(base).model,
         "the version",

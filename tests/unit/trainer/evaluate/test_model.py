@@ -49,8 +49,12 @@ def test_the_loss_is_that_of_transformers(base_model: Path, tmp_path: Path, kind
     auto = AutoPeftModelForCausalLM if kind else AutoModelForCausalLM
     split = networks.random_split(examples=7)
     source = download.fetch(str(folder), tmp_path / "unused")
-    with model.loaded(source, networks.recipe(base_model).model, "the version", CPU, dtype=FP32) as network:
-        found = [loss.mean(network, split, batch_size=size, pad_id=0, device=CPU) for size in (1, 3)]
+    with model.load_model(
+        source, networks.recipe(base_model).model, "the version", CPU, dtype=FP32
+    ) as network:
+        found = [
+            loss.compute_mean_loss(network, split, batch_size=size, pad_id=0, device=CPU) for size in (1, 3)
+        ]
     expected = plain_loss(auto.from_pretrained(folder).eval(), split)
     assert found == pytest.approx([expected] * 2, rel=1e-5)
 
@@ -59,11 +63,11 @@ def test_the_loss_is_that_of_transformers(base_model: Path, tmp_path: Path, kind
 def test_the_base_has_rows_for_new_tokens(base_model: Path, tmp_path: Path, kind: str) -> None:
     folder = save_adapter(base_model, tmp_path / "adapter", kind) if kind else base_model
     source, spec = download.fetch(str(folder), tmp_path / "unused"), networks.recipe(base_model).model
-    with model.loaded(source, spec, model.BASE, CPU, dtype=FP32) as network:
+    with model.load_model(source, spec, model.BASE, CPU, dtype=FP32) as network:
         known = network.head.vocabulary
         expected = network.base(torch.tensor([[5, 7]])).logits
     new = NewTokens((known, known + 1))
-    with model.loaded(source, spec, model.BASE, CPU, new, dtype=FP32) as network:
+    with model.load_model(source, spec, model.BASE, CPU, new, dtype=FP32) as network:
         found = network.base(torch.tensor([[5, 7, known + 1]])).logits
     assert found.shape[-1] == known + 2
     torch.testing.assert_close(found[:, :2, :known], expected, rtol=1e-5, atol=1e-5)
@@ -72,7 +76,7 @@ def test_the_base_has_rows_for_new_tokens(base_model: Path, tmp_path: Path, kind
 def test_a_model_leaves_the_memory(base_model: Path, tmp_path: Path) -> None:
     import weakref
 
-    with model.loaded(
+    with model.load_model(
         download.fetch(str(base_model), tmp_path), networks.recipe(base_model).model, "it", CPU, dtype=FP32
     ) as network:
         weights = weakref.ref(next(network.model.parameters()))
@@ -118,8 +122,8 @@ def test_a_version_without_weights_is_named(base_model: Path, tmp_path: Path) ->
     (tmp_path / "config.json").write_bytes((base_model / "config.json").read_bytes())
     source = Source(tmp_path, base_model)
     refusal = pytest.raises(RecipeRefusedError, match=r"^the version models:/a/1 cannot be loaded: ")
-    spec = model.spec_of(recipe(base_model), "models:/a/1")
-    with refusal as refused, model.loaded(source, spec, model.VERSION, CPU, dtype=FP32):
+    spec = model.build_version_spec(recipe(base_model), "models:/a/1")
+    with refusal as refused, model.load_model(source, spec, model.VERSION, CPU, dtype=FP32):
         pass
     assert refused.value.exit_code == 64
 
@@ -127,8 +131,8 @@ def test_a_version_without_weights_is_named(base_model: Path, tmp_path: Path) ->
 def test_the_device_is_that_of_the_pod_unless_the_training_is_on_cpus(base_model: Path) -> None:
     made = recipe(base_model)
     on_cpus = made.model_copy(update={"distributed": made.distributed.model_copy(update={"device": "CPU"})})
-    assert model.device_of(on_cpus) == CPU
-    assert model.device_of(made).type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert model.choose_device(on_cpus) == CPU
+    assert model.choose_device(made).type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_a_model_that_overflows_in_fp16_is_told_from_a_broken_one(base_model: Path, tmp_path: Path) -> None:
@@ -136,7 +140,7 @@ def test_a_model_that_overflows_in_fp16_is_told_from_a_broken_one(base_model: Pa
     base = too_large_for_fp16(base_model, tmp_path / "base", 1e5)
     spec, source = networks.recipe(base).model, download.fetch(str(base), tmp_path)
     refusal = pytest.raises(RecipeRefusedError)
-    with refusal as refused, model.loaded(source, spec, model.VERSION, CPU, dtype=torch.float16):
+    with refusal as refused, model.load_model(source, spec, model.VERSION, CPU, dtype=torch.float16):
         pass
     assert (refused.value.reason, refused.value.message) == (
         "ModelOverflows",
@@ -144,7 +148,7 @@ def test_a_model_that_overflows_in_fp16_is_told_from_a_broken_one(base_model: Pa
         "evaluation.podTemplate for a GPU of compute capability 8.0 or higher, which computes in BF16, or train with "
         "training.precision FP32",
     )
-    with model.loaded(source, spec, model.VERSION, CPU, dtype=FP32):
+    with model.load_model(source, spec, model.VERSION, CPU, dtype=FP32):
         pass
 
 
@@ -154,7 +158,7 @@ def test_texts_end_at_the_stops_of_the_files_and_of_the_tokenizer(base_model: Pa
     spec = recipe(base_model).model
     tokenizer = load_tokenizer(spec, base_model)
     stops = {
-        name: model.stops_of(download.fetch(str(folder), tmp_path), spec, tokenizer)
+        name: model.read_stops(download.fetch(str(folder), tmp_path), spec, tokenizer)
         for name, folder in (("adapter", adapter), ("base", base_model))
     }
     assert stops == {"adapter": {7, 9, tokenizer.eos_token_id}, "base": {tokenizer.eos_token_id}}

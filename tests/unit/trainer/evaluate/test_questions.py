@@ -82,7 +82,9 @@ def asked(tokenizer: PreTrainedTokenizerBase, rows: dict[str, Any], **how: Any) 
     """The answers that are asked for."""
     kind = "Messages" if "messages" in rows else "Preference"
     documents = Documents(tokenizer, Columns.model_validate({"type": kind, **how}), answers_only=True)
-    return [question.reference if question else None for question in questions.of(documents, rows)]
+    return [
+        question.reference if question else None for question in questions.build_questions(documents, rows)
+    ]
 
 
 def test_an_answer_that_is_not_learned_is_no_reference(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -100,7 +102,9 @@ def test_an_answer_that_is_not_learned_is_no_reference(tokenizer: PreTrainedToke
     # Training on last answers alone leaves out a conversation whose last one is not learned.
     columns = Columns.model_validate({"type": "Messages"})
     documents = Documents(tokenizer, columns, answers_only=True, last_only=True)
-    found = [question is not None for question in questions.of(documents, {"messages": conversations})]
+    found = [
+        question is not None for question in questions.build_questions(documents, {"messages": conversations})
+    ]
     assert found == [False, False, True]
 
 
@@ -124,7 +128,7 @@ def test_the_chat_template_is_checked_once_for_many_rows(
 def test_a_question_is_the_example_without_its_answer(tokenizer: PreTrainedTokenizerBase, case: str) -> None:
     columns, rows, expected = CASES[case]
     documents = Documents(tokenizer, Columns.model_validate(columns), answers_only=True)
-    found = list(questions.of(documents, rows))
+    found = list(questions.build_questions(documents, rows))
     assert [each and (each.prompt, each.reference) for each in found] == expected
     # The prompt has the tokens that it has in training, where the loss begins behind it.
     for question, (document, *_) in zip(found, documents.of(rows), strict=True):
@@ -167,5 +171,5 @@ def test_an_answer_that_only_its_message_shows_is_its_text_or_none(
     ]
     rows = {"messages": [[ASKED, {"role": "assistant", **answer}] for answer in answers]}
     documents = Documents(tokenizer, Columns.model_validate({"type": "Messages"}), answers_only=False)
-    found = [each and (each.prompt, each.reference) for each in questions.of(documents, rows)]
+    found = [each and (each.prompt, each.reference) for each in questions.build_questions(documents, rows)]
     assert found == [("1: user What is red?", "It is.")] * 2 + [None] * 2

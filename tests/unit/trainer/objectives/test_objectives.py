@@ -20,7 +20,7 @@ from finetune_crds.objective import Kto as KtoSpec
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network import chunked_loss
 from finetune_trainer.train.model.network.trained_network import Network
-from finetune_trainer.train.objectives.answers import OfAnswers, reference_of
+from finetune_trainer.train.objectives.answers import AnswerObjective, compute_reference
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
 from finetune_trainer.train.objectives.dpo import Dpo, Ipo
 from finetune_trainer.train.objectives.kto import Kto
@@ -142,7 +142,7 @@ def test_kto_is_the_loss_of_trl(
     split = networks.random_split(documents=2, examples=JUDGED, vocabulary=VOCABULARY)
     with networks.alone() as world:
         network = Network(isolated(model(seed=reference_seed)).to(precision), Kto(KTO))
-        values = reference_of(network, [batch_of(split)], world, JUDGED)
+        values = compute_reference(network, [batch_of(split)], world, JUDGED)
     split = dataclasses.replace(split, reference=values)
     objective = Kto(KTO)
     found = learned_from(objective, isolated(model(seed=policy_seed)).to(precision), batch_of(split))
@@ -295,7 +295,7 @@ class Largest(TorchDispatchMode):
 def test_the_whole_matrix_of_logits_is_never_made(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     vocabulary = 50_000
     monkeypatch.setattr(chunked_loss, "SMALL_CHUNK_NUMBERS", 16 * vocabulary)
-    pairs = 2 if isinstance(objective, OfAnswers) else 1
+    pairs = 2 if isinstance(objective, AnswerObjective) else 1
     split = networks.random_split(documents=pairs, examples=16 // pairs, vocabulary=vocabulary)
     split = dataclasses.replace(split, reference=torch.zeros(len(split), 2).numpy() if pairs == 2 else None)
     batch = batch_of(split)

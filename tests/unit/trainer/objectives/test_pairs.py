@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from finetune_trainer.train.model.network.trained_network import Network
-from finetune_trainer.train.objectives.answers import reference_of
+from finetune_trainer.train.objectives.answers import compute_reference
 from finetune_trainer.train.objectives.dpo import Dpo, Ipo
 from finetune_trainer.train.objectives.orpo import Orpo
 from finetune_trainer.train.objectives.simpo import Simpo
@@ -92,7 +92,7 @@ def test_dpo_and_ipo_are_the_losses_of_trl(
     policy = isolated(model()).to(precision)
     with networks.alone() as world:
         network = Network(policy, objective)
-        values = reference_of(network, [batch_of(split)], world, pairs)
+        values = compute_reference(network, [batch_of(split)], world, pairs)
         assert network.objective is objective
     split = dataclasses.replace(split, reference=values)
     # The policy has learned something since.

@@ -128,7 +128,7 @@ def test_without_a_run_nothing_is_tracked() -> None:
 
 def test_what_a_rank_takes_of_its_machine_is_logged_until_it_ends(mlflow: Mlflow) -> None:
     tracker = Tracker(mlflow.run_id, connect=mlflow.client)
-    with system.logged(tracker, 3, torch.device("cpu"), interval_seconds=0.01):
+    with system.log_system_metrics(tracker, 3, torch.device("cpu"), interval_seconds=0.01):
         wait_for("3 samples", lambda: len(history(mlflow, "system/rank-3/memory_bytes")) >= 3)
     tracker.close(30)
     memory = history(mlflow, "system/rank-3/memory_bytes")
@@ -143,7 +143,7 @@ def test_samples_wait_for_mlflow_and_hold_nobody_up(
     door = Door(mlflow)
     tracker = Tracker(mlflow.run_id, connect=door.connect, quiet=True)
     began = time.monotonic()
-    with system.logged(tracker, 1, torch.device("cpu"), interval_seconds=60):
+    with system.log_system_metrics(tracker, 1, torch.device("cpu"), interval_seconds=60):
         pass
     assert time.monotonic() - began < 5
     assert door.tried.wait(10)

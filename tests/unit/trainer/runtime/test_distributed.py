@@ -40,7 +40,7 @@ def test_a_rank_that_fails_on_a_gpu_leaves_its_groups_as_they_are(
     monkeypatch.setattr(Card, "of", lambda _device: None)
     monkeypatch.setattr(dist, "init_process_group", joined)
     try:
-        with suppress(ZeroDivisionError), distributed.joined(timeout_seconds=60):
+        with suppress(ZeroDivisionError), distributed.join_ranks(timeout_seconds=60):
             _ = 1 / (0 if error else 1)
         assert dist.is_initialized() != left
     finally:

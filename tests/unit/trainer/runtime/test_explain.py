@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from finetune_trainer.pod.exit_status import PodFailure, TrainingError
-from finetune_trainer.train.runtime.explain import explained
+from finetune_trainer.train.runtime.explain import explain_error
 from support import networks
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
@@ -45,14 +45,14 @@ NO_ROUTE = dist.DistBackendError(
     ],
 )
 def test_what_a_gpu_and_a_collective_say_is_told(error: Exception, reason: str, sentence: str) -> None:
-    failure = explained(error, rank=3)
+    failure = explain_error(error, rank=3)
     assert isinstance(failure, TrainingError)
     assert (failure.reason, failure.message, failure.rank) == (reason, sentence, 3)
 
 
 def test_other_errors_are_told_as_they_are() -> None:
     error = ValueError("something else")
-    assert explained(error, rank=3) is error
+    assert explain_error(error, rank=3) is error
 
 
 def test_memory_that_is_short_in_a_common_step_is_told_alike() -> None:

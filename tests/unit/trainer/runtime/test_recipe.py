@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_crds.recipe import Recipe
-from finetune_trainer.train.runtime.recipe import refusals
+from finetune_trainer.train.runtime.recipe import find_contradictions
 
 if TYPE_CHECKING:
     from support.pods import Pod
@@ -312,4 +312,4 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
 def test_what_contradicts_itself_is_refused_by_name(
     pod: Pod, changes: dict[str, Any], expected: list[str]
 ) -> None:
-    assert refusals(Recipe.model_validate(pod.but(changes).recipe)) == expected
+    assert find_contradictions(Recipe.model_validate(pod.but(changes).recipe)) == expected

@@ -136,7 +136,7 @@ def test_what_a_workspace_refuses_is_one_sentence(
         ModelFolder(own, MINE, 1).claim,
         # NB: a refusal that reads like no checkpoint would begin the run again.
         lambda: files.exists(own),
-        CheckpointFolder(own).marked,
+        CheckpointFolder(own).list_complete_steps,
     )
     assert [
         failure(lambda: files.makedirs(missing, exist_ok=True)),
@@ -281,7 +281,11 @@ def test_a_checkpoint_is_found_by_its_marker(workspace: Workspace) -> None:
         files.makedirs(place.uri_of(step))
         files.pipe_file(f"{place.uri_of(step)}/shard", b"weights")
     place.publish(2, Marker({"step": 2}, {}))
-    assert (place.steps(), place.marked(), place.read(2)) == ([2, 4], [2], Marker({"step": 2}, {}))
+    assert (place.steps(), place.list_complete_steps(), place.read(2)) == (
+        [2, 4],
+        [2],
+        Marker({"step": 2}, {}),
+    )
     place.remove(2)
     assert place.steps() == [4]
 

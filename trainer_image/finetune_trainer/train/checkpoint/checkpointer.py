@@ -25,13 +25,13 @@ from finetune_trainer.train.checkpoint.shards import (
     TRAINED_ONLY,
     Reader,
     Writer,
+    build_read_error,
+    build_stager,
     describe_other_model,
     describe_other_optimizer,
     first_failure,
-    stager,
-    trained_state,
-    training_state,
-    unreadable,
+    get_trained_state,
+    get_training_state,
 )
 from finetune_trainer.train.model.adapters import pissa
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.train.checkpoint.newest import Found
+    from finetune_trainer.train.checkpoint.newest import ResumePoint
     from finetune_trainer.train.checkpoint.progress import Progress
     from finetune_trainer.train.runtime.distributed import World
 
@@ -91,13 +91,13 @@ class Checkpointer:
         # of the loop.
         timeout = timedelta(seconds=recipe.distributed.collective_timeout_seconds)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
-        self._stager = stager(pinned=world.device.type == "cuda")
+        self._stager = build_stager(pinned=world.device.type == "cuda")
         self._in_flight: Future[None] | None = None
-        self._begin: Found | None = None
+        self._resume_point: ResumePoint | None = None
         # Folders of checkpoints that another job has written, by step. They are never written to.
-        self._elsewhere: dict[int, str] = {}
+        self._foreign_folders: dict[int, str] = {}
 
-    def newest(self) -> Progress | None:
+    def find_newest(self) -> Progress | None:
         """Return the progress of the checkpoint that the attempt begins with, the same on all ranks.
 
         It is the newest complete and undamaged one of the job, or else of the job that it carries on.
@@ -106,18 +106,18 @@ class Checkpointer:
             RecipeRefusedError: it belongs to another recipe, or all are damaged.
             TrainingError: the storage failed.
         """
-        found = self._world.agree(
-            lambda: newest.newest(self.folder, self._recipe) if self._world.leads else None
+        resume_point = self._world.agree(
+            lambda: newest.find_newest(self.folder, self._recipe) if self._world.leads else None
         )
-        self._begin = self._world.broadcast(found)
-        if self._begin is None:
+        self._resume_point = self._world.broadcast(resume_point)
+        if self._resume_point is None:
             return None
-        progress, folder = self._begin.progress, self._begin.folder
+        progress, folder = self._resume_point.progress, self._resume_point.folder
         self.published = progress.step if folder == self.folder else None
         self.best_step, self.best_step_loss = progress.best_step, progress.best_step_loss
-        self._elsewhere = {progress.step: folder} if folder != self.folder else {}
+        self._foreign_folders = {progress.step: folder} if folder != self.folder else {}
         if progress.best_step is not None and progress.best_in:
-            self._elsewhere[progress.best_step] = progress.best_in
+            self._foreign_folders[progress.best_step] = progress.best_in
         return progress
 
     def begin_on(
@@ -134,17 +134,17 @@ class Checkpointer:
         Raises:
             RecipeRefusedError: the run had other examples, or more steps.
         """
-        settings = self._begin.settings if self._begin is not None else {}
+        saved_settings = self._resume_point.settings if self._resume_point is not None else {}
         uri = self._uri_of(progress.step)
         if progress.examples and progress.examples != examples:
-            fields = "; ".join(differences_of_examples(settings, self._recipe))
+            fields = "; ".join(differences_of_examples(saved_settings, self._recipe))
             cause = (
                 fields or "the files of the splits, the tokenizer or the image of the trainer have changed"
             )
             remedy = (
                 "create the job without checkpoint.resumeFrom"
-                if progress.step in self._elsewhere
-                else newest.start_over(self.folder, self._recipe)
+                if progress.step in self._foreign_folders
+                else newest.explain_start_over(self.folder, self._recipe)
             )
             raise RecipeRefusedError(
                 f"the checkpoint {uri} was made with other training examples, and a run goes on with the same ones: {cause}; "
@@ -157,9 +157,9 @@ class Checkpointer:
                 "or training.maxSteps, or name the checkpoint of an earlier step",
                 reason="ForeignCheckpoint",
             )
-        begun = replace(progress.on_eval_data(eval_data), examples=examples)
-        self.best_step, self.best_step_loss = begun.best_step, begun.best_step_loss
-        return begun
+        started = replace(progress.on_eval_data(eval_data), examples=examples)
+        self.best_step, self.best_step_loss = started.best_step, started.best_step_loss
+        return started
 
     def load(self, progress: Progress, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Load weights and optimizer state; the checkpoint may come from another number of ranks.
@@ -168,7 +168,7 @@ class Checkpointer:
             RecipeRefusedError: the checkpoint is damaged, or belongs to another model.
             TrainingError: the storage failed, or another job has deleted the checkpoint.
         """
-        state = training_state(model, optimizers)
+        state = get_training_state(model, optimizers)
         self._read(progress.step, state, state["model"], state["optimizer"]["state"])
         set_model_state_dict(model, state["model"], options=TRAINED_ONLY)
         set_optimizer_state_dict(model, tuple(optimizers), state["optimizer"], options=TRAINED_ONLY)
@@ -176,16 +176,16 @@ class Checkpointer:
     def load_weights(self, step: int, model: nn.Module) -> None:
         """Load only the weights of a complete checkpoint; errors as in `load`."""
         self.drain()
-        weights = trained_state(model)
+        weights = get_trained_state(model)
         self._read(step, {"model": weights}, weights)
         set_model_state_dict(model, weights, options=TRAINED_ONLY)
 
     def load_initial(self, model: nn.Module) -> None:
-        """Load what layers of PiSSA began as from the checkpoint that `newest` found, and nothing else; errors as in `load`."""
-        assert self._begin is not None  # noqa: S101 - the caller has asked
-        weights = trained_state(model)
+        """Load what layers of PiSSA began as from the checkpoint that `find_newest` found, and nothing else; errors as in `load`."""
+        assert self._resume_point is not None  # noqa: S101 - the caller has asked
+        weights = get_trained_state(model)
         initial = {name: weight for name, weight in weights.items() if pissa.is_initial(name)}
-        self._read(self._begin.progress.step, {"model": initial}, weights)
+        self._read(self._resume_point.progress.step, {"model": initial}, weights)
         set_model_state_dict(model, initial, options=TRAINED_ONLY)
 
     def _read(
@@ -206,16 +206,18 @@ class Checkpointer:
             dcp.load(state, storage_reader=reader, process_group=self._group)
         except CheckpointException as error:
             _rank, cause = first_failure(error)
-            raise unreadable(uri, cause, self._remedy(step), shared=step in self._elsewhere) from error
+            raise build_read_error(
+                uri, cause, self._remedy(step), shared=step in self._foreign_folders
+            ) from error
 
     def _uri_of(self, step: int) -> str:
         """Where the checkpoint of a step is: in the folder of the job, unless it belongs to the job that this one carries on."""
-        return contract.checkpoint_uri(self._elsewhere.get(step, self.folder), step)
+        return contract.checkpoint_uri(self._foreign_folders.get(step, self.folder), step)
 
     def _remedy(self, step: int) -> str:
-        if step in self._elsewhere:
+        if step in self._foreign_folders:
             return "name another one in checkpoint.resumeFrom"
-        first = "the start" if newest.resume_place(self._recipe) is None else "checkpoint.resumeFrom"
+        first = "the start" if newest.locate_resume_from(self._recipe) is None else "checkpoint.resumeFrom"
         return f"delete this folder to go on from an older checkpoint, or from {first} where there is none"
 
     def _check(
@@ -230,7 +232,9 @@ class Checkpointer:
         try:
             stored = reader.read_metadata().state_dict_metadata
         except Exception as error:
-            raise unreadable(uri, error, self._remedy(step), shared=step in self._elsewhere) from error
+            raise build_read_error(
+                uri, error, self._remedy(step), shared=step in self._foreign_folders
+            ) from error
         model = describe_other_model(stored, weights)
         optimizer = describe_other_optimizer(stored, moments)
         if model or optimizer:
@@ -241,8 +245,8 @@ class Checkpointer:
             )
             otherwise = (
                 self._remedy(step)
-                if step in self._elsewhere
-                else newest.start_over(self.folder, self._recipe)
+                if step in self._foreign_folders
+                else newest.explain_start_over(self.folder, self._recipe)
             )
             raise RecipeRefusedError(
                 f"the checkpoint {uri} was made {cause}, or {otherwise}", reason="ForeignCheckpoint"
@@ -270,8 +274,8 @@ class Checkpointer:
             best: keep it until a better checkpoint is saved.
         """
         self.drain()
-        written = self.published == progress.step
-        if written and (not best or self.best_step == progress.step):
+        is_written = self.published == progress.step
+        if is_written and (not best or self.best_step == progress.step):
             return
         best_step = progress.step if best else self.best_step
         progress = replace(
@@ -281,15 +285,15 @@ class Checkpointer:
             best_step_loss=progress.best_eval_loss if best else self.best_step_loss,
             best_in=""
             if best_step is None or best_step == progress.step
-            else self._elsewhere.get(best_step, ""),
+            else self._foreign_folders.get(best_step, ""),
         )
-        state = None if written else training_state(model, optimizers)
+        state = None if is_written else get_training_state(model, optimizers)
         if wait or not self._asynchronous:
             self._write(progress, state)
         else:
             # NB: the next steps change the tensors in place, so the save writes a copy.
             staged = None if state is None else self._stager.stage(state)
-            self._in_flight = _in_thread(lambda: self._write(progress, staged), self._world.device)
+            self._in_flight = _run_in_thread(lambda: self._write(progress, staged), self._world.device)
 
     def drain(self) -> None:
         """Wait until the save in flight, if any, is published or has failed."""
@@ -303,19 +307,19 @@ class Checkpointer:
         problem = None
         if state is not None:
             # A killed attempt may have left shards of the same step.
-            problem = self._on_leader(lambda: self._checkpoints.remove(step))
+            problem = self._run_on_leader(lambda: self._checkpoints.remove(step))
             problem = problem or self._write_shards(step, state)
         marker = Marker(asdict(progress), self._settings)
-        problem = problem or self._on_leader(lambda: self._checkpoints.publish(step, marker))
+        problem = problem or self._run_on_leader(lambda: self._checkpoints.publish(step, marker))
         if problem is None:
             self.published, self.failure = step, None
-            self._elsewhere.pop(step, None)
+            self._foreign_folders.pop(step, None)
             self.best_step, self.best_step_loss = progress.best_step, progress.best_step_loss
             if self._world.leads:
                 self._on_published(step)
                 self._remove_old(step)
         else:
-            self._failed(step, problem, half_written=state is not None)
+            self._record_failure(step, problem, half_written=state is not None)
 
     def _write_shards(self, step: int, state: dict[str, Any]) -> str | None:
         """Write the shards of every rank; returns the first storage error, on all ranks."""
@@ -330,7 +334,7 @@ class Checkpointer:
             return f"rank {rank}: {reason}"
         return None
 
-    def _on_leader(self, call: Callable[[], None]) -> str | None:
+    def _run_on_leader(self, call: Callable[[], None]) -> str | None:
         """Call on rank 0; returns its storage error, if any, on all ranks."""
         reason: str | None = None
         unexpected: Exception | None = None
@@ -350,12 +354,12 @@ class Checkpointer:
             )
         return errors[0] if errors[0] is None else f"rank 0: {errors[0]}"
 
-    def _failed(self, step: int, problem: str, *, half_written: bool) -> None:
-        newest = (
+    def _record_failure(self, step: int, problem: str, *, half_written: bool) -> None:
+        fallback = (
             "there is none yet" if self.published is None else f"the newest is that of step {self.published}"
         )
         self.failure = (
-            f"the checkpoint of step {step} could not be written ({problem}): {newest}, and the next one is tried "
+            f"the checkpoint of step {step} could not be written ({problem}): {fallback}, and the next one is tried "
             "when it is due"
         )
         if not self._world.leads:
@@ -367,20 +371,20 @@ class Checkpointer:
                 self._checkpoints.remove(step)
         self._on_failed(step, self.failure)
 
-    def _remove_old(self, newest: int) -> None:
+    def _remove_old(self, newest_step: int) -> None:
         """Delete all checkpoints but the newest `keep` and the best."""
         with filesystems.tolerated(
             f"old checkpoints in {self.folder} could not be deleted, and the next save retries"
         ):
-            complete = [step for step in self._checkpoints.marked() if step <= newest]
-            kept = {*complete[-self._keep :], self.best_step}
+            complete = [step for step in self._checkpoints.list_complete_steps() if step <= newest_step]
+            kept_steps = {*complete[-self._keep :], self.best_step}
             for step in self._checkpoints.steps():
-                if step not in kept and step < newest:
+                if step not in kept_steps and step < newest_step:
                     self._checkpoints.remove(step)
 
 
-def _in_thread(work: Callable[[], None], device: torch.device) -> Future[None]:
-    done: Future[None] = Future()
+def _run_in_thread(work: Callable[[], None], device: torch.device) -> Future[None]:
+    future: Future[None] = Future()
 
     def run() -> None:
         try:
@@ -389,9 +393,9 @@ def _in_thread(work: Callable[[], None], device: torch.device) -> Future[None]:
                 torch.cuda.set_device(device)
             work()
         except BaseException as error:  # noqa: BLE001 - drain() raises it
-            done.set_exception(error)
+            future.set_exception(error)
         else:
-            done.set_result(None)
+            future.set_result(None)
 
     threading.Thread(target=run, name="checkpoint").start()
-    return done
+    return future

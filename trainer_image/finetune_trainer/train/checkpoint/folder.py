@@ -70,13 +70,13 @@ class CheckpointFolder:
         matches = (_STEP_FOLDER.search(name.rstrip("/")) for name in names)
         return sorted(int(match.group(1)) for match in matches if match)
 
-    def marked(self) -> list[int]:
+    def list_complete_steps(self) -> list[int]:
         """Return the steps with a marker, in ascending order."""
         return [step for step in self.steps() if self._files.exists(self._marker(step))]
 
     def publish(self, step: int, marker: Marker) -> None:
         """Write the marker of a checkpoint whose files are all written."""
-        text = json.dumps({**asdict(marker), "files": self._sizes(step)})
+        text = json.dumps({**asdict(marker), "files": self._list_sizes(step)})
         filesystems.write_whole(self._files, self._marker(step), text.encode())
 
     def read(self, step: int) -> Marker:
@@ -86,17 +86,17 @@ class CheckpointFolder:
             DamagedError: the marker is unreadable, or a file is missing or has another size.
         """
         try:
-            read = json.loads(self._files.cat_file(self._marker(step)))
-            marker = Marker(dict(read["progress"]), read.get("settings") or {})
-            wanted: dict[str, int] = read["files"]
+            content = json.loads(self._files.cat_file(self._marker(step)))
+            marker = Marker(dict(content["progress"]), content.get("settings") or {})
+            expected_sizes: dict[str, int] = content["files"]
         except (ValueError, KeyError, TypeError) as error:
             raise DamagedError(f"its file {MARKER} cannot be read") from error
-        found = self._sizes(step)
-        for name, size in wanted.items():
-            if name not in found:
+        actual_sizes = self._list_sizes(step)
+        for name, size in expected_sizes.items():
+            if name not in actual_sizes:
                 raise DamagedError(f"its file {name} is missing")
-            if found[name] != size:
-                raise DamagedError(f"its file {name} has {found[name]:,} bytes instead of {size:,}")
+            if actual_sizes[name] != size:
+                raise DamagedError(f"its file {name} has {actual_sizes[name]:,} bytes instead of {size:,}")
         return marker
 
     def remove(self, step: int) -> None:
@@ -105,7 +105,7 @@ class CheckpointFolder:
             with suppress(FileNotFoundError):
                 self._files.rm(path, recursive=everything)
 
-    def _sizes(self, step: int) -> dict[str, int]:
+    def _list_sizes(self, step: int) -> dict[str, int]:
         """Return the files of a checkpoint but the marker, with their sizes in bytes."""
         entries = self._files.ls(self._folder(step), detail=True)
         sizes = {str(entry["name"]).rsplit("/", 1)[-1]: int(entry["size"] or 0) for entry in entries}

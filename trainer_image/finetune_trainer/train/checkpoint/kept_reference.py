@@ -28,24 +28,24 @@ class KeptReference:
         folder: the folder of the job's checkpoints.
         settings: digest of the settings that count.
         world: the ranks, all of which call the methods together.
-        other: the folder of a job that this one carries on, which is only read.
+        foreign_folder: the folder of the job that this one continues, which is only read.
     """
 
-    def __init__(self, folder: str, settings: str, world: World, other: str | None = None) -> None:
+    def __init__(self, folder: str, settings: str, world: World, foreign_folder: str | None = None) -> None:
         # Another release may compute it otherwise.
         self._name = f"reference-{settings}-{release()}"
         self._folder = folder
-        self._folders = [folder, *([other] if other else [])]
+        self._folders = [folder, *([foreign_folder] if foreign_folder else [])]
         self._world = world
 
-    def found(self, examples: Examples) -> Split | None:
+    def load(self, examples: Examples) -> Split | None:
         """Return the split with its reference; None where no attempt has written it for all examples of the sequences."""
         split = examples.split
         read = self._world.agree(lambda: self._read(examples) if self._world.leads else None)
         reference = self._world.broadcast(read)
         return None if reference is None else replace(split, reference=reference)
 
-    def keep(self, split: Split) -> None:
+    def save(self, split: Split) -> None:
         """Write the reference of a split; of examples for which it is not computed, what is kept stays."""
         self._world.agree(lambda: self._try_to_write(split) if self._world.leads else None)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Found:
+class ResumePoint:
     """A complete, undamaged checkpoint that the recipe may carry on.
 
     progress: with a best checkpoint only where that can be used; `best_in` is empty where it is in the job's own folder.
@@ -34,64 +34,68 @@ class Found:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def resume_place(recipe: Recipe) -> tuple[str, int | None] | None:
+def locate_resume_from(recipe: Recipe) -> tuple[str, int | None] | None:
     """The folder that checkpoint.resumeFrom names, and the step where it names one; None without it."""
     resume_from = recipe.checkpoint.resume_from if recipe.checkpoint else None
     return contract.checkpoint_place(resume_from.uri) if resume_from and resume_from.uri else None
 
 
-def start_over(own: str, recipe: Recipe) -> str:
+def explain_start_over(job_folder: str, recipe: Recipe) -> str:
     """What to do to begin without the job's own checkpoints, as the end of a sentence."""
-    where = "over" if resume_place(recipe) is None else "from checkpoint.resumeFrom again"
-    return f"delete the folder {own} to start {where}"
+    where = "over" if locate_resume_from(recipe) is None else "from checkpoint.resumeFrom again"
+    return f"delete the folder {job_folder} to start {where}"
 
 
-def newest(own: str, recipe: Recipe) -> Found | None:
+def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
     """Return the newest checkpoint in the job's own folder, or else that of checkpoint.resumeFrom; None without both.
 
     Raises:
         RecipeRefusedError: it belongs to another recipe, all are damaged, or there is none to resume from.
         TrainingError: the storage failed.
     """
-    found = _newest_in(own, start_over(own, recipe))
-    if found is not None:
-        progress, marker = found
-        remedy = f"set the fields back, or {start_over(own, recipe)}"
-        _check(contract.checkpoint_uri(own, progress.step), progress, marker, recipe, remedy)
-        return Found(_with_best(progress, own, own), own, marker.settings)
-    place = resume_place(recipe)
-    if place is None:
+    checkpoint = _find_newest_in(job_folder, explain_start_over(job_folder, recipe))
+    if checkpoint is not None:
+        progress, marker = checkpoint
+        remedy = f"set the fields back, or {explain_start_over(job_folder, recipe)}"
+        _check_settings(contract.checkpoint_uri(job_folder, progress.step), progress, marker, recipe, remedy)
+        return ResumePoint(_locate_best(progress, job_folder, job_folder), job_folder, marker.settings)
+    resume_from = locate_resume_from(recipe)
+    if resume_from is None:
         return None
-    other, step = place
-    found = _newest_in(other, "name another one in checkpoint.resumeFrom", only=step)
-    if found is None:
-        named = other if step is None else contract.checkpoint_uri(other, step)
+    foreign_folder, step = resume_from
+    checkpoint = _find_newest_in(foreign_folder, "name another one in checkpoint.resumeFrom", only=step)
+    if checkpoint is None:
+        address = foreign_folder if step is None else contract.checkpoint_uri(foreign_folder, step)
         raise RecipeRefusedError(
-            f"checkpoint.resumeFrom: {named} has no complete checkpoint: name a folder with one, such as that in "
+            f"checkpoint.resumeFrom: {address} has no complete checkpoint: name a folder with one, such as that in "
             "status.checkpoint.uri of a job, or start without resumeFrom",
             reason="CheckpointNotFound",
         )
-    progress, marker = found
-    begin = contract.checkpoint_uri(other, progress.step)
+    progress, marker = checkpoint
+    uri = contract.checkpoint_uri(foreign_folder, progress.step)
     if not marker.settings:
         raise RecipeRefusedError(
-            f"the checkpoint {begin} was written by an earlier release, which does not say the settings of its run: resume that "
+            f"the checkpoint {uri} was written by an earlier release, which does not say the settings of its run: resume that "
             "job with this release until it has written another checkpoint, and name that one, or create this job without "
             "checkpoint.resumeFrom",
             reason="ForeignCheckpoint",
         )
     remedy = "create the job with the values of that run, or without checkpoint.resumeFrom"
-    _check(begin, progress, marker, recipe, remedy)
-    progress = _with_best(progress, other, own)
-    return Found(progress.carried_on(begin, _data_version(recipe, progress, marker)), other, marker.settings)
+    _check_settings(uri, progress, marker, recipe, remedy)
+    progress = _locate_best(progress, foreign_folder, job_folder)
+    return ResumePoint(
+        progress.for_new_job(uri, _choose_data_version(recipe, progress, marker)),
+        foreign_folder,
+        marker.settings,
+    )
 
 
-def _newest_in(folder: str, remedy: str, *, only: int | None = None) -> tuple[Progress, Marker] | None:
+def _find_newest_in(folder: str, remedy: str, *, only: int | None = None) -> tuple[Progress, Marker] | None:
     """The newest undamaged checkpoint of a folder, or the one of a step."""
     checkpoints = CheckpointFolder(folder)
     damaged: list[str] = []
-    with _storage_errors(folder):
-        for step in reversed(checkpoints.marked()):
+    with _raise_storage_errors(folder):
+        for step in reversed(checkpoints.list_complete_steps()):
             if only not in (None, step):
                 continue
             try:
@@ -110,21 +114,23 @@ def _newest_in(folder: str, remedy: str, *, only: int | None = None) -> tuple[Pr
     return None
 
 
-def _check(uri: str, progress: Progress, marker: Marker, recipe: Recipe, remedy: str) -> None:
+def _check_settings(uri: str, progress: Progress, marker: Marker, recipe: Recipe, remedy: str) -> None:
     """Check that the recipe may carry a checkpoint on."""
-    wrong = differences(marker.settings, recipe)
+    changes = differences(marker.settings, recipe)
     if not marker.settings:
         digest = recipe.digest()
-        told = f"recipe {progress.recipe} -> {digest} (an earlier release wrote it, which does not say more)"
-        wrong = [] if progress.recipe == digest else [told]
-    if wrong:
+        change = (
+            f"recipe {progress.recipe} -> {digest} (an earlier release wrote it, which does not say more)"
+        )
+        changes = [] if progress.recipe == digest else [change]
+    if changes:
         raise RecipeRefusedError(
-            f"the checkpoint {uri} belongs to a run with other settings ({'; '.join(wrong)}): {remedy}",
+            f"the checkpoint {uri} belongs to a run with other settings ({'; '.join(changes)}): {remedy}",
             reason="ForeignCheckpoint",
         )
 
 
-def _data_version(recipe: Recipe, progress: Progress, marker: Marker) -> int | None:
+def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> int | None:
     """The version of the splits that the run read which is carried on, unless the recipe names splits or a version of its own."""
     splits = recipe.data.splits
     if splits is None or splits.version is not None:
@@ -132,26 +138,26 @@ def _data_version(recipe: Recipe, progress: Progress, marker: Marker) -> int | N
     return progress.data_version if marker.settings.get("data.splits.path") == splits.path else None
 
 
-def _with_best(progress: Progress, folder: str, own: str) -> Progress:
+def _locate_best(progress: Progress, folder: str, job_folder: str) -> Progress:
     """The progress of a checkpoint in a folder, with the place of the best checkpoint as seen from the job's own folder.
 
     Without a best one where that cannot be used.
     """
-    step, place = progress.best_step, progress.best_in or folder
+    step, best_folder = progress.best_step, progress.best_in or folder
     if step is None:
         return progress
-    with _storage_errors(place):
+    with _raise_storage_errors(best_folder):
         try:
-            CheckpointFolder(place).read(step)
+            CheckpointFolder(best_folder).read(step)
         except (DamagedError, FileNotFoundError) as error:
-            uri = contract.checkpoint_uri(place, step)
+            uri = contract.checkpoint_uri(best_folder, step)
             print(f"the best checkpoint {uri} is unusable ({error})", flush=True)
             return progress.without_best()
-    return replace(progress, best_in="" if place == own else place)
+    return replace(progress, best_in="" if best_folder == job_folder else best_folder)
 
 
 @contextmanager
-def _storage_errors(folder: str) -> Iterator[None]:
+def _raise_storage_errors(folder: str) -> Iterator[None]:
     try:
         yield
     except PodFailure:

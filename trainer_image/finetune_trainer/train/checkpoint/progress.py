@@ -55,12 +55,12 @@ class Progress:
     """URI of the checkpoint of another job that the run began with; empty where it began at step 0."""
 
     @classmethod
-    def of(cls, written: Mapping[str, Any]) -> Progress:
+    def of(cls, saved_fields: Mapping[str, Any]) -> Progress:
         """The progress that a checkpoint keeps; what only a later release knows of is left out."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in written.items() if name in known})
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in saved_fields.items() if name in names})
 
-    def carried_on(self, uri: str, data_version: int | None) -> Progress:
+    def for_new_job(self, uri: str, data_version: int | None) -> Progress:
         """The start of another job's run: its time, its skipped steps and the patience of earlyStopping are its own.
 
         Its losses of evaluation are compared with that of the best checkpoint, which it can deliver.

@@ -58,17 +58,17 @@ class Writer(FsspecWriter):
 
     def prepare_local_plan(self, plan: Any) -> Any:
         """Create the folder."""
-        with _plain_errors():
+        with _raise_plain_errors():
             return super().prepare_local_plan(plan)
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         """Write this rank's shards."""
-        with _plain_errors():
+        with _raise_plain_errors():
             return super().write_data(plan, planner)
 
     def finish(self, metadata: Any, results: Any) -> None:
         """Write the metadata of all shards."""
-        with _plain_errors():
+        with _raise_plain_errors():
             super().finish(metadata, results)
 
 
@@ -82,7 +82,7 @@ class Reader(FsspecReader):
 
 
 @contextmanager
-def _plain_errors() -> Iterator[None]:
+def _raise_plain_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -98,7 +98,7 @@ def first_failure(error: CheckpointException) -> tuple[int, BaseException]:
     return rank, error.failures[rank][0]
 
 
-def unreadable(uri: str, cause: BaseException, remedy: str, *, shared: bool) -> PodFailure:
+def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: bool) -> PodFailure:
     """Return the error for an unreadable checkpoint: it is damaged, it is gone, or its storage failed.
 
     Args:
@@ -122,25 +122,27 @@ def unreadable(uri: str, cause: BaseException, remedy: str, *, shared: bool) -> 
     )
 
 
-def trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
+def get_trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return this rank's shards of the trained weights, by name; all ranks must take part."""
     # NB: ignore_frozen_params drops only one name of a tied weight, and keeps the other.
     frozen = {
         name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad
     }
     state: dict[str, torch.Tensor] = get_model_state_dict(model, options=TRAINED_ONLY)
-    return {name: value for name, value in state.items() if name not in frozen and not of_frozen(name)}
+    return {
+        name: value for name, value in state.items() if name not in frozen and not is_of_frozen_weight(name)
+    }
 
 
-def of_frozen(name: str) -> bool:
+def is_of_frozen_weight(name: str) -> bool:
     """Whether an entry belongs to a frozen weight in four bits; older checkpoints have such entries."""
     return _QUANTIZED.search(name) is not None
 
 
-def training_state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+def get_training_state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
     """Return the state that a checkpoint holds: the trained weights and their optimizer state."""
     return {
-        "model": trained_state(model),
+        "model": get_trained_state(model),
         "optimizer": get_optimizer_state_dict(model, tuple(optimizers), options=TRAINED_ONLY),
     }
 
@@ -153,19 +155,19 @@ def describe_other_model(stored: Mapping[str, Any], weights: Mapping[str, torch.
         weights: those of the model, by their names.
     """
     prefix = "model."
-    there = {
+    stored_shapes = {
         name.removeprefix(prefix): tuple(entry.size)
         for name, entry in stored.items()
-        if name.startswith(prefix) and not of_frozen(name)
+        if name.startswith(prefix) and not is_of_frozen_weight(name)
     }
-    here = {name: tuple(weight.shape) for name, weight in weights.items()}
-    for name in sorted(there.keys() | here.keys()):
-        if there.get(name) != here.get(name):
-            return f"{name} is {_shape(there.get(name))} there and {_shape(here.get(name))} here"
+    model_shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    for name in sorted(stored_shapes.keys() | model_shapes.keys()):
+        if stored_shapes.get(name) != model_shapes.get(name):
+            return f"{name} is {_format_shape(stored_shapes.get(name))} there and {_format_shape(model_shapes.get(name))} here"
     return None
 
 
-def _shape(shape: tuple[int, ...] | None) -> str:
+def _format_shape(shape: tuple[int, ...] | None) -> str:
     return "missing" if shape is None else " x ".join(map(str, shape)) or "a number"
 
 
@@ -190,7 +192,7 @@ def describe_other_optimizer(
     return None
 
 
-def stager(*, pinned: bool) -> DefaultStager:
+def build_stager(*, pinned: bool) -> DefaultStager:
     """Return a stager that copies the state to the host; pinned memory makes copies from a GPU faster."""
     options = StagingOptions(
         use_pinned_memory=pinned,

@@ -11,7 +11,7 @@ from finetune_trainer.train.data import dataset, pack, read
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.feed import Examples
 from finetune_trainer.train.data.stored import StoredTokens
-from finetune_trainer.train.runtime.recipe import refusals, row_tokens
+from finetune_trainer.train.runtime.recipe import find_contradictions, row_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,6 +42,11 @@ class Corpus:
     def tokens(self) -> int:
         """Tokens in the training split."""
         return int(self.train.offsets[-1])
+
+    @property
+    def validation_split(self) -> dataset.Split | None:
+        """The examples of the validation split, if the data has one."""
+        return self.validation.split if self.validation is not None else None
 
     def summary(self, recipe: Recipe) -> str:
         """Describe the examples and the steps in one line."""
@@ -86,10 +91,10 @@ def load(
         RecipeRefusedError: examples are conversations, and nothing says how to render them; or the objective does not
             work with the examples that were found.
     """
-    splits = _pinned(recipe, world, version)
+    splits = _pin_version(recipe, world, version)
     if recipe.data.columns is None:
-        found = world.agree(lambda: with_columns(recipe, splits) if world.leads else None)
-        recipe = world.broadcast(found) or recipe
+        complete_recipe = world.agree(lambda: resolve_columns(recipe, splits) if world.leads else None)
+        recipe = world.broadcast(complete_recipe) or recipe
 
     def tokenize() -> None:
         encoder = Encoder.of(recipe, tokenizer)
@@ -111,17 +116,17 @@ def load(
 
     world.agree_in_pod(tokenize)
     train = dataset.Split.load(folder / "train")
-    _check_same(train, world)
-    plan = _plan(recipe, train)
+    _check_same_tokens(train, world)
+    plan = _plan_steps(recipe, train)
     if not (folder / "validation").is_dir():
         world.agree(lambda: _check_no_evaluation(recipe))
         return Corpus(splits, train, None, plan, columns.of_table(recipe.data))
     validation = dataset.Split.load(folder / "validation")
-    evaluated = Examples(validation, _sequences(recipe, validation))
+    evaluated = Examples(validation, _pack_examples(recipe, validation))
     return Corpus(splits, train, evaluated, plan, columns.of_table(recipe.data))
 
 
-def _check_same(train: dataset.Split, world: World) -> None:
+def _check_same_tokens(train: dataset.Split, world: World) -> None:
     """Check that all pods have the same tokens.
 
     Raises:
@@ -135,16 +140,16 @@ def _check_same(train: dataset.Split, world: World) -> None:
         )
 
 
-def _pinned(recipe: Recipe, world: World, version: int | None) -> Splits:
+def _pin_version(recipe: Recipe, world: World, version: int | None) -> Splits:
     splits = recipe.data.splits
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     if version is None:
-        found = world.agree(lambda: read.delta_version(splits) if world.leads else None)
-        version = world.broadcast(found)
+        newest_version = world.agree(lambda: read.read_delta_version(splits) if world.leads else None)
+        version = world.broadcast(newest_version)
     return splits.model_copy(update={"version": version})
 
 
-def with_columns(recipe: Recipe, splits: Splits) -> Recipe:
+def resolve_columns(recipe: Recipe, splits: Splits) -> Recipe:
     """The recipe with the columns of an example: its own, or those that the schema of its splits shows.
 
     Raises:
@@ -154,15 +159,15 @@ def with_columns(recipe: Recipe, splits: Splits) -> Recipe:
     if recipe.data.columns is not None:
         return recipe
     where = splits.path or splits.train or ""
-    known = columns.find(read.schema(splits), where, objective=recipe.objective.type)
-    print(f"columns {columns.described(known)}", flush=True)
-    data = recipe.data.model_copy(update={"columns": known, "prepare": None})
+    schema_columns = columns.find(read.read_schema(splits), where, objective=recipe.objective.type)
+    print(f"columns {columns.described(schema_columns)}", flush=True)
+    data = recipe.data.model_copy(update={"columns": schema_columns, "prepare": None})
     complete = recipe.model_copy(update={"data": data})
     # NB: the recipe may have what no manifest has, such as the parameters of an adapter that is trained further.
-    accepted = refusals(recipe)
-    refused = [sentence for sentence in refusals(complete) if sentence not in accepted]
-    if refused:
-        raise RecipeRefusedError("; ".join(refused))
+    accepted = find_contradictions(recipe)
+    contradictions = [sentence for sentence in find_contradictions(complete) if sentence not in accepted]
+    if contradictions:
+        raise RecipeRefusedError("; ".join(contradictions))
     return complete
 
 
@@ -176,15 +181,15 @@ def _check_no_evaluation(recipe: Recipe) -> None:
         )
 
 
-def _sequences(recipe: Recipe, split: dataset.Split) -> list[list[int]]:
+def _pack_examples(recipe: Recipe, split: dataset.Split) -> list[list[int]]:
     packing = recipe.training.packing
-    return pack.sequences(split.lengths, max_length=row_tokens(recipe), packing=packing)
+    return pack.pack_examples(split.lengths, max_length=row_tokens(recipe), packing=packing)
 
 
-def _plan(recipe: Recipe, train: dataset.Split) -> pack.Plan:
+def _plan_steps(recipe: Recipe, train: dataset.Split) -> pack.Plan:
     training = recipe.training
     return pack.Plan.of(
-        _sequences(recipe, train),
+        _pack_examples(recipe, train),
         # NB: by the recipe's number of ranks, not by the actual one: a resumed run on other ranks takes the same steps.
         global_batch=recipe.global_batch,
         seed=training.seed,

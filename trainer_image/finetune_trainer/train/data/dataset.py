@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FINGERPRINT = np.dtype("S16")
 _LABELS = "labels.npy"
 # Tokens that are written at once.
-_CHUNK_TOKENS = 1 << 17
+_TOKENS_PER_WRITE = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class Split:
             np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "loss_mask", "offsets")
         )
         documents, digest = int(np.load(folder / "documents.npy")), (folder / "digest").read_text("ascii")
-        judged = folder / _LABELS
-        labels = np.load(judged, mmap_mode="r") if judged.exists() else None
-        return cls(tokens, loss_mask, offsets, documents, labels=labels, digest=digest)
+        labels_file = folder / _LABELS
+        label_array = np.load(labels_file, mmap_mode="r") if labels_file.exists() else None
+        return cls(tokens, loss_mask, offsets, documents, labels=label_array, digest=digest)
 
 
 def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepared: bool = False) -> bool:
@@ -89,20 +89,20 @@ def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepa
     encoder.counts.clear()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as unordered:
-        _spool(_examples(splits, name, encoder, prepared=prepared), Path(unordered))
+        _spool(_encode_examples(splits, name, encoder, prepared=prepared), Path(unordered))
         if name == "train" and not prepared:
             _check_weights(encoder)
         if encoder.counts["kept"]:
             folder.mkdir(exist_ok=True)
             if encoder.documents.columns.label is None:
-                _put_in_order(Path(unordered), folder, len(token_columns(encoder.documents.columns)))
+                _write_sorted(Path(unordered), folder, len(token_columns(encoder.documents.columns)))
             else:
                 if encoder.counts["kept"] == 1:
-                    raise DataError("EmptySplit", _alone(splits, name, encoder))
-                _put_in_order_with_others(Path(unordered), folder, encoder.max_length)
+                    raise DataError("EmptySplit", _explain_single_example(splits, name, encoder))
+                _write_sorted_with_next_answers(Path(unordered), folder, encoder.max_length)
             return True
     if name == "train" or encoder.counts["read"]:
-        raise DataError("EmptySplit", _nothing_left(splits, name, encoder))
+        raise DataError("EmptySplit", _explain_empty_split(splits, name, encoder))
     return False
 
 
@@ -113,7 +113,7 @@ def _check_weights(encoder: Encoder) -> None:
         raise missing_weights(str(columns.messages), columns.message_weight)
 
 
-def _nothing_left(splits: Splits, name: str, encoder: Encoder) -> str:
+def _explain_empty_split(splits: Splits, name: str, encoder: Encoder) -> str:
     place = splits.path or getattr(splits, name)
     if not encoder.counts["read"]:
         return f"{place} has no rows of the split {name}: check how the splits were written"
@@ -123,22 +123,22 @@ def _nothing_left(splits: Splits, name: str, encoder: Encoder) -> str:
     )
 
 
-def _alone(splits: Splits, name: str, encoder: Encoder) -> str:
+def _explain_single_example(splits: Splits, name: str, encoder: Encoder) -> str:
     return (
         f"the split {name} in {splits.path or getattr(splits, name)} has one example ({encoder.summary()}), and objective KTO "
         "compares each with another one: prepare more examples"
     )
 
 
-def _examples(splits: Splits, name: str, encoder: Encoder, *, prepared: bool) -> Iterator[Encoded]:
+def _encode_examples(splits: Splits, name: str, encoder: Encoder, *, prepared: bool) -> Iterator[Encoded]:
     columns = encoder.documents.columns
     if prepared:
-        wanted = token_columns(columns)
-        names = [column for document in wanted for column in document]
+        document_columns = token_columns(columns)
+        names = [column for document in document_columns for column in document]
         names += [columns.label] if columns.label else []
-        null = [document.loss_mask for document in wanted]
-        for rows in read(splits, name, names, may_be_null=null, label=columns.label):
-            yield from encoder.kept(from_table(rows, wanted), labels(rows, columns))
+        nullable = [document.loss_mask for document in document_columns]
+        for rows in read(splits, name, names, may_be_null=nullable, label=columns.label):
+            yield from encoder.select_examples(from_table(rows, document_columns), labels(rows, columns))
     else:
         for rows in read(splits, name, columns.named, may_be_null=[columns.tools], label=columns.label):
             yield from encoder.encode(rows)
@@ -152,7 +152,7 @@ def _spool(examples: Iterable[Encoded], folder: Path) -> None:
         (folder / "lengths").open("wb") as lengths,
         (folder / "fingerprints").open("wb") as fingerprints,
         (folder / "prompts").open("wb") as prompts,
-        (folder / "labels").open("wb") as judged,
+        (folder / "labels").open("wb") as labels_file,
     ):
         for example in examples:
             tokens.write(example.tokens.data)
@@ -161,43 +161,45 @@ def _spool(examples: Iterable[Encoded], folder: Path) -> None:
             fingerprints.write(example.fingerprint)
             if example.label is not None:
                 prompts.write(np.int32(example.loss_mask.argmax()).data)
-                judged.write(np.bool_(example.label).data)
+                labels_file.write(np.bool_(example.label).data)
 
 
-def _put_in_order(unordered: Path, folder: Path, documents: int) -> None:
+def _write_sorted(unordered: Path, folder: Path, documents: int) -> None:
     """Write the arrays of a Split in the order of the fingerprints, in chunks."""
-    order, digest = _order(unordered)
+    order, digest = _sort_fingerprints(unordered)
     (folder / "digest").write_text(digest, "ascii")
     lengths = np.fromfile(unordered / "lengths", np.int32).reshape(-1, documents)
     sizes = lengths.sum(axis=1, dtype=np.int64)
     begins = (np.cumsum(sizes) - sizes)[order]
     lengths, sizes = lengths[order], sizes[order]
-    _write(unordered, folder, lengths, begins[:, None], sizes[:, None])
+    _write_documents(unordered, folder, lengths, begins[:, None], sizes[:, None])
 
 
-def _put_in_order_with_others(unordered: Path, folder: Path, max_length: int) -> None:
+def _write_sorted_with_next_answers(unordered: Path, folder: Path, max_length: int) -> None:
     """Write the arrays of a Split of unpaired preferences.
 
     The prompt with the answer of the next example is cut to `max_length`. An answer begins at its first target; there is room
     for some of it, since there was for some of the example's own.
     """
-    order, digest = _order(unordered)
+    order, digest = _sort_fingerprints(unordered)
     (folder / "digest").write_text(digest, "ascii")
     np.save(folder / _LABELS, np.fromfile(unordered / "labels", np.bool_)[order])
     sizes = np.fromfile(unordered / "lengths", np.int32).astype(np.int64)
     begins = (np.cumsum(sizes) - sizes)[order]
     sizes, prompts = sizes[order], np.fromfile(unordered / "prompts", np.int32)[order].astype(np.int64)
-    others = np.minimum(np.roll(sizes - prompts, -1), max_length - prompts)
-    _write(
+    next_answers = np.minimum(np.roll(sizes - prompts, -1), max_length - prompts)
+    _write_documents(
         unordered,
         folder,
-        lengths=np.stack([sizes, prompts + others], axis=1),
+        lengths=np.stack([sizes, prompts + next_answers], axis=1),
         begins=np.stack([begins, begins, np.roll(begins + prompts, -1)], axis=1),
-        sizes=np.stack([sizes, prompts, others], axis=1),
+        sizes=np.stack([sizes, prompts, next_answers], axis=1),
     )
 
 
-def _write(unordered: Path, folder: Path, lengths: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> None:
+def _write_documents(
+    unordered: Path, folder: Path, lengths: np.ndarray, begins: np.ndarray, sizes: np.ndarray
+) -> None:
     """Write the documents of examples.
 
     Args:
@@ -212,34 +214,34 @@ def _write(unordered: Path, folder: Path, lengths: np.ndarray, begins: np.ndarra
     np.cumsum(lengths.ravel(), out=offsets[1:])
     np.save(folder / "offsets.npy", offsets)
     np.save(folder / "documents.npy", np.array(documents, np.int64))
-    parts = list(_parts(offsets[::documents]))
+    parts = list(_slice_by_tokens(offsets[::documents]))
     for name, kind in (("tokens", np.int32), ("loss_mask", np.bool_)):
         source = np.asarray(np.memmap(unordered / name, kind, mode="r"))
         with (folder / f"{name}.npy").open("wb") as file:
             header = {"descr": np.dtype(kind).str, "fortran_order": False, "shape": (int(offsets[-1]),)}
             np.lib.format.write_array_header_1_0(file, header)
             for part in parts:
-                file.write(source[spans(begins[part].ravel(), sizes[part].ravel())].data)
+                file.write(source[concatenate_ranges(begins[part].ravel(), sizes[part].ravel())].data)
 
 
-def _order(unordered: Path) -> tuple[np.ndarray, str]:
+def _sort_fingerprints(unordered: Path) -> tuple[np.ndarray, str]:
     """Return the sort order of the fingerprints, and the digest of the sorted fingerprints."""
     fingerprints = np.fromfile(unordered / "fingerprints", _FINGERPRINT)
     order = np.argsort(fingerprints, kind="stable")
     return order, hashlib.blake2b(fingerprints[order].view(np.uint8).data, digest_size=16).hexdigest()
 
 
-def _parts(offsets: np.ndarray) -> Iterator[slice]:
-    """Yield slices of examples with about `_CHUNK_TOKENS` tokens each."""
+def _slice_by_tokens(offsets: np.ndarray) -> Iterator[slice]:
+    """Yield slices of examples with about `_TOKENS_PER_WRITE` tokens each."""
     begin, last = 0, len(offsets) - 1
     while begin < last:
-        end = int(np.searchsorted(offsets, offsets[begin] + _CHUNK_TOKENS))
+        end = int(np.searchsorted(offsets, offsets[begin] + _TOKENS_PER_WRITE))
         end = min(max(end, begin + 1), last)
         yield slice(begin, end)
         begin = end
 
 
-def spans(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+def concatenate_ranges(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Concatenate the ranges begins[i], ..., begins[i] + sizes[i] - 1 of all i, int64."""
     ends = np.cumsum(sizes)
     return np.repeat(begins - (ends - sizes), sizes) + np.arange(ends[-1] if len(ends) else 0)

@@ -91,17 +91,19 @@ class Encoder:
         return cls(documents, recipe.training.max_length, recipe.training.overlong)
 
     def encode(self, rows: dict[str, list[Any]]) -> Iterator[Encoded]:
-        """Yield the examples of a batch of columns; `kept` says which.
+        """Yield the examples of a batch of columns; `select_examples` says which.
 
         Raises:
-            DataError: as `kept`; or a row does not have the type of its column.
+            DataError: as `select_examples`; or a row does not have the type of its column.
             RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
         """
         if self.documents.columns.message_weight is not None:
             self.counts[WEIGHED] += self.documents.weighed(rows)
-        return self.kept(self.documents.of(rows), labels(rows, self.documents.columns))
+        return self.select_examples(self.documents.of(rows), labels(rows, self.documents.columns))
 
-    def kept(self, rows: Iterable[tuple[Document, ...]], judged: Sequence[bool | None]) -> Iterator[Encoded]:
+    def select_examples(
+        self, rows: Iterable[tuple[Document, ...]], row_labels: Sequence[bool | None]
+    ) -> Iterator[Encoded]:
         """Yield the examples among the documents of rows; training.overlong decides about overlong ones.
 
         Examples without a target, and pairs of equal documents, are dropped and counted.
@@ -113,9 +115,9 @@ class Encoder:
         Raises:
             DataError: a row is overlong and training.overlong is Fail, or nothing tells its answers from its prompts.
         """
-        for whole, label in zip(rows, judged, strict=True):
+        for row, label in zip(rows, row_labels, strict=True):
             self.counts["read"] += 1
-            documents = self._fit(whole)
+            documents = self._apply_overlong(row)
             if documents is None:
                 continue
             if not all(self._has_target(document) for document in documents):
@@ -139,7 +141,7 @@ class Encoder:
         """Return the counts of the last split by metric, such as train_rows_kept."""
         return {f"{split_name}_{name}": float(self.counts[what]) for what, name in _METRIC_SUFFIXES.items()}
 
-    def _fit(self, documents: tuple[Document, ...]) -> tuple[Document, ...] | None:
+    def _apply_overlong(self, documents: tuple[Document, ...]) -> tuple[Document, ...] | None:
         """Apply training.overlong; None: the example is dropped."""
         longest = max(len(document.tokens) for document in documents)
         if longest <= self.max_length:

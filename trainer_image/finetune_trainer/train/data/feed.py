@@ -51,7 +51,9 @@ class Collator:
     def batches(self, examples: Examples, batch_size: int) -> Iterator[pack.Batch]:
         """Yield this rank's batches, on the host; every rank gets the same number."""
         ranks = self.world.size
-        for rows in pack.shares(examples.sequences, rank=self.world.rank, ranks=ranks, batch_size=batch_size):
+        for rows in pack.split_among_ranks(
+            examples.sequences, rank=self.world.rank, ranks=ranks, batch_size=batch_size
+        ):
             yield pack.collate(
                 examples.split, rows, pad_id=self.pad_id, width=self.width, compiled=self.compiled
             )
@@ -61,7 +63,7 @@ class Feed:
     """This rank's batches of each step of a plan."""
 
     def __init__(self, collator: Collator, split: Split, plan: pack.Plan, batch_size: int) -> None:
-        self.waited = 0.0
+        self.waited_seconds = 0.0
         """Seconds for which steps waited for their batches."""
         self._collator = collator
         self._split = split
@@ -77,22 +79,22 @@ class Feed:
 
     def of_step(self, step: int) -> list[pack.Batch]:
         """Return this rank's batches of a step, on its device; every rank gets the same number."""
-        began = time.monotonic()
-        batches = self._made(step)
+        started = time.monotonic()
+        batches = self._take_prefetched(step)
         if step + 1 < self._plan.max_steps:
-            self._ahead = (step + 1, self._worker.submit(self._make, step + 1))
+            self._ahead = (step + 1, self._worker.submit(self._collate_step, step + 1))
         on_device = [batch.to(self._collator.world.device) for batch in batches]
-        self.waited += time.monotonic() - began
+        self.waited_seconds += time.monotonic() - started
         return on_device
 
     def close(self) -> None:
         """Stop prefetching."""
         self._worker.shutdown(cancel_futures=True)
 
-    def _made(self, step: int) -> list[pack.Batch]:
+    def _take_prefetched(self, step: int) -> list[pack.Batch]:
         ahead, self._ahead = self._ahead, None
-        return ahead[1].result() if ahead is not None and ahead[0] == step else self._make(step)
+        return ahead[1].result() if ahead is not None and ahead[0] == step else self._collate_step(step)
 
-    def _make(self, step: int) -> list[pack.Batch]:
+    def _collate_step(self, step: int) -> list[pack.Batch]:
         rows = Examples(self._split, self._plan.of_step(step))
         return list(self._collator.batches(rows, self._batch_size))

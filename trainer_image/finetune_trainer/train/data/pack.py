@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from finetune_trainer.train.data.dataset import spans
+from finetune_trainer.train.data.dataset import concatenate_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ class Batch:
         return values.flatten(0, 1).index_select(0, self.target_at)
 
 
-def sequences(lengths: np.ndarray, *, max_length: int, packing: bool) -> list[list[int]]:
+def pack_examples(lengths: np.ndarray, *, max_length: int, packing: bool) -> list[list[int]]:
     """Distribute examples over sequences of at most `max_length` tokens; each example is in exactly one sequence.
 
     Packing is best-fit decreasing: the longest example first, into the fullest sequence with enough room, and the
@@ -141,16 +141,19 @@ class Plan:
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the order of the sequences in an epoch, int64 [sequences]."""
-        return _order(self.seed, epoch, len(self.sequences))
+        return _shuffle_epoch(self.seed, epoch, len(self.sequences))
 
-    def rest(self, step: int) -> list[Sequence[int]]:
+    def sequences_from(self, step: int) -> list[Sequence[int]]:
         """Return the sequences of all steps from `step` on, without repeats."""
         begin = min(step * self.global_batch, self.total)
         # Two epochs' worth of positions contain every sequence, whatever the start.
         positions = range(begin, min(self.total, begin + 2 * len(self.sequences)))
-        return [self.sequences[row] for row in dict.fromkeys(self._at(position) for position in positions)]
+        return [
+            self.sequences[row]
+            for row in dict.fromkeys(self._sequence_at(position) for position in positions)
+        ]
 
-    def _at(self, position: int) -> int:
+    def _sequence_at(self, position: int) -> int:
         """Return the sequence at a position of the plan."""
         epoch, at = divmod(position, len(self.sequences))
         return int(self.order(epoch)[at])
@@ -159,15 +162,15 @@ class Plan:
         """Return the sequences of a step, from 0."""
         begin = step * self.global_batch
         positions = range(begin, min(begin + self.global_batch, self.total))
-        return [self.sequences[self._at(position)] for position in positions]
+        return [self.sequences[self._sequence_at(position)] for position in positions]
 
 
 @lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, count: int) -> np.ndarray:
+def _shuffle_epoch(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
-def shares(
+def split_among_ranks(
     rows: Sequence[Sequence[int]], *, rank: int, ranks: int, batch_size: int
 ) -> Iterator[Sequence[Sequence[int]]]:
     """Yield a rank's share of some sequences, in rounds of at most `batch_size`.
@@ -175,8 +178,8 @@ def shares(
     Every rank gets the same number of rounds, because every rank runs the same collectives; a round may be empty.
     """
     for begin in range(0, len(rows), ranks * batch_size):
-        mine = begin + rank * batch_size
-        yield rows[mine : min(mine + batch_size, begin + ranks * batch_size)]
+        share_begin = begin + rank * batch_size
+        yield rows[share_begin : min(share_begin + batch_size, begin + ranks * batch_size)]
 
 
 def collate(
@@ -217,7 +220,7 @@ def collate(
     before = np.cumsum(sizes) - sizes
     padding_above = np.cumsum(width - filled) - (width - filled)
     starts = before + padding_above[row_of]
-    places, sources = spans(starts, sizes), spans(begins, sizes)
+    places, sources = concatenate_ranges(starts, sizes), concatenate_ranges(begins, sizes)
     tokens, loss_mask = split.tokens[sources], split.loss_mask[sources]
     following = np.full(len(tokens), IGNORED, np.int64)
     following[:-1] = np.where(loss_mask[1:], tokens[1:], IGNORED)

@@ -34,11 +34,11 @@ from finetune_trainer.pod.exit_status import DataError, TrainingError, first_lin
 from finetune_trainer.storage import filesystems
 from finetune_trainer.train.data.split_files import (
     find_files,
+    format_address,
     is_corrupt,
     name_corruption,
     open_lines,
     open_parquet,
-    show,
 )
 
 if TYPE_CHECKING:
@@ -80,49 +80,51 @@ def read(
         DataError: the table, a file or a column is missing or corrupt, or a value is null.
     """
     if splits.type == "Delta":
-        yield from _delta(splits, name, columns, may_be_null, label)
+        yield from _read_delta(splits, name, columns, may_be_null, label)
         return
     place = getattr(splits, name)
     if place is None:
         return
-    files, found = find_files(place, splits.type)
+    files, paths = find_files(place, splits.type)
     if splits.type == "JSONLines":
-        for file in found:
-            yield from _json_lines(files, file, columns, may_be_null, label)
+        for file in paths:
+            yield from _read_json_lines(files, file, columns, may_be_null, label)
         return
-    optional = _find_columns(files, found, {column for column in columns if column in may_be_null})
-    for file in found:
-        yield from _parquet(files, file, columns, may_be_null, label, optional=optional)
+    optional = _find_columns(files, paths, {column for column in columns if column in may_be_null})
+    for file in paths:
+        yield from _read_parquet(files, file, columns, may_be_null, label, optional=optional)
 
 
 def _find_columns(files: AbstractFileSystem, paths: list[str], columns: set[str]) -> set[str]:
     """The columns that rows need not have and some Parquet file has, so that others may lack them."""
     if len(paths) == 1 or not columns:
         return set()
-    return columns & {name for schema in _parquet_schemas(files, paths) for name in schema.names}
+    return columns & {name for schema in _read_parquet_schemas(files, paths) for name in schema.names}
 
 
-def _parquet_schemas(files: AbstractFileSystem, paths: list[str]) -> Iterator[pa.Schema]:
+def _read_parquet_schemas(files: AbstractFileSystem, paths: list[str]) -> Iterator[pa.Schema]:
     for path in paths:
-        with open_parquet(partial(files.open, path), show(files, path), "write it again") as parquet:
+        with open_parquet(
+            partial(files.open, path), format_address(files, path), "write it again"
+        ) as parquet:
             yield parquet.schema_arrow
 
 
-def schema(splits: Splits) -> list[Column]:
+def read_schema(splits: Splits) -> list[Column]:
     """Return the columns of the training split: of a table, of its Parquet files, or of the first JSON lines of each file.
 
     Raises:
         DataError: the table or the file is missing or corrupt.
     """
     if splits.type == "Delta":
-        return _arrow_columns(_delta_dataset(splits).schema)
+        return _describe_arrow_columns(_open_delta_dataset(splits).schema)
     assert splits.train is not None  # noqa: S101 - the schema demands it
-    files, found = find_files(splits.train, splits.type)
+    files, paths = find_files(splits.train, splits.type)
     if splits.type == "JSONLines":
-        return _json_columns(files, found)
+        return _infer_json_columns(files, paths)
     columns: dict[str, Column] = {}
-    for of_file in _parquet_schemas(files, found):
-        new = {column.name: column for column in _arrow_columns(of_file)}
+    for of_file in _read_parquet_schemas(files, paths):
+        new = {column.name: column for column in _describe_arrow_columns(of_file)}
         columns = new | {name: column for name, column in columns.items() if column.type != _NO_TYPE}
     return list(columns.values())
 
@@ -136,21 +138,21 @@ def has_token_ids(splits: Splits, encoding: str) -> bool:
     if splits.type != "Delta":
         return False
     # NB: a later commit that changes texts leaves the token ids of the old ones in the table.
-    for commit in _delta_table(splits).history(1):
+    for commit in _open_delta_table(splits).history(1):
         with suppress(LookupError, ValueError, TypeError):
             return bool(json.loads(commit["userMetadata"])[ENCODING] == encoding)
     return False
 
 
-def _arrow_columns(schema: pa.Schema) -> list[Column]:
-    return [Column(field.name, _kind(field.type), str(field.type)) for field in schema]
+def _describe_arrow_columns(schema: pa.Schema) -> list[Column]:
+    return [Column(field.name, _classify_type(field.type), str(field.type)) for field in schema]
 
 
-def _kind(kind: pa.DataType) -> Kind:
+def _classify_type(kind: pa.DataType) -> Kind:
     import pyarrow as pa
 
     kind = plain_text.find_stored_type(kind)
-    if any(is_kind(kind) for is_kind in _texts()):
+    if any(is_kind(kind) for is_kind in _list_text_checks()):
         return "text"
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return "label"
@@ -160,23 +162,25 @@ def _kind(kind: pa.DataType) -> Kind:
     return "other"
 
 
-def _json_columns(files: AbstractFileSystem, found: list[str]) -> list[Column]:
+def _infer_json_columns(files: AbstractFileSystem, paths: list[str]) -> list[Column]:
     """The columns of the first rows of each file of JSON lines: each with the kind of its first value."""
     first: dict[str, Any] = {}
-    for file in found:
+    for file in paths:
         with open_lines(files, file) as opened:
-            for row in islice(_objects(opened, show(files, file)), _BATCH_ROWS):
+            for row in islice(_parse_objects(opened, format_address(files, file)), _BATCH_ROWS):
                 first |= {name: value for name, value in row.items() if first.get(name) in (None, [])}
-    return [Column(name, _kind_of_value(value), plain_text.name_type(value)) for name, value in first.items()]
+    return [
+        Column(name, _classify_value(value), plain_text.name_type(value)) for name, value in first.items()
+    ]
 
 
-def _texts() -> tuple[Callable[[pa.DataType], bool], ...]:
+def _list_text_checks() -> tuple[Callable[[pa.DataType], bool], ...]:
     import pyarrow as pa
 
     return pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
 
 
-def _kind_of_value(value: Any) -> Kind:
+def _classify_value(value: Any) -> Kind:
     if isinstance(value, str):
         return "text"
     if isinstance(value, bool | int):
@@ -186,16 +190,16 @@ def _kind_of_value(value: Any) -> Kind:
     return "messages" if is_structures and are_fields_of_messages({*value[0], "content"}) else "other"
 
 
-def delta_version(splits: Splits) -> int | None:
+def read_delta_version(splits: Splits) -> int | None:
     """Return the version of the Delta table to read; None for files.
 
     Raises:
         DataError: the table or its version does not exist, or its log is corrupt.
     """
-    return _delta_table(splits).version() if splits.type == "Delta" else None
+    return _open_delta_table(splits).version() if splits.type == "Delta" else None
 
 
-def _delta_table(splits: Splits) -> Any:
+def _open_delta_table(splits: Splits) -> Any:
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -225,31 +229,31 @@ def _delta_table(splits: Splits) -> Any:
         raise
 
 
-def _delta(
+def _read_delta(
     splits: Splits, name: str, columns: list[str], may_be_null: Container[str | None], label: str | None
 ) -> Iterator[Rows]:
     import pyarrow.dataset as ds
 
     table = f"the Delta table {splits.path}"
-    dataset = _delta_dataset(splits)
-    _require(dataset.schema, [SPLIT_COLUMN, *columns], table, label)
+    dataset = _open_delta_dataset(splits)
+    _check_columns(dataset.schema, [SPLIT_COLUMN, *columns], table, label)
     for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
         where = f"{fragment.path} of {table}"
         # What the table has and the file lacks: values of its partition, and none of a column that was added later.
         partition = ds.get_partition_keys(fragment.partition_expression)
         absent = {column: partition.get(column) for column in columns}
-        batches = _parquet_batches(
+        batches = _read_parquet_batches(
             fragment.open, columns, where, "restore the table", label=label, only=name, absent=absent
         )
         for batch in batches:
-            yield from _columns_of(batch, f"the split {name} of {splits.path}", may_be_null, label)
+            yield from _convert_batch(batch, f"the split {name} of {splits.path}", may_be_null, label)
 
 
-def _delta_dataset(splits: Splits) -> Any:
+def _open_delta_dataset(splits: Splits) -> Any:
     from deltalake.exceptions import DeltaProtocolError
 
     try:
-        return _delta_table(splits).to_pyarrow_dataset()
+        return _open_delta_table(splits).to_pyarrow_dataset()
     except DeltaProtocolError as error:
         raise DataError(
             "UnsupportedTable",
@@ -258,7 +262,7 @@ def _delta_dataset(splits: Splits) -> Any:
         ) from error
 
 
-def _parquet(
+def _read_parquet(
     files: AbstractFileSystem,
     file: str,
     columns: list[str],
@@ -267,8 +271,8 @@ def _parquet(
     *,
     optional: Collection[str],
 ) -> Iterator[Rows]:
-    where = show(files, file)
-    batches = _parquet_batches(
+    where = format_address(files, file)
+    batches = _read_parquet_batches(
         lambda: files.open(file),
         columns,
         where,
@@ -277,10 +281,10 @@ def _parquet(
         absent=dict.fromkeys(optional),
     )
     for batch in batches:
-        yield from _columns_of(batch, where, may_be_null, label)
+        yield from _convert_batch(batch, where, may_be_null, label)
 
 
-def _parquet_batches(
+def _read_parquet_batches(
     opening: Callable[[], Any],
     columns: list[str],
     where: str,
@@ -300,14 +304,16 @@ def _parquet_batches(
     import pyarrow.compute as pc
 
     with open_parquet(opening, where, remedy) as parquet:
-        there = parquet.schema_arrow.names
-        constants = {name: value for name, value in (absent or {}).items() if name not in there}
-        _check_names([], columns, there, where)
-        _require(parquet.schema_arrow, [name for name in columns if name not in constants], where, label)
+        file_columns = parquet.schema_arrow.names
+        constants = {name: value for name, value in (absent or {}).items() if name not in file_columns}
+        _check_names([], columns, file_columns, where)
+        _check_columns(
+            parquet.schema_arrow, [name for name in columns if name not in constants], where, label
+        )
         _check_codecs(parquet.metadata, columns, where)
-        is_filtered = only is not None and SPLIT_COLUMN in there
-        wanted = [name for name in columns if name not in constants] + [SPLIT_COLUMN] * is_filtered
-        for batch in parquet.iter_batches(_BATCH_ROWS, columns=wanted):
+        is_filtered = only is not None and SPLIT_COLUMN in file_columns
+        read_columns = [name for name in columns if name not in constants] + [SPLIT_COLUMN] * is_filtered
+        for batch in parquet.iter_batches(_BATCH_ROWS, columns=read_columns):
             rows = batch.filter(pc.equal(batch.column(SPLIT_COLUMN), only)) if is_filtered else batch
             arrays = [
                 pa.array([constants[name]] * rows.num_rows) if name in constants else rows.column(name)
@@ -327,22 +333,23 @@ def _check_codecs(metadata: pq.FileMetaData, columns: list[str], where: str) -> 
             raise DataError("CorruptData", explain_codec(where, codec))
 
 
-def _columns_of(
+def _convert_batch(
     batch: pa.RecordBatch, where: str, may_be_null: Container[str | None], label: str | None
 ) -> Iterator[Rows]:
     if batch.num_rows:
         with name_corruption(where, "write it again"):
             columns = {
-                name: _values(batch.column(name), is_label=name == label) for name in batch.schema.names
+                name: _convert_array(batch.column(name), is_label=name == label)
+                for name in batch.schema.names
             }
         for column, values in columns.items():
             # NaN is no value.
             if None in values and column not in may_be_null:
-                raise _null_value(column, where)
+                raise _null_value_error(column, where)
         yield columns
 
 
-def _values(array: pa.Array, *, is_label: bool) -> list[Any]:
+def _convert_array(array: pa.Array, *, is_label: bool) -> list[Any]:
     """The values of a column: labels and lists as they are, and others as text."""
     if is_label:
         labels: list[Any] = array.to_pylist()
@@ -351,7 +358,7 @@ def _values(array: pa.Array, *, is_label: bool) -> list[Any]:
     return plain_text.write_column(array) if is_text else plain_text.list_structures(array)
 
 
-def _json_lines(
+def _read_json_lines(
     files: AbstractFileSystem,
     file: str,
     columns: list[str],
@@ -359,32 +366,40 @@ def _json_lines(
     label: str | None,
 ) -> Iterator[Rows]:
     """Yield the rows of a JSON lines file; its extension selects the compression."""
-    where = show(files, file)
-    with open_lines(files, file) as opened:
-        rows = _objects(opened, where)
+    where = format_address(files, file)
+    with open_lines(files, file) as lines:
+        rows = _parse_objects(lines, where)
         while batch := list(islice(rows, _BATCH_ROWS)):
             names = dict.fromkeys(name for row in batch for name in row)
             _check_names([name for name in columns if name not in may_be_null], columns, names, where)
             texts: Rows = {}
             for column in columns:
-                texts[column] = values = [_value(row.get(column), is_label=column == label) for row in batch]
+                texts[column] = values = [
+                    _convert_value(row.get(column), is_label=column == label) for row in batch
+                ]
                 if None in values and column not in may_be_null:
-                    raise _null_value(column, where)
-                given = (value for value in values if value is not None)
+                    raise _null_value_error(column, where)
+                present_values = (value for value in values if value is not None)
                 readable = str | bool | int if column == label else str | list
-                other = next((value for value in given if not isinstance(value, readable)), None)
-                if other is not None:
-                    kind = STRUCTURES if isinstance(other, dict) else plain_text.name_type(other)
-                    raise _column_type(column, where, kind, label)
+                unreadable_value = next(
+                    (value for value in present_values if not isinstance(value, readable)), None
+                )
+                if unreadable_value is not None:
+                    kind = (
+                        STRUCTURES
+                        if isinstance(unreadable_value, dict)
+                        else plain_text.name_type(unreadable_value)
+                    )
+                    raise _column_type_error(column, where, kind, label)
             yield texts
 
 
-def _value(value: Any, *, is_label: bool) -> Any:
+def _convert_value(value: Any, *, is_label: bool) -> Any:
     """A value of JSON: labels, lists and objects as they are, and others as text."""
     return plain_text.write(value) if not is_label and plain_text.is_plain(value) else value
 
 
-def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
+def _parse_objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
     number, line = 0, b""
     try:
         for number, line in enumerate(lines, start=1):  # noqa: B007 - the number is for the error
@@ -402,17 +417,17 @@ def _objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
         ) from error
 
 
-def _require(schema: pa.Schema, columns: list[str], where: str, label: str | None) -> None:
+def _check_columns(schema: pa.Schema, columns: list[str], where: str, label: str | None) -> None:
     import pyarrow as pa
 
     _check_names(columns, columns, schema.names, where)
-    labels = (*_texts(), pa.types.is_null, pa.types.is_boolean, pa.types.is_integer)
+    labels = (*_list_text_checks(), pa.types.is_null, pa.types.is_boolean, pa.types.is_integer)
     for column in columns:
         kind = plain_text.find_stored_type(schema.field(column).type)
         # A column of nulls alone has no type; whether it may be null is another question.
         readable = labels if column == label else (plain_text.is_plain_type, plain_text.is_list)
         if not any(is_kind(kind) for is_kind in readable):
-            raise _column_type(column, where, _name_type(kind), label)
+            raise _column_type_error(column, where, _name_type(kind), label)
 
 
 def _check_names(required: list[str], columns: list[str], names: Collection[str], where: str) -> None:
@@ -451,11 +466,11 @@ def _name_type(kind: pa.DataType) -> str:
     return next((name for name, is_it in names.items() if is_it), str(kind))
 
 
-def _null_value(column: str, where: str) -> DataError:
+def _null_value_error(column: str, where: str) -> DataError:
     return DataError("NullValue", f"column {column} has rows without a value in {where}: filter them out")
 
 
-def _column_type(column: str, where: str, kind: str, label: str | None) -> DataError:
+def _column_type_error(column: str, where: str, kind: str, label: str | None) -> DataError:
     if column != label:
         return DataError("ColumnType", explain_type(column, where, kind))
     labels = "labels are booleans, 1 and 0, or the texts true and false"

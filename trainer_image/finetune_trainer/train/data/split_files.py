@@ -46,28 +46,28 @@ def find_files(place: str, kind: str) -> tuple[AbstractFileSystem, list[str]]:
     """
     try:
         files, path = filesystems.filesystem(place)
-        found = _visible_files(files, path) if files.exists(path) else None
+        paths = _list_visible_files(files, path) if files.exists(path) else None
     except Exception as error:
         reason = filesystems.failure(error)
         if reason is None:
             raise
         raise TrainingError("DataUnreadable", f"{place} cannot be read: {reason}") from error
-    if found is None:
+    if paths is None:
         raise DataError("MissingFile", f"{place} does not exist: mount the volume or correct data.splits")
-    if not found:
+    if not paths:
         raise DataError("MissingFile", f"{place} has no files: check how the splits were written")
-    for file in found:
-        if sentence := explain_compression(show(files, file), kind):
+    for file in paths:
+        if sentence := explain_compression(format_address(files, file), kind):
             raise DataError("CorruptData", sentence)
-    return files, found
+    return files, paths
 
 
-def show(files: AbstractFileSystem, file: str) -> str:
+def format_address(files: AbstractFileSystem, file: str) -> str:
     """A file's name, for errors."""
     return str(files.unstrip_protocol(file)).removeprefix("file://")
 
 
-def _visible_files(files: AbstractFileSystem, path: str) -> list[str]:
+def _list_visible_files(files: AbstractFileSystem, path: str) -> list[str]:
     """Return the files at a path, sorted, without the hidden files that Spark writes."""
     root = files._strip_protocol(path)  # noqa: SLF001 - fsspec has no public name for it
     return sorted(

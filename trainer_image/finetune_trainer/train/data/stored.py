@@ -46,7 +46,7 @@ class StoredTokens:
         folder = contract.checkpoint_folder(
             recipe.checkpoint.uri, namespace=job.namespace, name=job.name, uid=job.uid
         )
-        return cls(folder, digest(splits, encoder))
+        return cls(folder, compute_digest(splits, encoder))
 
     def fetch(self, name: str, target: Path) -> bool:
         """Copy a split into the folder `target`; False, and no folder, where no attempt has stored it whole."""
@@ -64,7 +64,7 @@ class StoredTokens:
 
     def _fetch(self, name: str, target: Path) -> bool:
         try:
-            files, folder = self._place(name)
+            files, folder = self._locate(name)
             sizes: dict[str, int] = json.loads(files.cat_file(f"{folder}/{_MARKER}"))
         except FileNotFoundError:
             return False
@@ -84,7 +84,7 @@ class StoredTokens:
             self._store(name, source)
 
     def _store(self, name: str, source: Path) -> None:
-        files, folder = self._place(name)
+        files, folder = self._locate(name)
         with suppress(FileNotFoundError):
             files.rm_file(f"{folder}/{_MARKER}")
         filesystems.make_folder(files, folder)
@@ -93,16 +93,16 @@ class StoredTokens:
             files.put_file(str(source / file), f"{folder}/{file}")
         files.pipe_file(f"{folder}/{_MARKER}", json.dumps(sizes).encode())
 
-    def _place(self, name: str) -> tuple[AbstractFileSystem, str]:
+    def _locate(self, name: str) -> tuple[AbstractFileSystem, str]:
         return filesystems.filesystem(f"{self._folder}/{self._name}/{name}")
 
 
-def digest(splits: Splits, encoder: Encoder) -> str:
+def compute_digest(splits: Splits, encoder: Encoder) -> str:
     """Return an identifier of what decides on token ids, loss masks and their order."""
-    decided_by = [
+    inputs = [
         _LAYOUT,
         splits.model_dump(mode="json", by_alias=True),
         encoder.documents.encoding,
         [encoder.max_length, encoder.overlong],
     ]
-    return hashlib.blake2b(json.dumps(decided_by, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=8).hexdigest()

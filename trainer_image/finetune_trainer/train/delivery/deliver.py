@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def deliver(
-    origin: lineage.Lineage,
+    model_lineage: lineage.Lineage,
     run_id: str | None,
     folder: Path,
     write: Callable[[Path], None],
@@ -44,25 +44,29 @@ def deliver(
         RecipeRefusedError: output.uri may not be written, or the MLflow server does not know register.upload.
         TrainingError: MLflow rejected the model, or was unreachable for too long; or the storage of output.uri failed.
     """
-    recipe, result = origin.recipe, origin.result
-    to = output.folder_of(recipe)
-    name, way = (recipe.register_.model, recipe.register_.upload) if recipe.register_ else (None, None)
-    registry = Registry(run_id, way) if run_id is not None and (name or to is None) else None
-    version = registry.version_of_run(name) if registry and name else None
-    published = to is None or (version is not None and to.is_finished())
-    if not published or (registry and version is None):
+    recipe, result = model_lineage.recipe, model_lineage.result
+    output_folder = output.folder_of(recipe)
+    name, upload_mode = (
+        (recipe.register_.model, recipe.register_.upload) if recipe.register_ else (None, None)
+    )
+    registry = (
+        Registry(run_id, upload_mode) if run_id is not None and (name or output_folder is None) else None
+    )
+    version = registry.find_version(name) if registry and name else None
+    is_published = output_folder is None or (version is not None and output_folder.is_finished())
+    if not is_published or (registry and version is None):
         folder.mkdir()
         write(folder)
-    if to is not None and not published:
-        output.publish(to, folder, recipe, base)
-        say(f"wrote the model to {to.uri}")
+    if output_folder is not None and not is_published:
+        output.publish(output_folder, folder, recipe, base)
+        say(f"wrote the model to {output_folder.uri}")
     if registry is None:
-        if to is None:
+        if output_folder is None:
             say("MLFLOW_RUN_ID is not set: the model is neither uploaded nor registered")
         return result
     if version is None:
         model_id = registry.upload(folder)
-        tags = lineage.version_tags(origin)
+        tags = lineage.build_version_tags(model_lineage)
         version = registry.register(name, model_id, folder, tags) if name else None
     if name is None or version is None:
         return result

@@ -24,9 +24,9 @@ import torch
 from finetune_trainer.examples import answer_end
 from finetune_trainer.examples.stop_tokens import GENERATION_CONFIG, read_stop_tokens
 from finetune_trainer.models import base_reference
-from finetune_trainer.train.checkpoint.shards import trained_state
+from finetune_trainer.train.checkpoint.shards import get_trained_state
 from finetune_trainer.train.delivery import signature
-from finetune_trainer.train.delivery.lineage import build_metadata, model_card
+from finetune_trainer.train.delivery.lineage import build_metadata, render_model_card
 from finetune_trainer.train.model import rows
 from finetune_trainer.train.model.adapters import pissa
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
@@ -52,7 +52,7 @@ _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
 _SCORING, _CONDA_ENV, _PYTHON_ENV = "scoring.py", "conda.yaml", "python_env.yaml"
 
 
-def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict[str, torch.Tensor]:
+def gather_weights(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict[str, torch.Tensor]:
     """The trained weights on the host of rank 0; empty on the others. A collective call.
 
     Weights of full training have the type that the base is stored in, but for those that transformers keeps in fp32; adapters stay in
@@ -69,15 +69,15 @@ def gather(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict
         recipe: the recipe.
         world: the ranks.
     """
-    dtype = _dtype_of(source, recipe) if recipe.method.type == "Full" else torch.float32
+    dtype = _read_dtype(source, recipe) if recipe.method.type == "Full" else torch.float32
     # NB: save_pretrained recognizes tied weights by shared memory, which gathered weights do not have.
     tied = base_of(model).all_tied_weights_keys
-    keeps = load.fp32_name_filter(base_of(model), dtype)
+    is_kept_in_fp32 = load.fp32_name_filter(base_of(model), dtype)
     gathered: dict[str, torch.Tensor] = {}
-    for name, shard in trained_state(model).items():
+    for name, shard in get_trained_state(model).items():
         if name in tied:
             continue
-        stored = shard.to(dtype) if shard.is_floating_point() and not keeps(name) else shard
+        stored = shard.to(dtype) if shard.is_floating_point() and not is_kept_in_fp32(name) else shard
         unsharded = rows.gather_tensor(stored)
         if world.leads:
             gathered[name] = unsharded.cpu()
@@ -103,17 +103,17 @@ def write(
     Args:
         folder: an empty folder.
         model: the sharded model.
-        state: the result of `gather`.
+        state: the result of `gather_weights`.
         tokenizer: the tokenizer.
         source: where the base model was loaded from.
-        base: where that was fetched from, with its digest if `names_base`; None where it was merged in this pod.
+        base: where that was fetched from, with its digest if `has_external_base`; None where it was merged in this pod.
         lineage: for the model card.
         examples: for the signature, and for whether the model is served as a chat model.
     """
     recipe = lineage.recipe
     base_stops = read_stop_tokens(source, trust_remote_code=recipe.model.trust_remote_code)
     stops = _align_stops(tokenizer, base_stops, chat=examples.chat)
-    tokenizer.model_max_length = _longest_text(tokenizer, model)
+    tokenizer.model_max_length = _max_text_tokens(tokenizer, model)
     tokenizer.save_pretrained(folder / _TOKENIZER)
     flavor: dict[str, Any] = {
         "task": _TASK,
@@ -131,9 +131,9 @@ def write(
             new = NewTokens.of(recipe.model, tokenizer)
             merge.merge_into_base(source, folder / ADAPTER, recipe.model, folder / MODEL, new_tokens=new)
             flavor |= {"model_binary": MODEL, "source_model_name": name}
-        elif base is not None and names_base(recipe):
+        elif base is not None and has_external_base(recipe):
             base_reference.note(base, folder / ADAPTER)
-            flavor |= {"peft_adaptor": ADAPTER, **_reference(base, source, recipe, tokenizer)}
+            flavor |= {"peft_adaptor": ADAPTER, **_build_base_reference(base, source, recipe, tokenizer)}
         else:
             merge.copy_base(source, recipe.model, folder / MODEL)
             flavor |= {"peft_adaptor": ADAPTER, "model_binary": MODEL, "source_model_name": name}
@@ -143,10 +143,12 @@ def write(
             # NB: an adapter has no generation config, and its base may stop elsewhere.
             if stops != base_stops or weights.name == ADAPTER:
                 _write_stops(weights, stops, source)
-            (weights / "README.md").write_text(model_card(lineage), encoding="utf-8")
+            (weights / "README.md").write_text(render_model_card(lineage), encoding="utf-8")
     flavor["pipeline_model_type"] = _architecture(model)
-    signed = signature.infer(examples) if _wants_signature(recipe) else None
-    _write_mlmodel(folder, flavor, signed, _scoring_settings(recipe, flavor, base, examples), lineage)
+    model_signature = signature.infer_signature(examples) if _has_signature(recipe) else None
+    _write_mlmodel(
+        folder, flavor, model_signature, _build_scoring_settings(recipe, flavor, base, examples), lineage
+    )
 
 
 def _align_stops(tokenizer: PreTrainedTokenizerBase, base_stops: list[int], *, chat: bool) -> list[int]:
@@ -181,11 +183,11 @@ def _write_stops(folder: Path, stops: list[int], source: Path) -> None:
     (folder / GENERATION_CONFIG).write_text(text, encoding="utf-8")
 
 
-def _longest_text(tokenizer: PreTrainedTokenizerBase, model: Any) -> int:
+def _max_text_tokens(tokenizer: PreTrainedTokenizerBase, model: Any) -> int:
     """The tokens of the longest text that the model takes: as its tokenizer says, or else its configuration."""
-    own = tokenizer.init_kwargs.get("model_max_length")
-    if own is not None and own < _NO_LIMIT:
-        return int(own)
+    tokenizer_limit = tokenizer.init_kwargs.get("model_max_length")
+    if tokenizer_limit is not None and tokenizer_limit < _NO_LIMIT:
+        return int(tokenizer_limit)
     positions = getattr(base_of(model).config.get_text_config(), "max_position_embeddings", None)
     return int(positions or _NO_LIMIT)
 
@@ -195,7 +197,7 @@ def _write_unsharded(
 ) -> None:
     standalone.save(model, folder, source, state_dict=state)
     # NB: save_pretrained writes the type of the fp32 master weights into the config, not that of the files.
-    model.config.dtype = _dtype_of(source, recipe)
+    model.config.dtype = _read_dtype(source, recipe)
     model.config.save_pretrained(folder)
 
 
@@ -219,41 +221,43 @@ def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path, bas
     config.save_pretrained(str(folder))
 
 
-def names_base(recipe: Recipe) -> bool:
+def has_external_base(recipe: Recipe) -> bool:
     """Whether what a recipe registers is an adapter that names its base, if that lies somewhere."""
     unity = os.environ.get("MLFLOW_REGISTRY_URI", "").startswith("databricks-uc")
     return recipe.method.type != "Full" and recipe.method.export != "Merged" and not unity
 
 
-def _reference(
+def _build_base_reference(
     base: Origin, source: Path, recipe: Recipe, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, str]:
     """How MLflow finds the base of an adapter: in a folder, or at a commit on the Hub."""
-    named = {"source_model_name": base.uri}
+    reference = {"source_model_name": base.uri}
     if base.revision is None:
-        return {**named, "local_base_model_path": base.uri}
-    named["source_model_revision"] = base.revision
-    if _tokenizers_differ(tokenizer, source, recipe):
+        return {**reference, "local_base_model_path": base.uri}
+    reference["source_model_revision"] = base.revision
+    if _has_other_tokenizer(tokenizer, source, recipe):
         # NB: at a commit, MLflow takes the tokenizer from there too; in a folder, or the newest on the Hub, it takes ours.
-        return {**named, "local_base_model_path": base.uri}
-    return {**named, "tokenizer_name": base.uri, "tokenizer_revision": base.revision}
+        return {**reference, "local_base_model_path": base.uri}
+    return {**reference, "tokenizer_name": base.uri, "tokenizer_revision": base.revision}
 
 
-def _tokenizers_differ(tokenizer: PreTrainedTokenizerBase, source: Path, recipe: Recipe) -> bool:
+def _has_other_tokenizer(tokenizer: PreTrainedTokenizerBase, source: Path, recipe: Recipe) -> bool:
     """Whether the base has another tokenizer, or none: another chat template, or that of an adapter that is trained further."""
     from transformers import AutoTokenizer
 
     try:
-        given = AutoTokenizer.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
+        base_tokenizer = AutoTokenizer.from_pretrained(
+            str(source), trust_remote_code=recipe.model.trust_remote_code
+        )
     except (OSError, ValueError, KeyError):
         return True
     ours, theirs = (
-        (one.chat_template, one.special_tokens_map, one.get_vocab()) for one in (tokenizer, given)
+        (one.chat_template, one.special_tokens_map, one.get_vocab()) for one in (tokenizer, base_tokenizer)
     )
     return bool(ours != theirs)
 
 
-def _dtype_of(source: Path, recipe: Recipe) -> torch.dtype:
+def _read_dtype(source: Path, recipe: Recipe) -> torch.dtype:
     """The type in which the base model's weights are stored, and in which trained ones are saved."""
     from transformers import AutoConfig
 
@@ -267,20 +271,20 @@ def _architecture(model: Any) -> str:
     return type(base_of(model)).__name__
 
 
-def _wants_signature(recipe: Recipe) -> bool:
+def _has_signature(recipe: Recipe) -> bool:
     return recipe.register_ is None or recipe.register_.signature
 
 
-def _scoring_settings(
+def _build_scoring_settings(
     recipe: Recipe, flavor: dict[str, Any], base: Origin | None, examples: signature.Examples
 ) -> dict[str, Any]:
     """The settings of `scoring`, which describes them."""
-    elsewhere = base if "model_binary" not in flavor else None
+    external_base = base if "model_binary" not in flavor else None
     return {
         "input": examples.input,
         "chat": examples.chat,
-        "base": elsewhere.uri if elsewhere else None,
-        "revision": elsewhere.revision if elsewhere else None,
+        "base": external_base.uri if external_base else None,
+        "revision": external_base.revision if external_base else None,
         "adapter": "peft_adaptor" in flavor,
         "trust_remote_code": recipe.model.trust_remote_code,
         "max_new_tokens": signature.MAX_NEW_TOKENS,
@@ -291,7 +295,7 @@ def _scoring_settings(
 def _write_mlmodel(
     folder: Path,
     flavor: dict[str, Any],
-    signed: ModelSignature | None,
+    model_signature: ModelSignature | None,
     settings: dict[str, Any],
     lineage: Lineage,
 ) -> None:
@@ -308,7 +312,9 @@ def _write_mlmodel(
     _PythonEnv.current().to_yaml(str(folder / _PYTHON_ENV))
     shutil.copyfile(Path(__file__).with_name(_SCORING), folder / _SCORING)
     task = signature.CHAT if settings["chat"] else None
-    mlmodel = Model(signature=signed, metadata=build_metadata(lineage) | ({"task": task} if task else {}))
+    mlmodel = Model(
+        signature=model_signature, metadata=build_metadata(lineage) | ({"task": task} if task else {})
+    )
     # NB: MLflow reads the task in the flavor, Databricks in the metadata.
     flavor = flavor | ({"inference_task": task} if task else {})
     mlmodel.add_flavor("transformers", transformers_version=version("transformers"), code=None, **flavor)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.dataset import Split
 
 # Unity Catalog's limit for the value of a tag.
-_LONGEST_TAG = 1000
+_MAX_TAG_CHARS = 1000
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Lineage:
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """By name of the split."""
     eval_data: str | None = None
-    """Identifies the evaluation (`eval_data`); None without a validation split."""
+    """Identifies the evaluation (`identify_eval_data`); None without a validation split."""
     weights_step: int | None = None
     """Step of the weights, where these are not the last."""
     resumed_from: str = ""
     """The checkpoint of another job that the run began with."""
 
 
-def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
+def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     """Return an identifier of the evaluation: losses with the same one are comparable. None without a validation split.
 
     It is the digest of the tokenized split; for other objectives than SFT also of the reference or the teacher, if there is one,
@@ -70,25 +70,25 @@ def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     if objective.type == "DPO":
         dpo = objective.dpo or Dpo()
         # NB: the loss is newer than identifiers of other versions.
-        left_out = {"label_smoothing"} | ({"loss"} if dpo.loss == "Sigmoid" else set())
-        against: list[object] = [
+        excluded = {"label_smoothing"} | ({"loss"} if dpo.loss == "Sigmoid" else set())
+        parameters: list[object] = [
             recipe.model.base,
             recipe.model.revision,
-            dpo.model_dump_json(exclude=left_out),
+            dpo.model_dump_json(exclude=excluded),
         ]
     elif objective.type == "KTO":
         kto = (objective.kto or Kto()).model_dump_json()
-        against = [recipe.model.base, recipe.model.revision, kto, *_passes(recipe)]
+        parameters = [recipe.model.base, recipe.model.revision, kto, *_list_pass_settings(recipe)]
     elif objective.type == "ORPO":
-        against = [(objective.orpo or Orpo()).model_dump_json()]
+        parameters = [(objective.orpo or Orpo()).model_dump_json()]
     elif objective.type == "SimPO":
-        against = [(objective.simpo or Simpo()).model_dump_json()]
+        parameters = [(objective.simpo or Simpo()).model_dump_json()]
     else:
         # NB: left out where they are not set, and what is not distillation's always, since they are newer than identifiers of
         # other versions.
         newer = {"teacher_revision", "teacher_trust_remote_code"}
         unset = newer - (objective.distillation.model_fields_set if objective.distillation else set())
-        against = [
+        parameters = [
             objective.model_dump_json(
                 exclude={
                     "distillation": unset,
@@ -96,18 +96,18 @@ def eval_data(recipe: Recipe, validation: Split | None) -> str | None:
                 }
             )
         ]
-    digest = hashlib.blake2b(json.dumps(against).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(json.dumps(parameters).encode(), digest_size=8).hexdigest()
     return f"{validation.digest}-{objective.type}-{digest}"
 
 
-def _passes(recipe: Recipe) -> list[int]:
+def _list_pass_settings(recipe: Recipe) -> list[int]:
     """What decides on the examples of an evaluation pass: tokens of a document, packing, and the rows on all ranks."""
     training, gang = recipe.training, recipe.distributed
     rows = training.per_device_eval_batch_size or training.per_device_batch_size
     return [training.max_length, training.packing, rows * gang.ranks]
 
 
-def run_params(recipe: Recipe, corpus: Corpus, resumed_from: str = "") -> dict[str, object]:
+def build_run_params(recipe: Recipe, corpus: Corpus, resumed_from: str = "") -> dict[str, object]:
     """Return the parameters of a run, by their names in MLflow."""
     training, plan = recipe.training, corpus.plan
     return {
@@ -130,11 +130,11 @@ def run_params(recipe: Recipe, corpus: Corpus, resumed_from: str = "") -> dict[s
         "seed": training.seed,
         "recipe": recipe.digest(),
         **({"resumed_from": resumed_from} if resumed_from else {}),
-        **method_params(recipe),
+        **build_method_params(recipe),
     }
 
 
-def method_params(recipe: Recipe) -> dict[str, object]:
+def build_method_params(recipe: Recipe) -> dict[str, object]:
     """Return the parameters of method and objective, with defaults, by their names in MLflow."""
     method, objective = recipe.method, recipe.objective
     params: dict[str, object] = {}
@@ -159,13 +159,13 @@ def method_params(recipe: Recipe) -> dict[str, object]:
         }
     if method.type in SOFT_PROMPTS:
         params["virtual_tokens"] = (method.soft_prompt or SoftPrompt()).virtual_tokens
-    params |= _objective_params(objective)
+    params |= _build_objective_params(objective)
     if recipe.training.neftune_alpha is not None:
         params["neftune_alpha"] = recipe.training.neftune_alpha
     return params
 
 
-def _objective_params(objective: Objective) -> dict[str, object]:
+def _build_objective_params(objective: Objective) -> dict[str, object]:
     if objective.type == "DPO":
         dpo = objective.dpo or Dpo()
         loss = {} if dpo.loss == "Sigmoid" else {"dpo_loss": dpo.loss}
@@ -200,7 +200,7 @@ def _revision(name: str, revision: str | None) -> dict[str, object]:
     return {} if revision is None else {name: revision}
 
 
-def source_tags(
+def build_source_tags(
     recipe: Recipe, splits: Splits, eval_data: str | None, resumed_from: str = ""
 ) -> dict[str, str]:
     """Return the tags with the sources of a run or a version, and its evaluation data."""
@@ -210,7 +210,7 @@ def source_tags(
     }
     if splits.version is not None:
         tags[contract.TAG_DATA_VERSION] = str(splits.version)
-    tags |= _read_tags(recipe)
+    tags |= _tag_sources(recipe)
     if eval_data is not None:
         tags[contract.TAG_EVAL_DATA] = eval_data
     if resumed_from:
@@ -235,7 +235,7 @@ class ReadSource:
         return self.revision if self.version is None else str(self.version)
 
 
-def sources_read(recipe: Recipe) -> list[ReadSource]:
+def list_sources(recipe: Recipe) -> list[ReadSource]:
     """Return what the splits were prepared from: nothing where nobody prepared them."""
     prepared, source = recipe.prepared, recipe.data.source
     if prepared is None or source is None:
@@ -251,43 +251,43 @@ def sources_read(recipe: Recipe) -> list[ReadSource]:
     ]
 
 
-def _read_tags(recipe: Recipe) -> dict[str, str]:
-    found = sources_read(recipe)
-    tags = {contract.TAG_SOURCE: _listed(read.source.address for read in found)} if found else {}
-    if any(read.at for read in found):
-        tags[contract.TAG_SOURCE_VERSION] = _listed(read.at or "-" for read in found)
+def _tag_sources(recipe: Recipe) -> dict[str, str]:
+    sources = list_sources(recipe)
+    tags = {contract.TAG_SOURCE: _join_for_tag(read.source.address for read in sources)} if sources else {}
+    if any(read.at for read in sources):
+        tags[contract.TAG_SOURCE_VERSION] = _join_for_tag(read.at or "-" for read in sources)
     if recipe.prepared is not None and recipe.prepared.digest is not None:
         tags[contract.TAG_DATA_DIGEST] = recipe.prepared.digest
     return tags
 
 
-def _listed(parts: Iterable[str]) -> str:
+def _join_for_tag(parts: Iterable[str]) -> str:
     text = ", ".join(parts)
-    return text if len(text) <= _LONGEST_TAG else f"{text[: _LONGEST_TAG - 3]}..."
+    return text if len(text) <= _MAX_TAG_CHARS else f"{text[: _MAX_TAG_CHARS - 3]}..."
 
 
-def preparation_tags(recipe: Recipe) -> dict[str, str]:
+def build_preparation_tags(recipe: Recipe) -> dict[str, str]:
     """Return the tags with the result of the preparation, for the run."""
     prepared = recipe.prepared
     if prepared is None:
         return {}
-    found = {
+    values = {
         contract.TAG_DATA_ROWS: prepared.rows and prepared.rows.to_json(),
         contract.TAG_DATA_TOKENS: prepared.tokens and prepared.tokens.to_json(),
         contract.TAG_DATA_DROPPED: {step.step: step.rows for step in prepared.dropped}
         if prepared.dropped
         else None,
     }
-    return {name: json.dumps(value) for name, value in found.items() if value is not None}
+    return {name: json.dumps(value) for name, value in values.items() if value is not None}
 
 
-def version_tags(lineage: Lineage) -> dict[str, str]:
+def build_version_tags(lineage: Lineage) -> dict[str, str]:
     """Return the tags of the registered version: those of the recipe, lineage and metrics."""
     recipe, result = lineage.recipe, lineage.result
     metrics = {contract.TAG_EVAL_LOSS: result.eval_loss, contract.TAG_PERPLEXITY: result.perplexity}
     return {
         **(recipe.register_.tags if recipe.register_ else {}),
-        **source_tags(recipe, lineage.splits, lineage.eval_data, lineage.resumed_from),
+        **build_source_tags(recipe, lineage.splits, lineage.eval_data, lineage.resumed_from),
         **{name: f"{value:.6g}" for name, value in metrics.items() if value is not None},
     }
 
@@ -302,7 +302,7 @@ def build_metadata(lineage: Lineage) -> dict[str, object]:
     }
 
 
-def model_card(lineage: Lineage) -> str:
+def render_model_card(lineage: Lineage) -> str:
     """The README of the model: what it was made from, how, and how well it does."""
     recipe, result, splits = lineage.recipe, lineage.result, lineage.splits
     source = str(splits.train) if splits.path is None else f"{splits.path} version {splits.version}"
@@ -315,31 +315,31 @@ def model_card(lineage: Lineage) -> str:
     steps = f"{result.step} steps"
     if lineage.weights_step is not None:
         steps = f"the weights after step {lineage.weights_step} of {result.step}, which have the least evaluation loss,"
-    begun = f", carried on from the checkpoint {lineage.resumed_from}" if lineage.resumed_from else ""
+    resumed = f", carried on from the checkpoint {lineage.resumed_from}" if lineage.resumed_from else ""
     head = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
     sections = (
         f"{head}base_model: {recipe.model.base}\n---\n# {name}\n",
         f"{recipe.model.base}, fine-tuned ({recipe.method.type}, {recipe.objective.type}) by the FineTuneJob "
-        f"{recipe.job.namespace}/{recipe.job.name}: {steps} on {source}{begun}.\n",
-        _table(
+        f"{recipe.job.namespace}/{recipe.job.name}: {steps} on {source}{resumed}.\n",
+        _render_table(
             "", ("", ""), [(name, f"{value:.4f}") for name, value in metrics.items() if value is not None]
         ),
-        _table(
+        _render_table(
             "## Data\n\n",
             ("Split", "Examples", "Tokens"),
             [(split, f"{used.examples:,}", f"{used.tokens:,}") for split, used in lineage.counts.items()],
         ),
-        _table(
+        _render_table(
             "## Method\n\n",
             ("Parameter", "Value"),
-            [(name, str(value)) for name, value in method_params(recipe).items()],
+            [(name, str(value)) for name, value in build_method_params(recipe).items()],
         ),
         f"## Recipe {recipe.digest()}\n\n```yaml\n{recipe.to_yaml()}```\n",
     )
     return "\n".join(section for section in sections if section)
 
 
-def _table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _render_table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Render a Markdown table under a title; empty without rows."""
     if not rows:
         return ""

@@ -27,7 +27,7 @@ def folder_of(recipe: Recipe) -> ModelFolder | None:
     return ModelFolder(recipe.output.uri, recipe.job, int(os.environ.get("FINETUNE_ATTEMPT", "1")))
 
 
-def publish(to: ModelFolder, exported: Path, recipe: Recipe, base: Origin | None) -> None:
+def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Origin | None) -> None:
     """Write a model to its folder: a standalone one, or an adapter, which names its base.
 
     The base of an adapter that was merged in this pod lies nowhere else: it goes to the folder `base` in that of the adapter.
@@ -39,7 +39,7 @@ def publish(to: ModelFolder, exported: Path, recipe: Recipe, base: Origin | None
         base: where the base was fetched from; None where it was merged in this pod.
     """
     if recipe.method.type == "Full" or recipe.method.export == "Merged":
-        to.publish({"": exported / MODEL})
+        output_folder.publish({"": exported / MODEL})
         return
     # NB: what goes to the registry stays as it is.
     adapter = exported.with_name(f"{exported.name}-adapter")
@@ -47,10 +47,13 @@ def publish(to: ModelFolder, exported: Path, recipe: Recipe, base: Origin | None
     parts = {"": adapter}
     if base is None:
         parts[_BASE] = exported / MODEL
-        base = Origin(f"{to.uri}/{_BASE}", digest=base_reference.digest(exported / MODEL))
+        base = Origin(f"{output_folder.uri}/{_BASE}", digest=base_reference.digest(exported / MODEL))
         config = adapter / "adapter_config.json"
-        named = {**json.loads(config.read_text(encoding="utf-8")), "base_model_name_or_path": base.uri}
-        config.write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
+        adapter_config = {
+            **json.loads(config.read_text(encoding="utf-8")),
+            "base_model_name_or_path": base.uri,
+        }
+        config.write_text(json.dumps(adapter_config, indent=2) + "\n", encoding="utf-8")
     if base_reference.noted(adapter) is None:
         base_reference.note(base, adapter)
-    to.publish(parts)
+    output_folder.publish(parts)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOGGED_MODEL_NAME = "model"
-_PATIENCE_SECONDS = 600.0
-_LONGEST_PAUSE_SECONDS = 15.0
+_UNREACHABLE_TIMEOUT_SECONDS = 600.0
+_MAX_PAUSE_SECONDS = 15.0
 
 
 class Registry:
@@ -46,9 +46,9 @@ class Registry:
     ) -> None:
         self._run_id, self._way = run_id, way
         self._connect = connect
-        self._patience = patience_seconds or mlflow_run.patience_seconds(_PATIENCE_SECONDS)
+        self._patience = patience_seconds or mlflow_run.patience_seconds(_UNREACHABLE_TIMEOUT_SECONDS)
 
-    def version_of_run(self, model: str) -> str | None:
+    def find_version(self, model: str) -> str | None:
         """Return the version of `model` that an earlier attempt of this run registered, if any."""
         return self._with_retries(lambda mlflow: self._find_version(mlflow, model))
 
@@ -68,7 +68,8 @@ class Registry:
         """
         return self._with_retries(
             lambda mlflow: (
-                self._find_version(mlflow, model) or self._create(mlflow, model, model_id, folder, tags)
+                self._find_version(mlflow, model)
+                or self._create_version(mlflow, model, model_id, folder, tags)
             )
         )
 
@@ -102,11 +103,13 @@ class Registry:
                     print(f"waiting for MLflow to register the model: {line}", flush=True)
                     printed = True
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
     def _find_version(self, mlflow: MlflowClient, model: str) -> str | None:
         # NB: Unity Catalog filters only by name, so compare the run here.
-        versions = _all(lambda token: mlflow.search_model_versions(f"name='{model}'", page_token=token))
+        versions = _search_all_pages(
+            lambda token: mlflow.search_model_versions(f"name='{model}'", page_token=token)
+        )
         # NB: an earlier attempt that ended during its upload leaves an incomplete version in Unity Catalog.
         complete = (found for found in versions if found.status == "READY")
         return next((str(found.version) for found in complete if found.run_id == self._run_id), None)
@@ -114,7 +117,7 @@ class Registry:
     def _find_logged(self, mlflow: MlflowClient, experiment: str) -> LoggedModel | None:
         # NB: Databricks cannot filter by run yet.
         by_name = f"name='{LOGGED_MODEL_NAME}'"
-        models = _all(
+        models = _search_all_pages(
             lambda token: mlflow.search_logged_models([experiment], filter_string=by_name, page_token=token)
         )
         return next((found for found in models if found.source_run_id == self._run_id), None)
@@ -129,13 +132,13 @@ class Registry:
         )
         if logged.status != LoggedModelStatus.READY:
             upload.require(self._way, self._run_id)
-            with upload.patient():
+            with upload.allow_slow_uploads():
                 mlflow.log_model_artifacts(logged.model_id, str(folder))
             mlflow.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)
             mlflow.log_outputs(self._run_id, [LoggedModelOutput(logged.model_id, step=0)])
         return str(logged.model_id)
 
-    def _create(
+    def _create_version(
         self, mlflow: MlflowClient, model: str, model_id: str, folder: Path, tags: Mapping[str, str]
     ) -> str:
         from mlflow.exceptions import MlflowException
@@ -157,7 +160,7 @@ class Registry:
         return str(version.version)
 
 
-def _all(search: Callable[[str | None], Any]) -> Iterator[Any]:
+def _search_all_pages(search: Callable[[str | None], Any]) -> Iterator[Any]:
     """Yield every result of a paginated search."""
     token: str | None = None
     while True:

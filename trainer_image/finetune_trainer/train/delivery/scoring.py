@@ -173,22 +173,22 @@ class FineTunedModel(PythonModel):
 
     def _generate(self, prompt: list[int], settings: dict[str, Any]) -> tuple[list[int], bool]:
         """The tokens of an answer, with the one that ends it, and whether it is cut for its length."""
-        longest = int(settings.get("max_new_tokens", self._max_new_tokens))
+        max_new_tokens = int(settings.get("max_new_tokens", self._max_new_tokens))
         if self._context_tokens is not None:
-            longest = min(longest, self._context_tokens - len(prompt))
-        if longest <= 0:
+            max_new_tokens = min(max_new_tokens, self._context_tokens - len(prompt))
+        if max_new_tokens <= 0:
             raise MlflowException.invalid_parameter_value(
                 f"the prompt has {len(prompt)} tokens, and the model takes {self._context_tokens} with the answer: shorten it"
             )
         padding = self._tokenizer.pad_token_id
-        sampled = _is_sampled(settings)
-        own = self._defaults.to_diff_dict() if sampled else {}
+        is_sampled = _is_sampled(settings)
+        defaults = self._defaults.to_diff_dict() if is_sampled else {}
         config = GenerationConfig.from_dict(
             {
-                **own,
-                **{name: value for name, value in settings.items() if sampled or name not in _SAMPLING},
-                "do_sample": sampled,
-                "max_new_tokens": longest,
+                **defaults,
+                **{name: value for name, value in settings.items() if is_sampled or name not in _SAMPLING},
+                "do_sample": is_sampled,
+                "max_new_tokens": max_new_tokens,
                 "max_length": None,
                 "eos_token_id": self._stops,
                 "pad_token_id": self._stops[0] if padding is None else padding,
@@ -208,7 +208,7 @@ class FineTunedModel(PythonModel):
                 f"the settings of the request do not fit together: {error}"
             ) from error
         answer: list[int] = tokens[0, len(prompt) :].tolist()
-        return answer, len(answer) == longest and answer[-1] not in self._stops
+        return answer, len(answer) == max_new_tokens and answer[-1] not in self._stops
 
     def _decode(self, tokens: list[int], stop_strings: list[str]) -> str:
         # NB: a tokenizer may be set to remove spaces before punctuation.

@@ -43,11 +43,11 @@ _SETTINGS = {
     "num_beams": "long",
     "length_penalty": "double",
 }
-_EXAMPLES = 16
+_MAX_EXAMPLES = 16
 # Fields of messages that training has, and clients do not send.
-_UNSENT = (chat_messages.WEIGHT, *chat_messages.REASONING)
+_TRAINING_FIELDS = (chat_messages.WEIGHT, *chat_messages.REASONING)
 
-_Turns = list[dict[str, Any]]
+_Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def name_prompt(recipe: Recipe, columns: Columns) -> str:
     return (prepared or data.columns or columns).prompt or PROMPT
 
 
-def examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Examples:
+def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Examples:
     """Read the first examples of the validation split, or of the training split where there is no other.
 
     Args:
@@ -98,22 +98,23 @@ def examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Examples
     """
     for name in ("validation", "train"):
         for rows in read(splits, name, [column for column in columns.said if column != columns.tools]):
-            found = list(islice(_pairs(rows, columns), _EXAMPLES))
-            chat = any(isinstance(part, list) for pair in found for part in pair)
-            unsent = {*_UNSENT, columns.message_weight}
+            pairs = list(islice(_split_rows(rows, columns), _MAX_EXAMPLES))
+            chat = any(isinstance(part, list) for pair in pairs for part in pair)
+            training_fields = {*_TRAINING_FIELDS, columns.message_weight}
             requests = [
-                {"messages": _turns(prompt, "user", unsent)} if chat else prompt for prompt, _ in found
+                {"messages": _build_request_messages(prompt, "user", training_fields)} if chat else prompt
+                for prompt, _ in pairs
             ]
-            return Examples(chat, requests, [_text(answer) for _, answer in found], prompt)
+            return Examples(chat, requests, [_get_answer_text(answer) for _, answer in pairs], prompt)
     return Examples(columns.messages is not None, prompt=prompt)
 
 
-def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _Turns]]:
+def _split_rows(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Messages, str | _Messages]]:
     """What a model is asked and what it answers, text or messages each. A text is its own continuation."""
     if columns.messages is not None:
-        for said in map(chat_messages.rename, rows[columns.messages]):
-            answered = bool(said) and said[-1]["role"] == "assistant"
-            yield (said[:-1], said[-1:]) if answered else (said, [])
+        for messages in map(chat_messages.rename, rows[columns.messages]):
+            is_answered = bool(messages) and messages[-1]["role"] == "assistant"
+            yield (messages[:-1], messages[-1:]) if is_answered else (messages, [])
     elif columns.text is not None:
         yield from ((text, text) for text in rows[columns.text])
     else:
@@ -123,37 +124,41 @@ def _pairs(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Turns, str | _
         yield from zip(rows[columns.prompt], rows[answer], strict=True)
 
 
-def _turns(said: str | _Turns, role: str, unsent: set[str | None]) -> _Turns:
+def _build_request_messages(
+    prompt: str | _Messages, role: str, training_fields: set[str | None]
+) -> _Messages:
     """Messages as clients send them."""
-    if isinstance(said, str):
-        return [{"role": role, "content": said}]
+    if isinstance(prompt, str):
+        return [{"role": role, "content": prompt}]
     return [
-        _sent(message)
-        for message in chat_messages.without(chat_messages.messages(chat_messages.rename(said)), *unsent)
+        _serialize_arguments(message)
+        for message in chat_messages.without(
+            chat_messages.messages(chat_messages.rename(prompt)), *training_fields
+        )
     ]
 
 
-def _sent(message: dict[str, Any]) -> dict[str, Any]:
+def _serialize_arguments(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose calls have their arguments as JSON text, which chat templates take as objects."""
     calls = message.get("tool_calls")
-    return message | {"tool_calls": [_sent_call(call) for call in calls]} if calls else message
+    return message | {"tool_calls": [_serialize_call(call) for call in calls]} if calls else message
 
 
-def _sent_call(call: dict[str, Any]) -> dict[str, Any]:
+def _serialize_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
         return call
     return call | {"function": function | {"arguments": json.dumps(function.get("arguments") or {})}}
 
 
-def _text(answer: str | _Turns) -> str:
+def _get_answer_text(answer: str | _Messages) -> str:
     """The text of an answer; empty for one that calls tools."""
     if isinstance(answer, str):
         return answer
     return str(chat_messages.messages(chat_messages.rename(answer))[-1]["content"]) if answer else ""
 
 
-def infer(found: Examples) -> ModelSignature:
+def infer_signature(examples: Examples) -> ModelSignature:
     """Infer the signature from examples.
 
     Prompts are a column of texts, and the answers texts. Conversations give MLflow's signature of a chat model, whose optional columns
@@ -166,23 +171,27 @@ def infer(found: Examples) -> ModelSignature:
     from mlflow.types.llm import CHAT_MODEL_INPUT_SCHEMA, CHAT_MODEL_OUTPUT_SCHEMA
     from mlflow.types.schema import AnyType
 
-    if not found.chat:
-        inputs = Schema([ColSpec("string", name=found.input)])
-        return ModelSignature(inputs=inputs, outputs=Schema([ColSpec("string")]), params=_parameters())
+    if not examples.chat:
+        inputs = Schema([ColSpec("string", name=examples.input)])
+        return ModelSignature(inputs=inputs, outputs=Schema([ColSpec("string")]), params=_build_parameters())
     inputs = CHAT_MODEL_INPUT_SCHEMA
-    for request in found.requests:
+    for request in examples.requests:
         try:
             validate_schema(request, inputs)
         except MlflowException:
-            inferred = infer_signature(found.requests).inputs
+            inferred = infer_signature(examples.requests).inputs
             # NB: of messages that differ too much, MLflow infers one column without a name.
-            own = inferred.inputs if inferred.has_input_names() else [ColSpec(AnyType(), name=MESSAGES)]
-            inputs = Schema([*own, *(column for column in inputs.inputs if column.name != MESSAGES)])
+            message_columns = (
+                inferred.inputs if inferred.has_input_names() else [ColSpec(AnyType(), name=MESSAGES)]
+            )
+            inputs = Schema(
+                [*message_columns, *(column for column in inputs.inputs if column.name != MESSAGES)]
+            )
             break
-    return ModelSignature(inputs=inputs, outputs=CHAT_MODEL_OUTPUT_SCHEMA, params=_parameters())
+    return ModelSignature(inputs=inputs, outputs=CHAT_MODEL_OUTPUT_SCHEMA, params=_build_parameters())
 
 
-def _parameters() -> ParamSchema:
+def _build_parameters() -> ParamSchema:
     """The parameters of a request. Without a value, each is as in greedy decoding.
 
     NB: MLflow puts a default that stands here into each request without the parameter, so that no setting of the server would count.

@@ -18,38 +18,41 @@ if TYPE_CHECKING:
 
     from finetune_crds.finetunejob import Upload
 
-_ENABLED, _SMALLEST = "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD", "MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE"
+_ENABLED_VARIABLE, _MIN_BYTES_VARIABLE = (
+    "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD",
+    "MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE",
+)
 # Of two parts at least, of MLflow's own size; its default of 500 MiB leaves whole models to the server.
-_SMALLEST_BYTES = 20 * 2**20
-_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+_MIN_MULTIPART_BYTES = 20 * 2**20
+_TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 # A server answers when the store has the whole file: 4 GB at 1 MB/s.
-_LONGEST_SECONDS = 4000
+_UPLOAD_TIMEOUT_SECONDS = 4000
 _PROBE = "upload-probe"
-_CANNOT = (400, 404, 501)
+_UNSUPPORTED_STATUSES = (400, 404, 501)
 
 
-def choose(way: Upload | None) -> None:
+def configure_client(way: Upload | None) -> None:
     """Have MLflow's client in this process upload one way; None leaves it to the server."""
     if way is not None:
-        os.environ[_ENABLED] = str(way == "Direct").lower()
+        os.environ[_ENABLED_VARIABLE] = str(way == "Direct").lower()
     if way == "Direct":
-        os.environ.setdefault(_SMALLEST, str(_SMALLEST_BYTES))
+        os.environ.setdefault(_MIN_BYTES_VARIABLE, str(_MIN_MULTIPART_BYTES))
 
 
 @contextmanager
-def patient() -> Iterator[None]:
+def allow_slow_uploads() -> Iterator[None]:
     """A context in which MLflow's client waits for the server to write a large file to its store.
 
     NB: elsewhere it gives up soon, and an upload that is given up begins again.
     """
-    before = os.environ.get(_TIMEOUT)
-    os.environ[_TIMEOUT] = str(max(_LONGEST_SECONDS, int(before or 0)))
+    previous_timeout = os.environ.get(_TIMEOUT_VARIABLE)
+    os.environ[_TIMEOUT_VARIABLE] = str(max(_UPLOAD_TIMEOUT_SECONDS, int(previous_timeout or 0)))
     try:
         yield
     finally:
-        os.environ.pop(_TIMEOUT)
-        if before is not None:
-            os.environ[_TIMEOUT] = before
+        os.environ.pop(_TIMEOUT_VARIABLE)
+        if previous_timeout is not None:
+            os.environ[_TIMEOUT_VARIABLE] = previous_timeout
 
 
 def check(way: Upload | None, run_id: str) -> None:
@@ -77,12 +80,12 @@ def require(way: Upload | None, run_id: str) -> None:
     Raises:
         RecipeRefusedError: it does not. Errors of MLflow's client where it does not answer.
     """
-    wrong = _mistake(way, run_id) if way is not None else None
-    if wrong:
-        raise RecipeRefusedError(wrong, reason="UploadRefused")
+    mistake = _find_mistake(way, run_id) if way is not None else None
+    if mistake:
+        raise RecipeRefusedError(mistake, reason="UploadRefused")
 
 
-def _mistake(way: Upload, run_id: str) -> str | None:
+def _find_mistake(way: Upload, run_id: str) -> str | None:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
     from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
     from requests import HTTPError
@@ -100,7 +103,7 @@ def _mistake(way: Upload, run_id: str) -> str | None:
     try:
         upload = repository.create_multipart_upload(_PROBE)
     except HTTPError as error:
-        if error.response is None or error.response.status_code not in _CANNOT:
+        if error.response is None or error.response.status_code not in _UNSUPPORTED_STATUSES:
             raise
         return (
             "register.upload Direct: the MLflow server signs no addresses of the store of its artifacts, which has to be S3, Google "

@@ -47,13 +47,13 @@ class Answers:
 
     def log_probabilities(self) -> torch.Tensor:
         """Return the log-probability of each answer, fp32 [examples, 2], without a gradient."""
-        return self._by_answer(
+        return self._sum_by_answer(
             self.network.head.compute_log_probabilities(self.hidden.detach(), self.targets)
         )
 
     def lengths(self) -> torch.Tensor:
         """Return the number of targets of each answer, at least 1, fp32 [examples, 2]."""
-        return self._by_answer(torch.ones_like(self.targets, dtype=torch.float32)).clamp(min=1)
+        return self._sum_by_answer(torch.ones_like(self.targets, dtype=torch.float32)).clamp(min=1)
 
     def with_gradient(self, loss: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
         """Return a loss with its gradient by the model; as it is where gradients are off.
@@ -73,12 +73,12 @@ class Answers:
         linear = self.network.head.sum_loss(score, self.hidden)
         return linear + (loss - linear).detach()
 
-    def _by_answer(self, each: torch.Tensor) -> torch.Tensor:
+    def _sum_by_answer(self, each: torch.Tensor) -> torch.Tensor:
         """Return the sums of a number of each target over the answers, [examples, 2]."""
         return each.new_zeros(2 * self.examples).index_add_(0, self.owners, each).view(self.examples, 2)
 
 
-class OfAnswers(Objective):
+class AnswerObjective(Objective):
     """An objective with one loss an example, which has two answers."""
 
     def count(self, batch: Batch) -> int:
@@ -86,7 +86,7 @@ class OfAnswers(Objective):
         return len(batch.examples)
 
 
-class Referenced(OfAnswers):
+class ReferenceObjective(AnswerObjective):
     """An objective that compares the answers with those of the reference.
 
     The reference is the model before its first step. `prepare` computes its log-probabilities once, and the batches
@@ -98,32 +98,32 @@ class Referenced(OfAnswers):
     def prepare(self, network: Network, examples: Examples, collator: Collator, batch_size: int) -> Split:
         """Return the split with the reference's log-probabilities of the examples."""
         batches = collator.batches(examples, batch_size)
-        reference = reference_of(network, batches, collator.world, len(examples.split))
+        reference = compute_reference(network, batches, collator.world, len(examples.split))
         return replace(examples.split, reference=reference)
 
 
-OF_PAIRS = (contract.METRIC_REWARD_MARGIN, contract.METRIC_REWARD_ACCURACY)
+PAIR_METRICS = (contract.METRIC_REWARD_MARGIN, contract.METRIC_REWARD_ACCURACY)
 """Metrics of objectives whose second answer is the worse one."""
 
 
-def sums_of_pairs(margins: torch.Tensor) -> torch.Tensor:
-    """Return the sums of some reward margins, and of correctly ranked pairs, for `OF_PAIRS`."""
+def sum_pair_metrics(margins: torch.Tensor) -> torch.Tensor:
+    """Return the sums of some reward margins, and of correctly ranked pairs, for `PAIR_METRICS`."""
     return torch.stack([margins.sum(), (margins > 0).float().sum()])
 
 
-def gains(answers: Answers, batch: Batch) -> torch.Tensor:
+def compute_gains(answers: Answers, batch: Batch) -> torch.Tensor:
     """Return how much more likely each answer is than to the reference, in nats, fp32 [examples, 2], without a gradient."""
     assert batch.reference is not None  # noqa: S101 - `prepare` computes it
     return answers.log_probabilities() - batch.reference
 
 
-def _reference(network: Network, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _score_answers(network: Network, batch: Batch, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probabilities of a batch's answers, fp32 [examples, 2], and no metrics."""
-    found = Answers.of(network, batch, hidden).log_probabilities()
-    return found, found.new_zeros(0)
+    log_probabilities = Answers.of(network, batch, hidden).log_probabilities()
+    return log_probabilities, log_probabilities.new_zeros(0)
 
 
-def reference_of(network: Network, batches: Iterable[Batch], world: World, examples: int) -> np.ndarray:
+def compute_reference(network: Network, batches: Iterable[Batch], world: World, examples: int) -> np.ndarray:
     """Return the log-probabilities of each example's answers under the network as it is, fp32 [examples, 2], on all ranks.
 
     Args:
@@ -132,11 +132,11 @@ def reference_of(network: Network, batches: Iterable[Batch], world: World, examp
         world: the ranks.
         examples: number of examples in the split; those in no batch get 0.
     """
-    found = torch.zeros(examples, 2)
-    with network.no_grad_forward(_reference):
+    log_probabilities = torch.zeros(examples, 2)
+    with network.no_grad_forward(_score_answers):
         for batch in batches:
             answers, _ = network(batch.to(world.device))
-            found[batch.examples] = answers.cpu()
-    dist.all_reduce(found)
-    values: np.ndarray = found.numpy()
+            log_probabilities[batch.examples] = answers.cpu()
+    dist.all_reduce(log_probabilities)
+    values: np.ndarray = log_probabilities.numpy()
     return values

@@ -38,13 +38,13 @@ class Distillation(Objective):
         """Return the summed loss, an fp32 scalar, and the sum of its divergences."""
         targets = batch.at_targets(batch.targets)
         with torch.no_grad():
-            taught, _ = self.teacher(batch)
+            teacher_hidden, _ = self.teacher(batch)
         divergences = hidden.new_zeros(1, dtype=torch.float32)
 
         def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
             with torch.no_grad():
                 teacher = functional.log_softmax(
-                    self.teacher.head.compute_logits(taught[chunk]) / self.temperature, dim=-1
+                    self.teacher.head.compute_logits(teacher_hidden[chunk]) / self.temperature, dim=-1
                 )
             student = functional.log_softmax(logits / self.temperature, dim=-1)
             divergence = functional.kl_div(student, teacher, reduction="sum", log_target=True)

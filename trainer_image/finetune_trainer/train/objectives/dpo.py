@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional
 
-from finetune_trainer.train.objectives.answers import OF_PAIRS, Answers, Referenced, gains, sums_of_pairs
+from finetune_trainer.train.objectives.answers import (
+    PAIR_METRICS,
+    Answers,
+    ReferenceObjective,
+    compute_gains,
+    sum_pair_metrics,
+)
 
 if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
     from finetune_trainer.train.model.network.trained_network import Network
 
 
-class Dpo(Referenced):
+class Dpo(ReferenceObjective):
     """-log sigmoid(m), m = beta x ((chosen - rejected) - (reference's chosen - rejected)); one loss a pair.
 
     With label smoothing e it is -(1 - e) log sigmoid(m) - e log sigmoid(-m): conservative DPO, for pairs of which a share e is
@@ -26,7 +32,7 @@ class Dpo(Referenced):
         label_smoothing: e, from 0 to below 0.5.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = OF_PAIRS
+    metrics: ClassVar[tuple[str, ...]] = PAIR_METRICS
 
     def __init__(self, beta: float, label_smoothing: float = 0.0) -> None:
         self.beta = beta
@@ -37,17 +43,19 @@ class Dpo(Referenced):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
         answers = Answers.of(network, batch, hidden)
-        gained = gains(answers, batch)
-        margins = self.beta * (gained[:, 0] - gained[:, 1])
-        flipped = self.label_smoothing if network.training else 0.0
-        losses = (flipped - 1) * functional.logsigmoid(margins) - flipped * functional.logsigmoid(-margins)
+        gains = compute_gains(answers, batch)
+        margins = self.beta * (gains[:, 0] - gains[:, 1])
+        smoothing = self.label_smoothing if network.training else 0.0
+        losses = (smoothing - 1) * functional.logsigmoid(margins) - smoothing * functional.logsigmoid(
+            -margins
+        )
         # sigmoid(m) + sigmoid(-m) = 1 leaves this of the two gradients.
-        slope = self.beta * (flipped - torch.sigmoid(-margins))
+        slope = self.beta * (smoothing - torch.sigmoid(-margins))
         loss = answers.with_gradient(losses.sum(), torch.stack([slope, -slope], dim=-1))
-        return loss, sums_of_pairs(margins)
+        return loss, sum_pair_metrics(margins)
 
 
-class Ipo(Referenced):
+class Ipo(ReferenceObjective):
     """(d - 1 / (2 beta))^2, d = chosen's gain - rejected's gain; one loss a pair (Azar et al., arXiv:2310.12036, equation 17).
 
     As in TRL, a gain is the mean over the answer's tokens: its authors did so too, and sums would have long answers miss the same
@@ -57,7 +65,7 @@ class Ipo(Referenced):
         beta: strength of the penalty for leaving the reference, the paper's tau.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = OF_PAIRS
+    metrics: ClassVar[tuple[str, ...]] = PAIR_METRICS
 
     def __init__(self, beta: float) -> None:
         self.beta = beta
@@ -67,9 +75,9 @@ class Ipo(Referenced):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the summed loss, an fp32 scalar, and the sums of reward margins and of correctly ranked pairs."""
         answers = Answers.of(network, batch, hidden)
-        gained, lengths = gains(answers, batch), answers.lengths()
-        means = gained / lengths
-        missed = means[:, 0] - means[:, 1] - 1 / (2 * self.beta)
-        slopes = torch.stack([2 * missed, -2 * missed], dim=-1) / lengths
-        loss = answers.with_gradient((missed**2).sum(), slopes)
-        return loss, sums_of_pairs(self.beta * (gained[:, 0] - gained[:, 1]))
+        gains, lengths = compute_gains(answers, batch), answers.lengths()
+        means = gains / lengths
+        errors = means[:, 0] - means[:, 1] - 1 / (2 * self.beta)
+        slopes = torch.stack([2 * errors, -2 * errors], dim=-1) / lengths
+        loss = answers.with_gradient((errors**2).sum(), slopes)
+        return loss, sum_pair_metrics(self.beta * (gains[:, 0] - gains[:, 1]))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from finetune_crds import contract
-from finetune_trainer.train.objectives.answers import Answers, Referenced, gains
+from finetune_trainer.train.objectives.answers import Answers, ReferenceObjective, compute_gains
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.model.network.trained_network import Network
 
 
-class Kto(Referenced):
+class Kto(ReferenceObjective):
     """Weight x (1 - sigmoid(beta x (gain - z))) of a good answer, and of a bad one with (z - gain); one loss an example.
 
     The gain of an answer is its log-probability above that of the reference, and z an estimate of the divergence from
@@ -51,33 +51,33 @@ class Kto(Referenced):
         """
         assert batch.labels is not None  # noqa: S101 - unpaired examples have them
         answers = Answers.of(network, batch, hidden)
-        own, others = gains(answers, batch).unbind(dim=1)
-        divergence = _mean_of_ranks(others).clamp(min=0)
+        gains, mismatched_gains = compute_gains(answers, batch).unbind(dim=1)
+        divergence = _average_over_ranks(mismatched_gains).clamp(min=0)
         good = batch.labels.float()
         sign, weight = 2 * good - 1, good * self.weights[0] + (1 - good) * self.weights[1]
-        value = torch.sigmoid(sign * self.beta * (own - divergence))
+        value = torch.sigmoid(sign * self.beta * (gains - divergence))
         slope = -weight * sign * self.beta * value * (1 - value)
         loss = answers.with_gradient(
             (weight * (1 - value)).sum(), torch.stack([slope, torch.zeros_like(slope)], dim=-1)
         )
-        rewards = self.beta * own
+        rewards = self.beta * gains
         summed = [(rewards * good).sum(), (rewards * (1 - good)).sum(), good.sum(), (1 - good).sum()]
-        return loss, torch.stack([*summed, divergence * len(own)])
+        return loss, torch.stack([*summed, divergence * len(gains)])
 
     def means(self, sums: Sequence[float], count: float) -> dict[str, float]:
         """Return the mean rewards of good and of bad answers, their difference, and the mean of z."""
         desirable, undesirable, good, bad, divergence = sums
-        found = {contract.METRIC_KL: divergence / max(count, 1.0)}
+        means = {contract.METRIC_KL: divergence / max(count, 1.0)}
         if good:
-            found[contract.METRIC_REWARD_DESIRABLE] = desirable / good
+            means[contract.METRIC_REWARD_DESIRABLE] = desirable / good
         if bad:
-            found[contract.METRIC_REWARD_UNDESIRABLE] = undesirable / bad
+            means[contract.METRIC_REWARD_UNDESIRABLE] = undesirable / bad
         if good and bad:
-            found[contract.METRIC_REWARD_MARGIN] = desirable / good - undesirable / bad
-        return found
+            means[contract.METRIC_REWARD_MARGIN] = desirable / good - undesirable / bad
+        return means
 
 
-def _mean_of_ranks(values: torch.Tensor) -> torch.Tensor:
+def _average_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """Return the mean of a vector over its numbers on all ranks, a scalar; all ranks call this together."""
     summed = torch.stack([values.sum(), values.new_full((), len(values))])
     # NB: a rank without a batch in this pass takes part too.

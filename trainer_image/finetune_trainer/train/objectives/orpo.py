@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional
 
-from finetune_trainer.train.objectives.answers import OF_PAIRS, Answers, OfAnswers, sums_of_pairs
+from finetune_trainer.train.objectives.answers import PAIR_METRICS, AnswerObjective, Answers, sum_pair_metrics
 
 if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
     from finetune_trainer.train.model.network.trained_network import Network
 
 # The greatest mean log-probability that has odds in fp32.
-_GREATEST = -1e-6
+_MAX_LOG_PROBABILITY = -1e-6
 
 
-class Orpo(OfAnswers):
+class Orpo(AnswerObjective):
     """-c - weight x log sigmoid(log odds(c) - log odds(r)), odds(p) = p / (1 - p); one loss a pair.
 
     c and r are the mean log-probabilities of the tokens of the chosen and of the rejected answer. -c is the cross-entropy of the
@@ -28,7 +28,7 @@ class Orpo(OfAnswers):
         weight: of the odds ratio, the paper's lambda.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = OF_PAIRS
+    metrics: ClassVar[tuple[str, ...]] = PAIR_METRICS
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
@@ -40,14 +40,14 @@ class Orpo(OfAnswers):
         answers = Answers.of(network, batch, hidden)
         lengths = answers.lengths()
         means = answers.log_probabilities() / lengths
-        bounded = means.clamp(max=_GREATEST)
+        bounded = means.clamp(max=_MAX_LOG_PROBABILITY)
         # 1 - p, of which 1 - exp() would lose the digits.
-        others = -torch.expm1(bounded)
-        log_odds = bounded - others.log()
+        complements = -torch.expm1(bounded)
+        log_odds = bounded - complements.log()
         ratios = log_odds[:, 0] - log_odds[:, 1]
         losses = -means[:, 0] - self.weight * functional.logsigmoid(ratios)
         # The derivative of log odds(p) by log p is 1 / (1 - p).
-        slopes = self.weight * torch.sigmoid(-ratios)[:, None] / others
+        slopes = self.weight * torch.sigmoid(-ratios)[:, None] / complements
         slopes = torch.stack([-1 - slopes[:, 0], slopes[:, 1]], dim=-1) / lengths
         loss = answers.with_gradient(losses.sum(), slopes)
-        return loss, sums_of_pairs(self.weight * (means[:, 0] - means[:, 1]))
+        return loss, sum_pair_metrics(self.weight * (means[:, 0] - means[:, 1]))

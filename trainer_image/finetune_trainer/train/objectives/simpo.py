@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional
 
-from finetune_trainer.train.objectives.answers import OF_PAIRS, Answers, OfAnswers, sums_of_pairs
+from finetune_trainer.train.objectives.answers import PAIR_METRICS, AnswerObjective, Answers, sum_pair_metrics
 
 if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
     from finetune_trainer.train.model.network.trained_network import Network
 
 
-class Simpo(OfAnswers):
+class Simpo(AnswerObjective):
     """-log sigmoid(m - gamma), m = beta x (chosen - rejected); one loss a pair.
 
     Chosen and rejected are the mean log-probabilities of the tokens of the answers. It is TRL's CPO with loss_type simpo and
@@ -25,7 +25,7 @@ class Simpo(OfAnswers):
         gamma: the margin between the rewards that the loss aims at.
     """
 
-    metrics: ClassVar[tuple[str, ...]] = OF_PAIRS
+    metrics: ClassVar[tuple[str, ...]] = PAIR_METRICS
 
     def __init__(self, beta: float, gamma: float) -> None:
         self.beta = beta
@@ -42,4 +42,4 @@ class Simpo(OfAnswers):
         losses = -functional.logsigmoid(margins - self.gamma)
         slope = -self.beta * torch.sigmoid(self.gamma - margins)
         loss = answers.with_gradient(losses.sum(), torch.stack([slope, -slope], dim=-1) / lengths)
-        return loss, sums_of_pairs(margins)
+        return loss, sum_pair_metrics(margins)

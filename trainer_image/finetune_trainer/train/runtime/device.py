@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
 
 # Parameters of a model whose training on CPUs has to be asked for.
-_LARGE = 1_000_000_000
+_MAX_CPU_PARAMETERS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Gpus:
         return cls(torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
     @property
-    def why_none(self) -> str:
+    def reason_for_none(self) -> str:
         """Why there is none, and what to check, as the end of a sentence."""
         if self.torch_for_cpus is not None:
             return (
@@ -69,8 +69,8 @@ class Card:
         """Return the card of a device; None for a CPU."""
         if device.type != "cuda":
             return None
-        found = torch.cuda.get_device_properties(device)
-        return cls(found.name, found.total_memory, (found.major, found.minor))
+        properties = torch.cuda.get_device_properties(device)
+        return cls(properties.name, properties.total_memory, (properties.major, properties.minor))
 
 
 def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], int]) -> None:
@@ -85,41 +85,45 @@ def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], i
     Raises:
         RecipeRefusedError: GPUs are missing, or fewer than ranks.
     """
-    wanted, asked, base = recipe.distributed.device, recipe.distributed.gpus_per_node, recipe.model.base
-    if wanted == "CPU":
+    device, requested_gpus, base = (
+        recipe.distributed.device,
+        recipe.distributed.gpus_per_node,
+        recipe.model.base,
+    )
+    if device == "CPU":
         return
     if gpus.count:
         if processes > gpus.count:
             raise RecipeRefusedError(
-                f"the pod has {processes} processes and sees {_count(gpus.count)}: "
-                + _more_gpus(processes, gpus.count, asked),
+                f"the pod has {processes} processes and sees {_format_count(gpus.count)}: "
+                + _explain_too_few_gpus(processes, gpus.count, requested_gpus),
                 reason="TooFewGpus",
             )
         return
-    if wanted == "GPU" or asked is not None:
-        field = "device is GPU" if asked is None else f"gpusPerNode is {asked}"
+    if device == "GPU" or requested_gpus is not None:
+        field = "device is GPU" if requested_gpus is None else f"gpusPerNode is {requested_gpus}"
         raise RecipeRefusedError(
-            f"distributed.{field} and the pod sees no GPU; {gpus.why_none}", reason="NoGpu"
+            f"distributed.{field} and the pod sees no GPU; {gpus.reason_for_none}", reason="NoGpu"
         )
     size = parameters()
-    if size > _LARGE:
+    if size > _MAX_CPU_PARAMETERS:
         raise RecipeRefusedError(
             f"model.base {base} has {size / 1e9:.1f} billion parameters and the pod sees no GPU: set "
             "distributed.gpusPerNode, or distributed.device: CPU to train it on CPUs"
-            + (f"; {gpus.why_none}" if gpus.torch_for_cpus else ""),
+            + (f"; {gpus.reason_for_none}" if gpus.torch_for_cpus else ""),
             reason="NoGpu",
         )
 
 
-def _more_gpus(processes: int, visible: int, asked: int | None) -> str:
+def _explain_too_few_gpus(processes: int, visible: int, requested_gpus: int | None) -> str:
     """What to change where there are fewer GPUs than processes."""
     fewer = f"set distributed.processesPerNode to {visible} or less"
-    if asked is not None and asked >= processes:
+    if requested_gpus is not None and requested_gpus >= processes:
         return f"{fewer}, since a pod sees one device of some resources, such as MIG, however many it has"
     return f"set distributed.gpusPerNode to {processes}, or {fewer.removeprefix('set ')}"
 
 
-def _count(gpus: int) -> str:
+def _format_count(gpus: int) -> str:
     return f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from finetune_crds.contract import EXIT_PREEMPTED
 from finetune_trainer.pod.exit_status import PodFailure, PreemptedError, describe
 from finetune_trainer.train.runtime.device import Card
-from finetune_trainer.train.runtime.explain import explained
+from finetune_trainer.train.runtime.explain import explain_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.preemption import Preemption
 
 T = TypeVar("T")
-_PATIENCE = timedelta(days=2)
+_HOST_GROUP_TIMEOUT = timedelta(days=2)
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ class World:
         result: T | None = None
         failure: tuple[int, str, str] | None = None
         try:
-            with self.preemption.interrupting() if self.preemption else nullcontext():
+            with self.preemption.interrupt_on_sigterm() if self.preemption else nullcontext():
                 result = step()
         except Exception as error:  # noqa: BLE001 - raised again below, on every rank
-            code, described = describe(explained(error, self.rank))
-            assert described.error is not None  # noqa: S101 - describe() always sets it
-            failure = (code, described.error.reason, described.error.message)
+            code, outcome = describe(explain_error(error, self.rank))
+            assert outcome.error is not None  # noqa: S101 - describe() always sets it
+            failure = (code, outcome.error.reason, outcome.error.message)
             if not isinstance(error, PodFailure):
                 traceback.print_exc()
-        for rank, found in enumerate(self.gather(failure)):
-            if found is not None:
-                code, reason, message = found
+        for rank, rank_failure in enumerate(self.gather(failure)):
+            if rank_failure is not None:
+                code, reason, message = rank_failure
                 if code == EXIT_PREEMPTED:
                     raise PreemptedError(
                         message, self.preemption.checkpoint_step if self.preemption else None
@@ -87,9 +87,9 @@ class World:
 
     def agree_in_pod(self, step: Callable[[], T]) -> T:
         """Run `step` on the first rank of each pod, and return its result on all ranks; errors as in `agree`."""
-        found = self.agree(lambda: step() if self.leads_pod else None)
+        result = self.agree(lambda: step() if self.leads_pod else None)
         # torchrun numbers the ranks pod by pod.
-        return self.gather(found)[self.rank - self.local_rank]  # type: ignore[return-value]
+        return self.gather(result)[self.rank - self.local_rank]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
         """Return the value of every rank, in rank order."""
@@ -103,26 +103,26 @@ class World:
         dist.broadcast_object_list(box, src=0, group=self.host)
         return box[0]
 
-    def part(self) -> None:
+    def destroy_group(self) -> None:
         """Destroy the process group, on all ranks together: only rank 0 has work left."""
         self.gather(None)
         dist.destroy_process_group()
 
-    def total(self, *values: float) -> list[float]:
+    def sum_over_ranks(self, *values: float) -> list[float]:
         """Return the sums of host-side numbers over all ranks; never waits for the GPU."""
-        summed = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(summed)
-        return [float(value) for value in summed]
+        sums = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(sums)
+        return [float(value) for value in sums]
 
-    def greatest(self, value: float) -> float:
+    def max_over_ranks(self, value: float) -> float:
         """Return the maximum of a host-side number over all ranks; never waits for the GPU."""
-        greatest = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(greatest, dist.ReduceOp.MAX)
-        return float(greatest)
+        maximum = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(maximum, dist.ReduceOp.MAX)
+        return float(maximum)
 
 
 @contextmanager
-def joined(*, timeout_seconds: int, preemption: Preemption | None = None) -> Iterator[World]:
+def join_ranks(*, timeout_seconds: int, preemption: Preemption | None = None) -> Iterator[World]:
     """Join the process group of the launcher's environment, and leave it at the end, but for an error on GPUs.
 
     Collectives on host tensors use gloo, on CUDA tensors NCCL, with `timeout_seconds` each. Decisions (`agree`) have
@@ -138,15 +138,15 @@ def joined(*, timeout_seconds: int, preemption: Preemption | None = None) -> Ite
         timeout=timedelta(seconds=timeout_seconds),
         device_id=device if cuda else None,
     )
-    ended = False
+    has_ended = False
     try:
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-        host = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        host = dist.new_group(backend="gloo", timeout=_HOST_GROUP_TIMEOUT)
         rank, size = dist.get_rank(), dist.get_world_size()
         yield World(rank, size, local_rank, local_size, device, preemption, host, Card.of(device))
-        ended = True
+        has_ended = True
     finally:
         # NB: groups of NCCL are destroyed by all ranks together. After an error, the others may wait in a collective for this one, which
         # would wait for them before it tells what happened (pytorch/torchtitan#1342).
-        if dist.is_initialized() and (ended or not cuda):
+        if dist.is_initialized() and (has_ended or not cuda):
             dist.destroy_process_group()

@@ -24,10 +24,10 @@ class Preemption:
         self.checkpoint_step: int | None = None
         """Step of the newest complete checkpoint, once known."""
         self._sentence: str | None = None
-        signal.signal(signal.SIGTERM, self._note)
+        signal.signal(signal.SIGTERM, self._record_sigterm)
 
     @contextmanager
-    def interrupting(self, sentence: str = NOT_STARTED) -> Iterator[None]:
+    def interrupt_on_sigterm(self, sentence: str = NOT_STARTED) -> Iterator[None]:
         """While inside, SIGTERM interrupts this rank at once; for work without collectives.
 
         Raises:
@@ -45,13 +45,13 @@ class Preemption:
         """Return the error that ends this rank after SIGTERM."""
         return PreemptedError(sentence, self.checkpoint_step)
 
-    def _note(self, _signal: int, _frame: object) -> None:
+    def _record_sigterm(self, _signal: int, _frame: object) -> None:
         self.requested = True
         if self._sentence is not None:
             raise self.error(self._sentence)
 
 
-def stopped_after(step: int, *, published: int | None, failure: str | None) -> PreemptedError:
+def build_preempted_error(step: int, *, published: int | None, failure: str | None) -> PreemptedError:
     """Return the error that ends a loop after a step.
 
     Args:
@@ -84,11 +84,11 @@ def on_sigterm(end: Callable[[], None]) -> Iterator[None]:
                 end()
         os.close(reader)
 
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    previous_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=watch, name="sigterm", daemon=True).start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(previous_fd)
         with suppress(OSError):
             os.close(writer)

@@ -20,13 +20,13 @@ def load_recipe() -> Recipe:
         RecipeRefusedError: fields contradict each other.
     """
     recipe = Recipe.load(os.environ.get(ENV_RECIPE, RECIPE_PATH))
-    refused = refusals(recipe)
-    if refused:
-        raise RecipeRefusedError("; ".join(refused))
+    contradictions = find_contradictions(recipe)
+    if contradictions:
+        raise RecipeRefusedError("; ".join(contradictions))
     return recipe
 
 
-def refusals(recipe: Recipe) -> list[str]:
+def find_contradictions(recipe: Recipe) -> list[str]:
     """Return the contradictions in a recipe, one sentence each.
 
     The API server rejects the same FineTuneJobs; this covers recipes that are written by hand.
@@ -50,7 +50,7 @@ def refusals(recipe: Recipe) -> list[str]:
             recipe.model.adapter == "Continue" and (not low_rank or method.lora is not None),
             "model.adapter: Continue needs method LoRA, QLoRA or DoRA without method.lora: the adapter has its own rank and layers",
         ),
-        *_of_new_tokens(recipe),
+        *_rules_of_new_tokens(recipe),
         (
             method.lora is not None and bool({*method.lora.modules_to_save} & {*method.lora.target_modules}),
             "a layer of method.lora.modulesToSave is trained whole and has no adapter: remove it from targetModules",
@@ -131,8 +131,8 @@ def refusals(recipe: Recipe) -> list[str]:
             training.warmup_steps is not None and training.warmup_ratio is not None,
             "training.warmupSteps and training.warmupRatio are both set: remove one",
         ),
-        *_of_schedule(training),
-        *_of_optimizer(recipe),
+        *_rules_of_schedule(training),
+        *_rules_of_optimizer(recipe),
         (
             training.early_stopping is not None and training.eval_every_steps is None,
             "training.earlyStopping needs training.evalEverySteps",
@@ -149,30 +149,30 @@ def refusals(recipe: Recipe) -> list[str]:
     return [sentence for refused, sentence in table if refused]
 
 
-def _of_new_tokens(recipe: Recipe) -> tuple[tuple[bool, str], ...]:
+def _rules_of_new_tokens(recipe: Recipe) -> tuple[tuple[bool, str], ...]:
     """Contradictions of model.newTokens: whether each is there, and its sentence."""
-    there, method = bool(recipe.model.new_tokens), recipe.method
+    has_new_tokens, method = bool(recipe.model.new_tokens), recipe.method
     return (
         (
-            there and recipe.model.adapter == "Continue",
+            has_new_tokens and recipe.model.adapter == "Continue",
             "model.newTokens needs model.adapter: Merge, since an adapter keeps its vocabulary",
         ),
         (
-            there and method.type in SOFT_PROMPTS,
+            has_new_tokens and method.type in SOFT_PROMPTS,
             "model.newTokens works with method Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding",
         ),
         (
-            there and method.type in LOW_RANK and method.export != "Merged",
+            has_new_tokens and method.type in LOW_RANK and method.export != "Merged",
             "model.newTokens with an adapter needs method.export: Merged, since the base has no rows for them",
         ),
         (
-            there and recipe.objective.type == "Distillation",
+            has_new_tokens and recipe.objective.type == "Distillation",
             "model.newTokens does not work with objective Distillation, whose teacher has no rows for them",
         ),
     )
 
 
-def _of_schedule(training: Training) -> tuple[tuple[bool, str], ...]:
+def _rules_of_schedule(training: Training) -> tuple[tuple[bool, str], ...]:
     """Contradictions in the decay and the floor of the learning rate: whether each is there, and its sentence."""
     floor, steps, ratio = training.min_learning_rate, training.decay_steps, training.decay_ratio
     longest = training.max_steps
@@ -204,7 +204,7 @@ def _of_schedule(training: Training) -> tuple[tuple[bool, str], ...]:
     )
 
 
-def _of_optimizer(recipe: Recipe) -> tuple[tuple[bool, str], ...]:
+def _rules_of_optimizer(recipe: Recipe) -> tuple[tuple[bool, str], ...]:
     """Contradictions of training.optimizer: whether each is there, and its sentence."""
     optimizer, full = recipe.training.optimizer, recipe.method.type == "Full"
     muon, bf16 = optimizer.type == "Muon", optimizer.weights == "BF16"

@@ -36,12 +36,12 @@ def write_outcome(folder: Path, rank: int, code: int, message: TerminationMessag
 
 def read_outcome(folder: Path, rank: int) -> RankOutcome | None:
     """Return the outcome of a rank; None: it ended without writing one."""
-    path = _outcome_path(folder, rank)
-    if not path.exists():
+    outcome_path = _outcome_path(folder, rank)
+    if not outcome_path.exists():
         return None
-    text = json.loads(path.read_text(encoding="utf-8"))
+    text = json.loads(outcome_path.read_text(encoding="utf-8"))
     return RankOutcome(
-        text["code"], TerminationMessage.model_validate_json(text["message"]), path.stat().st_mtime
+        text["code"], TerminationMessage.model_validate_json(text["message"]), outcome_path.stat().st_mtime
     )
 
 

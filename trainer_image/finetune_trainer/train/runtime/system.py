@@ -29,15 +29,15 @@ class Sampler:
 
     def sample(self) -> dict[str, float]:
         """Return CPU in percent of one core since the last sample, memory in bytes, and the same of the GPU, if any."""
-        found = {
+        metrics = {
             "cpu_percent": self._process.cpu_percent(),
             "memory_bytes": float(self._process.memory_info().rss),
         }
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
-            found["gpu_memory_bytes"] = float(total - free)
-            found |= self._utilization()
-        return found
+            metrics["gpu_memory_bytes"] = float(total - free)
+            metrics |= self._utilization()
+        return metrics
 
     def _utilization(self) -> dict[str, float]:
         """Return the share of time in which the GPU worked, in percent; nothing, and a line once, where it cannot be had."""
@@ -52,7 +52,7 @@ class Sampler:
 
 
 @contextmanager
-def logged(
+def log_system_metrics(
     tracker: Tracker, rank: int, device: torch.device, *, interval_seconds: float = _INTERVAL_SECONDS
 ) -> Iterator[None]:
     """While inside, log `system/rank-<rank>/...` at intervals, and once at the end.

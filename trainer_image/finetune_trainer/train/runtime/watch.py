@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Training diverges when two consecutive reports exceed the minimum loss by this factor and by this many nats.
-_RUNAWAY_TIMES, _RUNAWAY_NATS = 3.0, 2.0
+_RUNAWAY_FACTOR, _RUNAWAY_NATS = 3.0, 2.0
 _REMEDY = "lower training.learningRate, or check the data for broken examples"
 
 
@@ -60,7 +60,7 @@ class Watch:
             TrainingError: the loss of two consecutive reports is far above the minimum.
         """
         self._least_loss = min(self._least_loss, loss)
-        limit = max(_RUNAWAY_TIMES * self._least_loss, self._least_loss + _RUNAWAY_NATS)
+        limit = max(_RUNAWAY_FACTOR * self._least_loss, self._least_loss + _RUNAWAY_NATS)
         self._runaway_reports = self._runaway_reports + 1 if loss > limit else 0
         if self._runaway_reports > 1:
             self._before_the_end()

@@ -101,10 +101,10 @@ def test_it_begins_as_it_ended(
             **fields,
         }
         tokenizer = load_tokenizer(configured.model, base_model)
-        network = build.network(
-            configured, base_model, tokenizer, world, tmp_path / "teacher", going_on=fetched
+        network = build.build_network(
+            configured, base_model, tokenizer, world, tmp_path / "teacher", adapter_source=fetched
         )
-        state = export.gather(network.model, base_model, configured, world)
+        state = export.gather_weights(network.model, base_model, configured, world)
     network.model.save_pretrained(tmp_path / "again", state_dict=state, save_embedding_layers=False)
     before, after = (
         peft.utils.load_peft_weights(str(folder), device="cpu") for folder in (adapter, tmp_path / "again")
@@ -176,8 +176,8 @@ def test_weights_that_do_not_fit_are_refused(base_model: Path, tmp_path: Path) -
     fetched = download.Source(base_model, base_model, adapter, str(base_model))
     with networks.alone() as world:
         tokenizer = load_tokenizer(configured.model, base_model)
-        model = build.network(
-            configured, base_model, tokenizer, world, tmp_path / "teacher", going_on=fetched
+        model = build.build_network(
+            configured, base_model, tokenizer, world, tmp_path / "teacher", adapter_source=fetched
         ).model
         for folder, what in (
             (

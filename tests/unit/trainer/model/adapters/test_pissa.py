@@ -187,7 +187,7 @@ def test_what_bf16_rounds_of_the_frozen_weights_is_all_that_an_exported_adapter_
 def exported(network: Network, made_of: Recipe, base: Path, world: World, folder: Path) -> Path:
     """The adapter of a network after some steps, as it is written."""
     losses(network, made_of)
-    state = export.gather(network.model, base, made_of, world)
+    state = export.gather_weights(network.model, base, made_of, world)
     network.model.save_pretrained(
         folder, state_dict=pissa.convert_to_lora(network.model, state), save_embedding_layers=False
     )
@@ -221,7 +221,9 @@ def test_what_is_exported_is_an_adapter_of_the_base_as_it_was(
     configured = continued.apply_adapter_config(further.model_copy(update={"model": model}), adapter)
     source = download.Source(base_model, base_model, adapter, str(base_model))
     tokenizer = load_tokenizer(configured.model, base_model)
-    again = build.network(configured, base_model, tokenizer, world, tmp_path / "teacher", going_on=source)
+    again = build.build_network(
+        configured, base_model, tokenizer, world, tmp_path / "teacher", adapter_source=source
+    )
     torch.testing.assert_close(own_logits(again), trained_logits, rtol=1e-4, atol=1e-5)
 
 
@@ -302,7 +304,7 @@ def test_weights_that_cannot_be_split_are_refused(
 
 def test_other_adapters_are_left_alone(base_model: Path, world: World) -> None:
     network = networks.build(recipe(base_model, {"init": "Default"}), base_model, world)
-    state = export.gather(network.model, base_model, recipe(base_model), world)
+    state = export.gather_weights(network.model, base_model, recipe(base_model), world)
     assert pissa.count_initial_numbers(network.model) == 0
     assert pissa.convert_to_lora(network.model, state) is state
     assert not [name for name in state if pissa.is_initial(name)]

@@ -307,7 +307,7 @@ def test_a_restart_uses_the_verdict_of_its_checkpoint(
         verified.clear()
         plans.clear()
         verdicts: list[Verdict] = []
-        build.network(
+        build.build_network(
             recipe,
             one_layer,
             tokenizer,

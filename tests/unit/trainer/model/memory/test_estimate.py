@@ -146,7 +146,9 @@ def test_the_optimizer_is_as_large_as_estimated(
         state_bytes = sum(value.nbytes for state in states for value in state.values())
         initial = [value for name, value in network.named_buffers() if pissa.is_initial(name)]
         weights = sum(weight.nbytes for weight in (*network.parameters(), *initial))
-        state, _ = tree_flatten(shards.stager(pinned=False).stage(shards.training_state(network, parts)))
+        state, _ = tree_flatten(
+            shards.build_stager(pinned=False).stage(shards.get_training_state(network, parts))
+        )
         # A tied weight has two names and one copy.
         local = [value.to_local() if isinstance(value, DTensor) else value for value in state]
         copies = [value.untyped_storage() for value in local if isinstance(value, torch.Tensor)]
@@ -272,7 +274,7 @@ def test_a_logit_takes_the_bytes_that_are_estimated(objective: str, precision: s
     network: Any = SimpleNamespace(head=head(), training=True)
     hidden = torch.randn(tokens, width, dtype=dtype, requires_grad=True)
     with accounting.Accounting(torch.device("cpu")) as account:
-        build.objective(recipe, teacher)(network, batch, hidden)
+        build.build_objective(recipe, teacher)(network, batch, hidden)
     numbers = tokens * vocabulary
     assert sum(account.compute_peak().values()) / numbers == pytest.approx(
         estimate._bytes_per_logit(recipe), rel=0.05

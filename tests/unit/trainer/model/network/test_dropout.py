@@ -25,7 +25,7 @@ from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.network.attention import has_attention_dropout
 from finetune_trainer.train.model.weights import load
-from finetune_trainer.train.objectives.answers import reference_of
+from finetune_trainer.train.objectives.answers import compute_reference
 from support import networks
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def batch_of(network: Network, objective: str, world: World) -> pack.Batch:
     batch = pack.collate(split, [[example] for example in range(EXAMPLES)], pad_id=0)
     if not network.objective.has_reference:
         return batch
-    return replace(batch, reference=torch.from_numpy(reference_of(network, [batch], world, EXAMPLES)))
+    return replace(batch, reference=torch.from_numpy(compute_reference(network, [batch], world, EXAMPLES)))
 
 
 @pytest.mark.parametrize(

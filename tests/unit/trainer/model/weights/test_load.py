@@ -101,7 +101,7 @@ def test_what_transformers_keeps_in_fp32_is_not_rounded(
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     assert torch.equal(network.base.get_buffer(name), torch.full((4,), correction))
     if method["type"] == "Full":
-        state = export.gather(network.model, base, recipe, world)
+        state = export.gather_weights(network.model, base, recipe, world)
         assert torch.equal(state[name], torch.full((4,), correction))
         assert {value.dtype for of, value in state.items() if of != name} == {torch.bfloat16}
 

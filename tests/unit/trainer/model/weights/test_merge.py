@@ -163,7 +163,9 @@ def test_what_a_config_rules_out_is_refused_before_weights_are_fetched(tmp_path:
     ).save_pretrained(base)
     recipe = networks.recipe(base, activationCheckpointing="Full", packing=False)
     with networks.alone() as world, pytest.raises(PodFailure) as refused:
-        merge.fetch(recipe.model, tmp_path, world, check=lambda config: build.check(recipe, config, world))
+        merge.fetch(
+            recipe.model, tmp_path, world, check=lambda config: build.check_base(recipe, config, world)
+        )
     assert (refused.value.exit_code, refused.value.reason) == (64, "RecomputationUnsupported")
 
 

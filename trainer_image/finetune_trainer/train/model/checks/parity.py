@@ -20,7 +20,7 @@ from finetune_trainer.pod.exit_status import RecipeRefusedError, first_line
 from finetune_trainer.train.model.checks import probe
 from finetune_trainer.train.model.network import attention
 from finetune_trainer.train.model.network.trained_network import decoder_layers
-from finetune_trainer.train.runtime.explain import explained
+from finetune_trainer.train.runtime.explain import explain_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -216,7 +216,7 @@ def _try_to_compare(
         return _compare(network, device, is_packed=is_packed, is_eager=is_eager)
     except _MODEL_ERRORS as error:
         # Errors of memory, of other ranks and of GPUs say nothing about the model.
-        if explained(error, 0) is not error or "CUDA" in str(error):
+        if explain_error(error, 0) is not error or "CUDA" in str(error):
             raise
         traceback.print_exc()
         return f"{type(error).__name__}: {first_line(error)}"
