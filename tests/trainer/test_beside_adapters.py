@@ -124,14 +124,14 @@ def of_peft(case: Case, base: Path) -> Any:
             bnb_4bit_compute_dtype=torch.float32,
         )
     model = AutoModelForCausalLM.from_pretrained(base, **options)
-    known = model.config.vocab_size
+    vocabulary = model.config.vocab_size
     if case.new:
-        model.resize_token_embeddings(known + len(case.new))
+        model.resize_token_embeddings(vocabulary + len(case.new))
     if case.method == "Full":
         return model
     model.requires_grad_(False)
     settings = {"target_modules": "all-linear", **case.theirs, "use_dora": case.method == "DoRA"}
-    ids = list(range(known, known + len(case.new)))
+    ids = list(range(vocabulary, vocabulary + len(case.new)))
     settings["trainable_token_indices"] = dict.fromkeys(settings.pop("rows_of", []), ids) or None
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **settings)
     for module in model.modules():
@@ -165,16 +165,16 @@ def computes_as_peft(world: World, bases: tuple[Path, Path]) -> None:
         expected = {name: weight for name, weight in theirs.named_parameters() if weight.requires_grad}
         ours = {name: weight for name, weight in network.model.named_parameters() if weight.requires_grad}
         assert {*ours} == {*expected}, what
-        beside = {name for name in ours if ".lora_" not in name and case.method != "Full"}
+        trained_weights = {name for name in ours if ".lora_" not in name and case.method != "Full"}
         plain = {
             ".".join(name.replace(".base_layer", "").replace(".modules_to_save.default", "").split(".")[-2:])
-            for name in beside
+            for name in trained_weights
         }
         assert plain == case.more, what
         assert {weight.dtype for weight in trained_parameters(network)} == {torch.float32}
         for name, weight in ours.items():
             with torch.no_grad():
-                if name in beside or case.method == "Full":
+                if name in trained_weights or case.method == "Full":
                     # NB: transformers adds noise to the rows of new tokens.
                     noise = 5e-5 if case.new else 0
                     torch.testing.assert_close(weight.full_tensor(), expected[name], rtol=0, atol=noise)

@@ -30,8 +30,8 @@ def one_of_two(world: World, folder: Path) -> None:
         run.save(wait=step >= 4)
         run.checkpointer.drain()
         failures.append(run.checkpointer.failure is not None)
-    found = (failures, run.published, [step for step, _ in run.failed], run.state())
-    torch.save(found, folder / f"rank-{world.rank}.pt")
+    result = (failures, run.published, [step for step, _ in run.failed], run.state())
+    torch.save(result, folder / f"rank-{world.rank}.pt")
 
 
 def test_all_ranks_know_that_one_of_them_could_not_write(tmp_path: Path, world: World) -> None:
@@ -58,9 +58,9 @@ def resumes(world: World, folder: Path) -> None:
     for name, options in OPTIMIZERS.items():
         run = Run(folder / name, world, **options)
         run.resume()
-        found = run.state()
+        state = run.state()
         if world.leads:
-            torch.save(found, folder / f"{name}.pt")
+            torch.save(state, folder / f"{name}.pt")
         run.train()
         run.save()
         if world.leads:

@@ -127,8 +127,8 @@ def test_the_run_tells_progress_parameters_and_lineage(trained: Trained, table: 
 def test_the_registered_version_answers_by_its_alias(trained: Trained) -> None:
     client = trained.mlflow.client()
     client.set_registered_model_alias("tiny", "candidate", "1")
-    said = answer(trained.mlflow, "models:/tiny@candidate", "What is the red house? ")
-    assert re.fullmatch(r'"The \w+ is \w+\."', said)
+    response = answer(trained.mlflow, "models:/tiny@candidate", "What is the red house? ")
+    assert re.fullmatch(r'"The \w+ is \w+\."', response)
 
 
 def test_the_registered_weights_are_the_evaluated_ones(trained: Trained) -> None:
@@ -146,7 +146,7 @@ LINES = (
     r"72 examples with 936 tokens in 18 sequences \(81% full\); 60 steps of 4 sequences on 2 ranks",
     r"memory: about \S+ GiB a rank \(.*\) of \S+ GiB; activation checkpointing None; logits of \d+ tokens at a time",
     r"asynchronous checkpoints keep a copy of \S+ GiB per rank in host memory",
-    r"model\.base \S+ computes the same logits in training as by itself",
+    r"model\.base \S+ computes the same logits in training as in transformers",
     r"evaluation before training: loss \S+",
     r"step \d+/60  \d+%  loss \S+  lr \S+  grad \S+  \S+ tok/s  mem \S+ GiB  eta \S+",
     r"evaluation at step 60: loss \S+  perplexity \S+",
@@ -158,7 +158,7 @@ def test_the_log_holds_our_own_lines_alone(trained: Trained) -> None:
     strange = [
         line
         for line in trained.outcome.output.splitlines()
-        if not any(re.fullmatch(known, line) for known in LINES)
+        if not any(re.fullmatch(pattern, line) for pattern in LINES)
     ]
     assert strange == []
 
@@ -354,10 +354,10 @@ def test_a_loss_that_is_not_finite_ends_the_attempt_and_no_checkpoint_holds_it(
     ).run_here(capsys)
     error = error_of(outcome)
     assert (outcome.code, error.reason) == (1, "NonFiniteLoss")
-    found = re.search(r"gradients of 4 steps up to step (\d+) are not finite", error.message)
-    assert found is not None
+    match = re.search(r"gradients of 4 steps up to step (\d+) are not finite", error.message)
+    assert match is not None
     complete = sorted(path.parent.name for path in pod.folder.glob("checkpoints/*/*/COMPLETE"))
-    assert complete == [f"step-{step:08d}" for step in range(1, int(found.group(1)))]
+    assert complete == [f"step-{step:08d}" for step in range(1, int(match.group(1)))]
 
 
 def test_a_run_decays_to_a_floor_and_is_evaluated_without_label_smoothing(

@@ -70,24 +70,24 @@ def end(attempt: Attempt, wanted: End) -> int | None:
 
 def test_a_run_that_is_ended_eight_times_is_the_run_that_nobody_touched(pod: Pod, tmp_path: Path) -> None:
     untouched = in_folder(pod, tmp_path / "untouched")
-    wanted = untouched.run()
-    assert wanted.code == 0, wanted.output
+    untouched_run = untouched.run()
+    assert untouched_run.code == 0, untouched_run.output
     ended = in_folder(pod, tmp_path / "ended")
-    kept = 0
+    newest_step = 0
     losses: dict[int, float] = {}
     for each in ENDS:
         with Attempt.start(ended) as attempt:
             half_written = end(attempt, each)
             outcome = attempt.end()
         newest = newest_complete(ended)
-        print(f"{each}: half written {half_written}, exit code {outcome.code}, {kept} -> {newest}")
-        check_end(outcome, each.how, kept, newest)
+        print(f"{each}: half written {half_written}, exit code {outcome.code}, {newest_step} -> {newest}")
+        check_end(outcome, each.how, newest_step, newest)
         if half_written is not None and each.how == "KILL":
             assert newest < half_written
         for at, loss in outcome.losses.items():
             assert losses.setdefault(at, loss) == loss, f"step {at} was another one"
-        kept = newest
-    check_like_untouched(ended, losses, untouched, wanted)
+        newest_step = newest
+    check_like_untouched(ended, losses, untouched, untouched_run)
 
 
 def test_another_number_of_ranks_goes_on_with_the_same_samples(pod: Pod, tmp_path: Path) -> None:
@@ -102,18 +102,18 @@ def test_another_number_of_ranks_goes_on_with_the_same_samples(pod: Pod, tmp_pat
         "training.neftuneAlpha": None,
     }
     gang = in_folder(pod, tmp_path / "gang", changes)
-    wanted = gang.run()
-    assert wanted.code == 0, wanted.output
+    gang_run = gang.run()
+    assert gang_run.code == 0, gang_run.output
     (last,) = gang.folder.glob("checkpoints/*/step-00000012")
     shutil.rmtree(last)
     gang.env["PET_NPROC_PER_NODE"] = "1"
     outcome = gang.run()
     assert outcome.code == 0, outcome.output
     assert "resuming from the checkpoint of step 6\n" in outcome.output
-    assert "PiSSA: 14 weights are split by their singular values (" in wanted.output
+    assert "PiSSA: 14 weights are split by their singular values (" in gang_run.output
     assert "PiSSA: 14 weights are split as in the checkpoint (" in outcome.output
     assert " on 1 rank\n" in outcome.output
-    assert outcome.losses == pytest.approx({step: wanted.losses[step] for step in range(7, 13)}, abs=2e-4)
+    assert outcome.losses == pytest.approx({step: gang_run.losses[step] for step in range(7, 13)}, abs=2e-4)
 
 
 def test_sigterm_to_one_pod_stops_all_ranks_after_the_same_step(pod: Pod, tmp_path: Path) -> None:

@@ -53,16 +53,16 @@ def test_a_trained_adapter_answers_where_its_base_does_not(
     pod.env |= mlflow.env
     trained = pod.run_here(capsys)
     assert trained.code == 0, trained
-    found = evaluate(pod, "models:/tiny/1")
-    assert found.rows == 4
+    evaluation = evaluate(pod, "models:/tiny/1")
+    assert evaluation.rows == 4
     # The loss is that which training found on the same rows.
-    assert found.metrics["evaluation_loss"] == pytest.approx(eval_loss_of(trained), rel=1e-4)
+    assert evaluation.metrics["evaluation_loss"] == pytest.approx(eval_loss_of(trained), rel=1e-4)
     assert trained.message is not None
     assert trained.message.train is not None
-    assert found.base["evaluation_loss"] == pytest.approx(trained.message.train.base_eval_loss, rel=1e-4)
-    assert found.base["eval_exact_match"] == 0.0
-    assert found.metrics["eval_exact_match"] > 0.9
-    assert found.metrics["eval_accuracy"] > 0.9
+    assert evaluation.base["evaluation_loss"] == pytest.approx(trained.message.train.base_eval_loss, rel=1e-4)
+    assert evaluation.base["eval_exact_match"] == 0.0
+    assert evaluation.metrics["eval_exact_match"] > 0.9
+    assert evaluation.metrics["eval_accuracy"] > 0.9
     (path,) = pod.folder.glob("artifacts/**/generations.json")
     table = json.loads(path.read_text())
     assert (table["columns"], len(table["data"])) == (["prompt", "reference", "base", "model"], 3)

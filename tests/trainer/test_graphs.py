@@ -29,7 +29,9 @@ def test_a_kind_of_layer_has_at_most_two_graphs_over_packs_of_different_lengths(
     Four packs make both; the long tests have twenty, and the other methods.
     """
     monkeypatch.setattr(graphs, "_PACKS", 4)
-    asked = networks.recipe(base_model, method={"type": "LoRA"}, precision="BF16", compile=True)
-    made, kinds = graphs.count_graphs(asked, base_model, Card("NVIDIA-H100-80GB-HBM3", 80 * 2**30, (9, 0)))
+    recipe = networks.recipe(base_model, method={"type": "LoRA"}, precision="BF16", compile=True)
+    graph_count, kinds = graphs.count_graphs(
+        recipe, base_model, Card("NVIDIA-H100-80GB-HBM3", 80 * 2**30, (9, 0))
+    )
     assert kinds == 1
-    assert 1 <= made <= 2 * kinds
+    assert 1 <= graph_count <= 2 * kinds

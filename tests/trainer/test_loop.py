@@ -74,16 +74,16 @@ def test_the_weights_with_the_least_evaluation_loss_are_registered(
     pod.env |= mlflow.env
     outcome = pod.run_here(capsys)
     assert outcome.code == 0, outcome
-    found = evaluations(outcome)
-    best = min(found, key=lambda step: found[step])
-    assert (best, list(found)) == (6, [2, 4, 6, 8, 10, 12])
-    assert found[12] > found[6] + 0.1
-    assert f"loaded the best weights, those of step 6: loss {found[6]:.4f}" in outcome.output
+    losses = evaluations(outcome)
+    best = min(losses, key=lambda step: losses[step])
+    assert (best, list(losses)) == (6, [2, 4, 6, 8, 10, 12])
+    assert losses[12] > losses[6] + 0.1
+    assert f"loaded the best weights, of step 6: loss {losses[6]:.4f}" in outcome.output
     assert kept(pod) == [6, 12]
-    assert eval_loss_of(outcome) == pytest.approx(found[6], abs=1e-4)
-    assert history(mlflow, contract.METRIC_FINAL_EVAL_LOSS) == {12: pytest.approx(found[6], abs=1e-4)}
+    assert eval_loss_of(outcome) == pytest.approx(losses[6], abs=1e-4)
+    assert history(mlflow, contract.METRIC_FINAL_EVAL_LOSS) == {12: pytest.approx(losses[6], abs=1e-4)}
     (version,) = mlflow.client().search_model_versions("name='best'")
-    assert float(version.tags[contract.TAG_EVAL_LOSS]) == pytest.approx(found[6], abs=1e-4)
+    assert float(version.tags[contract.TAG_EVAL_LOSS]) == pytest.approx(losses[6], abs=1e-4)
     (config,) = pod.folder.glob("artifacts/models/*/artifacts/model/config.json")
     registered = AutoModelForCausalLM.from_pretrained(config.parent)
     assert validation_loss(registered, pod) == pytest.approx(eval_loss_of(outcome), rel=1e-5)
@@ -92,7 +92,7 @@ def test_the_weights_with_the_least_evaluation_loss_are_registered(
     # The next attempt, after the end, finds the same weights again.
     again = pod.run_here(capsys)
     assert (again.code, again.losses) == (0, {})
-    assert eval_loss_of(again) == pytest.approx(found[6], abs=1e-4)
+    assert eval_loss_of(again) == pytest.approx(losses[6], abs=1e-4)
 
 
 def test_a_loss_that_runs_away_ends_the_attempt_and_the_last_good_checkpoint_stays(
@@ -110,8 +110,8 @@ def test_a_loss_that_runs_away_ends_the_attempt_and_the_last_good_checkpoint_sta
     best = min(outcome.losses.values())
     step, loss = max(outcome.losses.items())
     assert error.message == (
-        f"the loss is {loss:.2f} at step {step}, after {best:.2f} at its best: lower training.learningRate, or warm "
-        "up longer"
+        f"the loss diverged to {loss:.2f} at step {step}, from a minimum of {best:.2f}: lower training.learningRate, or use "
+        "a longer warm-up"
     )
     last = (step - 1) // 4 * 4
     assert kept(pod) == [last]
@@ -187,10 +187,10 @@ class Batches:
 def one_document(states: list[torch.Tensor], *_: Any) -> torch.Tensor:
     """Attention over flat rows as a GPU's kernel computes it, which reads no lengths on the host."""
     query, key, value = (each.transpose(0, 1).unsqueeze(0) for each in states)
-    found = torch.nn.functional.scaled_dot_product_attention(
+    attention = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True
     )
-    return found[0].transpose(0, 1)
+    return attention[0].transpose(0, 1)
 
 
 @pytest.mark.parametrize(

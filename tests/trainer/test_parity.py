@@ -41,13 +41,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        named = "IPO" if self.objective == IPO else self.objective["type"]
-        whole = self.method.get("lora", {}).get("modulesToSave")
+        objective = "IPO" if self.objective == IPO else self.objective["type"]
+        modules_to_save = self.method.get("lora", {}).get("modulesToSave")
         parts = (
             "PiSSA" if self.method == PISSA else self.method["type"],
-            "Distillation" if self.teacher else named,
+            "Distillation" if self.teacher else objective,
             "tied" if self.tied else "",
-            " and ".join(whole or ()),
+            " and ".join(modules_to_save or ()),
         )
         return " ".join(part for part in parts if part)
 
@@ -121,55 +121,55 @@ def steps(
         learningRate=LEARNING_RATE,
     )
     torch.manual_seed(3)
-    made = networks.build(recipe, base, world)
+    network = networks.build(recipe, base, world)
     split = examples(case)
     rows = pack.pack_examples(split.lengths, max_length=row_tokens(recipe), packing=not virtual)[:ROWS]
     collator = Collator(world, 0, None)
-    split = made.objective.prepare(made, Examples(split, rows), collator, 1)
+    split = network.objective.prepare(network, Examples(split, rows), collator, 1)
     if objective == KTO:
         assert split.reference is not None
         # As if the policy had learned something, of each answer something else.
         learned = np.random.default_rng(5).normal(1, 2, split.reference.shape).astype(np.float32)
         split = dataclasses.replace(split, reference=split.reference - learned)
         batch_size = ROWS_OF_KTO // world.size
-    made.train()
-    (optimizer,) = build_optimizers(made, recipe.training)
-    found: list[Step] = []
+    network.train()
+    (optimizer,) = build_optimizers(network, recipe.training)
+    taken_steps: list[Step] = []
     for _ in range(STEPS):
         batches = list(collator.batches(Examples(split, rows), batch_size))
-        (count,) = world.sum_over_ranks(sum(made.objective.count(batch) for batch in batches))
+        (count,) = world.sum_over_ranks(sum(network.objective.count(batch) for batch in batches))
         summed = 0.0
         for at, batch in enumerate(batches):
-            shard.set_replica_reduction(made, is_enabled=at == len(batches) - 1)
-            loss, _ = made(batch)
+            shard.set_replica_reduction(network, is_enabled=at == len(batches) - 1)
+            loss, _ = network(batch)
             (loss / count).backward()
             summed += loss.item()
         (summed,) = world.sum_over_ranks(summed)
-        found.append((summed / count, gradients(made)))
+        taken_steps.append((summed / count, gradients(network)))
         optimizer.step()
         optimizer.zero_grad()
-    return found
+    return taken_steps
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The unsharded gradient of each trained weight, by the weight's name."""
-    found: dict[str, torch.Tensor] = {}
+    slopes: dict[str, torch.Tensor] = {}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             gradient: Any = torch.zeros_like(weight) if weight.grad is None else weight.grad
             full = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
-            found[name] = full.detach().clone()
-    return found
+            slopes[name] = full.detach().clone()
+    return slopes
 
 
-def difference(found: list[Step], expected: list[Step]) -> str | None:
+def difference(actual: list[Step], expected: list[Step]) -> str | None:
     """What differs between the steps of two runs: a loss, or a gradient as a whole tensor; None: nothing does.
 
     Gradients of less than a thousandth of all gradients together are compared with that thousandth. AdamW amplifies
     rounding, so the gradients of the second step may differ by more.
     """
     for step, ((loss, slopes), (expected_loss, expected_slopes)) in enumerate(
-        zip(found, expected, strict=True)
+        zip(actual, expected, strict=True)
     ):
         if loss != pytest.approx(expected_loss, rel=1e-4):
             return f"loss of step {step}: {loss} and {expected_loss}"
@@ -177,9 +177,11 @@ def difference(found: list[Step], expected: list[Step]) -> str | None:
             return f"names: {sorted(slopes.keys() ^ expected_slopes.keys())}"
         least = 1e-3 * float(torch.nn.utils.get_total_norm(list(expected_slopes.values())))
         for name, expected_slope in expected_slopes.items():
-            apart = float((slopes[name] - expected_slope).norm()) / max(least, float(expected_slope.norm()))
-            if apart > (1e-3, 1e-2)[step]:
-                return f"gradient of {name} in step {step}: {apart:.1e} of it"
+            distance = float((slopes[name] - expected_slope).norm()) / max(
+                least, float(expected_slope.norm())
+            )
+            if distance > (1e-3, 1e-2)[step]:
+                return f"gradient of {name} in step {step}: {distance:.1e} of it"
     return None
 
 
@@ -188,9 +190,9 @@ def examples(case: Case) -> Split:
 
 
 def one_rank_of_many(world: World, folder: Path) -> None:
-    found = [steps(world, folder, *way) for way in WAYS[world.size]]
+    results = [steps(world, folder, *way) for way in WAYS[world.size]]
     if world.leads:
-        torch.save(found, folder / f"found-{world.size}.pt")
+        torch.save(results, folder / f"found-{world.size}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +234,7 @@ def test_one_rank_trains_as_plain_torch_does(base: Path, on_one: dict[str, list[
     rows = pack.pack_examples(split.lengths, max_length=64, packing=True)[:ROWS]
     model = AutoModelForCausalLM.from_pretrained(base / "untied", dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    found: list[Step] = []
+    plain_steps: list[Step] = []
     for _ in range(STEPS):
         losses = []
         for example in (example for row in rows for example in row):
@@ -245,10 +247,12 @@ def test_one_rank_trains_as_plain_torch_does(base: Path, on_one: dict[str, list[
             )
         loss = torch.cat(losses).mean()
         loss.backward()
-        found.append((loss.item(), {f"model.{name}": slope for name, slope in gradients(model).items()}))
+        plain_steps.append(
+            (loss.item(), {f"model.{name}": slope for name, slope in gradients(model).items()})
+        )
         optimizer.step()
         optimizer.zero_grad()
-    assert difference(on_one["Full SFT"], found) is None
+    assert difference(on_one["Full SFT"], plain_steps) is None
 
 
 @pytest.mark.parametrize("size", WAYS)
@@ -261,10 +265,10 @@ def test_many_ranks_train_as_one(
     not sharded) and 6 (the global count of targets; all-reduce in the last pass alone).
     """
     networks.on_ranks(size, tmp_path / "rendezvous", one_rank_of_many, base)
-    found = torch.load(base / f"found-{size}.pt")
+    results = torch.load(base / f"found-{size}.pt")
     differing = {
         f"{case.name} {strategy} {recompute}": differs
-        for (case, strategy, recompute), way in zip(WAYS[size], found, strict=True)
+        for (case, strategy, recompute), way in zip(WAYS[size], results, strict=True)
         if (differs := difference(way, on_one[case.name]))
     }
     assert differing == {}
@@ -274,16 +278,22 @@ def test_recomputation_repeats_dropout(base: Path) -> None:
     """Trap 5: random draws are restored for the second forward pass."""
     case = Case({"type": "LoRA", "lora": {"rank": 4, "dropout": 0.3}}, SFT)
     with networks.alone() as world:
-        kept = steps(world, base, case, "FSDP", "None")
-        found = {kind: steps(world, base, case, "FSDP", kind) for kind in ("Selective", "Full")}
+        without_recomputation = steps(world, base, case, "FSDP", "None")
+        steps_by_kind = {kind: steps(world, base, case, "FSDP", kind) for kind in ("Selective", "Full")}
         without = steps(world, base, Case({"type": "LoRA", "lora": {"rank": 4}}, SFT), "FSDP", "None")
-    assert {kind: difference(way, kept) for kind, way in found.items()} == dict.fromkeys(found)
+    assert {
+        kind: difference(way, without_recomputation) for kind, way in steps_by_kind.items()
+    } == dict.fromkeys(steps_by_kind)
     # There was dropout to repeat.
-    assert difference(without, kept) is not None
+    assert difference(without, without_recomputation) is not None
 
 
 def test_accumulated_passes_are_one_large_pass(base: Path, on_one: dict[str, list[Step]]) -> None:
     """Trap 6: passes differ in their number of targets, and each target counts the same."""
     with networks.alone() as world:
-        found = {size: steps(world, base, CASES[0], "FSDP", "None", batch_size=size) for size in (1, 2, 4)}
-    assert {size: difference(way, on_one["Full SFT"]) for size, way in found.items()} == dict.fromkeys(found)
+        steps_by_size = {
+            size: steps(world, base, CASES[0], "FSDP", "None", batch_size=size) for size in (1, 2, 4)
+        }
+    assert {
+        size: difference(way, on_one["Full SFT"]) for size, way in steps_by_size.items()
+    } == dict.fromkeys(steps_by_size)

@@ -42,14 +42,14 @@ class Folders:
 
     def recipe(self, job: str, *, carries_on: str | None = None) -> Recipe:
         method = {"type": "LoRA", "lora": {"rank": 4, "dropout": 0.1, "init": "PiSSA"}}
-        made = networks.recipe(self.base, method=method, learningRate=1e-2)
+        recipe = networks.recipe(self.base, method=method, learningRate=1e-2)
         spec: dict[str, Any] = {"uri": str(self.checkpoints), "mode": "Sync"}
         if carries_on is not None:
             (folder,) = self.checkpoints.glob(f"*{carries_on}*")
             spec["resumeFrom"] = {"type": "Uri", "uri": str(folder)}
-        return made.model_copy(
+        return recipe.model_copy(
             update={
-                "job": made.job.model_copy(update={"name": job}),
+                "job": recipe.job.model_copy(update={"name": job}),
                 "checkpoint": Checkpoint.model_validate(spec),
             }
         )

@@ -42,7 +42,7 @@ def one_rank(world: World, base: Path) -> None:
         return forward(self, states).add_(1.0).sin()
 
     LlamaMLP.forward = changing
-    found = []
+    results = []
     for method, kind in CASES:
         recipe = networks.recipe(base, method={"type": method}, activationCheckpointing=kind)
         verdicts: list[Verdict] = []
@@ -55,12 +55,12 @@ def one_rank(world: World, base: Path) -> None:
         gradients = {
             name: weight.grad for name, weight in network.named_parameters() if weight.grad is not None
         }
-        whole = {
+        gathered = {
             name: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
             for name, gradient in gradients.items()
         }
-        found.append(([verdict.kind for verdict in verdicts], whole))
-    torch.save(found, base / f"gradients-{world.rank}.pt")
+        results.append(([verdict.kind for verdict in verdicts], gathered))
+    torch.save(results, base / f"gradients-{world.rank}.pt")
 
 
 def rank_on_its_own_gpu(world: World, base: Path) -> None:

@@ -23,6 +23,6 @@ def test_a_gang_that_does_not_come_together_says_so(pod: Pod, node: int) -> None
     assert outcome.message is not None
     assert outcome.message.error == PodError(
         reason="RendezvousTimeout",
-        message=f"the 2 pods did not find each other at localhost:{port} in 1 s: check whether all of them are "
+        message=f"the 2 pods did not all join the rendezvous at localhost:{port} within 1 s: check whether all of them are "
         "running and may reach that port",
     )

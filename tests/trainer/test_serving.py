@@ -101,7 +101,7 @@ def register(pod: Pod, mlflow_of_test: Mlflow, base: Path, capsys: pytest.Captur
     """A function that trains on four conversations by heart, with a template, and registers the model `tiny`."""
 
     def trained(template: dict[str, Any] | None) -> Pod:
-        rows = [{"messages": said, "split": split} for said in CONVERSATIONS for split in SPLITS]
+        rows = [{"messages": messages, "split": split} for messages in CONVERSATIONS for split in SPLITS]
         job = pod.but(
             {
                 "model.base": str(base),
@@ -143,9 +143,9 @@ def test_a_server_stops_and_answers_as_the_evaluation_does(
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert tokenizer.eos_token == end
     served, ends = {}, set()
-    for asked, _ in CONVERSATIONS:
-        prompt = tokenizer.apply_chat_template([asked], tokenize=False, add_generation_prompt=True)
-        request: dict[str, Any] = {"model": str(model), "messages": [asked]}
+    for messages, _ in CONVERSATIONS:
+        prompt = tokenizer.apply_chat_template([messages], tokenize=False, add_generation_prompt=True)
+        request: dict[str, Any] = {"model": str(model), "messages": [messages]}
         body = requests.post(f"{server}/v1/chat/completions", json=request, timeout=240).json()
         (choice,) = body["choices"]
         served[prompt] = choice["message"]["content"]

@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_W
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as lone_world:
+        yield lone_world
 
 
 def learned(network: Any, batch: pack.Batch) -> tuple[float, list[torch.Tensor]]:
@@ -91,8 +91,8 @@ def seen_reference(
     return batch.reference, batch.reference.new_zeros(0)
 
 
-def begins_at_its_reference(world: World, asked: tuple[Path, str, float]) -> None:
-    base, objective, expected = asked
+def begins_at_its_reference(world: World, case: tuple[Path, str, float]) -> None:
+    base, objective, expected = case
     recipe = networks.recipe(base, objective={"type": objective}, precision="BF16")
     network = networks.build(recipe, base, world)
     split = networks.random_split(documents=2, examples=PAIRS)
@@ -101,8 +101,8 @@ def begins_at_its_reference(world: World, asked: tuple[Path, str, float]) -> Non
     reference = torch.from_numpy(compute_reference(network, [batch], world, PAIRS))[batch.examples]
     batch = replace(batch, reference=reference)
     with network.no_grad_forward(seen_reference):
-        seen, _ = network(batch)
-    torch.testing.assert_close(seen, reference, rtol=0, atol=0)
+        first_loss, _ = network(batch)
+    torch.testing.assert_close(first_loss, reference, rtol=0, atol=0)
     # The cast to bf16 and back would be seen.
     assert not torch.equal(reference, reference.bfloat16().float())
     loss, metrics = network.train()(batch)
@@ -220,14 +220,14 @@ def give_gradients(network: Any, step: int) -> None:
     """Random ones, of which each rank has its rows."""
     torch.manual_seed(step)
     for weight in trained_parameters(network):
-        whole = torch.randn(weight.shape)
+        full_gradient = torch.randn(weight.shape)
         _, rows = local_rows(weight)
         if isinstance(weight, DTensor):
             gradient = torch.empty_like(weight)
-            local_rows(gradient)[0].copy_(whole[rows])
+            local_rows(gradient)[0].copy_(full_gradient[rows])
             weight.grad = gradient
         else:
-            weight.grad = whole
+            weight.grad = full_gradient
 
 
 def two_steps(network: Any, recipe: Any) -> dict[str, torch.Tensor]:
@@ -256,9 +256,11 @@ def steps_as_unsharded(world: World, base: Path) -> None:
 
     for spec, strategy in OPTIMIZERS:
         chosen = recipe(spec, strategy, "FP32")
-        found = two_steps(networks.build(chosen, base, world), chosen)
+        sharded_steps = two_steps(networks.build(chosen, base, world), chosen)
         plain = Network(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), Sft())
-        torch.testing.assert_close(found, two_steps(plain, chosen), rtol=0, atol=0, msg=f"{spec} {strategy}")
+        torch.testing.assert_close(
+            sharded_steps, two_steps(plain, chosen), rtol=0, atol=0, msg=f"{spec} {strategy}"
+        )
     for strategy in ("HSDP", "DDP"):
         rounds = recipe({"type": "AdamW8bit", "weights": "BF16"}, strategy, "BF16")
         weights = two_steps(networks.build(rounds, base, world), rounds)

@@ -33,8 +33,8 @@ pytestmark = pytest.mark.usefixtures("mlflow_imported")
 @pytest.fixture(scope="module", params=["s3", "gs", "azure"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """A store with an empty bucket."""
-    with getattr(object_stores, request.param)(tmp_path_factory.mktemp("store")) as found:
-        yield found
+    with getattr(object_stores, request.param)(tmp_path_factory.mktemp("store")) as store_server:
+        yield store_server
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def begins_goes_on_and_ends(place: str, pod: Pod, to: Path, capsys: pytest.Captu
     assert "resuming from the checkpoint of step 2" in second.output
     assert f"wrote the model to {model}" in second.output
     # Another job goes on from that model, and leaves an adapter that names it.
-    other = first.but(
+    other_job = first.but(
         {
             "job.uid": "another",
             "model.base": model,
@@ -88,12 +88,12 @@ def begins_goes_on_and_ends(place: str, pod: Pod, to: Path, capsys: pytest.Captu
             "output": {"uri": adapter},
         }
     )
-    third = ended(other, capsys)
+    third = ended(other_job, capsys)
     assert third.message is not None
     assert third.message.train is not None
     assert third.message.train.base_eval_loss == pytest.approx(eval_loss_of(second), rel=1e-5)
-    found = download.fetch(adapter, to)
-    assert (found.adapter is not None, found.adapter_of) == (True, model)
+    source = download.fetch(adapter, to)
+    assert (source.adapter is not None, source.adapter_of) == (True, model)
 
 
 def ended(pod: Pod, capsys: pytest.CaptureFixture[str]) -> Outcome:
@@ -153,18 +153,18 @@ def refusal(call: Callable[[], object]) -> tuple[str, str]:
 def test_what_a_store_refuses_is_one_sentence(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing, own = f"{store.missing}/tiny", f"{store.uri}/tiny"
+    missing, place = f"{store.missing}/tiny", f"{store.uri}/tiny"
     job = JobReference(name="tiny", namespace="tests", uid="0001")
-    told = [
+    sentences = [
         refusal(lambda: download.fetch(missing, tmp_path / "to")),
         refusal(ModelFolder(missing, job, 1).claim),
     ]
     for name, value in store.wrong.items():
         monkeypatch.setenv(name, value)
     if store.wrong:
-        told += [
-            refusal(lambda: download.fetch(own, tmp_path / "to")),
-            refusal(ModelFolder(own, job, 1).claim),
+        sentences += [
+            refusal(lambda: download.fetch(place, tmp_path / "to")),
+            refusal(ModelFolder(place, job, 1).claim),
         ]
     expected = [
         ("ModelNotFound", f"model.base {missing} does not exist: correct the bucket or the folder"),
@@ -174,19 +174,19 @@ def test_what_a_store_refuses_is_one_sentence(
         ),
         (
             "ModelForbidden",
-            f"model.base {own} may not be read with the pod's credentials: grant them access",
+            f"model.base {place} may not be read with the pod's credentials: grant them access",
         ),
         (
             "OutputForbidden",
-            f"output.uri {own} may not be written with the pod's credentials: grant them access",
+            f"output.uri {place} may not be written with the pod's credentials: grant them access",
         ),
     ]
-    assert told == expected[: len(told)]
+    assert sentences == expected[: len(sentences)]
     if store.wrong:
         # The store's own words are after the name.
-        files, table = (Splits(type="Parquet", train=own), Splits(type="Delta", path=own))
-        said = [refusal(lambda: read.read_schema(files)), refusal(lambda: read.read_delta_version(table))]
-        assert [(reason, message.split(" cannot be read: ")[0]) for reason, message in said] == [
-            ("DataUnreadable", own),
-            ("DataUnreadable", f"the Delta table {own}"),
+        files, table = (Splits(type="Parquet", train=place), Splits(type="Delta", path=place))
+        refusals = [refusal(lambda: read.read_schema(files)), refusal(lambda: read.read_delta_version(table))]
+        assert [(reason, message.split(" cannot be read: ")[0]) for reason, message in refusals] == [
+            ("DataUnreadable", place),
+            ("DataUnreadable", f"the Delta table {place}"),
         ]

@@ -33,8 +33,8 @@ def serving(mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow.uri)
     mlflow.start()
     try:
-        made = mlflow.post("runs/create", {"experiment_id": "0", "start_time": 0})
-        yield str(made["run"]["info"]["run_id"])
+        run = mlflow.post("runs/create", {"experiment_id": "0", "start_time": 0})
+        yield str(run["run"]["info"]["run_id"])
     finally:
         mlflow.stop()
 
@@ -53,7 +53,7 @@ def test_large_files_go_past_the_server(tmp_path: Path, monkeypatch: pytest.Monk
     for name in (upload._ENABLED_VARIABLE, upload._MIN_BYTES_VARIABLE):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    told = {}
+    sentences = {}
     with object_stores.s3(tmp_path / "store") as store:
         server = Mlflow(tmp_path / "mlflow", artifacts=f"{store.uri}/artifacts", environment=store.env)
         with serving(server, monkeypatch) as first:
@@ -67,12 +67,12 @@ def test_large_files_go_past_the_server(tmp_path: Path, monkeypatch: pytest.Monk
                 upload.configure_client(way)
                 Registry(run, way).upload(model)
                 log = server.log.read_text()[before:]
-                told[way] = [
+                sentences[way] = [
                     "PUT" if "PUT" in line else "signed"
                     for line in log.splitlines()
                     if ("PUT" in line and "model.safetensors" in line) or "mpu/complete" in line
                 ]
-    assert told == {"Proxy": ["PUT"], "Direct": ["signed"]}
+    assert sentences == {"Proxy": ["PUT"], "Direct": ["signed"]}
 
 
 def test_a_way_that_the_server_does_not_know_is_refused(
@@ -80,7 +80,9 @@ def test_a_way_that_the_server_does_not_know_is_refused(
 ) -> None:
     with serving(Mlflow(tmp_path / "mlflow"), monkeypatch) as run:
         upload.check("Proxy", run)
-        wrong = "register.upload Direct: the MLflow server signs no addresses of the store of its artifacts"
+        wrong = (
+            "register.upload Direct needs an MLflow server that creates signed URLs for its artifact store"
+        )
         assert refusal("Direct", run).startswith(wrong)
         # One that was away then says so before the upload: MLflow's client would send the files to the server.
         model = tmp_path / "model"
@@ -90,12 +92,12 @@ def test_a_way_that_the_server_does_not_know_is_refused(
             Registry(run, "Direct", patience_seconds=5).upload(model)
         assert not [*(tmp_path / "mlflow").rglob("model.safetensors")]
     (tmp_path / "mlflow.db").write_bytes(mlflow_template.read_bytes())
-    made = new_run(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", made.uri)
-    upload.check("Direct", made.run_id)
-    assert refusal("Proxy", made.run_id) == (
-        f"register.upload Proxy: the MLflow server serves no artifacts, and pods write to {(tmp_path / 'artifacts').as_uri()}/"
-        f"{made.run_id}/artifacts themselves: remove the field"
+    run_id = new_run(f"sqlite:///{tmp_path}/mlflow.db", tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", run_id.uri)
+    upload.check("Direct", run_id.run_id)
+    assert refusal("Proxy", run_id.run_id) == (
+        f"register.upload Proxy needs an MLflow server that serves artifacts, but pods write to {(tmp_path / 'artifacts').as_uri()}/"
+        f"{run_id.run_id}/artifacts themselves: remove the field"
     )
 
 
@@ -127,4 +129,6 @@ def test_a_server_that_is_away_stops_nothing(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     upload.check("Direct", "0123")
-    assert capsys.readouterr().out.startswith("whether MLflow can do register.upload Direct is not known: ")
+    assert capsys.readouterr().out.startswith(
+        "cannot check whether the MLflow server supports register.upload Direct: "
+    )

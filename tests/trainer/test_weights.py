@@ -27,9 +27,9 @@ def counted(read: list[int]) -> None:
     of_file = Stored.__getitem__
 
     def with_count(self: Stored, at: slice) -> torch.Tensor:
-        found = of_file(self, at)
-        read.append(found.nbytes)
-        return found
+        tensor = of_file(self, at)
+        read.append(tensor.nbytes)
+        return tensor
 
     Stored.__getitem__ = with_count  # type: ignore[method-assign]
 
@@ -69,12 +69,12 @@ def test_ranks_have_all_weights_together_and_read_their_parts(
 def gathered_in_half(world: World, half: Path) -> None:
     recipe = networks.recipe(half)
     network = networks.build(recipe, half, world)
-    found = export.gather_weights(network.model, half, recipe, world)
+    weights = export.gather_weights(network.model, half, recipe, world)
     # A tied weight is listed once here.
     masters = {name: weight.full_tensor() for name, weight in network.base.named_parameters()}
     assert {weight.dtype for weight in masters.values()} == {torch.float32}
     expected = {name: weight.bfloat16() for name, weight in masters.items()} if world.leads else {}
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
 
 
 def test_rank_0_gathers_the_trained_weights_in_the_type_of_the_base(base_model: Path, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_W
 def test_a_model_with_an_unsupported_lm_head_is_refused(
     base_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Network.compute_model_logits
-    monkeypatch.setattr(Network, "compute_model_logits", lambda self, batch: 2 * own(self, batch))
+    original_logits = Network.compute_model_logits
+    monkeypatch.setattr(Network, "compute_model_logits", lambda self, batch: 2 * original_logits(self, batch))
     with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
         networks.build(networks.recipe(base_model), base_model, world)
     assert refused.value.message == (
@@ -86,11 +86,13 @@ def test_a_teacher_that_overflows_in_fp16_is_refused(base_model: Path, tmp_path:
 def test_a_teacher_with_an_unsupported_lm_head_is_refused(
     base_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Network.compute_model_logits
+    original_logits = Network.compute_model_logits
     monkeypatch.setattr(
         Network,
         "compute_model_logits",
-        lambda self, batch: own(self, batch) * (2 if isinstance(self.objective, TeacherStates) else 1),
+        lambda self, batch: (
+            original_logits(self, batch) * (2 if isinstance(self.objective, TeacherStates) else 1)
+        ),
     )
     with networks.alone() as world, pytest.raises(RecipeRefusedError) as refused:
         networks.build(distilled(base_model, base_model, "FP32"), base_model, world)
@@ -166,21 +168,21 @@ def test_the_output_layer_learns_after_passes_without_gradients(base_model: Path
         loss, _ = network(replace(batch, reference=torch.from_numpy(reference)))
         loss.backward()
         optimizer.step()
-        still = [
+        unchanged_weights = [
             name
             for name, weight in network.named_parameters()
             if torch.equal(weight.full_tensor(), before[name])
         ]
-    assert still == []
+    assert unchanged_weights == []
 
 
 def test_a_teacher_has_a_revision_and_trust_of_its_own(base_model: Path) -> None:
     objective = {"type": "Distillation", "distillation": {"teacher": "org/teacher"}}
     recipe = networks.recipe(base_model, objective=objective)
     trusted = recipe.model.model_copy(update={"trust_remote_code": True, "revision": "v1"})
-    own = build.build_teacher_recipe(recipe.model_copy(update={"model": trusted}))
-    assert own.model == Model(base="org/teacher")
+    teacher_recipe = build.build_teacher_recipe(recipe.model_copy(update={"model": trusted}))
+    assert teacher_recipe.model == Model(base="org/teacher")
 
     objective["distillation"] |= {"teacherRevision": "v2", "teacherTrustRemoteCode": True}  # type: ignore[operator]
-    own = build.build_teacher_recipe(networks.recipe(base_model, objective=objective))
-    assert own.model == Model(base="org/teacher", revision="v2", trust_remote_code=True)
+    teacher_recipe = build.build_teacher_recipe(networks.recipe(base_model, objective=objective))
+    assert teacher_recipe.model == Model(base="org/teacher", revision="v2", trust_remote_code=True)

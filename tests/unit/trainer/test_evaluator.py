@@ -33,8 +33,8 @@ class Model:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as lone_world:
+        yield lone_world
 
 
 def evaluator(training: dict[str, Any], model: Any = None, *, enabled: bool = True) -> Evaluator:
@@ -69,12 +69,12 @@ EARLY = {"evalEverySteps": 1, "earlyStopping": {"patience": 2, "minDelta": 0.1}}
 
 def test_a_run_stops_early_when_the_loss_does_not_fall_by_the_least_change() -> None:
     judge = evaluator(EARLY)
-    progress, found = Progress(best_eval_loss=2.0), []
+    progress, stops = Progress(best_eval_loss=2.0), []
     for step, loss in enumerate([1.5, 1.45, 1.3, 1.25, 1.26], start=1):
         progress = judge.record(Progress(**{**vars(progress), "step": step}), loss)
-        found.append((progress.best_eval_loss, progress.evals_without_gain, judge.should_stop(progress)))
+        stops.append((progress.best_eval_loss, progress.evals_without_gain, judge.should_stop(progress)))
         assert progress.evaluated_step == step
-    assert found == [(1.5, 0, False), (1.45, 1, False), (1.3, 0, False), (1.25, 1, False), (1.25, 2, True)]
+    assert stops == [(1.5, 0, False), (1.45, 1, False), (1.3, 0, False), (1.25, 1, False), (1.25, 2, True)]
 
 
 def test_weights_are_kept_where_load_best_asks_and_the_loss_is_the_least() -> None:
@@ -99,12 +99,12 @@ def test_the_loss_is_the_mean_over_all_targets(base_model: Path, world: World) -
     rows = [[0, 1], [2], [3, 4]]
     collator = Collator(world, 0, None)
     training = Training.model_validate({"perDeviceEvalBatchSize": 2})
-    found = Evaluator(world, network, collator, Examples(split, rows), training).compute_loss()
-    whole = pack.collate(split, rows, pad_id=0)
+    mean_loss = Evaluator(world, network, collator, Examples(split, rows), training).compute_loss()
+    full_batch = pack.collate(split, rows, pad_id=0)
     with network.no_grad_forward():
-        total, _ = network(whole)
-    assert found == pytest.approx(total.item() / whole.targets_count, rel=1e-5)
-    loss, _ = network(whole)
+        total, _ = network(full_batch)
+    assert mean_loss == pytest.approx(total.item() / full_batch.targets_count, rel=1e-5)
+    loss, _ = network(full_batch)
     loss.backward()
     assert all(weight.grad is not None for weight in network.parameters())
 
@@ -143,17 +143,17 @@ def test_the_best_saved_weights_are_loaded_at_the_end(
     examples = Examples(networks.random_split(examples=2), [[0], [1]])
     training = Training.model_validate({"select": "Best", "evalEverySteps": 1})
     judge = Evaluator(world, network, Collator(world, 0, None), examples, training)
-    kept = "keeping the last weights, with loss 50.0000: no saved checkpoint is better"
+    kept_line = "keeping the last weights, with loss 50.0000: no saved checkpoint is better"
     loss = judge.compute_loss()
     cases: list[tuple[Any, list[int], float, str]] = [
-        (Best(4, 1.0), [4], loss, f"loaded the best weights, those of step 4: loss {loss:.4f}"),
-        (Best(4, 1e3), [], 50.0, kept),
-        (Best(None, None), [], 50.0, kept),
+        (Best(4, 1.0), [4], loss, f"loaded the best weights, of step 4: loss {loss:.4f}"),
+        (Best(4, 1e3), [], 50.0, kept_line),
+        (Best(None, None), [], 50.0, kept_line),
     ]
     capsys.readouterr()  # what the network says when it is built
     for best, loaded, expected, line in cases:
-        found, step = judge.load_best_weights(best, 50.0)
-        assert found == pytest.approx(expected)
+        best_loss, step = judge.load_best_weights(best, 50.0)
+        assert best_loss == pytest.approx(expected)
         assert step == (loaded[0] if loaded else None)
         assert (best.loaded, capsys.readouterr().out.strip()) == (loaded, line)
 

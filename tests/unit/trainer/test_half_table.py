@@ -12,8 +12,8 @@ from support.half import ROUNDING, WHOLE_TABLE
 def test_the_table_is_the_whole_of_what_the_schema_lets_through_on_one_rank_and_on_two() -> None:
     assert len(set(WHOLE_TABLE)) == len(WHOLE_TABLE)
     assert {case.precision for case in WHOLE_TABLE} == {"BF16"}
-    known = {(case.method, case.objective, case.ranks) for case in WHOLE_TABLE if case.objective != "IPO"}
-    assert known == {(*each, ranks) for each in let_through() for ranks in (1, 2)}
+    cases = {(case.method, case.objective, case.ranks) for case in WHOLE_TABLE if case.objective != "IPO"}
+    assert cases == {(*each, ranks) for each in let_through() for ranks in (1, 2)}
     # The other loss of DPO.
     assert {case.ranks for case in WHOLE_TABLE if case.objective == "IPO"} == {1, 2}
 

@@ -51,7 +51,7 @@ def test_the_loss_of_a_peer_is_never_the_cause(tmp_path: Path) -> None:
         137,
         PodError(
             reason="WorkerKilled",
-            message="rank 1 was ended by SIGKILL: most likely the container was out of memory",
+            message="rank 1 was killed by SIGKILL: the container most likely ran out of memory",
             rank=1,
         ),
     )
@@ -67,7 +67,7 @@ def test_a_rank_that_said_nothing_is_reported_by_its_exit_code(tmp_path: Path) -
     code, message = describe(find_first_failure({2: ended(2, 3, 10)}, tmp_path))
     assert (code, message.error) == (
         3,
-        PodError(reason="WorkerFailed", message="rank 2 ended with exit code 3: see its log", rank=2),
+        PodError(reason="WorkerFailed", message="rank 2 exited with code 3: see its log", rank=2),
     )
 
 
@@ -114,15 +114,15 @@ def test_torchrun_never_starts_a_rank_again(
     pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Trap 10: a gang of fixed size that the operator makes anew; when a part of it comes back, the rest can hang."""
-    asked: list[api.LaunchConfig] = []
+    configs: list[api.LaunchConfig] = []
 
     def noted(config: api.LaunchConfig, _entrypoint: str) -> Callable[..., None]:
-        asked.append(config)
+        configs.append(config)
         return lambda *_arguments: None
 
     monkeypatch.setattr(api, "elastic_launch", noted)
     launch._run_workers(Gang(2, 4, 1, "tiny-0.tiny", 29500), Recipe.model_validate(pod.recipe), tmp_path)
-    (config,) = asked
+    (config,) = configs
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 0)
 
 
@@ -139,8 +139,8 @@ VARIABLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "expected"), VARIABLES.values(), ids=VARIABLES)
-def test_what_people_set_for_libraries_stays(given: dict[str, str], expected: dict[str, str]) -> None:
-    environment = dict(given)
+@pytest.mark.parametrize(("variables", "expected"), VARIABLES.values(), ids=VARIABLES)
+def test_what_people_set_for_libraries_stays(variables: dict[str, str], expected: dict[str, str]) -> None:
+    environment = dict(variables)
     launch.set_defaults(environment, 4)
     assert environment == {**expected, "TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN"}

@@ -51,48 +51,52 @@ def config(tmp_path: Path) -> Path:
         "max_position_embeddings": 4096,
         "tie_word_embeddings": False,
     }
-    named = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    (tmp_path / "config.json").write_text(json.dumps({**named, **sizes}), encoding="utf-8")
+    model_type = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps({**model_type, **sizes}), encoding="utf-8")
     return tmp_path
 
 
 def recipe(config: Path, *, nodes: int = 1, gpus: int = 1, **changes: Any) -> Recipe:
-    made = networks.recipe(
+    tiny_recipe = networks.recipe(
         config, **{"precision": "BF16", "perDeviceBatchSize": 2, "maxLength": 1024, **changes}
     )
-    return made.model_copy(
-        update={"distributed": made.distributed.model_copy(update={"nodes": nodes, "gpus_per_node": gpus})}
+    return tiny_recipe.model_copy(
+        update={
+            "distributed": tiny_recipe.distributed.model_copy(update={"nodes": nodes, "gpus_per_node": gpus})
+        }
     )
 
 
 def test_a_step_sends_what_fsdp_sends(config: Path) -> None:
     """Layers are gathered for each pass, both ends and the last norm once; gradients are reduced once, in fp32."""
-    made = plan.plan_step(recipe(config, nodes=2, gpus=2, maxLength=64), config, H100)
+    planned = plan.plan_step(recipe(config, nodes=2, gpus=2, maxLength=64), config, H100)
     a_layer = 4 * WIDTH**2 + 9 * WIDTH**2 + 2 * WIDTH
-    rest = 2 * VOCABULARY * WIDTH + WIDTH
-    assert made.step.traffic == {
-        "all-gather": accounting.Traffic(2 * LAYERS + 3, 2 * (2 * LAYERS * a_layer + rest)),
+    root_parameters = 2 * VOCABULARY * WIDTH + WIDTH
+    assert planned.step.traffic == {
+        "all-gather": accounting.Traffic(2 * LAYERS + 3, 2 * (2 * LAYERS * a_layer + root_parameters)),
         # The norm of each weight's gradient.
         "all-reduce": accounting.Traffic(1, 4 * (9 * LAYERS + 3)),
-        "reduce-scatter": accounting.Traffic(LAYERS + 3, 4 * (LAYERS * a_layer + rest)),
+        "reduce-scatter": accounting.Traffic(LAYERS + 3, 4 * (LAYERS * a_layer + root_parameters)),
     }
-    assert made.step.waits == []
-    weights = LAYERS * a_layer + rest
+    assert planned.step.waits == []
+    weights = LAYERS * a_layer + root_parameters
     # Less than all gradients: DTensor finds shapes on tensors of whole size.
-    assert made.step.peak["working"] < 4 * weights
+    assert planned.step.peak["working"] < 4 * weights
     # The output layer and the last norm, in the loss, when most is in use: no buffer of their gather is left.
-    assert made.step.peak["gathered"] == pytest.approx(2 * (VOCABULARY * WIDTH + WIDTH), rel=0.001)
+    assert planned.step.peak["gathered"] == pytest.approx(2 * (VOCABULARY * WIDTH + WIDTH), rel=0.001)
     # Besides buffers, and the optimizer's counts of steps, a block each.
-    assert made.step.peak["parameters"] == pytest.approx(4 * weights / 4, rel=0.001)
-    assert made.step.peak["optimizer"] == pytest.approx(8 * weights / 4, rel=0.001)
+    assert planned.step.peak["parameters"] == pytest.approx(4 * weights / 4, rel=0.001)
+    assert planned.step.peak["optimizer"] == pytest.approx(8 * weights / 4, rel=0.001)
 
 
 def test_an_output_layer_that_a_loss_applies_twice_is_gathered_once_a_pass(config: Path) -> None:
     """The log-probabilities of answers come first, and their gradient with them."""
-    asked = recipe(
+    dpo_recipe = recipe(
         config, gpus=2, objective={"type": "DPO"}, maxLength=64, gradientAccumulation=3, perDeviceBatchSize=1
     )
-    counts = {name: each.count for name, each in plan.plan_step(asked, config, H100).step.traffic.items()}
+    counts = {
+        name: each.count for name, each in plan.plan_step(dpo_recipe, config, H100).step.traffic.items()
+    }
     assert counts == {"all-gather": 3 * (2 * LAYERS + 3), "all-reduce": 1, "reduce-scatter": 3 * (LAYERS + 3)}
 
 
@@ -115,9 +119,11 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
 def test_the_estimate_is_about_what_is_planned(
     config: Path, method: str, recompute: str, gpus: int, changes: dict[str, Any]
 ) -> None:
-    asked = recipe(config, gpus=gpus, method={"type": method}, activationCheckpointing=recompute, **changes)
-    made = plan.plan_step(asked, config, H100)
-    assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.15)
+    case_recipe = recipe(
+        config, gpus=gpus, method={"type": method}, activationCheckpointing=recompute, **changes
+    )
+    planned = plan.plan_step(case_recipe, config, H100)
+    assert planned.choice.estimate.total == pytest.approx(planned.step.total, rel=0.15)
 
 
 @pytest.mark.parametrize(("method", "recompute"), [("Full", "None"), ("LoRA", "None"), ("LoRA", "Selective")])
@@ -132,21 +138,21 @@ def test_the_estimate_knows_the_experts_of_a_token(config: Path, method: str, re
         "num_experts_per_tok": 2,
     }
     (config / "config.json").write_text(json.dumps(mixture), encoding="utf-8")
-    made = plan.plan_step(
+    planned = plan.plan_step(
         recipe(config, method={"type": method}, activationCheckpointing=recompute), config, H100
     )
-    assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.07)
-    assert made.choice.estimate.activations == pytest.approx(made.step.peak["activations"], rel=0.05)
+    assert planned.choice.estimate.total == pytest.approx(planned.step.total, rel=0.07)
+    assert planned.choice.estimate.activations == pytest.approx(planned.step.peak["activations"], rel=0.05)
 
 
 def test_a_plan_has_what_layers_of_pissa_began_as(config: Path) -> None:
     """In fp32, shared out as the layers are: beside frozen weights in bf16, and adapters of rank 16 in fp32."""
     method = {"type": "LoRA", "lora": {"init": "PiSSA"}}
-    made = plan.plan_step(recipe(config, gpus=2, maxLength=64, method=method), config, H100)
+    planned = plan.plan_step(recipe(config, gpus=2, maxLength=64, method=method), config, H100)
     frozen = LAYERS * (13 * WIDTH**2 + 2 * WIDTH) + 2 * VOCABULARY * WIDTH + WIDTH
     numbers = 16 * LAYERS * (4 * 2 * WIDTH + 3 * 4 * WIDTH)
-    assert made.choice.shape.initial == numbers
-    assert made.step.peak["parameters"] == pytest.approx((2 * frozen + 8 * numbers) / 2, rel=0.001)
+    assert planned.choice.shape.initial == numbers
+    assert planned.step.peak["parameters"] == pytest.approx((2 * frozen + 8 * numbers) / 2, rel=0.001)
 
 
 class Plain(Objective):
@@ -164,21 +170,21 @@ class Plain(Objective):
 def test_a_plan_is_what_torch_tracks_in_a_real_step(
     config: Path, recompute: Recomputation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = recipe(
+    step_recipe = recipe(
         config, precision="FP32", perDeviceBatchSize=1, maxLength=128, activationCheckpointing=recompute
     )
     monkeypatch.setattr(build, "build_objective", lambda *_: Plain())
-    planned = plan.plan_step(asked, config, H100).step.total
+    planned = plan.plan_step(step_recipe, config, H100).step.total
     with networks.alone() as world:
         network = Network(
-            adapt.adapt(load.build_skeleton(asked, config, world), asked.method, "base"), Plain()
+            adapt.adapt(load.build_skeleton(step_recipe, config, world), step_recipe.method, "base"), Plain()
         )
-        build.recompute_and_shard(network, asked, recompute, shard.build_mesh("FSDP", world))
+        build.recompute_and_shard(network, step_recipe, recompute, shard.build_mesh("FSDP", world))
         fill.materialize(network, world.device)
         for weight in network.parameters():
             assert isinstance(weight, DTensor)
             torch.nn.init.normal_(weight.to_local(), std=0.02)
-        optimizer = Optimizer(network, asked.training, 2)
+        optimizer = Optimizer(network, step_recipe.training, 2)
         tracker = FSDPMemTracker(network, optimizer.parts[0])
         tracker.track_external(network)
         with tracker:
@@ -187,7 +193,7 @@ def test_a_plan_is_what_torch_tracks_in_a_real_step(
                 take_step(
                     network,
                     optimizer,
-                    plan.make_full_batches(asked),
+                    plan.make_full_batches(step_recipe),
                     step=step,
                     count=1.0,
                     add_batch=lambda *_: None,
@@ -212,7 +218,7 @@ def test_a_step_that_waits_is_refused(config: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RecipeRefusedError) as refused:
         plan.plan_step(recipe(config), config, H100)
     assert refused.value.message == (
-        f"a step of {config} waits for the GPU (aten._local_scalar_dense.default), so that it cannot be planned"
+        f"a step of {config} needs a value from the GPU (aten._local_scalar_dense.default), so it cannot be planned"
     )
 
 
@@ -232,11 +238,11 @@ def test_a_waiting_operation_is_counted() -> None:
 
 def test_memory_is_counted_when_most_is_used() -> None:
     with accounting.Accounting(torch.device("cpu")) as account:
-        kept = torch.zeros(1024)
-        account.set_kind("parameters", [kept])
-        gone = torch.zeros(2048)
+        kept_tensor = torch.zeros(1024)
+        account.set_kind("parameters", [kept_tensor])
+        freed_tensor = torch.zeros(2048)
         account.set_default_kind("activations")
-        del gone
+        del freed_tensor
         emptied = torch.zeros(256)
         emptied.untyped_storage().resize_(0)
         last = torch.zeros(2560)
@@ -247,7 +253,7 @@ def test_memory_is_counted_when_most_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         ([], (16777, "73.6 GiB: fits")),
         (["--gpu-memory", "0.1"], (2097, "0.1 GiB: does not fit")),
@@ -256,7 +262,7 @@ def test_memory_is_counted_when_most_is_used() -> None:
 def test_the_command_prints_a_plan(
     config: Path,
     arguments: list[str],
-    said: tuple[int, str],
+    output: tuple[int, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -265,7 +271,7 @@ def test_the_command_prints_a_plan(
     monkeypatch.setenv("FINETUNE_RECIPE", str(path))
     assert main(["--plan", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
-    chunk, fits = said
+    chunk, fits = output
     assert lines[0] == f"2 ranks, activation checkpointing Full, logits of {chunk} tokens at a time"
     assert lines[1].startswith("peak memory of a rank: ")
     assert lines[3] == f"memory of a rank: {fits}"
@@ -275,12 +281,12 @@ def test_the_command_prints_a_plan(
 @pytest.mark.parametrize("method", ["Full", "DoRA", "QLoRA"])
 def test_new_tokens_have_rows_in_a_plan(config: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both ends: all of them, or those that are trained and the frozen ones under them."""
-    asked = recipe(config, gpus=2, method={"type": method}, maxLength=64)
-    added = asked.model.model_copy(update={"new_tokens": ["<tool>", "</tool>"]})
-    after = plan.plan_step(asked.model_copy(update={"model": added}), config, H100).choice.shape
+    plain_recipe = recipe(config, gpus=2, method={"type": method}, maxLength=64)
+    added = plain_recipe.model.model_copy(update={"new_tokens": ["<tool>", "</tool>"]})
+    after = plan.plan_step(plain_recipe.model_copy(update={"model": added}), config, H100).choice.shape
     # The step without new tokens is that of other tests.
     monkeypatch.setattr(plan, "measure_step", lambda *_: None)
-    before = plan.plan_step(asked, config, H100).choice.shape
+    before = plan.plan_step(plain_recipe, config, H100).choice.shape
     rows = 2 * 2 * WIDTH
     grown = (after.parameters - before.parameters, after.trained - before.trained)
     assert grown == ((rows, rows) if method == "Full" else (2 * rows, rows))
@@ -298,13 +304,18 @@ GPUS: dict[str, tuple[dict[str, str], float]] = {
 
 @pytest.mark.parametrize(("gpu", "size"), GPUS.values(), ids=GPUS)
 def test_a_gpu_has_the_memory_that_its_name_says(config: Path, gpu: dict[str, str], size: float) -> None:
-    asked = recipe(config)
-    named = asked.distributed.model_validate({"gpusPerNode": 1, "gpu": gpu})
-    assert plan._choose_card(asked.model_copy(update={"distributed": named}), None).memory == size * 2**30
+    plain_recipe = recipe(config)
+    distributed = plain_recipe.distributed.model_validate({"gpusPerNode": 1, "gpu": gpu})
+    assert (
+        plan._choose_card(plain_recipe.model_copy(update={"distributed": distributed}), None).memory
+        == size * 2**30
+    )
 
 
 def test_a_gpu_of_unknown_memory_is_asked_for(config: Path) -> None:
-    asked = recipe(config, gpus=1)
-    with_product = asked.distributed.model_validate({"gpusPerNode": 1, "gpu": {"product": "NVIDIA-H200"}})
+    plain_recipe = recipe(config, gpus=1)
+    with_product = plain_recipe.distributed.model_validate(
+        {"gpusPerNode": 1, "gpu": {"product": "NVIDIA-H200"}}
+    )
     with pytest.raises(RecipeRefusedError, match=r"add --gpu-memory GIB$"):
-        plan._choose_card(asked.model_copy(update={"distributed": with_product}), None)
+        plan._choose_card(plain_recipe.model_copy(update={"distributed": with_product}), None)

@@ -55,8 +55,8 @@ class Setup:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as lone_world:
+        yield lone_world
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def network(base_model: Path, world: World) -> Network:
 
 
 @pytest.fixture
-def made(world: World, network: Network) -> Setup:
+def setup(world: World, network: Network) -> Setup:
     """A reporter every 2 of 5 steps, of a second attempt: the first lasted 60 s, of which 30 s were productive."""
     clock, logged = Clock(), Logged()
     tracker: Any = logged
@@ -85,13 +85,13 @@ def made(world: World, network: Network) -> Setup:
 
 
 def take_step(
-    made: Setup, *, loss: float, metrics: tuple[float, float], seconds: float, finite: bool = True
+    setup: Setup, *, loss: float, metrics: tuple[float, float], seconds: float, finite: bool = True
 ) -> None:
     """One step of two batches."""
     for _ in range(2):
-        made.reporter.add_batch(torch.tensor(loss / 2), torch.tensor(metrics) / 2)
-    made.clock.now += seconds
-    made.reporter.add_step(
+        setup.reporter.add_batch(torch.tensor(loss / 2), torch.tensor(metrics) / 2)
+    setup.clock.now += seconds
+    setup.reporter.add_step(
         torch.tensor(finite),
         torch.tensor(not finite),
         count=4.0,
@@ -101,20 +101,20 @@ def take_step(
     )
 
 
-def test_reports_come_every_log_steps_and_after_the_last_step(made: Setup) -> None:
-    assert [step for step in range(1, 6) if made.reporter.is_due(step)] == [2, 4, 5]
+def test_reports_come_every_log_steps_and_after_the_last_step(setup: Setup) -> None:
+    assert [step for step in range(1, 6) if setup.reporter.is_due(step)] == [2, 4, 5]
 
 
-def test_a_report_is_the_mean_of_its_window(made: Setup, capsys: pytest.CaptureFixture[str]) -> None:
-    take_step(made, loss=8.0, metrics=(2.0, 4.0), seconds=3.0)
-    take_step(made, loss=4.0, metrics=(4.0, 2.0), seconds=1.0)
-    report = made.reporter.close_window(2, learning_rate=1e-3, grad_norm=lambda: 0.5)
+def test_a_report_is_the_mean_of_its_window(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    take_step(setup, loss=8.0, metrics=(2.0, 4.0), seconds=3.0)
+    take_step(setup, loss=4.0, metrics=(4.0, 2.0), seconds=1.0)
+    report = setup.reporter.close_window(2, learning_rate=1e-3, grad_norm=lambda: 0.5)
     assert (report.step, report.loss, report.learning_rate, report.grad_norm) == (2, 1.5, 1e-3, 0.5)
     assert report.metrics == dict(zip(Dpo.metrics, (0.75, 0.75), strict=True))
     assert (report.tokens_per_second, report.seconds_remaining, report.mfu) == (50.0, 6.0, None)
-    made.reporter.log(report, data_wait_seconds=0.25)
+    setup.reporter.log(report, data_wait_seconds=0.25)
     assert "step 2/5  40%  loss 1.5000  lr 1.00e-03  grad 0.50  50 tok/s  mem " in capsys.readouterr().out
-    ((step, metrics),) = made.logged.entries
+    ((step, metrics),) = setup.logged.entries
     assert step == 2
     assert metrics | {contract.METRIC_MEMORY: None} == {
         contract.METRIC_STEP: 2,
@@ -135,56 +135,56 @@ def test_a_report_is_the_mean_of_its_window(made: Setup, capsys: pytest.CaptureF
         contract.METRIC_REWARD_ACCURACY: 0.75,
     }
     # The next window begins empty.
-    assert made.reporter.sum_loss_since_report() == 0.0
-    take_step(made, loss=4.0, metrics=(0.0, 0.0), seconds=1.0)
-    assert made.reporter.sum_loss_since_report() == 4.0
-    assert made.reporter.close_window(3, learning_rate=0.0, grad_norm=lambda: 0.0).loss == 1.0
+    assert setup.reporter.sum_loss_since_report() == 0.0
+    take_step(setup, loss=4.0, metrics=(0.0, 0.0), seconds=1.0)
+    assert setup.reporter.sum_loss_since_report() == 4.0
+    assert setup.reporter.close_window(3, learning_rate=0.0, grad_norm=lambda: 0.0).loss == 1.0
 
 
 def test_steps_that_were_skipped_count_and_are_in_no_mean(
-    made: Setup, capsys: pytest.CaptureFixture[str]
+    setup: Setup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nan = float("nan")
-    take_step(made, loss=8.0, metrics=(2.0, 4.0), seconds=3.0)
-    take_step(made, loss=nan, metrics=(nan, 4.0), seconds=1.0, finite=False)
-    assert made.reporter.sum_loss_since_report() == 8.0
-    report = made.reporter.close_window(2, learning_rate=1e-3, grad_norm=lambda: 0.5)
+    take_step(setup, loss=8.0, metrics=(2.0, 4.0), seconds=3.0)
+    take_step(setup, loss=nan, metrics=(nan, 4.0), seconds=1.0, finite=False)
+    assert setup.reporter.sum_loss_since_report() == 8.0
+    report = setup.reporter.close_window(2, learning_rate=1e-3, grad_norm=lambda: 0.5)
     assert (report.loss, report.metrics, report.skipped) == (
         2.0,
         dict(zip(Dpo.metrics, (0.5, 1.0), strict=True)),
         1,
     )
-    take_step(made, loss=nan, metrics=(nan, nan), seconds=1.0, finite=False)
-    report = made.reporter.close_window(3, learning_rate=1e-3, grad_norm=lambda: 0.5)
+    take_step(setup, loss=nan, metrics=(nan, nan), seconds=1.0, finite=False)
+    report = setup.reporter.close_window(3, learning_rate=1e-3, grad_norm=lambda: 0.5)
     assert (report.loss, report.metrics, report.skipped) == (None, {}, 2)
-    made.reporter.log(report, data_wait_seconds=0.0)
+    setup.reporter.log(report, data_wait_seconds=0.0)
     assert re.search(r"60%  loss -  lr .* skipped 2\n", capsys.readouterr().out)
-    assert made.logged.entries[-1][1][contract.METRIC_LOSS] is None
-    assert made.reporter.add_times(Progress()).skipped_steps == 2
+    assert setup.logged.entries[-1][1][contract.METRIC_LOSS] is None
+    assert setup.reporter.add_times(Progress()).skipped_steps == 2
 
 
-def test_the_time_of_reading_the_loss_belongs_to_the_steps(made: Setup) -> None:
+def test_the_time_of_reading_the_loss_belongs_to_the_steps(setup: Setup) -> None:
     """A GPU works on after the step has returned; reading the gradient norm waits for it."""
-    take_step(made, loss=8.0, metrics=(0.0, 0.0), seconds=1.0)
+    take_step(setup, loss=8.0, metrics=(0.0, 0.0), seconds=1.0)
 
     def slow() -> float:
-        made.clock.now += 3.0
+        setup.clock.now += 3.0
         return 0.5
 
-    assert made.reporter.close_window(2, learning_rate=0.0, grad_norm=slow).tokens_per_second == 25.0
+    assert setup.reporter.close_window(2, learning_rate=0.0, grad_norm=slow).tokens_per_second == 25.0
 
 
-def test_the_time_of_all_attempts_counts(made: Setup) -> None:
-    assert made.reporter.goodput == pytest.approx(30.0 / 70.0)
-    take_step(made, loss=1.0, metrics=(0.0, 0.0), seconds=20.0)
-    with made.reporter.count_checkpoint_time():
-        made.clock.now += 5.0
-    timed = made.reporter.add_times(Progress(step=1))
+def test_the_time_of_all_attempts_counts(setup: Setup) -> None:
+    assert setup.reporter.goodput == pytest.approx(30.0 / 70.0)
+    take_step(setup, loss=1.0, metrics=(0.0, 0.0), seconds=20.0)
+    with setup.reporter.count_checkpoint_time():
+        setup.clock.now += 5.0
+    timed = setup.reporter.add_times(Progress(step=1))
     assert (timed.step, timed.productive_seconds, timed.elapsed_seconds) == (1, 50.0, 95.0)
-    report = made.reporter.close_window(1, learning_rate=0.0, grad_norm=lambda: 0.0)
-    assert made.reporter.add_times(Progress()).productive_seconds == 50.0
-    made.reporter.log(report, data_wait_seconds=0.0)
-    assert made.logged.entries[-1][1][contract.METRIC_CHECKPOINT_SECONDS] == 5.0
+    report = setup.reporter.close_window(1, learning_rate=0.0, grad_norm=lambda: 0.0)
+    assert setup.reporter.add_times(Progress()).productive_seconds == 50.0
+    setup.reporter.log(report, data_wait_seconds=0.0)
+    assert setup.logged.entries[-1][1][contract.METRIC_CHECKPOINT_SECONDS] == 5.0
 
 
 def test_mfu_is_a_share_of_what_all_chips_can_do(
@@ -210,18 +210,18 @@ def test_mfu_is_a_share_of_what_all_chips_can_do(
     assert report.mfu == pytest.approx(speed.Flops(network).count(100.0, 1000.0) / 2.0 / 1e9)
 
 
-def test_evaluations_are_logged(made: Setup, capsys: pytest.CaptureFixture[str]) -> None:
-    made.reporter.start(Progress(step=3))
-    made.reporter.log_base_evaluation(2.0)
-    made.reporter.log_evaluation(3, 1.0, 2.718)
-    made.reporter.log_evaluation(4, 0.5, None)
-    made.reporter.log_final_evaluation(5, 0.4, None)
+def test_evaluations_are_logged(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    setup.reporter.start(Progress(step=3))
+    setup.reporter.log_base_evaluation(2.0)
+    setup.reporter.log_evaluation(3, 1.0, 2.718)
+    setup.reporter.log_evaluation(4, 0.5, None)
+    setup.reporter.log_final_evaluation(5, 0.4, None)
     assert capsys.readouterr().out.splitlines() == [
         "evaluation before training: loss 2.0000",
         "evaluation at step 3: loss 1.0000  perplexity 2.72",
         "evaluation at step 4: loss 0.5000",
     ]
-    assert made.logged.entries == [
+    assert setup.logged.entries == [
         (3, {contract.METRIC_STEP: 3, contract.METRIC_MAX_STEPS: 5}),
         (0, {contract.METRIC_BASE_EVAL_LOSS: 2.0, contract.METRIC_EVAL_LOSS: 2.0}),
         (3, {contract.METRIC_EVAL_LOSS: 1.0, contract.METRIC_EVAL_PERPLEXITY: 2.718}),

@@ -1,1 +1,1 @@
-"""The evaluation of a registered version: on rows that training never read, beside the base model."""
+"""The evaluation of a registered version: on rows that training never read, next to the base model."""

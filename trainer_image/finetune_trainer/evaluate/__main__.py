@@ -27,19 +27,19 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         description="Evaluate a model by the recipe at FINETUNE_RECIPE.",
     )
     parser.add_argument(
-        contract.EVALUATE_MODEL, required=True, help="the model, such as models:/name/version"
+        contract.EVALUATE_MODEL, required=True, help="the model, for example models:/name/version"
     )
     parser.add_argument(
         contract.EVALUATE_FETCH,
         action="store_true",
-        help="leave it in the folder MODEL_PATH as one standalone model, for a command of your own",
+        help="write it to the folder MODEL_PATH as one standalone model, for your own command",
     )
     return parser.parse_args(arguments)
 
 
 def _evaluate(model: str) -> TerminationMessage:
     recipe = load_recipe()
-    # torch takes seconds to import: a recipe that is refused need not wait for it.
+    # torch takes seconds to import: a wrong recipe is refused before that.
     from finetune_trainer.evaluate import evaluation
 
     return TerminationMessage(evaluation=evaluation.run(recipe, model))

@@ -1,4 +1,4 @@
-"""Answers that a model generates: greedily, in batches, each as if its question were the only one."""
+"""Greedy generation in batches; each answer is the same as without the other questions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Decoding:
 
     @property
     def _begin(self) -> list[int]:
-        """Stands for an empty prompt, behind which a model cannot generate: the beginning of a text, or else the end of one."""
+        """Replaces an empty prompt, which a model cannot continue: the token for the beginning of a text, or else for its end."""
         tokenizer = self.ending.tokenizer
         begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         return [int(begin)]
@@ -71,7 +71,7 @@ class Decoding:
     def _generate_tokens(
         self, network: Network, prompts: list[list[int]], room: int, device: torch.device
     ) -> list[list[int]]:
-        """The tokens behind each prompt; behind what ends an answer, anything."""
+        """Return the tokens after each prompt; those after the end of an answer are arbitrary."""
         padding, width = pad_id(self.ending.tokenizer), max(map(len, prompts))
         ids = [[padding] * (width - len(prompt)) + prompt for prompt in prompts]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -94,6 +94,6 @@ class Decoding:
 
 
 def _count_virtual_tokens(network: Network) -> int:
-    """How many virtual tokens a soft prompt puts before a text."""
+    """Return the number of virtual tokens that a soft prompt puts before a text."""
     config = getattr(network.model, "peft_config", {}).get("default")
     return int(config.num_virtual_tokens) if config is not None and config.is_prompt_learning else 0

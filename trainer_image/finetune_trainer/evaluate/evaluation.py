@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Measurement:
-    """What an evaluation finds of a model: numbers by their names, and the answers to the questions that it was asked."""
+    """The results of one model: metrics by name, and the answers that it generated."""
 
     numbers: dict[str, float]
     answers: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
         tokenizer = load_tokenizer(model.build_version_spec(recipe, uri), version.tokenizer)
         evaluated_rows = rows.load(recipe, spec, tokenizer)
         print(
-            f"{spec.split.lower()}: {evaluated_rows.summary}; {len(evaluated_rows):,} rows are evaluated",
+            f"{spec.split.lower()}: {evaluated_rows.summary}; evaluating {len(evaluated_rows):,} rows",
             flush=True,
         )
         device = model.choose_device(recipe)
@@ -97,7 +97,7 @@ def run(recipe: Recipe, uri: str) -> EvaluationResult:
 
 @dataclass(frozen=True)
 class _Evaluator:
-    """The rows, and what is asked of each model on them."""
+    """Measures models on the same rows."""
 
     spec: Evaluation
     rows: Rows
@@ -112,7 +112,7 @@ class _Evaluator:
 
     @property
     def model_questions(self) -> list[Question]:
-        """The questions that each model is asked: those of the table alone where no metric compares answers."""
+        """The questions for each model: only those of the table if no metric compares answers."""
         compared = any(metric in GENERATED for metric in self.spec.measured)
         return self.rows.questions if compared else self.table_questions
 
@@ -123,7 +123,7 @@ class _Evaluator:
         except torch.OutOfMemoryError as error:
             raise RecipeRefusedError(
                 f"{name} {spec.base} does not fit into the memory of the GPU with evaluation.batchSize "
-                f"{self.spec.batch_size}: lower it, or ask for a larger GPU in evaluation.podTemplate",
+                f"{self.spec.batch_size}: lower it, or request a larger GPU in evaluation.podTemplate",
                 reason="OutOfMemory",
             ) from error
         summary = ", ".join(f"{metric} {value:.4g}" for metric, value in measurement.numbers.items())

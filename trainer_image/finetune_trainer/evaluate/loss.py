@@ -23,12 +23,12 @@ def compute_mean_loss(
     Args:
         network: a model with the objective SFT.
         split: the rows.
-        batch_size: rows at once, each of which is a row of the batch.
+        batch_size: rows per batch.
         pad_id: the padding token.
         device: where the model is.
     """
     total, targets = 0.0, 0
-    # The longest first: what does not fit into memory shows at once.
+    # The longest rows first, so that a lack of memory shows in the first batch.
     order = np.argsort(-split.lengths, kind="stable").tolist()
     with network.no_grad_forward():
         for begin in range(0, len(order), batch_size):

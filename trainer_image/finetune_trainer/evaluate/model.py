@@ -55,18 +55,18 @@ def fetch_version(recipe: Recipe, uri: str, to: Path) -> Source:
     Raises:
         RecipeRefusedError: it does not exist, or its base is gone or has become another model.
     """
-    # Where versions name their base, the cache has it. Whole versions would fill the cache, and none is asked for again.
+    # The cache keeps the bases that versions refer to. Full versions would only fill it: each is fetched once.
     cache = Cache.of(recipe.model) if export.has_external_base(recipe) else None
     return download.fetch(uri, to, cache=cache, field=VERSION)
 
 
 def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
-    """Fetch what the version was trained from; an adapter as base stays one.
+    """Fetch the model that the version was trained from; an adapter as base is not merged.
 
     Args:
         recipe: names it.
         version: what was trained; an adapter is on its base, which is here already.
-        to: folder for what is downloaded.
+        to: folder for the download.
 
     Raises:
         RecipeRefusedError: it does not exist, or access is denied.
@@ -97,7 +97,7 @@ def load_model(
         field: how sentences name it.
         device: where it computes.
         new: tokens of the rows that it gets rows for, as it did before its first step.
-        dtype: what it computes in.
+        dtype: type of the computation.
 
     Raises:
         RecipeRefusedError: it cannot be loaded, or its logits are wrong (`parity.check`).

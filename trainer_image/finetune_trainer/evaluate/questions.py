@@ -1,4 +1,4 @@
-"""What a model is asked, and what it should answer: the beginning of an example, as in training, and its end."""
+"""The prompt and the expected answer of each row: the beginning of an example, as in training, and its end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Ending:
     stops: frozenset[int]
 
     def text(self, tokens: list[int]) -> str:
-        """Return an answer as text: without what ends it, what comes after that, and special tokens."""
+        """Return an answer as text, up to its first stop token and without special tokens."""
         end = next((at for at, token in enumerate(tokens) if token in self.stops), len(tokens))
         # NB: a tokenizer may be set to remove spaces before punctuation, which it would not put back.
         decoded = self.tokenizer.decode(
@@ -114,5 +114,5 @@ def _build_question(
         # As the model was trained to say it, with calls of tools and what else the template makes of an answer.
         return Question(tokens, prompt, full_text.removeprefix(prompt))
     content = messages[last]["content"]
-    # A call of tools without a word has no text to compare with.
+    # A message with tool calls only has no text to compare.
     return Question(tokens, prompt, content) if content.strip() else None

@@ -39,7 +39,7 @@ _DIGEST_CHARS = 12
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its tokens with the targets of the loss, and what a model is asked; None where nothing is, see `questions.build_questions`.
+    """A row: its tokens with the targets of the loss, and its question, if it has one (see `questions.build_questions`).
 
     fingerprint: of its tokens and targets on one day, where the chat template writes the date: jobs of different days choose the
         same rows, and their numbers can be compared.
@@ -78,7 +78,7 @@ class Rows:
 
     @property
     def questions(self) -> list[Question]:
-        """What a model is asked, of the rows that have a question."""
+        """The questions of the rows that have one."""
         return [row.question for row in self.rows if row.question is not None]
 
 
@@ -107,8 +107,8 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
     if generated_metrics and all(row.question is None for row in chosen_rows):
         raise DataError(
             "NoAnswers",
-            f"no row of the split {spec.split.lower()} has an answer that a model can be asked for ({encoder.summary()}), and "
-            f"evaluation.metrics {', '.join(generated_metrics)} compare answers: choose Loss and Perplexity, or evaluate rows where "
+            f"no row of the split {spec.split.lower()} has an answer in text ({encoder.summary()}), but "
+            f"evaluation.metrics {', '.join(generated_metrics)} compare answers: set Loss and Perplexity, or evaluate rows where "
             "the assistant answers with text",
         )
     return Rows(chosen_rows, _compute_digest(chosen_rows, spec), encoder.summary())
@@ -124,7 +124,7 @@ def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
     generated_metrics = _list_generated_metrics(spec)
     if columns.text is not None and generated_metrics:
         raise RecipeRefusedError(
-            f"evaluation.metrics {', '.join(generated_metrics)} compare answers, and the rows are texts without answers: choose Loss "
+            f"evaluation.metrics {', '.join(generated_metrics)} compare answers, but the rows are texts without answers: set Loss "
             "and Perplexity, or columns with a prompt and its answer"
         )
 
@@ -180,17 +180,17 @@ def _build_empty_split_error(recipe: Recipe, spec: Evaluation, encoder: Encoder)
     where = splits.path or getattr(splits, name)
     if where is None:
         return DataError(
-            "EmptySplit", f"data.splits has no {name}: name its files, or set evaluation.split: {other_split}"
+            "EmptySplit", f"data.splits.{name} is not set: set it, or set evaluation.split: {other_split}"
         )
     return DataError(
         "EmptySplit",
-        f"{where} has no rows of the split {name}, which the evaluation needs: prepare the data with "
+        f"{where} has no rows of the split {name}, which the evaluation reads: prepare the data with "
         f"data.prepare.splitRatios.{name} above 0, or set evaluation.split: {other_split}",
     )
 
 
 def _suggest_remedy(encoder: Encoder) -> str:
-    """What to do where rows were read and none is left."""
+    """Return what to do if all rows were dropped."""
     counts, columns = encoder.counts, encoder.documents.columns
     remedies = []
     if counts["too long"] or counts["truncated"]:

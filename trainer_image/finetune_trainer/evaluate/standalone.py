@@ -1,4 +1,4 @@
-"""A registered version as one folder that anything loads: what a command of the user's evaluates."""
+"""Writes a registered version as one standalone folder, for the user's own evaluation command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`finetune-train`: what a training pod runs, and with --plan what shows on a laptop whether it would fit."""
+"""`finetune-train`: the command of training pods; with --plan, shows on a laptop whether a recipe fits into memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Launch this pod's workers, or plan a step; returns the exit code.
 
     Args:
-        given: the arguments; None: those of the process.
+        argv: the arguments; None: those of the process.
     """
-    arguments = _arguments().parse_args(given)
+    arguments = _build_parser().parse_args(argv)
     if not arguments.plan:
         return exit_status.run(launch)
     # torch takes seconds to import, and a pod does not need it here.
@@ -29,17 +29,21 @@ def main(given: Sequence[str] | None = None) -> int:
     return exit_status.run(lambda: plan.print_plan(config=arguments.config, gpu_memory=arguments.gpu_memory))
 
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("finetune-train", description="Train as the recipe says.")
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("finetune-train", description="Train by the recipe at FINETUNE_RECIPE.")
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="print the memory and the collectives of a step, without weights, GPUs or data, and end",
+        help="print the memory and the collectives of a training step without weights, GPUs or data, then exit",
     )
     parser.add_argument(
-        "--config", type=Path, help="folder of the model's config.json; default: that of model.base"
+        "--config",
+        type=Path,
+        help="folder with the config.json of the model; default: the config of model.base",
     )
-    parser.add_argument("--gpu-memory", type=float, help="GiB of a GPU; default: by distributed.gpu.product")
+    parser.add_argument(
+        "--gpu-memory", type=float, help="memory of a GPU in GiB; default: from distributed.gpu.product"
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The network of a recipe: loaded, adapted, sharded, and with its teacher where it has one."""
+"""Builds the network of a recipe: loads, adapts and shards the model, and its teacher if it has one."""
 
 from __future__ import annotations
 
@@ -75,21 +75,21 @@ def build_network(
     verdict: recomputation.Verdict | None = None,
     on_verdict: Callable[[recomputation.Verdict], None] = lambda _verdict: None,
 ) -> Network:
-    """The model with what the method trains and what the objective asks, sharded, with all its weights.
+    """Build the sharded network with the parameters of the method and the computation of the objective.
 
     Args:
         recipe: the recipe.
         source: folder of the base model.
         tokenizer: the base model's.
-        world: the ranks, all of which make one.
+        world: the ranks, all of which call this together.
         teacher_folder: where a teacher is downloaded to.
-        adapter_source: the base with its adapter, where that is trained further; None: the adapter is a new one.
-        load_initial: loads what the layers of PiSSA began as in an earlier attempt; None: there was none, or it has left no checkpoint.
-        on_plan: gets what is planned, before weights are loaded, and again where activation checkpointing changes.
-        check_key: what the results of the checks depend on (`probe.compute_key`); empty: nothing keeps them.
+        adapter_source: the base with the adapter to train further; None: the adapter is new.
+        load_initial: loads the initial weights of PiSSA layers from the checkpoint of an earlier attempt; None: there is no checkpoint.
+        on_plan: called with the memory plan before weights are loaded, and again if activation checkpointing changes.
+        check_key: identifies everything that the results of the checks depend on (`probe.compute_key`); empty: results are not stored.
         is_checked: whether an earlier attempt has compared the logits with the models' own.
         verdict: of an earlier attempt on the activation checkpointing, perhaps with another key.
-        on_verdict: gets that of this attempt, if there is one.
+        on_verdict: called with the verdict of this attempt, if it makes one.
 
     Raises:
         RecipeRefusedError: a model cannot be loaded or adapted, does not fit into memory, or computes other logits than its own.
@@ -106,7 +106,7 @@ def build_network(
     adapted = world.agree(lambda: adapt.adapt(model, recipe.method, base, new))
     world.agree(lambda: pissa.check(adapted))
     network = Network(adapted, build_objective(recipe, learner), recipe.training.neftune_alpha)
-    # Nothing has weights so far: what does not fit is refused before minutes of loading.
+    # No weights are loaded yet: a model that does not fit is refused before minutes of loading.
     choice = world.agree(lambda: estimate.choose(network, recipe, world, row_tokens(recipe), learner))
     choice = estimate.agree(choice, world)
     on_plan(choice.plan)
@@ -131,7 +131,7 @@ def build_network(
         on_verdict(verdict)
         if verdict.kind != choice.kind:
             world.say(
-                f"activation checkpointing {verdict.kind} in place of {choice.kind}, which changes gradients"
+                f"activation checkpointing {verdict.kind} instead of {choice.kind}, which changes the gradients"
             )
             recomputation.enable(network.model, verdict.kind)
             on_plan(
@@ -144,7 +144,7 @@ def build_network(
 
 
 def recompute_and_shard(network: Network, recipe: Recipe, recompute: Recomputation, mesh: DeviceMesh) -> None:
-    """Let a network recompute its activations, and shard it.
+    """Enable activation checkpointing, and shard the network.
 
     Args:
         network: the network, with parameters on the meta device, or four-bit ones.
@@ -160,7 +160,7 @@ def recompute_and_shard(network: Network, recipe: Recipe, recompute: Recomputati
 
 def _check_logits(network: Network, subject: parity.Subject, world: World) -> None:
     parity.check(network, world.device, subject, gather=world.gather)
-    world.say(f"{subject} computes the same logits in training as by itself")
+    world.say(f"{subject} computes the same logits in training as in transformers")
 
 
 def build_objective(recipe: Recipe, teacher: Network | None) -> Objective:
@@ -236,7 +236,7 @@ class _Teacher:
 
 
 def build_teacher_recipe(recipe: Recipe) -> Recipe:
-    """The recipe as far as it concerns the teacher: another base, and nothing of it trained."""
+    """Return the recipe for the teacher: its own base, and no trained weights."""
     spec = recipe.objective.distillation
     assert spec is not None  # noqa: S101 - asked only where there is one
     model = recipe.model.model_copy(

@@ -1,4 +1,4 @@
-"""Evaluation on the validation split: when it is due, the mean loss, and what the result means for the run."""
+"""Evaluation on the validation split: when it is due, the mean loss, and its effect on the run."""
 
 from __future__ import annotations
 
@@ -120,5 +120,5 @@ class Evaluator:
             return loss, None
         checkpointer.load_weights(step, self._network.model)
         loaded = self.compute_loss(before_batch)
-        self._world.say(f"loaded the best weights, those of step {step}: loss {loaded:.4f}")
+        self._world.say(f"loaded the best weights, of step {step}: loss {loaded:.4f}")
         return loaded, step

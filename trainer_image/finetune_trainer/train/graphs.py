@@ -1,4 +1,4 @@
-"""How many graphs `training.compile` makes of a model: of a small one of its kind, on a CPU, without compiling them."""
+"""Counts the graphs that `training.compile` makes of a model, with a small model of its kind on a CPU, without compiling."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _make_batches(recipe: Recipe) -> Iterator[pack.Batch]:
 
 
 def _let_attention_run_on_cpus() -> None:
-    """Let the GPU's kernel of attention return tensors of the right shapes on a CPU, where it would fail."""
+    """Make the GPU's attention kernel return tensors of the right shapes on a CPU instead of failing."""
     pairs = (
         (varlen._varlen_attn, varlen._varlen_attn_fake),  # noqa: SLF001 - how torch names them
         (varlen._varlen_attn_backward, varlen._varlen_attn_backward_fake),  # noqa: SLF001

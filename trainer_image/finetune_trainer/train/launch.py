@@ -53,7 +53,7 @@ class Gang:
 
 
 def launch() -> TerminationMessage | None:
-    """Run the workers of this pod, and return the message of rank 0 where it ran here.
+    """Run the workers of this pod, and return the message of rank 0 if it ran in this pod.
 
     Raises:
         RecipeRefusedError: the recipe is wrong, or the pod does not have the GPUs that it needs.
@@ -76,7 +76,7 @@ def set_defaults(environment: MutableMapping[str, str], threads: int) -> None:
     """Set the variables that libraries of the ranks read, where people have not set them."""
     environment.setdefault("OMP_NUM_THREADS", str(threads))
     environment.setdefault("TOKENIZERS_PARALLELISM", "true")
-    # What NCCL says of a link that fails while ranks compute is in no exception.
+    # NCCL reports a link that fails during a collective in its log only, not in an exception.
     environment.setdefault("NCCL_DEBUG", "WARN")
     if "PYTORCH_CUDA_ALLOC_CONF" not in environment:
         # Buffers of different sizes come and go: blocks that can grow leave fewer holes between them.
@@ -88,7 +88,7 @@ def _choose_device(recipe: Recipe, gang: Gang, folder: Path) -> None:
     if recipe.distributed.device == "CPU":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         return
-    # torch takes seconds to import, and SIGTERM has its handler now.
+    # torch takes seconds to import; by now SIGTERM has its handler.
     from finetune_trainer.train.model.memory import model_size
     from finetune_trainer.train.runtime import device
 
@@ -143,7 +143,7 @@ def _run_workers(gang: Gang, recipe: Recipe, folder: Path) -> None:
     except DistError as error:
         raise TrainingError(
             "RendezvousTimeout",
-            f"the {gang.nodes} pods did not find each other at {gang.address}:{gang.port} in {timeout} s: check "
+            f"the {gang.nodes} pods did not all join the rendezvous at {gang.address}:{gang.port} within {timeout} s: check "
             "whether all of them are running and may reach that port",
         ) from error
 
@@ -172,14 +172,12 @@ def find_first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> 
     # NB: torchrun stops the other ranks, so their exit codes carry no information.
     code = failures[rank].exitcode
     if code >= 0:
-        failure = PodFailure(
-            "WorkerFailed", f"rank {rank} ended with exit code {code}: see its log", rank=rank
-        )
+        failure = PodFailure("WorkerFailed", f"rank {rank} exited with code {code}: see its log", rank=rank)
         failure.exit_code = code
         return failure
     name = signal.Signals(-code).name
-    hint = ": most likely the container was out of memory" if -code == signal.SIGKILL else ""
-    failure = PodFailure("WorkerKilled", f"rank {rank} was ended by {name}{hint}", rank=rank)
+    hint = ": the container most likely ran out of memory" if -code == signal.SIGKILL else ""
+    failure = PodFailure("WorkerKilled", f"rank {rank} was killed by {name}{hint}", rank=rank)
     failure.exit_code = 128 - code
     return failure
 

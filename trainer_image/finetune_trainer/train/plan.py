@@ -60,7 +60,7 @@ _DEVICE = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of one rank takes.
+    """The memory and traffic of one step of one rank.
 
     peak: bytes when most is in use, by `accounting.KINDS`.
     traffic: the collectives on the device, by kind.
@@ -79,7 +79,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """A planned step, beside the estimate that the trainer makes before it loads weights."""
+    """A planned step, and the estimate that the trainer makes before it loads weights."""
 
     step: Step
     choice: estimate.Choice
@@ -144,7 +144,7 @@ def _choose_card(recipe: Recipe, gpu_memory: float | None) -> Card:
     memory_match = _SLICE_MEMORY.search(f"{resource} {product}") or _PRODUCT_MEMORY.search(product)
     if gpu_memory is None and memory_match is None:
         raise RecipeRefusedError(
-            f"the name {product} does not say how much memory the GPU has: add --gpu-memory GIB"
+            f"cannot derive the GPU memory from the name {product}: add --gpu-memory GIB"
         )
     size = gpu_memory if gpu_memory is not None else float(memory_match[1] if memory_match else 0)
     return Card(product, int(size * _GIB), (9, 0))
@@ -163,7 +163,7 @@ def plan_step(recipe: Recipe, source: Path, card: Card) -> Plan:
     """
     if recipe.objective.type == "Distillation":
         raise RecipeRefusedError(
-            "--plan takes one model, and objective Distillation has a teacher: plan it as SFT"
+            "--plan does not support objective Distillation, which has a second model: plan the recipe with objective SFT"
         )
     spec = recipe.distributed
     world = World(0, spec.ranks, 0, spec.ranks_per_node, _DEVICE, card=card)
@@ -196,7 +196,7 @@ def _build_skeleton(recipe: Recipe, source: Path, world: World) -> Network:
 
 
 def _add_new_tokens(recipe: Recipe, model: PreTrainedModel) -> NewTokens:
-    """Give a model the rows of the new tokens: a plan has no tokenizer, and takes the ids behind the embedding."""
+    """Add rows for the new tokens: a plan has no tokenizer, so their ids follow the last one of the embedding."""
     rows = len(model.get_input_embeddings().weight)
     new = NewTokens(tuple(range(rows, rows + len(recipe.model.new_tokens))))
     new.enlarge(model)
@@ -204,7 +204,7 @@ def _add_new_tokens(recipe: Recipe, model: PreTrainedModel) -> NewTokens:
 
 
 def _build_quantized(recipe: Recipe, source: Path, world: World, fake: FakeTensorMode) -> Network:
-    """A network whose base is in four bits, which bitsandbytes makes of fake weights."""
+    """Build a network with a 4-bit base, which bitsandbytes quantizes from fake weights."""
     from bitsandbytes.functional import quantize_4bit
     from bitsandbytes.nn.modules import Linear4bit
     from transformers.integrations import replace_with_bnb_linear
@@ -216,7 +216,7 @@ def _build_quantized(recipe: Recipe, source: Path, world: World, fake: FakeTenso
     config = load.build_quantization_config(recipe)
     replace_with_bnb_linear(model, excluded_modules, config)
     model.is_loaded_in_4bit = True
-    # NB: bitsandbytes makes its tables once, of values that fake tensors do not have.
+    # NB: bitsandbytes computes its tables once, from values that fake tensors do not have.
     quantize_4bit(torch.zeros(64, 64), compress_statistics=True)
     adapted = adapt.adapt(model.requires_grad_(False), recipe.method, recipe.model.base, new)
     with fake:
@@ -239,7 +239,7 @@ def _build_quantized(recipe: Recipe, source: Path, world: World, fake: FakeTenso
 def measure_step(
     network: Network, recipe: Recipe, mesh: DeviceMesh, recompute: Recomputation, fake: FakeTensorMode
 ) -> Step:
-    """Take one step on fake tensors, and return what it takes.
+    """Take one step on fake tensors, and return its memory and traffic.
 
     Args:
         network: with parameters on the meta device, or fake ones.
@@ -251,7 +251,7 @@ def measure_step(
     Raises:
         RecipeRefusedError: the step depends on values, which fake tensors do not have.
     """
-    # NB: bitsandbytes makes its tables once, of values that fake tensors do not have.
+    # NB: bitsandbytes computes its tables once, from values that fake tensors do not have.
     if recipe.training.optimizer.type == "AdamW8bit":
         compact_adamw.compute_code_values(signed=True)
         compact_adamw.compute_code_values(signed=False)
@@ -271,7 +271,7 @@ def measure_step(
                 take_step(network, optimizer, batches, step=0, count=1.0, add_batch=lambda *_: None)
             except DataDependentOutputException as error:
                 raise RecipeRefusedError(
-                    f"a step of {recipe.model.base} waits for the GPU ({error.func}), so that it cannot be planned"
+                    f"a step of {recipe.model.base} needs a value from the GPU ({error.func}), so it cannot be planned"
                 ) from error
             account.set_kind("optimizer", _list_optimizer_states(optimizer))
             account.set_kind("gathered", _iterate_gathered_parameters(network))
@@ -304,7 +304,7 @@ def _make_fake(batch: pack.Batch, fake: FakeTensorMode) -> pack.Batch:
 
 
 def _iterate_persistent_tensors(network: Network) -> Iterator[torch.Tensor]:
-    """Everything that a network holds between steps."""
+    """Yield the tensors that a network keeps between steps."""
     yield from network.parameters()
     yield from network.buffers()
     for weight in network.buffers():

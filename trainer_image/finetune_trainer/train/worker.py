@@ -133,7 +133,7 @@ def end_in_rendezvous(preemption: Preemption) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an attempt trains, on what, and from where.
+    """The base, the data and the starting point of an attempt.
 
     resumed: progress of the checkpoint that the attempt resumes from; None: it starts at step 0.
     progress: the same, on the data of this attempt; at step 0 without a checkpoint.
@@ -204,7 +204,7 @@ class Run:
             upload.configure_client(self.recipe.register_.upload)
 
     def _load_inputs(self) -> Inputs:
-        """Fetch the base, find the checkpoint, and read the data; completes the recipe with what these say."""
+        """Fetch the base, find the checkpoint, and read the data; these also complete the recipe."""
         world = self.world
         base = self._fetch_base()
         tokenizer = world.agree(lambda: load_tokenizer(self.recipe.model, base.tokenizer))

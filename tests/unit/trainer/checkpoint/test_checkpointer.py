@@ -26,8 +26,8 @@ from support.checkpoints import RATE, Run, compact, same
 @pytest.fixture
 def world() -> Iterator[World]:
     """A gang of one, in this process."""
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as lone_world:
+        yield lone_world
 
 
 @pytest.fixture
@@ -60,16 +60,16 @@ def test_a_checkpoint_written_during_training_holds_the_step_it_was_taken_at(
     for _ in range(2):  # the second copy goes where the first one was
         trained_on.clear()
         run.train()
-        taken = run.state()
+        state_at_save = run.state()
         run.save(wait=False)
         for _ in range(3):
             run.train()
-        assert not same(taken, run.state())
+        assert not same(state_at_save, run.state())
         trained_on.set()
         run.checkpointer.drain()
         again = Run(run.folder, run.world)
         again.resume()
-        assert same(again.state(), taken)
+        assert same(again.state(), state_at_save)
     assert run.published == [1, 5]
 
 
@@ -100,8 +100,8 @@ def test_training_goes_on_while_the_disk_is_full(
     run.train()
     run.save()
     sentences = [
-        f"the checkpoint of step {step} could not be written (rank 0: No space left on device): the newest is that of "
-        "step 1, and the next one is tried when it is due"
+        f"the checkpoint of step {step} could not be written (rank 0: No space left on device): the newest "
+        "checkpoint is at step 1; training continues and tries again at the next checkpoint"
         for step in (2, 3)
     ]
     assert run.failed == list(zip((2, 3), sentences, strict=True))
@@ -128,10 +128,10 @@ def test_a_storage_may_fail_before_and_after_the_shards_too(
 
         patch.setattr(CheckpointFolder, part, fails)
         run.train_and_save(1)
-    told = run.checkpointer.failure
-    assert told == (
+    failure = run.checkpointer.failure
+    assert failure == (
         'the checkpoint of step 2 could not be written (rank 0: Could not connect to the endpoint URL: "http://storage")'
-        ": the newest is that of step 1, and the next one is tried when it is due"
+        ": the newest checkpoint is at step 1; training continues and tries again at the next checkpoint"
     )
     assert Run(run.folder, run.world).resume().step == 1
     run.train_and_save(1)
@@ -196,14 +196,14 @@ def test_the_best_checkpoint_is_kept_beside_the_newest_ones(run: Run) -> None:
 
 
 def test_what_a_dead_attempt_left_is_no_part_of_a_checkpoint(run: Run) -> None:
-    left = run.steps / "step-00000001"
-    left.mkdir(parents=True)
+    step_folder = run.steps / "step-00000001"
+    step_folder.mkdir(parents=True)
     for name in (MARKER, ".metadata", "__3_0.distcp"):
-        (left / name).write_text("{}")
+        (step_folder / name).write_text("{}")
     run.train_and_save(1)
-    assert sorted(path.name for path in left.iterdir()) == [".metadata", MARKER, "__0_0.distcp"]
-    sizes = {path.name: path.stat().st_size for path in left.iterdir() if path.name != MARKER}
-    assert json.loads((left / MARKER).read_text())["files"] == sizes
+    assert sorted(path.name for path in step_folder.iterdir()) == [".metadata", MARKER, "__0_0.distcp"]
+    sizes = {path.name: path.stat().st_size for path in step_folder.iterdir() if path.name != MARKER}
+    assert json.loads((step_folder / MARKER).read_text())["files"] == sizes
 
 
 def cut(folder: Path) -> None:
@@ -236,15 +236,15 @@ def test_a_damaged_checkpoint_is_skipped_and_never_in_silence(
     damage(run.steps / "step-00000002")
     again = Run(run.folder, run.world)
     assert again.resume().step == 1
-    told = capsys.readouterr().out
-    assert told.startswith(f"the checkpoint {run.steps}/step-00000002 is damaged ({sentence}")
-    assert told.endswith("): the older one of step 1 is used\n")
+    output = capsys.readouterr().out
+    assert output.startswith(f"the checkpoint {run.steps}/step-00000002 is damaged ({sentence}")
+    assert output.endswith("): using the older checkpoint of step 1\n")
     (run.steps / "step-00000001" / ".metadata").unlink()
     code, reason, message = refusal(again.checkpointer.find_newest)
     assert (code, reason) == (64, "CheckpointDamaged")
     assert f"is damaged ({sentence}" in message
     assert message.endswith(
-        f"there is no older one: restore its files, or delete the folder {run.steps} to start over"
+        f"there is no older checkpoint: restore its files, or delete the folder {run.steps} to start over"
     )
     assert folders(run) == [1, 2]
 
@@ -257,7 +257,7 @@ def test_a_file_of_the_right_size_that_cannot_be_read_is_damage_too(run: Run, na
     assert (code, reason) == (64, "CheckpointDamaged")
     assert message.startswith(f"the checkpoint {run.steps}/step-00000001 is damaged (")
     assert message.endswith(
-        "): delete this folder to go on from an older checkpoint, or from the start where there is none"
+        "): delete this folder to resume from an older checkpoint, or from the start if there is none"
     )
 
 
@@ -266,8 +266,8 @@ def test_a_checkpoint_of_another_model_is_refused(run: Run) -> None:
     assert refusal(Run(run.folder, run.world, width=2 * run.width).resume) == (
         64,
         "ForeignCheckpoint",
-        f"the checkpoint {run.steps}/step-00000001 was made from another model than model.base /models/tiny is now: "
-        "0.bias is 32 there and 64 here; restore that model, or delete the folder "
+        f"the checkpoint {run.steps}/step-00000001 was written for another model than the current model.base /models/tiny "
+        "(0.bias is 32 in the checkpoint and 64 in the model): restore that model, or delete the folder "
         f"{run.steps} to start over",
     )
 
@@ -294,8 +294,8 @@ def test_moments_of_another_type_are_refused(tmp_path: Path, world: World) -> No
     assert refusal(Run(tmp_path, world, width=1024, optimizers_of=in_fp32).resume) == (
         64,
         "ForeignCheckpoint",
-        f"the checkpoint {run.steps}/step-00000001 was made by another release, whose optimizer kept exp_avg of 1.weight as "
-        f"torch.uint8 and not as torch.float32: finish the job with that release, or delete the folder {run.steps} to start over",
+        f"the checkpoint {run.steps}/step-00000001 was written by another release, whose optimizer stored exp_avg of 1.weight as "
+        f"torch.uint8 instead of torch.float32: finish the job with that release, or delete the folder {run.steps} to start over",
     )
 
 
@@ -328,6 +328,6 @@ SAYINGS: list[tuple[Exception, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "said"), SAYINGS)
-def test_what_a_storage_says(error: Exception, said: str | None) -> None:
-    assert filesystems.failure(error) == said
+@pytest.mark.parametrize(("error", "reason"), SAYINGS)
+def test_what_a_storage_says(error: Exception, reason: str | None) -> None:
+    assert filesystems.failure(error) == reason

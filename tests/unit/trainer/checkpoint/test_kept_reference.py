@@ -24,8 +24,8 @@ REFERENCE = np.array([[-1.5, -2.25], [-3.0, -1243.776]], np.float32)
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as lone_world:
+        yield lone_world
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ def all_of(split: Split) -> Examples:
 def test_what_is_kept_is_found_for_the_same_split_and_settings(
     tmp_path: Path, world: World, split: Split
 ) -> None:
-    kept = KeptReference(str(tmp_path / "job"), "r1", world)
-    assert kept.load(all_of(split)) is None
-    kept.save(replace(split, reference=REFERENCE))
-    found = KeptReference(str(tmp_path / "job"), "r1", world).load(all_of(split))
-    assert found is not None
-    assert found.reference is not None
-    np.testing.assert_array_equal(found.reference, REFERENCE, strict=True)
-    assert kept.load(all_of(replace(split, digest="d2"))) is None
+    store = KeptReference(str(tmp_path / "job"), "r1", world)
+    assert store.load(all_of(split)) is None
+    store.save(replace(split, reference=REFERENCE))
+    loaded = KeptReference(str(tmp_path / "job"), "r1", world).load(all_of(split))
+    assert loaded is not None
+    assert loaded.reference is not None
+    np.testing.assert_array_equal(loaded.reference, REFERENCE, strict=True)
+    assert store.load(all_of(replace(split, digest="d2"))) is None
     assert KeptReference(str(tmp_path / "job"), "r2", world).load(all_of(split)) is None
     assert [path.name for path in (tmp_path / "job").rglob("*.npy*")] == ["d1.npy"]
 
@@ -55,41 +55,41 @@ def test_what_is_kept_is_found_for_the_same_split_and_settings(
 def test_that_of_the_job_which_is_carried_on_is_only_read(tmp_path: Path, world: World, split: Split) -> None:
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
     KeptReference(first, "s1", world).save(replace(split, reference=REFERENCE))
-    kept = KeptReference(second, "s1", world, first)
-    found = kept.load(all_of(split))
-    assert found is not None
-    np.testing.assert_array_equal(found.reference, REFERENCE)
-    kept.save(replace(split, reference=2 * REFERENCE))
-    again = kept.load(all_of(split))
+    store = KeptReference(second, "s1", world, first)
+    loaded = store.load(all_of(split))
+    assert loaded is not None
+    np.testing.assert_array_equal(loaded.reference, REFERENCE)
+    store.save(replace(split, reference=2 * REFERENCE))
+    again = store.load(all_of(split))
     assert again is not None
     np.testing.assert_array_equal(again.reference, 2 * REFERENCE)
     np.testing.assert_array_equal(np.load(next((tmp_path / "first").rglob("d1.npy"))), REFERENCE)
 
 
 def test_what_a_shorter_run_left_out_is_computed(tmp_path: Path, world: World, split: Split) -> None:
-    kept = KeptReference(str(tmp_path), "s1", world)
-    kept.save(replace(split, reference=REFERENCE * [[1], [0]]))
-    assert kept.load(Examples(split, [[0]])) is not None
-    assert kept.load(all_of(split)) is None
+    store = KeptReference(str(tmp_path), "s1", world)
+    store.save(replace(split, reference=REFERENCE * [[1], [0]]))
+    assert store.load(Examples(split, [[0]])) is not None
+    assert store.load(all_of(split)) is None
     # An attempt after the last step needs none.
-    assert kept.load(Examples(split, [])) is not None
-    kept.save(replace(split, reference=REFERENCE * [[0], [1]]))
-    found = kept.load(all_of(split))
-    assert found is not None
-    np.testing.assert_array_equal(found.reference, REFERENCE)
+    assert store.load(Examples(split, [])) is not None
+    store.save(replace(split, reference=REFERENCE * [[0], [1]]))
+    loaded = store.load(all_of(split))
+    assert loaded is not None
+    np.testing.assert_array_equal(loaded.reference, REFERENCE)
 
 
 def test_a_damaged_file_is_said_and_not_used(
     tmp_path: Path, world: World, split: Split, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = KeptReference(str(tmp_path), "r1", world)
-    kept.save(replace(split, reference=REFERENCE))
+    store = KeptReference(str(tmp_path), "r1", world)
+    store.save(replace(split, reference=REFERENCE))
     (file,) = tmp_path.rglob("d1.npy")
-    whole = file.read_bytes()
-    for damaged in (b"", whole[:40], whole[:-4]):
+    content = file.read_bytes()
+    for damaged in (b"", content[:40], content[:-4]):
         file.write_bytes(damaged)
-        assert kept.load(all_of(split)) is None
-        assert capsys.readouterr().out.startswith("the kept reference cannot be read and is computed again: ")
+        assert store.load(all_of(split)) is None
+        assert capsys.readouterr().out.startswith("cannot read the stored reference, computing it again: ")
 
 
 def test_a_storage_that_takes_nothing_stops_no_training(
@@ -97,5 +97,5 @@ def test_a_storage_that_takes_nothing_stops_no_training(
 ) -> None:
     (tmp_path / "job").write_text("a file where the folder would be")
     KeptReference(str(tmp_path / "job"), "r1", world).save(replace(split, reference=REFERENCE))
-    said = capsys.readouterr().out
-    assert said.startswith("the reference is not kept for later attempts, which compute it again: "), said
+    output = capsys.readouterr().out
+    assert output.startswith("cannot store the reference, later attempts compute it again: "), output

@@ -24,8 +24,8 @@ Json = dict[str, Any]
 @pytest.fixture
 def world() -> Iterator[World]:
     """A gang of one, in this process."""
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as lone_world:
+        yield lone_world
 
 
 @pytest.fixture
@@ -171,8 +171,8 @@ def test_a_folder_without_a_checkpoint_is_refused(first: Run) -> None:
         assert refusal(first.next_job(place).checkpointer.find_newest) == (
             64,
             "CheckpointNotFound",
-            f"checkpoint.resumeFrom: {place} has no complete checkpoint: name a folder with one, such as that in "
-            "status.checkpoint.uri of a job, or start without resumeFrom",
+            f"checkpoint.resumeFrom: {place} has no complete checkpoint: set it to the "
+            "status.checkpoint.uri of a job, or remove resumeFrom",
         )
 
 
@@ -181,7 +181,7 @@ def test_a_damaged_checkpoint_of_another_job_is_not_to_be_deleted(first: Run) ->
         (first.steps / f"step-0000000{step}" / ".metadata").unlink()
     code, reason, message = refusal(first.next_job(first.steps).checkpointer.find_newest)
     assert (code, reason) == (64, "CheckpointDamaged")
-    assert message.endswith("restore its files, or name another one in checkpoint.resumeFrom")
+    assert message.endswith("restore its files, or set checkpoint.resumeFrom to another checkpoint")
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
@@ -194,7 +194,7 @@ def test_a_checkpoint_that_another_job_deletes_meanwhile_is_looked_for_again(fir
         1,
         "CheckpointUnreadable",
         f"the checkpoint {first.steps}/step-00000003 of another job was deleted before it was read: the next attempt "
-        "looks again",
+        "looks for another one",
     )
     assert first.next_job(first.steps).resume().step == 2
 
@@ -207,20 +207,20 @@ def test_other_examples_are_refused_with_what_may_explain_them(first: Run) -> No
     second = first.next_job(first.steps, data=data)
     progress = second.resume()
     assert progress.data_version == 1
-    begin = f"the checkpoint {first.steps}/step-00000003 was made with other training examples, and a run goes on with "
+    begin = f"the checkpoint {first.steps}/step-00000003 was written for other training examples "
     changed = "the files of the splits, the tokenizer or the image of the trainer have changed"
     for run, cause in ((second, "data.splits.version 0 -> 1"), (first.next_job(first.steps), changed)):
         run.resume()
         begin_on = partial(run.checkpointer.begin_on, progress, examples="e2", eval_data="v1", max_steps=9)
-        told = refusal(begin_on)
+        error = refusal(begin_on)
         remedy = "restore the examples, or create the job without checkpoint.resumeFrom"
-        assert told == (64, "ForeignCheckpoint", f"{begin}the same ones: {cause}; {remedy}")
-    own = Run(first.folder, first.world, first.options)
+        assert error == (64, "ForeignCheckpoint", f"{begin}({cause}): {remedy}")
+    same_job = Run(first.folder, first.world, first.options)
     message = refusal(
-        partial(own.checkpointer.begin_on, own.resume(), examples="e2", eval_data="v1", max_steps=9)
+        partial(same_job.checkpointer.begin_on, same_job.resume(), examples="e2", eval_data="v1", max_steps=9)
     )[2]
     assert message.endswith(
-        f"{changed}; restore the examples, or delete the folder {first.steps} to start over"
+        f"({changed}): restore the examples, or delete the folder {first.steps} to start over"
     )
 
 
@@ -229,16 +229,16 @@ def test_a_job_that_carries_another_one_on_starts_from_that_again(first: Run) ->
     second.progress = begun(second)
     second.train_and_save(1)
     newest = second.steps / "step-00000004"
-    over = f"delete the folder {second.steps} to start from checkpoint.resumeFrom again"
+    start_over = f"delete the folder {second.steps} to start from checkpoint.resumeFrom again"
     begin_on = partial(second.checkpointer.begin_on, second.resume(), eval_data="v1", max_steps=9)
-    assert refusal(partial(begin_on, examples="e2"))[2].endswith(f"; restore the examples, or {over}")
+    assert refusal(partial(begin_on, examples="e2"))[2].endswith(f"): restore the examples, or {start_over}")
     metadata = newest / ".metadata"
     metadata.write_bytes(bytes(metadata.stat().st_size))
     assert refusal(first.next_job(first.steps).resume)[2].endswith(
-        "): delete this folder to go on from an older checkpoint, or from checkpoint.resumeFrom where there is none"
+        "): delete this folder to resume from an older checkpoint, or from checkpoint.resumeFrom if there is none"
     )
     metadata.unlink()
-    assert refusal(first.next_job(first.steps).resume)[2].endswith(f"restore its files, or {over}")
+    assert refusal(first.next_job(first.steps).resume)[2].endswith(f"restore its files, or {start_over}")
 
 
 def test_splits_without_a_version_are_those_of_the_run_unless_they_are_elsewhere(first: Run) -> None:
@@ -261,8 +261,8 @@ def test_a_run_that_has_more_steps_already_is_refused(first: Run) -> None:
     assert refusal(lambda: begun(first.next_job(first.steps), max_steps=2)) == (
         64,
         "ForeignCheckpoint",
-        f"the checkpoint {first.steps}/step-00000003 is of step 3, and this run has 2 steps: raise training.epochs or "
-        "training.maxSteps, or name the checkpoint of an earlier step",
+        f"the checkpoint {first.steps}/step-00000003 is at step 3, but this run has only 2 steps: raise training.epochs or "
+        "training.maxSteps, or resume from an earlier checkpoint",
     )
 
 
@@ -276,15 +276,15 @@ def test_a_checkpoint_of_an_earlier_release_is_its_own_jobs(first: Run) -> None:
     for newer in ("best_in", "examples", "eval_data", "resumed_from"):
         del written["progress"][newer]
     marker.write_text(json.dumps(written))
-    own = Run(first.folder, first.world, first.options)
-    progress = own.resume()
-    begun = own.checkpointer.begin_on(progress, examples="e1", eval_data="v1", max_steps=9)
+    same_job = Run(first.folder, first.world, first.options)
+    progress = same_job.resume()
+    begun = same_job.checkpointer.begin_on(progress, examples="e1", eval_data="v1", max_steps=9)
     assert (begun.step, begun.examples, begun.eval_data, begun.best_eval_loss) == (3, "e1", "v1", 1.0)
     assert refusal(first.next_job(first.steps).checkpointer.find_newest) == (
         64,
         "ForeignCheckpoint",
-        f"the checkpoint {first.steps}/step-00000003 was written by an earlier release, which does not say the settings of its "
-        "run: resume that job with this release until it has written another checkpoint, and name that one, or create this "
+        f"the checkpoint {first.steps}/step-00000003 was written by an earlier release, which did not record the settings of the "
+        "run: resume that job with this release until it writes a new checkpoint and use that one, or create this "
         "job without checkpoint.resumeFrom",
     )
 

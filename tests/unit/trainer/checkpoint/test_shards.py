@@ -45,7 +45,7 @@ def test_a_checkpoint_that_has_what_a_frozen_base_was_quantized_with_is_read(
     with networks.alone() as world:
         run = Run(tmp_path, world)
         with monkeypatch.context() as older:
-            older.setattr(checkpointer, "training_state", with_more)
+            older.setattr(checkpointer, "get_training_state", with_more)
             run.train_and_save(1)
         again = Run(tmp_path, world)
         assert again.resume().step == 1

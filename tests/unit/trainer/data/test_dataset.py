@@ -120,9 +120,11 @@ def test_bad_data_is_refused_in_a_sentence(
             tokenized(splits, encoder_of(tokenizer), tmp_path / "tokens")
         return f"{refused.value.reason}: {refused.value.message}".replace(str(tmp_path), "")
 
-    found = {name: sentence(Splits(type="Delta", path=str(tmp_path / name))) for name in (*tables, "nowhere")}
-    assert found == {
-        "nulls": "NullValue: column response has rows without a value in the split train of /nulls: filter them out",
+    sentences = {
+        name: sentence(Splits(type="Delta", path=str(tmp_path / name))) for name in (*tables, "nowhere")
+    }
+    assert sentences == {
+        "nulls": "NullValue: column response has rows without a value in the split train of /nulls: remove these rows",
         "other columns": "MissingColumn: the Delta table /other columns has no column prompt and response: "
         "it has question and split",
         "no split column": "MissingColumn: the Delta table /no split column has no column split: "
@@ -130,12 +132,12 @@ def test_bad_data_is_refused_in_a_sentence(
         "bytes": "ColumnType: column response of the Delta table /bytes holds bytes: write them as text",
         "no training rows": "EmptySplit: /no training rows has no rows of the split train: "
         "check how the splits were written",
-        "all too long": "EmptySplit: no example of the split train in /all too long is left "
+        "all too long": "EmptySplit: every example of the split train in /all too long was dropped "
         "(1 read, 1 too long): raise training.maxLength above 64, or check the data",
         "nowhere": "MissingTable: data.splits.path /nowhere is not a Delta table: correct the path",
     }
     missing_version = sentence(Splits(type="Delta", path=str(table), version=7)).replace(str(table), "T")
-    assert missing_version == "MissingVersion: the Delta table T has no version 7: name one that it has"
+    assert missing_version == "MissingVersion: the Delta table T has no version 7: set an existing version"
     missing_file = sentence(Splits(type="Parquet", train=str(tmp_path / "gone")))
     assert missing_file == "MissingFile: /gone does not exist: mount the volume or correct data.splits"
 
@@ -263,23 +265,25 @@ def test_an_unpaired_preference_has_a_document_with_the_answer_of_the_next(
     assert split is not None
     assert split.labels is not None
     ends = zip(split.offsets[:-1], split.offsets[1:], strict=True)
-    found = [(split.tokens[begin:end], split.loss_mask[begin:end]) for begin, end in ends]
-    whole = [tokenizer.decode(tokens) for tokens, _ in found]
-    learned = [tokenizer.decode(tokens[mask]) for tokens, mask in found]
-    judged = dict(zip(whole[::2], split.labels.tolist(), strict=True))
-    wanted = {f"{row['prompt']}{row['completion']}<eos>": row["thumb"] in (True, "True") for row in rows}
-    assert judged == {
-        tokenizer.decode(tokenizer(text)["input_ids"][:40]): good for text, good in wanted.items()
+    documents = [(split.tokens[begin:end], split.loss_mask[begin:end]) for begin, end in ends]
+    texts = [tokenizer.decode(tokens) for tokens, _ in documents]
+    learned = [tokenizer.decode(tokens[mask]) for tokens, mask in documents]
+    judged = dict(zip(texts[::2], split.labels.tolist(), strict=True))
+    expected_labels = {
+        f"{row['prompt']}{row['completion']}<eos>": row["thumb"] in (True, "True") for row in rows
     }
-    prompts = [text.removesuffix(answer) for text, answer in zip(whole[::2], learned[::2], strict=True)]
+    assert judged == {
+        tokenizer.decode(tokenizer(text)["input_ids"][:40]): good for text, good in expected_labels.items()
+    }
+    prompts = [text.removesuffix(answer) for text, answer in zip(texts[::2], learned[::2], strict=True)]
     answers = [*learned[2::2], learned[0]]
-    others = [
+    next_answers = [
         tokenizer.decode(tokenizer(prompt + answer)["input_ids"][:40])
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
-    assert whole[1::2] == others
-    assert [prompt + answer for prompt, answer in zip(prompts, learned[1::2], strict=True)] == others
-    assert max(len(tokens) for tokens, _ in found[1::2]) == 40
+    assert texts[1::2] == next_answers
+    assert [prompt + answer for prompt, answer in zip(prompts, learned[1::2], strict=True)] == next_answers
+    assert max(len(tokens) for tokens, _ in documents[1::2]) == 40
     assert (len(split), split.documents, int(split.lengths.sum())) == (8, 2, len(split.tokens))
 
 
@@ -290,8 +294,8 @@ def test_an_unpaired_preference_that_is_alone_is_refused(
     with pytest.raises(DataError) as refused:
         tokenized(splits, encoder_of(tokenizer, UNPAIRED), tmp_path / "tokens")
     assert f"{refused.value.reason}: {refused.value.message}".replace(str(tmp_path), "") == (
-        "EmptySplit: the split train in /rows.jsonl has one example (1 read, 1 kept), and objective KTO compares each with "
-        "another one: prepare more examples"
+        "EmptySplit: the split train in /rows.jsonl has one example (1 read, 1 kept), but objective KTO needs at "
+        "least two: prepare more examples"
     )
 
 
@@ -302,16 +306,19 @@ def test_a_field_of_weights_that_no_message_has_is_refused(
     monkeypatch.setattr(
         tokenizer, "chat_template", "{% for turn in messages %}{{ turn.content }}{% endfor %}"
     )
-    asked = {"role": "user", "content": "a"}
-    answers = [{"role": "assistant", "content": said, "train": said == "b"} for said in ("b", "c")]
-    rows = [{"messages": [asked, answer]} for answer in answers]
+    question = {"role": "user", "content": "a"}
+    answers = [{"role": "assistant", "content": content, "train": content == "b"} for content in ("b", "c")]
+    rows = [{"messages": [question, answer]} for answer in answers]
     splits = write_rows(tmp_path / "rows", kind, rows)
-    named = encoder_of(tokenizer, Columns(type="Messages", message_weight="train"))
-    kept = tokenized(splits, named, tmp_path / "tokens")
-    assert (len(kept or []), named.summary()) == (1, "2 with weights, 2 read, 1 kept, 1 without an answer")
-    other = encoder_of(tokenizer, Columns(type="Messages", message_weight="trained"))
+    weighing_encoder = encoder_of(tokenizer, Columns(type="Messages", message_weight="train"))
+    split = tokenized(splits, weighing_encoder, tmp_path / "tokens")
+    assert (len(split or []), weighing_encoder.summary()) == (
+        1,
+        "2 with weights, 2 read, 1 kept, 1 without an answer",
+    )
+    mistaken_encoder = encoder_of(tokenizer, Columns(type="Messages", message_weight="trained"))
     with pytest.raises(DataError) as refused:
-        tokenized(splits, other, tmp_path / "others")
+        tokenized(splits, mistaken_encoder, tmp_path / "others")
     assert f"{refused.value.reason}: {refused.value.message}" == (
         "MissingField: no message of column messages has the field trained: correct data.columns.messageWeight, or remove it"
     )
@@ -324,7 +331,7 @@ def test_scores_are_no_labels(kind: str, tmp_path: Path, tokenizer: PreTrainedTo
         tokenized(splits, encoder_of(tokenizer, UNPAIRED), tmp_path / "tokens")
     name = {"JSONLines": "float", "Parquet": "double"}[kind]
     assert refused.value.message.replace(str(tmp_path), "") == (
-        f"column thumb of /rows holds {name}: labels are booleans, 1 and 0, or the texts true and false"
+        f"column thumb of /rows holds {name}: labels must be booleans, 1 and 0, or the texts true and false"
     )
 
 
@@ -414,14 +421,14 @@ def test_json_lines_may_be_compressed_and_have_empty_files(tmp_path: Path) -> No
     (tmp_path / "0.jsonl").write_bytes(b"")
     (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(line + b"\n"))
     (tmp_path / "2.jsonl").write_bytes(b"\n" + line)
-    found = list(read.read(Splits(type="JSONLines", train=str(tmp_path)), "train", ["prompt", "response"]))
-    assert found == [{"prompt": ["a"], "response": ["b"]}] * 2
+    batches = list(read.read(Splits(type="JSONLines", train=str(tmp_path)), "train", ["prompt", "response"]))
+    assert batches == [{"prompt": ["a"], "response": ["b"]}] * 2
 
 
 def overwrite(path: Path, begin: int, content: bytes) -> None:
     """Damage a file."""
-    whole = path.read_bytes()
-    path.write_bytes(whole[:begin] + content + whole[begin + len(content) :])
+    original = path.read_bytes()
+    path.write_bytes(original[:begin] + content + original[begin + len(content) :])
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:
@@ -452,7 +459,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.gz").write_bytes(gzip.compress(good.encode() * 50)[:-20])
     (tmp_path / "nothing").mkdir()
     (tmp_path / "nothing" / "_SUCCESS").touch()
-    found = {}
+    sentences = {}
     for name, splits in {
         "cut off": json_lines("cut.jsonl", good, good[:-10]),
         "no object": json_lines("list.jsonl", "[1]"),
@@ -470,15 +477,15 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         with pytest.raises(DataError) as refused:
             list(read.read(splits, "train", ["prompt", "response"]))
         assert refused.value.exit_code == 65
-        told = f"{refused.value.reason}: {refused.value.message}".replace(str(tmp_path), "")
+        sentence = f"{refused.value.reason}: {refused.value.message}".replace(str(tmp_path), "")
         # What the library says of it, and names that Delta makes up, are theirs to choose.
-        found[name] = re.sub(r"part-\S+", "PART", re.sub(r"\(.*\)", "(...)", told))
-    assert found == {
+        sentences[name] = re.sub(r"part-\S+", "PART", re.sub(r"\(.*\)", "(...)", sentence))
+    assert sentences == {
         "cut off": "CorruptData: line 2 of /cut.jsonl cannot be read (...): correct it, or write the file again",
         "no object": "CorruptData: line 1 of /list.jsonl cannot be read (...): convert the file with jq -c '.[]'",
         "no text": "ColumnType: column response of /object.jsonl holds structures: examples are text, numbers, booleans, dates or times, "
         "or lists of {role, content}",
-        "null": "NullValue: column response has rows without a value in /null.jsonl: filter them out",
+        "null": "NullValue: column response has rows without a value in /null.jsonl: remove these rows",
         "other columns": "MissingColumn: /other.jsonl has no column prompt and response: it has question",
         "broken gzip": "CorruptData: line 1 of /broken.gz cannot be read (...): correct it, or write the file again",
         "nothing": "MissingFile: /nothing has no files: check how the splits were written",

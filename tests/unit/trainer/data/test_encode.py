@@ -34,18 +34,18 @@ def encoder(tokenizer: PreTrainedTokenizerBase, columns: Columns, **changes: Any
 
 
 @pytest.mark.parametrize(
-    ("overlong", "kept", "counts"),
+    ("overlong", "lengths", "counts"),
     [
         ("Drop", [5], {"read": 2, "kept": 1, "too long": 1}),
         ("Truncate", [8, 5], {"read": 2, "kept": 2, "truncated": 1, "tokens cut": 5}),
     ],
 )
 def test_what_becomes_of_overlong_examples_is_counted(
-    tokenizer: PreTrainedTokenizerBase, overlong: str, kept: list[int], counts: dict[str, int]
+    tokenizer: PreTrainedTokenizerBase, overlong: str, lengths: list[int], counts: dict[str, int]
 ) -> None:
     texts = {"text": ["qqqqqqqqqqqq", "qqqq"]}
     encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, overlong=overlong)
-    assert [len(example.tokens) for example in encoding.encode(texts)] == kept
+    assert [len(example.tokens) for example in encoding.encode(texts)] == lengths
     assert dict(encoding.counts) == counts
 
 
@@ -56,14 +56,14 @@ def test_an_overlong_example_can_be_an_error(tokenizer: PreTrainedTokenizerBase)
 
 
 @pytest.mark.parametrize(
-    ("overlong", "kept", "counts"),
+    ("overlong", "lengths", "counts"),
     [
         ("Drop", [[6, 6]], {"read": 5, "kept": 1, "too long": 1}),
         ("Truncate", [[8, 6], [6, 6]], {"read": 5, "kept": 2, "truncated": 1, "tokens cut": 6}),
     ],
 )
 def test_a_pair_is_kept_or_left_out_as_a_whole(
-    overlong: str, kept: list[list[int]], counts: dict[str, int], tokenizer: PreTrainedTokenizerBase
+    overlong: str, lengths: list[list[int]], counts: dict[str, int], tokenizer: PreTrainedTokenizerBase
 ) -> None:
     encoding = encoder(tokenizer, PREFERENCE, max_length=8, overlong=overlong)
     rows = {
@@ -71,7 +71,7 @@ def test_a_pair_is_kept_or_left_out_as_a_whole(
         "chosen": ["q" * 11, "jjj", "jjj", "", "jjj"],
         "rejected": ["jjj", "kkk", "jjj", "jjj", " "],
     }
-    assert [example.lengths.tolist() for example in encoding.encode(rows)] == kept
+    assert [example.lengths.tolist() for example in encoding.encode(rows)] == lengths
     assert dict(encoding.counts) == {**counts, "without a difference": 1, "without an answer": 2}
 
 

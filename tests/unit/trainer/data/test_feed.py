@@ -38,8 +38,8 @@ WIDTHS: dict[str, tuple[World, dict[str, Any], int | None]] = {
 @pytest.mark.parametrize("case", WIDTHS)
 def test_rows_have_one_width_where_widths_cost(case: str) -> None:
     ranks, training, width = WIDTHS[case]
-    found = Collator.of(networks.recipe(Path("/base"), **training), ranks, 7)
-    assert found == Collator(ranks, 7, width, compiled=case == "compiled")
+    collator = Collator.of(networks.recipe(Path("/base"), **training), ranks, 7)
+    assert collator == Collator(ranks, 7, width, compiled=case == "compiled")
 
 
 def plan_of(split: Split) -> pack.Plan:
@@ -68,25 +68,27 @@ def test_steps_have_the_examples_of_the_plan() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_ranks_share_a_step(size: int) -> None:
-    whole = [sorted(examples) for examples in examples_of(feed())]
+    all_examples = [sorted(examples) for examples in examples_of(feed())]
     of_ranks = [feed(rank, size, batch_size=1) for rank in range(size)]
     shares = [[fed.of_step(step) for fed in of_ranks] for step in range(STEPS)]
     for step, share in enumerate(shares):
         # As many batches on each rank, so that all take part in the same collectives.
         assert len({len(batches) for batches in share}) == 1
-        found = [example for batches in share for batch in batches for example in batch.examples.tolist()]
-        assert sorted(found) == whole[step]
+        shared_examples = [
+            example for batches in share for batch in batches for example in batch.examples.tolist()
+        ]
+        assert sorted(shared_examples) == all_examples[step]
 
 
 def test_the_next_step_is_made_while_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
+    threads: list[str] = []
     ready = threading.Event()
     collate = pack.collate
 
     def seen(*args: object, **options: object) -> pack.Batch:
-        made.append(threading.current_thread().name)
+        threads.append(threading.current_thread().name)
         batch = collate(*args, **options)  # type: ignore[arg-type]
-        if len(made) == 4:
+        if len(threads) == 4:
             ready.set()
         return batch
 
@@ -94,12 +96,12 @@ def test_the_next_step_is_made_while_one_is_computed(monkeypatch: pytest.MonkeyP
     fed = feed()
     fed.of_step(0)
     assert ready.wait(10)
-    assert [name.startswith("feed") for name in made] == [False, False, True, True]
+    assert [name.startswith("feed") for name in threads] == [False, False, True, True]
     fed.of_step(1)
     fed.of_step(2)
     fed.close()
     # Each batch was made once, and none after the last step.
-    assert len(made) == 2 * STEPS
+    assert len(threads) == 2 * STEPS
     assert fed.waited_seconds > 0
 
 
@@ -122,8 +124,8 @@ def test_an_error_in_a_batch_comes_with_its_step() -> None:
 
 def test_evaluation_shares_out_what_there_is() -> None:
     split = networks.random_split(examples=5)
-    found = [
+    batches = [
         list(Collator(world(rank, 2), 0, None).batches(Examples(split, [[0], [1], [2, 3], [4]]), 3))
         for rank in (0, 1)
     ]
-    assert [[batch.examples.tolist() for batch in batches] for batches in found] == [[[0, 1, 2, 3]], [[4]]]
+    assert [[batch.examples.tolist() for batch in batches] for batches in batches] == [[[0, 1, 2, 3]], [[4]]]

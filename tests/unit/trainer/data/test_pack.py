@@ -24,7 +24,7 @@ def split_of(*examples: tuple[list[int], int]) -> Split:
     """Examples given as (tokens, tokens of the prompt)."""
     offsets = np.cumsum([0, *(len(tokens) for tokens, _ in examples)])
     tokens = np.array([token for tokens, _ in examples for token in tokens], np.int32)
-    learned = [at >= given for tokens, given in examples for at in range(len(tokens))]
+    learned = [at >= prompt_tokens for tokens, prompt_tokens in examples for at in range(len(tokens))]
     return Split(tokens, np.array(learned), offsets.astype(np.int64))
 
 
@@ -61,8 +61,8 @@ def test_a_batch_holds_positions_and_next_tokens_of_each_example_apart() -> None
     assert batch.target_at.tolist() == [1, 2, 4, 6, 7]
     assert (batch.attended, batch.reference) == (16 + 4 + 9, None)
     integers = ("input_ids", "position_ids", "targets", "owners", "examples", "target_at")
-    whole = dict.fromkeys(integers, torch.int64)
-    assert kinds == {**whole, "cu_seqlens": torch.int32}
+    dtypes = dict.fromkeys(integers, torch.int64)
+    assert kinds == {**dtypes, "cu_seqlens": torch.int32}
 
 
 def test_a_batch_can_be_of_a_given_width() -> None:
@@ -193,8 +193,8 @@ def naive_best_fit(lengths: list[int], max_length: int) -> list[list[int]]:
 
 @given(st.lists(st.integers(1, 70), max_size=60), st.integers(1, 64))
 def test_packing_is_best_fit_decreasing(lengths: list[int], max_length: int) -> None:
-    found = pack.pack_examples(np.array(lengths, np.int64), max_length=max_length, packing=True)
-    assert found == naive_best_fit(lengths, max_length)
+    packs = pack.pack_examples(np.array(lengths, np.int64), max_length=max_length, packing=True)
+    assert packs == naive_best_fit(lengths, max_length)
 
 
 def test_a_million_examples_are_packed_in_seconds() -> None:
@@ -219,14 +219,16 @@ def test_the_shares_of_a_step_are_the_step_for_any_world_size(
     rows = [[example] for example in range(count)]
     plan = pack.Plan.of(rows, global_batch=global_batch, seed=seed, epochs=epochs, max_steps=None)
     for step in range(plan.max_steps):
-        wanted = plan.of_step(step)
-        mine = [
-            list(pack.split_among_ranks(wanted, rank=rank, ranks=ranks, batch_size=batch_size))
+        sequences = plan.of_step(step)
+        rank_shares = [
+            list(pack.split_among_ranks(sequences, rank=rank, ranks=ranks, batch_size=batch_size))
             for rank in range(ranks)
         ]
-        assert len({len(rounds) for rounds in mine}) == 1
-        assert all(len(share) <= batch_size for rounds in mine for share in rounds)
-        assert [row for round_ in zip(*mine, strict=True) for share in round_ for row in share] == wanted
+        assert len({len(rounds) for rounds in rank_shares}) == 1
+        assert all(len(share) <= batch_size for rounds in rank_shares for share in rounds)
+        assert [
+            row for round_ in zip(*rank_shares, strict=True) for share in round_ for row in share
+        ] == sequences
 
 
 def test_packed_examples_do_not_see_each_other(base_model: Path) -> None:
@@ -258,16 +260,18 @@ def test_a_step_trains_on_the_same_sequences_whatever_the_number_of_ranks(
 ) -> None:
     rows = [[example] for example in range(30)]
     plan = pack.Plan.of(rows, global_batch=12, seed=7, epochs=2.0, max_steps=None)
-    seen: list[Any] = []
+    trained_sequences: list[Any] = []
     for step in range(plan.max_steps):
-        mine = [
+        rank_shares = [
             list(pack.split_among_ranks(plan.of_step(step), rank=rank, ranks=ranks, batch_size=batch_size))
             for rank in range(ranks)
         ]
-        assert len({len(rounds) for rounds in mine}) == 1
-        seen.append([row for rounds in zip(*mine, strict=True) for round_ in rounds for row in round_])
-    assert seen == [plan.of_step(step) for step in range(plan.max_steps)]
-    assert sorted(row[0] for step in seen for row in step) == sorted([*range(30), *range(30)])
+        assert len({len(rounds) for rounds in rank_shares}) == 1
+        trained_sequences.append(
+            [row for rounds in zip(*rank_shares, strict=True) for round_ in rounds for row in round_]
+        )
+    assert trained_sequences == [plan.of_step(step) for step in range(plan.max_steps)]
+    assert sorted(row[0] for step in trained_sequences for row in step) == sorted([*range(30), *range(30)])
 
 
 def test_epochs_have_orders_of_their_own_that_depend_on_the_seed() -> None:

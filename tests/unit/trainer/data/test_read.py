@@ -100,8 +100,8 @@ def test_a_table_has_columns_that_its_files_lack(tmp_path: Path) -> None:
     write_deltalake(place, new, mode="append", schema_mode="merge")
     splits = Splits(type="Delta", path=place, version=1)
     batches = read.read(splits, "train", ["text", "label", "tools"], may_be_null=["tools"])
-    found = [row for batch in batches for row in zip(*batch.values(), strict=True)]
-    assert sorted(found, key=str) == sorted(
+    rows = [row for batch in batches for row in zip(*batch.values(), strict=True)]
+    assert sorted(rows, key=str) == sorted(
         [("a", "yes", None), ("b", "no", None), ("a", "yes", "[]"), ("b", "no", None)], key=str
     )
 
@@ -147,9 +147,9 @@ def loaded(pod: Pod, world: World, **changes: Any) -> corpus.Corpus:
 def test_training_finds_the_columns_that_the_recipe_does_not_name(
     pod: Pod, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = loaded(pod, world, **{"data.columns": None})
+    data = loaded(pod, world, **{"data.columns": None})
     assert "columns prompt, response\n" in capsys.readouterr().out
-    assert found.train.digest == loaded(pod, world).train.digest
+    assert data.train.digest == loaded(pod, world).train.digest
 
 
 def test_what_is_found_must_fit_the_objective(pod: Pod, world: World, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_row_may_have_no_value_in_a_column_of_tools(tmp_path: Path) -> None:
     kinds = {"Parquet": "train.parquet", "JSONLines": "train.jsonl"}
     for kind, file in kinds.items():
         splits = Splits.model_validate({"type": kind, "train": str(tmp_path / file)})
-        found = list(read.read(splits, "train", ["text", "tools"], may_be_null=("tools",)))
-        assert found == [{"text": ["a", "b"], "tools": ["[]", None]}]
+        batches = list(read.read(splits, "train", ["text", "tools"], may_be_null=("tools",)))
+        assert batches == [{"text": ["a", "b"], "tools": ["[]", None]}]
         with pytest.raises(DataError, match="column tools has rows without a value"):
             list(read.read(splits, "train", ["text", "tools"]))

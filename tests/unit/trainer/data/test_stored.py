@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as lone_world:
+        yield lone_world
 
 
 def loaded(pod: Pod, world: World, attempt: str, version: int | None = None) -> corpus.Corpus:
@@ -37,15 +37,15 @@ def loaded(pod: Pod, world: World, attempt: str, version: int | None = None) -> 
     return corpus.load(recipe, tokenizer, world, folder, version=version, on_counts=lambda _: None)
 
 
-def arrays(found: corpus.Corpus) -> list[Any]:
-    assert found.validation is not None
+def arrays(data: corpus.Corpus) -> list[Any]:
+    assert data.validation is not None
     return [
         [
             split.digest,
             split.documents,
             *(part.tolist() for part in (split.tokens, split.loss_mask, split.offsets)),
         ]
-        for split in (found.train, found.validation.split)
+        for split in (data.train, data.validation.split)
     ]
 
 
@@ -68,7 +68,7 @@ def test_a_second_attempt_tokenizes_nothing(
     assert arrays(second) == arrays(first)
     assert second.plan.sequences == first.plan.sequences
     assert capsys.readouterr().out.splitlines() == [
-        f"{name}: the tokens of an earlier attempt" for name in ("train", "validation")
+        f"{name}: using the tokens of an earlier attempt" for name in ("train", "validation")
     ]
 
 
@@ -93,11 +93,11 @@ def test_what_is_not_whole_is_tokenized_and_stored_again(
     damage(train)
     capsys.readouterr()
     assert arrays(loaded(stored, world, "second")) == arrays(first)
-    said = capsys.readouterr().out
-    wanted = f"the stored tokens of split train cannot be read, so it is tokenized: {reason}"
-    assert (wanted in said) is bool(reason), said
+    output = capsys.readouterr().out
+    expected_line = f"cannot read the stored tokens of split train, tokenizing it again: {reason}"
+    assert (expected_line in output) is bool(reason), output
     loaded(stored, world, "third")
-    assert "train: the tokens of an earlier attempt" in capsys.readouterr().out
+    assert "train: using the tokens of an earlier attempt" in capsys.readouterr().out
 
 
 def test_a_storage_that_fails_stops_no_attempt(
@@ -105,12 +105,15 @@ def test_a_storage_that_fails_stops_no_attempt(
 ) -> None:
     (stored.folder / "checkpoints").write_text("a file where the folder would be")
     assert len(loaded(stored, world, "first").train) > 0
-    assert "the tokens of split train are not stored for later attempts: " in capsys.readouterr().out
+    assert (
+        "cannot store the tokens of split train, later attempts tokenize it again: "
+        in capsys.readouterr().out
+    )
 
 
 def test_without_checkpoints_or_a_version_nothing_is_stored(pod: Pod, stored: Pod) -> None:
-    for made, version in ((pod, 0), (stored, None)):
-        recipe = Recipe.model_validate(made.recipe)
+    for job, version in ((pod, 0), (stored, None)):
+        recipe = Recipe.model_validate(job.recipe)
         assert recipe.data.splits is not None
         splits = recipe.data.splits.model_copy(update={"version": version})
         encoder = Encoder.of(recipe, load_tokenizer(recipe.model, Path(recipe.model.base)))
@@ -121,16 +124,16 @@ def test_what_decides_on_the_tokens_is_in_the_digest(pod: Pod) -> None:
     recipe = Recipe.model_validate(pod.recipe)
     splits = Splits(type="Delta", path="/table", version=1)
     encoder = Encoder.of(recipe, load_tokenizer(recipe.model, Path(recipe.model.base)))
-    other = replace(encoder.documents, answers_only=not encoder.documents.answers_only)
+    other_documents = replace(encoder.documents, answers_only=not encoder.documents.answers_only)
     different = [
         compute_digest(splits, encoder),
         compute_digest(splits.model_copy(update={"version": 2}), encoder),
         compute_digest(splits.model_copy(update={"path": "/other"}), encoder),
-        compute_digest(splits, replace(encoder, documents=other)),
+        compute_digest(splits, replace(encoder, documents=other_documents)),
         compute_digest(splits, replace(encoder, max_length=encoder.max_length + 1)),
         compute_digest(splits, replace(encoder, overlong="Truncate")),
     ]
     assert len(set(different)) == len(different)
     again = Encoder.of(recipe, load_tokenizer(recipe.model, Path(recipe.model.base)))
     assert compute_digest(splits, again) == different[0]
-    assert np.unique([len(one) for one in different]).tolist() == [16]
+    assert np.unique([len(digest) for digest in different]).tolist() == [16]

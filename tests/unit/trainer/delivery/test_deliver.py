@@ -34,7 +34,7 @@ def attempted(tmp_path: Path, number: int, run_id: str | None, upload: str | Non
             "register": {"model": "tiny", "upload": upload} if run_id else None,
         }
     )
-    made = lineage.Lineage(
+    model_lineage = lineage.Lineage(
         recipe, Splits(type="Delta", path="/splits"), TrainResult(step=number, eval_loss=number)
     )
 
@@ -46,7 +46,7 @@ def attempted(tmp_path: Path, number: int, run_id: str | None, upload: str | Non
     assert to is not None
     to.claim()
     export = tmp_path / f"export-{number}"
-    return deliver(made, run_id, export, write, Origin("org/base"), say=lambda _: None)
+    return deliver(model_lineage, run_id, export, write, Origin("org/base"), say=lambda _: None)
 
 
 def weights(tmp_path: Path) -> str:
@@ -81,8 +81,8 @@ def test_an_attempt_whose_upload_failed_is_repeated(
             attempted(tmp_path, 1, mlflow.run_id)
     assert weights(tmp_path) == "1"
     # The third finds what the second has registered.
-    found = [attempted(tmp_path, number, mlflow.run_id).model_version for number in (2, 3)]
-    assert (found, weights(tmp_path)) == (["1", "1"], "2")
+    versions = [attempted(tmp_path, number, mlflow.run_id).model_version for number in (2, 3)]
+    assert (versions, weights(tmp_path)) == (["1", "1"], "2")
     (uploaded,) = (tmp_path / "artifacts").rglob("model.safetensors")
     assert uploaded.read_text() == "2"
 
@@ -92,7 +92,7 @@ def test_the_server_is_asked_for_the_way_of_the_upload_before_it(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow.uri)
     with pytest.raises(
-        RecipeRefusedError, match=r"register\.upload Proxy: the MLflow server serves no artifacts"
+        RecipeRefusedError, match=r"register\.upload Proxy needs an MLflow server that serves artifacts"
     ):
         attempted(tmp_path, 1, mlflow.run_id, "Proxy")
     assert not [*(tmp_path / "artifacts").rglob("model.safetensors")]

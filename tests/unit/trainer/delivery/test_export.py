@@ -76,14 +76,14 @@ def test_mlflow_loads_what_was_trained(
     changes = {"method": method, "model.base": base.uri if base else "models:/adapter@candidate"}
     recipe = Recipe.model_validate(pod.but(changes).recipe)
     folder = pod.folder / "export"
-    said = written(recipe, folder, base_model, world, base=base)
+    model_card = written(recipe, folder, base_model, world, base=base)
     assert {path.name for path in folder.iterdir() if path.is_dir()} == folders
-    named = base if folders == NAMED else None
-    assert base_reference.noted(folder / "peft") == named
+    named_base = base if folders == NAMED else None
+    assert base_reference.noted(folder / "peft") == named_base
     # What lies neither in the version nor on a volume, its reader downloads.
-    elsewhere = {"base_model_path": str(base_model)} if named in (STORE, VERSION) else {}
+    elsewhere = {"base_model_path": str(base_model)} if named_base in (STORE, VERSION) else {}
     parts = mlflow.transformers.load_model(str(folder), return_type="components", **elsewhere)
-    torch.testing.assert_close(logits(parts["model"]), said, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(parts["model"]), model_card, rtol=1e-4, atol=1e-4)
     assert parts["tokenizer"]("red").input_ids
     if folders != {"model", "components"}:
         stored = json.loads((folder / "peft/adapter_config.json").read_text())
@@ -109,10 +109,10 @@ def test_mlflow_finds_the_base_of_an_adapter_on_the_hub(
         changes["model.chatTemplate"] = {"type": "Jinja", "jinja": template}
     folder = pod.folder / "export"
     recipe = Recipe.model_validate(pod.but(changes).recipe)
-    said = written(recipe, folder, snapshot, world, base=Origin("org/base", commit, DIGEST))
+    mlmodel = written(recipe, folder, snapshot, world, base=Origin("org/base", commit, DIGEST))
     assert {path.name for path in folder.iterdir() if path.is_dir()} == NAMED
     parts = mlflow.transformers.load_model(str(folder), return_type="components")
-    torch.testing.assert_close(logits(parts["model"]), said, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(parts["model"]), mlmodel, rtol=1e-4, atol=1e-4)
     assert parts["tokenizer"].chat_template == template
     stored = json.loads((folder / "peft/adapter_config.json").read_text())
     assert (stored["base_model_name_or_path"], stored["revision"]) == ("org/base", commit)
@@ -144,9 +144,13 @@ def test_what_is_registered_stops_where_its_chat_template_ends_an_answer(
     recipe = Recipe.model_validate(pod.but({"method": method, **CHATML}).recipe)
     folder = pod.folder / "export"
     written(recipe, folder, base_model, world, CONVERSATIONS, base=STORE)
-    found = {name: AutoTokenizer.from_pretrained(folder / name) for name in tokenizers}
-    assert {name: each.eos_token for name, each in found.items()} == dict.fromkeys(tokenizers, "<|im_end|>")
-    end, text = (found["components/tokenizer"].convert_tokens_to_ids(token) for token in ("<|im_end|>", EOS))
+    saved_tokenizers = {name: AutoTokenizer.from_pretrained(folder / name) for name in tokenizers}
+    assert {name: each.eos_token for name, each in saved_tokenizers.items()} == dict.fromkeys(
+        tokenizers, "<|im_end|>"
+    )
+    end, text = (
+        saved_tokenizers["components/tokenizer"].convert_tokens_to_ids(token) for token in ("<|im_end|>", EOS)
+    )
     configs = {
         file.parent.name: json.loads(file.read_text()) for file in folder.glob("*/generation_config.json")
     }
@@ -155,12 +159,12 @@ def test_what_is_registered_stops_where_its_chat_template_ends_an_answer(
     }
 
 
-@pytest.mark.parametrize(("own", "registered"), [([0, 7], [0, 7]), (None, [0])])
+@pytest.mark.parametrize(("base_stops", "registered"), [([0, 7], [0, 7]), (None, [0])])
 def test_an_adapter_has_the_stops_and_the_settings_of_its_base(
-    own: list[int] | None, registered: list[int], pod: Pod, base_model: Path, world: World
+    base_stops: list[int] | None, registered: list[int], pod: Pod, base_model: Path, world: World
 ) -> None:
     base = Path(shutil.copytree(base_model, pod.folder / "base"))
-    settings = {"top_k": 5} | ({} if own is None else {"eos_token_id": own})
+    settings = {"top_k": 5} | ({} if base_stops is None else {"eos_token_id": base_stops})
     (base / "generation_config.json").write_text(json.dumps(settings))
     folder = pod.folder / "export"
     written(Recipe.model_validate(pod.but({"method": LORA}).recipe), folder, base, world, base=STORE)
@@ -202,20 +206,20 @@ def test_the_stops_of_the_base_stay_where_they_are_right(
 LONGEST = {48: 48, None: 128}
 
 
-@pytest.mark.parametrize("own", LONGEST)
+@pytest.mark.parametrize("tokenizer_limit", LONGEST)
 def test_the_tokenizer_knows_the_longest_text_of_the_model(
-    own: int | None, pod: Pod, base_model: Path, world: World
+    tokenizer_limit: int | None, pod: Pod, base_model: Path, world: World
 ) -> None:
     from transformers import AutoTokenizer
 
     base = Path(shutil.copytree(base_model, pod.folder / "base"))
     config = json.loads((base / "tokenizer_config.json").read_text())
     config.pop("model_max_length", None)
-    config |= {} if own is None else {"model_max_length": own}
+    config |= {} if tokenizer_limit is None else {"model_max_length": tokenizer_limit}
     (base / "tokenizer_config.json").write_text(json.dumps(config))
     folder = pod.folder / "export"
     written(Recipe.model_validate(pod.recipe), folder, base, world)
-    assert AutoTokenizer.from_pretrained(folder / "model").model_max_length == LONGEST[own]
+    assert AutoTokenizer.from_pretrained(folder / "model").model_max_length == LONGEST[tokenizer_limit]
 
 
 def test_weights_go_back_into_the_type_of_the_base(
@@ -296,14 +300,14 @@ def test_what_belongs_to_a_model_goes_with_it(
         "model.chatTemplate": {"type": "Jinja", "jinja": TEMPLATE},
     }
     folder = pod.folder / "export"
-    said = written(Recipe.model_validate(pod.but(changes).recipe), folder, base, world)
+    mlmodel = written(Recipe.model_validate(pod.but(changes).recipe), folder, base, world)
     assert json.loads((folder / "model/generation_config.json").read_text()) == generation
     index = json.loads((folder / "model/model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 1
     for place in ("model", "components/tokenizer"):
         assert AutoTokenizer.from_pretrained(folder / place).chat_template == TEMPLATE
     torch.testing.assert_close(
-        logits(AutoModelForCausalLM.from_pretrained(folder / "model")), said, rtol=1e-4, atol=1e-4
+        logits(AutoModelForCausalLM.from_pretrained(folder / "model")), mlmodel, rtol=1e-4, atol=1e-4
     )
 
 

@@ -64,14 +64,14 @@ def on(pod: Pod, objective: Json, base: str = "/models/base", digest: str = "d1"
     return identify_eval_data(recipe, Split(empty, empty, np.zeros(1, np.int64), digest=digest))
 
 
-@pytest.mark.parametrize(("one", "other"), ALIKE.values(), ids=ALIKE)
-def test_what_measures_the_same(pod: Pod, one: Json, other: Json) -> None:
-    assert on(pod, one) == on(pod, other)
+@pytest.mark.parametrize(("first", "second"), ALIKE.values(), ids=ALIKE)
+def test_what_measures_the_same(pod: Pod, first: Json, second: Json) -> None:
+    assert on(pod, first) == on(pod, second)
 
 
-@pytest.mark.parametrize(("one", "other"), OTHERWISE.values(), ids=OTHERWISE)
-def test_what_measures_otherwise(pod: Pod, one: Json, other: Json) -> None:
-    assert on(pod, one) != on(pod, other)
+@pytest.mark.parametrize(("first", "second"), OTHERWISE.values(), ids=OTHERWISE)
+def test_what_measures_otherwise(pod: Pod, first: Json, second: Json) -> None:
+    assert on(pod, first) != on(pod, second)
 
 
 def test_identifiers_of_other_releases_stay(pod: Pod) -> None:
@@ -79,11 +79,11 @@ def test_identifiers_of_other_releases_stay(pod: Pod) -> None:
     preferences = json.dumps(["/models/base", None, '{"beta":0.3}'])
     digest = hashlib.blake2b(preferences.encode(), digest_size=8).hexdigest()
     assert on(pod, DPO | {"dpo": {"beta": 0.3}}) == f"d1-DPO-{digest}"
-    told = (
+    identifiers = (
         '{"type":"Distillation","lossOn":null,"dpo":null,"distillation":'
         '{"teacher":"/models/teacher","temperature":1.0,"weight":0.5}}'
     )
-    digest = hashlib.blake2b(json.dumps([told]).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(json.dumps([identifiers]).encode(), digest_size=8).hexdigest()
     assert on(pod, TAUGHT) == f"d1-Distillation-{digest}"
 
 
@@ -109,8 +109,8 @@ def test_the_rows_of_a_pass_count_where_the_loss_depends_on_them(
 ) -> None:
     larger = pod.but({"training.perDeviceEvalBatchSize": 16})
     two_ranks = pod.but({"distributed.processesPerNode": 2})
-    found = {on(each, objective) for each in (pod, larger, two_ranks)}
-    assert len(found) == (1 if same else 3)
+    identifiers = {on(each, objective) for each in (pod, larger, two_ranks)}
+    assert len(identifiers) == (1 if same else 3)
 
 
 def test_without_validation_there_is_nothing_to_compare(pod: Pod) -> None:
@@ -178,8 +178,8 @@ def test_the_sources_of_a_large_mix_fit_into_a_tag(pod: Pod) -> None:
         pod.recipe | {"data": data | {"splits": pod.recipe["data"]["splits"]}, "prepared": PREPARED}
     )
     assert recipe.data.splits
-    said = build_source_tags(recipe, recipe.data.splits, None)["finetune_source"]
-    assert (len(said), said[:10], said[-3:]) == (1000, "/data/0000", "...")
+    tag = build_source_tags(recipe, recipe.data.splits, None)["finetune_source"]
+    assert (len(tag), tag[:10], tag[-3:]) == (1000, "/data/0000", "...")
 
 
 def test_the_result_of_the_preparation_is_on_the_run(pod: Pod) -> None:

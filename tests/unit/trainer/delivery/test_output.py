@@ -47,23 +47,25 @@ def published(tmp_path: Path, method: dict[str, Any], export: Path, base: Origin
 @pytest.mark.parametrize("method", [{"type": "Full"}, {"type": "LoRA", "export": "Merged"}], ids=str)
 def test_a_standalone_model(tmp_path: Path, method: dict[str, Any]) -> None:
     export = exported(tmp_path / "export", {"model": BASE, "peft": ADAPTER})
-    found = published(tmp_path, method, export, Origin("org/base", "c0ffee"))
-    assert sorted(path.name for path in found.iterdir()) == sorted([*BASE, "finetune_model.json"])
+    model_folder = published(tmp_path, method, export, Origin("org/base", "c0ffee"))
+    assert sorted(path.name for path in model_folder.iterdir()) == sorted([*BASE, "finetune_model.json"])
 
 
 def test_an_adapter_names_its_base(tmp_path: Path) -> None:
     base = Origin("org/base", "c0ffee")
-    found = published(tmp_path, {"type": "LoRA"}, exported(tmp_path / "export", {"peft": ADAPTER}), base)
-    assert base_reference.noted(found) == base
+    model_folder = published(
+        tmp_path, {"type": "LoRA"}, exported(tmp_path / "export", {"peft": ADAPTER}), base
+    )
+    assert base_reference.noted(model_folder) == base
 
 
 def test_the_base_of_an_adapter_that_lies_nowhere_else_is_beside_it(tmp_path: Path) -> None:
     export = exported(tmp_path / "export", {"model": BASE, "peft": ADAPTER})
-    found = published(tmp_path, {"type": "LoRA"}, export, None)
-    fetched = download.fetch(str(found), tmp_path / "to")
-    assert (fetched.base, fetched.adapter) == (found / "base", found)
-    assert json.loads((found / "adapter_config.json").read_text()) == {
-        "base_model_name_or_path": f"{found}/base"
+    model_folder = published(tmp_path, {"type": "LoRA"}, export, None)
+    fetched = download.fetch(str(model_folder), tmp_path / "to")
+    assert (fetched.base, fetched.adapter) == (model_folder / "base", model_folder)
+    assert json.loads((model_folder / "adapter_config.json").read_text()) == {
+        "base_model_name_or_path": f"{model_folder}/base"
     }
     # What goes to the registry stays as it was.
     assert (export / "peft" / "adapter_config.json").read_text() == ADAPTER["adapter_config.json"]

@@ -47,11 +47,11 @@ def test_a_version_once(workspace: Workspace, run_id: str, tmp_path: Path) -> No
     registry, folder = Registry(run_id, None, patience_seconds=5), exported(tmp_path / "export")
     assert registry.find_version(MODEL) is None
     model_id = registry.upload(folder)
-    made = [registry.register(MODEL, model_id, folder, {"finetune_eval_data": "d1"}) for _ in range(2)]
+    versions = [registry.register(MODEL, model_id, folder, {"finetune_eval_data": "d1"}) for _ in range(2)]
     (version,) = workspace.models[MODEL].versions.values()
     downloads = [path for method, path in workspace.asked if "download" in path]
     assert (
-        made,
+        versions,
         registry.find_version(MODEL),
         (version.status, version.run_id, version.model_id, version.tags),
         workspace.files.read("/Models/main/llm/support/1/model/weights"),
@@ -70,8 +70,8 @@ def test_a_version_has_the_signature_of_its_examples(
 ) -> None:
     from mlflow.models import Model, ModelSignature
 
-    asked = {"messages": [{"role": "user", "content": "Is it red?"}]}
-    inferred = signature.infer_signature(signature.Examples(chat=True, requests=[asked], answers=["Yes."]))
+    request = {"messages": [{"role": "user", "content": "Is it red?"}]}
+    inferred = signature.infer_signature(signature.Examples(chat=True, requests=[request], answers=["Yes."]))
     registry, folder = Registry(run_id, None, patience_seconds=5), exported(tmp_path / "export")
     Model(signature=inferred).save(str(folder / "MLmodel"))
     assert registry.register(MODEL, registry.upload(folder), folder, {}) == "1"

@@ -55,8 +55,8 @@ def base(base_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """A gang of one rank, for all exports."""
-    with networks.alone() as found:
-        yield found
+    with networks.alone() as lone_world:
+        yield lone_world
 
 
 @pytest.fixture(scope="module")
@@ -172,12 +172,14 @@ def test_the_requests_of_the_docs_are_answered_without_the_prompt(title: str, ex
     (prompt,) = (
         request.get("inputs", request)[examples.input] if examples.chat else request["inputs"].values()
     )
-    asked = prompt["content"] if examples.chat else prompt
-    rendered = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n" if examples.chat else asked
+    question = prompt["content"] if examples.chat else prompt
+    rendered = (
+        f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" if examples.chat else question
+    )
     answers = invoke(folder, request, greedy)
     assert [status for status, _ in answers] == [200, 200], answers
     text, greedy_text = (read_text(body) for _, body in answers)
-    assert asked not in text
+    assert question not in text
     assert greedy_text == continue_greedily(folder, rendered, 20)
 
 
@@ -197,7 +199,7 @@ def test_each_kind_of_model_answers_greedily(kind: str, export: Export) -> None:
     folder = export(PROMPTS, changes, registry=registry)
     prompts = [ASKED, "Who?"]
     request = {"inputs": {"prompt": prompts}, "params": {"max_new_tokens": 6}}
-    expected = [continue_greedily(folder, asked, 6) for asked in prompts]
+    expected = [continue_greedily(folder, prompt, 6) for prompt in prompts]
     assert invoke(folder, request) == [(200, {"predictions": expected})]
 
 
@@ -238,8 +240,8 @@ def test_an_adapter_stops_where_its_generation_config_says(export: Export, tmp_p
     config = folder / "peft/generation_config.json"
     config.write_text(json.dumps({"eos_token_id": tokens[-1]}))
     ((_, body),) = invoke(folder, request)
-    kept = tokens[: tokens.index(tokens[-1])]
-    assert body["predictions"] == [tokenizer.decode(kept).strip()]
+    tokens_to_stop = tokens[: tokens.index(tokens[-1])]
+    assert body["predictions"] == [tokenizer.decode(tokens_to_stop).strip()]
 
 
 # Parameters, and whether every answer is the greedy one.
@@ -345,9 +347,11 @@ def test_contents_are_what_the_template_takes(export: Export) -> None:
         {"role": "user", "content": [{"type": "text", "text": "red"}, {"type": "text", "text": "house"}]}
     ]
     image = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
-    examples = Examples(chat=True, requests=[{"messages": said} for said in (CHAT, parts)], answers=["", ""])
+    examples = Examples(
+        chat=True, requests=[{"messages": messages} for messages in (CHAT, parts)], answers=["", ""]
+    )
     folder = export(examples, {"model.chatTemplate": {"type": "Jinja", "jinja": PARTS}})
-    requests = [{"messages": said, "max_tokens": 6} for said in (CHAT, parts, image)]
+    requests = [{"messages": messages, "max_tokens": 6} for messages in (CHAT, parts, image)]
     (_, text), (_, joined), (status, refusal) = invoke(folder, *requests)
     answers = [body[0]["choices"][0]["message"]["content"] for body in (text, joined)]
     assert answers == [continue_greedily(folder, prompt, 6) for prompt in (f"{ASKED}|", "red\nhouse|")]
@@ -430,10 +434,10 @@ def test_mlflows_command_predicts(export: Export, tmp_path: Path) -> None:
     """`mlflow models predict` calls this function in the environment of the model."""
     from mlflow.pyfunc import scoring_server
 
-    folder, asked, answered = export(), tmp_path / "asked.json", tmp_path / "answered.json"
-    asked.write_text(json.dumps({"inputs": {"prompt": ASKED}, "params": {"max_new_tokens": 6}}))
-    scoring_server._predict(str(folder), str(asked), str(answered), "json")
-    assert json.loads(answered.read_text()) == {"predictions": [continue_greedily(folder, ASKED, 6)]}
+    folder, input_file, output_file = export(), tmp_path / "asked.json", tmp_path / "answered.json"
+    input_file.write_text(json.dumps({"inputs": {"prompt": ASKED}, "params": {"max_new_tokens": 6}}))
+    scoring_server._predict(str(folder), str(input_file), str(output_file), "json")
+    assert json.loads(output_file.read_text()) == {"predictions": [continue_greedily(folder, ASKED, 6)]}
     assert {"requirements.txt", "python_env.yaml", "conda.yaml"} <= {file.name for file in folder.iterdir()}
 
 

@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Columns, dict[str, list[Any]], Examples]] = {
         {"prompt": ["a", "b", "c"], "chosen": [ANSWERED[1:]] * 3, "rejected": [ASKED] * 3},
         Examples(
             chat=True,
-            requests=[{"messages": [{"role": "user", "content": said}]} for said in "bc"],
+            requests=[{"messages": [{"role": "user", "content": content}]} for content in "bc"],
             answers=["Yes.", "Yes."],
         ),
     ),
@@ -115,8 +115,8 @@ def test_examples_are_those_of_the_validation_split(name: str, tmp_path: Path) -
 def test_examples_of_the_training_split_where_there_is_no_other(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"prompt": "a", "response": "1"}\n')
     splits = Splits(type="JSONLines", train=str(tmp_path / "train.jsonl"))
-    found = read_examples(splits, Columns(type="PromptResponse"))
-    assert found == Examples(requests=["a"], answers=["1"])
+    examples = read_examples(splits, Columns(type="PromptResponse"))
+    assert examples == Examples(requests=["a"], answers=["1"])
 
 
 PAIR, INSTRUCTION = {"type": "PromptResponse"}, {"type": "PromptResponse", "prompt": "instruction"}
@@ -155,10 +155,10 @@ NAMES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any], st
 def test_a_prompt_has_the_name_of_its_column(case: str, recipe: dict[str, Any]) -> None:
     data, prepared, columns, name = NAMES[case]
     splits = recipe["data"]["splits"]
-    made = Recipe.model_validate(
+    case_recipe = Recipe.model_validate(
         {**recipe, "data": {**data, "splits": splits}, "prepared": prepared and {"columns": prepared}}
     )
-    assert signature.name_prompt(made, Columns.model_validate(columns)) == name
+    assert signature.name_prompt(case_recipe, Columns.model_validate(columns)) == name
 
 
 @pytest.mark.usefixtures("mlflow_imported")
@@ -187,9 +187,11 @@ def test_conversations_are_those_of_a_chat_model(*, fits: bool) -> None:
 
     request = {"messages": ASKED if fits else PARTS}
     inferred = signature.infer_signature(Examples(chat=True, requests=[request], answers=["Yes."]))
-    known, found = CHAT_MODEL_INPUT_SCHEMA.input_dict(), inferred.inputs.input_dict()
-    messages = known["messages"] if fits else infer_signature([request]).inputs.input_dict()["messages"]
-    assert (found, inferred.outputs) == ({**known, "messages": messages}, CHAT_MODEL_OUTPUT_SCHEMA)
+    chat_columns, columns = CHAT_MODEL_INPUT_SCHEMA.input_dict(), inferred.inputs.input_dict()
+    messages = (
+        chat_columns["messages"] if fits else infer_signature([request]).inputs.input_dict()["messages"]
+    )
+    assert (columns, inferred.outputs) == ({**chat_columns, "messages": messages}, CHAT_MODEL_OUTPUT_SCHEMA)
     validate_schema(request | {"temperature": 0.5}, inferred.inputs)
 
 
@@ -197,8 +199,8 @@ def test_rows_without_tools_are_read(tmp_path: Path) -> None:
     rows = [{"messages": ANSWERED, "tools": [{"type": "function"}]}, {"messages": ANSWERED}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     splits = Splits(type="JSONLines", train=str(tmp_path / "rows.jsonl"))
-    found = read_examples(splits, Columns(type="Messages", tools="tools"))
-    assert found.requests == [{"messages": ASKED}] * 2
+    examples = read_examples(splits, Columns(type="Messages", tools="tools"))
+    assert examples.requests == [{"messages": ASKED}] * 2
 
 
 @pytest.mark.usefixtures("mlflow_imported")

@@ -36,8 +36,8 @@ def talker(tmp_path_factory: pytest.TempPathFactory, base_model: Path) -> Path:
 @pytest.fixture
 def network(talker: Path) -> Iterator[Network]:
     """The talker."""
-    with loaded(talker, talker) as found:
-        yield found
+    with loaded(talker, talker) as loaded_network:
+        yield loaded_network
 
 
 def loaded(folder: Path, base: Path) -> Any:
@@ -64,12 +64,12 @@ def prompts() -> list[str]:
 
 def test_answers_are_those_of_plain_greedy_generation(network: Network, talker: Path) -> None:
     some, ending = asked(talker, prompts())
-    found = Decoding(ending, max_new_tokens=12, batch_size=4).answers(network, some, CPU)
+    answers = Decoding(ending, max_new_tokens=12, batch_size=4).answers(network, some, CPU)
     plain: Any = network.model
-    for question, answer in zip(some, found, strict=True):
+    for question, answer in zip(some, answers, strict=True):
         alone = plain.generate(torch.tensor([question.tokens]), do_sample=False, max_new_tokens=12)
         assert answer == ending.text(alone[0, len(question.tokens) :].tolist())
-    assert len(set(found)) == len(found)
+    assert len(set(answers)) == len(answers)
 
 
 @pytest.mark.parametrize("kind", ["LoRA", "PromptTuning", "PrefixTuning"])
@@ -107,12 +107,12 @@ def test_an_empty_prompt_is_the_beginning_of_a_text(
     network: Network, talker: Path, bos: int | None, begin: int
 ) -> None:
     """Or the end of one, where the tokenizer has no token for the beginning."""
-    (other,), ending = asked(talker, ["What is the red house? "])
+    (other_question,), ending = asked(talker, ["What is the red house? "])
     tokenizer = ending.tokenizer
     tokenizer.bos_token = None if bos is None else tokenizer.convert_ids_to_tokens(bos)
     assert tokenizer.eos_token_id == 0
     empty, begun = Question([], "", ""), Question([begin], "", "")
-    expected = Decoding(ending, 12, 1).answers(network, [begun, other], CPU)
+    expected = Decoding(ending, 12, 1).answers(network, [begun, other_question], CPU)
     assert all(expected)
     for size in (1, 2):
-        assert Decoding(ending, 12, size).answers(network, [empty, other], CPU) == expected
+        assert Decoding(ending, 12, size).answers(network, [empty, other_question], CPU) == expected

@@ -43,19 +43,19 @@ def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Evalua
     """Runs the command on a recipe and a model, and returns its exit code and its message."""
     on_sigterm = signal.getsignal(signal.SIGTERM)
 
-    def run(made: Recipe, model: Path, *more: str, **env: str) -> tuple[int, TerminationMessage | None]:
-        (tmp_path / "recipe.yaml").write_text(made.to_yaml())
-        told = tmp_path / "termination.json"
-        told.unlink(missing_ok=True)
+    def run(recipe: Recipe, model: Path, *more: str, **env: str) -> tuple[int, TerminationMessage | None]:
+        (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+        message_file = tmp_path / "termination.json"
+        message_file.unlink(missing_ok=True)
         usual = {
             "FINETUNE_RECIPE": str(tmp_path / "recipe.yaml"),
-            "FINETUNE_TERMINATION_PATH": str(told),
+            "FINETUNE_TERMINATION_PATH": str(message_file),
             "FINETUNE_MLFLOW_PATIENCE_SECONDS": "60",
         }
         for name, value in (usual | env).items():
             monkeypatch.setenv(name, value)
         code = main(["--model", str(model), *more])
-        return code, TerminationMessage.parse(told.read_text()) if told.exists() else None
+        return code, TerminationMessage.parse(message_file.read_text()) if message_file.exists() else None
 
     yield run
     signal.signal(signal.SIGTERM, on_sigterm)
@@ -79,12 +79,16 @@ def test_an_evaluation_measures_both_models_and_logs_their_answers(
     tmp_path: Path,
     mlflow: Mlflow,
 ) -> None:
-    made = recipe(base_model, splits, {"metrics": ALL, "generations": 3, "maxNewTokens": 4})
+    evaluated = recipe(base_model, splits, {"metrics": ALL, "generations": 3, "maxNewTokens": 4})
     adapter = save_adapter(base_model, tmp_path / "adapter")
-    found = result_of(evaluate(made, adapter, **mlflow.env))
-    assert (found.rows, len(found.digest), found.metrics.keys()) == (8, 12, found.base.keys())
-    assert len(found.metrics) == 9
-    assert found.metrics["evaluation_loss"] != found.base["evaluation_loss"]
+    evaluation = result_of(evaluate(evaluated, adapter, **mlflow.env))
+    assert (evaluation.rows, len(evaluation.digest), evaluation.metrics.keys()) == (
+        8,
+        12,
+        evaluation.base.keys(),
+    )
+    assert len(evaluation.metrics) == 9
+    assert evaluation.metrics["evaluation_loss"] != evaluation.base["evaluation_loss"]
     table = mlflow.client().load_table(
         mlflow.client().get_run(mlflow.run_id).info.experiment_id, "evaluation/generations.json"
     )
@@ -92,7 +96,7 @@ def test_an_evaluation_measures_both_models_and_logs_their_answers(
     assert all(table["prompt"].str.startswith("What is the "))
     assert list(table["base"]) != list(table["model"])
     # An attempt that comes after it logs the table in its place, and finds the same.
-    assert result_of(evaluate(made, adapter, **mlflow.env)) == found
+    assert result_of(evaluate(evaluated, adapter, **mlflow.env)) == evaluation
     again = mlflow.client().load_table(
         mlflow.client().get_run(mlflow.run_id).info.experiment_id, "evaluation/generations.json"
     )
@@ -106,9 +110,9 @@ def test_by_default_the_loss_is_measured_and_some_answers_are_generated(
     tmp_path: Path,
     mlflow: Mlflow,
 ) -> None:
-    made = recipe(base_model, splits, {"baseModel": False, "maxNewTokens": 4, "generations": 2})
-    found = result_of(evaluate(made, base_model, **mlflow.env))
-    assert (sorted(found.metrics), found.base) == (["evaluation_loss", "evaluation_perplexity"], {})
+    evaluated = recipe(base_model, splits, {"baseModel": False, "maxNewTokens": 4, "generations": 2})
+    evaluation = result_of(evaluate(evaluated, base_model, **mlflow.env))
+    assert (sorted(evaluation.metrics), evaluation.base) == (["evaluation_loss", "evaluation_perplexity"], {})
     (path,) = tmp_path.glob("artifacts/**/generations.json")
     table = json.loads(path.read_text())
     assert (table["columns"], len(table["data"])) == (["prompt", "reference", "model"], 2)
@@ -117,21 +121,21 @@ def test_by_default_the_loss_is_measured_and_some_answers_are_generated(
 def test_texts_have_a_loss_and_no_table(
     evaluate: Evaluate, base_model: Path, splits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = recipe(base_model, splits, columns={"type": "Text", "text": "response"})
-    found = result_of(evaluate(made, base_model))
-    assert found.metrics == found.base
-    said = capsys.readouterr().out
-    assert "test: 8 read, 8 kept; 8 rows are evaluated\n" in said
-    assert f"the version {base_model}: evaluation_loss " in said
+    evaluated = recipe(base_model, splits, columns={"type": "Text", "text": "response"})
+    evaluation = result_of(evaluate(evaluated, base_model))
+    assert evaluation.metrics == evaluation.base
+    output = capsys.readouterr().out
+    assert "test: 8 read, 8 kept; evaluating 8 rows\n" in output
+    assert f"the version {base_model}: evaluation_loss " in output
 
 
 def test_columns_are_found_where_the_recipe_names_none(
     evaluate: Evaluate, base_model: Path, splits: Path
 ) -> None:
     spec = {"metrics": ["Loss"], "generations": 0, "baseModel": False}
-    made = recipe(base_model, splits, spec, columns=None)
-    named = recipe(base_model, splits, spec)
-    assert result_of(evaluate(made, base_model)) == result_of(evaluate(named, base_model))
+    without_columns = recipe(base_model, splits, spec, columns=None)
+    with_columns = recipe(base_model, splits, spec)
+    assert result_of(evaluate(without_columns, base_model)) == result_of(evaluate(with_columns, base_model))
 
 
 def test_a_table_that_cannot_be_logged_does_not_fail_the_evaluation(
@@ -142,8 +146,8 @@ def test_a_table_that_cannot_be_logged_does_not_fail_the_evaluation(
         "MLFLOW_RUN_ID": "0" * 32,
         "FINETUNE_MLFLOW_PATIENCE_SECONDS": "2",
     }
-    made = recipe(base_model, splits, {"baseModel": False, "maxNewTokens": 2, "generations": 1})
-    assert result_of(evaluate(made, base_model, **away)).rows == 8
+    evaluated = recipe(base_model, splits, {"baseModel": False, "maxNewTokens": 2, "generations": 1})
+    assert result_of(evaluate(evaluated, base_model, **away)).rows == 8
     assert "MLflow was not reachable for 2 s" in capsys.readouterr().out
 
 
@@ -164,10 +168,10 @@ def test_what_cannot_be_evaluated_ends_with_a_sentence(
     evaluate: Evaluate, base_model: Path, splits: Path, case: str
 ) -> None:
     changes, code, reason, sentence = REFUSED[case]
-    made = recipe(base_model, splits, **changes)
+    refused = recipe(base_model, splits, **changes)
     if "evaluation" in changes and changes["evaluation"] is None:
-        made = made.model_copy(update={"evaluation": None})
-    ended, message = evaluate(made, base_model)
+        refused = refused.model_copy(update={"evaluation": None})
+    ended, message = evaluate(refused, base_model)
     assert message is not None
     assert message.error is not None
     assert (ended, message.error.reason) == (code, reason)
@@ -193,7 +197,7 @@ def test_fetch_leaves_a_standalone_model_and_no_message(
     evaluate: Evaluate, base_model: Path, splits: Path, tmp_path: Path
 ) -> None:
     place = {contract.ENV_MODEL_PATH: str(tmp_path / "model")}
-    made = recipe(base_model, splits, {"command": ["judge"]}, method={"type": "LoRA"})
+    evaluated = recipe(base_model, splits, {"command": ["judge"]}, method={"type": "LoRA"})
     adapter = save_adapter(base_model, tmp_path / "adapter")
-    assert evaluate(made, adapter, "--fetch", **place) == (0, None)
+    assert evaluate(evaluated, adapter, "--fetch", **place) == (0, None)
     assert (tmp_path / "model" / "model.safetensors").is_file()

@@ -23,8 +23,8 @@ def test_the_metrics_of_a_loss_are_nats_and_their_exponential() -> None:
 
 def test_the_right_answers_have_the_best_numbers() -> None:
     texts = ["The old house is red.", "The new river is not cold.", "A letter is on the garden window."]
-    found = metrics.compute_answer_metrics(tuple(NAMES), texts, texts)
-    assert found == pytest.approx(
+    values = metrics.compute_answer_metrics(tuple(NAMES), texts, texts)
+    assert values == pytest.approx(
         {
             "eval_exact_match": 1.0,
             "eval_accuracy": 1.0,
@@ -59,9 +59,9 @@ def test_f1_is_the_mean_over_the_classes_of_the_references() -> None:
 
 def test_rouge_counts_words_and_pairs_of_words() -> None:
     # Four of five and of six words; of pairs "the old" and "house is"; the longest common subsequence has four words.
-    found = metrics.compute_rouge(["the old house is cold"], ["the old red house is warm"])
+    scores = metrics.compute_rouge(["the old house is cold"], ["the old red house is warm"])
     expected = [2 * p * r / (p + r) for p, r in ((4 / 5, 4 / 6), (2 / 4, 2 / 5), (4 / 5, 4 / 6))]
-    assert found == pytest.approx(tuple(expected))
+    assert scores == pytest.approx(tuple(expected))
 
 
 def test_rouge_knows_the_letters_of_any_script() -> None:
@@ -73,6 +73,6 @@ def test_bleu_is_that_of_the_corpus() -> None:
 
     answers = ["the old house is red", "the new river was cold and deep"]
     references = ["the old house is red", "the new river is cold and deep"]
-    whole = sacrebleu.corpus_bleu(answers, [references]).score
-    assert metrics.compute_bleu(answers, references) == (whole,)
-    assert 50 < whole < 100
+    corpus_score = sacrebleu.corpus_bleu(answers, [references]).score
+    assert metrics.compute_bleu(answers, references) == (corpus_score,)
+    assert 50 < corpus_score < 100

@@ -52,11 +52,11 @@ def test_the_loss_is_that_of_transformers(base_model: Path, tmp_path: Path, kind
     with model.load_model(
         source, networks.recipe(base_model).model, "the version", CPU, dtype=FP32
     ) as network:
-        found = [
+        losses = [
             loss.compute_mean_loss(network, split, batch_size=size, pad_id=0, device=CPU) for size in (1, 3)
         ]
     expected = plain_loss(auto.from_pretrained(folder).eval(), split)
-    assert found == pytest.approx([expected] * 2, rel=1e-5)
+    assert losses == pytest.approx([expected] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["", "LoRA"])
@@ -64,13 +64,13 @@ def test_the_base_has_rows_for_new_tokens(base_model: Path, tmp_path: Path, kind
     folder = save_adapter(base_model, tmp_path / "adapter", kind) if kind else base_model
     source, spec = download.fetch(str(folder), tmp_path / "unused"), networks.recipe(base_model).model
     with model.load_model(source, spec, model.BASE, CPU, dtype=FP32) as network:
-        known = network.head.vocabulary
+        vocabulary = network.head.vocabulary
         expected = network.base(torch.tensor([[5, 7]])).logits
-    new = NewTokens((known, known + 1))
+    new = NewTokens((vocabulary, vocabulary + 1))
     with model.load_model(source, spec, model.BASE, CPU, new, dtype=FP32) as network:
-        found = network.base(torch.tensor([[5, 7, known + 1]])).logits
-    assert found.shape[-1] == known + 2
-    torch.testing.assert_close(found[:, :2, :known], expected, rtol=1e-5, atol=1e-5)
+        logits = network.base(torch.tensor([[5, 7, vocabulary + 1]])).logits
+    assert logits.shape[-1] == vocabulary + 2
+    torch.testing.assert_close(logits[:, :2, :vocabulary], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_model_leaves_the_memory(base_model: Path, tmp_path: Path) -> None:
@@ -85,15 +85,15 @@ def test_a_model_leaves_the_memory(base_model: Path, tmp_path: Path) -> None:
 
 
 def recipe(base: Path, adapter: str = "Merge") -> Recipe:
-    made = networks.recipe(base, method={"type": "LoRA"})
-    return made.model_copy(update={"model": made.model.model_copy(update={"adapter": adapter})})
+    tiny_recipe = networks.recipe(base, method={"type": "LoRA"})
+    return tiny_recipe.model_copy(update={"model": tiny_recipe.model.model_copy(update={"adapter": adapter})})
 
 
 def test_the_base_of_an_adapter_is_what_lies_under_it(base_model: Path, tmp_path: Path) -> None:
     """It is not fetched again, and its files are those that the adapter was trained on."""
     version = download.fetch(str(save_adapter(base_model, tmp_path / "adapter")), tmp_path / "unused")
-    gone = recipe(tmp_path / "gone")
-    assert model.fetch_base(gone, version, tmp_path) == Source(
+    missing_base = recipe(tmp_path / "gone")
+    assert model.fetch_base(missing_base, version, tmp_path) == Source(
         base_model, version.tokenizer, None, str(base_model), version.origin
     )
 
@@ -108,8 +108,8 @@ def test_the_base_of_an_adapter_that_is_trained_further_has_the_first_one(
 ) -> None:
     first, second = (save_adapter(base_model, tmp_path / name) for name in ("first", "second"))
     version = download.fetch(str(second), tmp_path / "unused")
-    found = model.fetch_base(recipe(first, "Continue"), version, tmp_path)
-    assert (found.base, found.adapter) == (base_model, first)
+    source = model.fetch_base(recipe(first, "Continue"), version, tmp_path)
+    assert (source.base, source.adapter) == (base_model, first)
 
 
 def test_a_version_that_is_gone_is_named(base_model: Path, tmp_path: Path) -> None:
@@ -129,10 +129,12 @@ def test_a_version_without_weights_is_named(base_model: Path, tmp_path: Path) ->
 
 
 def test_the_device_is_that_of_the_pod_unless_the_training_is_on_cpus(base_model: Path) -> None:
-    made = recipe(base_model)
-    on_cpus = made.model_copy(update={"distributed": made.distributed.model_copy(update={"device": "CPU"})})
+    gpu_recipe = recipe(base_model)
+    on_cpus = gpu_recipe.model_copy(
+        update={"distributed": gpu_recipe.distributed.model_copy(update={"device": "CPU"})}
+    )
     assert model.choose_device(on_cpus) == CPU
-    assert model.choose_device(made).type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert model.choose_device(gpu_recipe).type == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_a_model_that_overflows_in_fp16_is_told_from_a_broken_one(base_model: Path, tmp_path: Path) -> None:

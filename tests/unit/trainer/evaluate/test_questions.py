@@ -95,17 +95,17 @@ def test_an_answer_that_is_not_learned_is_no_reference(tokenizer: PreTrainedToke
     ]
     right = "The house is red.<|im_end|>\n"
     assert asked(tokenizer, {"messages": conversations}) == [right, None, right]
-    named = [
+    weighted_messages = [
         [{**turn, "weight": 0.5, "train": turn.get("weight")} for turn in turns] for turns in conversations
     ]
-    assert asked(tokenizer, {"messages": named}, messageWeight="train") == [right, None, right]
+    assert asked(tokenizer, {"messages": weighted_messages}, messageWeight="train") == [right, None, right]
     # Training on last answers alone leaves out a conversation whose last one is not learned.
     columns = Columns.model_validate({"type": "Messages"})
     documents = Documents(tokenizer, columns, answers_only=True, last_only=True)
-    found = [
+    references = [
         question is not None for question in questions.build_questions(documents, {"messages": conversations})
     ]
-    assert found == [False, False, True]
+    assert references == [False, False, True]
 
 
 def test_the_turns_of_a_prompt_are_no_answers(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -128,10 +128,10 @@ def test_the_chat_template_is_checked_once_for_many_rows(
 def test_a_question_is_the_example_without_its_answer(tokenizer: PreTrainedTokenizerBase, case: str) -> None:
     columns, rows, expected = CASES[case]
     documents = Documents(tokenizer, Columns.model_validate(columns), answers_only=True)
-    found = list(questions.build_questions(documents, rows))
-    assert [each and (each.prompt, each.reference) for each in found] == expected
+    built = list(questions.build_questions(documents, rows))
+    assert [each and (each.prompt, each.reference) for each in built] == expected
     # The prompt has the tokens that it has in training, where the loss begins behind it.
-    for question, (document, *_) in zip(found, documents.of(rows), strict=True):
+    for question, (document, *_) in zip(built, documents.of(rows), strict=True):
         if question is not None and "conversations:" not in case:
             assert document.loss_mask is not None
             begin = document.loss_mask.index(True)
@@ -171,5 +171,5 @@ def test_an_answer_that_only_its_message_shows_is_its_text_or_none(
     ]
     rows = {"messages": [[ASKED, {"role": "assistant", **answer}] for answer in answers]}
     documents = Documents(tokenizer, Columns.model_validate({"type": "Messages"}), answers_only=False)
-    found = [each and (each.prompt, each.reference) for each in questions.build_questions(documents, rows)]
-    assert found == [("1: user What is red?", "It is.")] * 2 + [None] * 2
+    built = [each and (each.prompt, each.reference) for each in questions.build_questions(documents, rows)]
+    assert built == [("1: user What is red?", "It is.")] * 2 + [None] * 2

@@ -27,39 +27,39 @@ def splits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_splits(tmp_path_factory.mktemp("evaluated") / "splits")
 
 
-def load(made: Recipe) -> Rows:
+def load(recipe: Recipe) -> Rows:
     from pathlib import Path
 
-    assert made.evaluation is not None
-    return rows.load(made, made.evaluation, load_tokenizer(made.model, Path(made.model.base)))
+    assert recipe.evaluation is not None
+    return rows.load(recipe, recipe.evaluation, load_tokenizer(recipe.model, Path(recipe.model.base)))
 
 
 def test_the_rows_are_those_of_the_split(base_model: Path, splits: Path) -> None:
-    found = load(recipe(base_model, splits))
+    loaded = load(recipe(base_model, splits))
     expected = {(row["prompt"], row["response"]) for row in rows_of_splits() if row["split"] == "test"}
-    assert {(question.prompt, question.reference) for question in found.questions} == expected
-    assert (len(found), found.summary) == (8, "8 read, 8 kept")
+    assert {(question.prompt, question.reference) for question in loaded.questions} == expected
+    assert (len(loaded), loaded.summary) == (8, "8 read, 8 kept")
     validation = load(recipe(base_model, splits, {"split": "Validation"}))
     assert len(validation) == 8
     assert not {question.prompt for question in validation.questions} & {prompt for prompt, _ in expected}
-    assert validation.digest != found.digest
+    assert validation.digest != loaded.digest
 
 
 def test_the_tokens_and_targets_are_those_of_training(base_model: Path, splits: Path, pod: Pod) -> None:
-    found = load(recipe(base_model, splits, {"split": "Validation"})).split
+    split = load(recipe(base_model, splits, {"split": "Validation"})).split
     trained = split_of(pod.but({"data.splits.path": str(splits)}), "validation")
     for name in ("tokens", "loss_mask", "offsets"):
-        assert (getattr(found, name) == getattr(trained, name)).all()
+        assert (getattr(split, name) == getattr(trained, name)).all()
 
 
 def test_a_limit_takes_the_same_rows_in_any_order(base_model: Path, splits: Path, tmp_path: Path) -> None:
-    whole = load(recipe(base_model, splits))
+    all_rows = load(recipe(base_model, splits))
     some = load(recipe(base_model, splits, {"limit": 3}))
     turned = load(recipe(base_model, save_splits(tmp_path / "turned", rows_of_splits()[::-1]), {"limit": 3}))
-    asked = [question.prompt for question in some.questions]
-    assert asked == [question.prompt for question in whole.questions][:3]
-    assert ([question.prompt for question in turned.questions], turned.digest) == (asked, some.digest)
-    assert whole.digest != some.digest
+    prompts = [question.prompt for question in some.questions]
+    assert prompts == [question.prompt for question in all_rows.questions][:3]
+    assert ([question.prompt for question in turned.questions], turned.digest) == (prompts, some.digest)
+    assert all_rows.digest != some.digest
 
 
 def test_numbers_are_comparable_on_equal_rows_and_equal_lengths_of_answers(
@@ -81,24 +81,24 @@ def test_a_table_without_the_split_is_wrong_data(base_model: Path, tmp_path: Pat
     table = save_splits(tmp_path / "splits", without_test())
     with pytest.raises(
         DataError, match=r"has no rows of the split test.*splitRatios.test above 0, or set eval"
-    ) as told:
+    ) as error:
         load(recipe(base_model, table))
-    assert (told.value.exit_code, told.value.reason) == (65, "EmptySplit")
+    assert (error.value.exit_code, error.value.reason) == (65, "EmptySplit")
 
 
 def test_files_without_the_split_are_wrong_data(base_model: Path, tmp_path: Path) -> None:
     data = {"columns": {"type": "PromptResponse"}, "splits": {"type": "JSONLines", "train": str(tmp_path)}}
-    with pytest.raises(
-        DataError, match=r"data.splits has no test: name its files, or set evaluation.split: Val"
-    ):
+    with pytest.raises(DataError, match=r"data.splits.test is not set: set it, or set evaluation.split: Val"):
         load(recipe(base_model, tmp_path, data=data))
 
 
 def test_files_of_the_test_split_are_read(base_model: Path, tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text('{"prompt": "What? ", "response": "This."}\n')
     splits = {"type": "JSONLines", "train": str(tmp_path), "test": str(tmp_path / "test.jsonl")}
-    found = load(recipe(base_model, tmp_path, data={"columns": {"type": "PromptResponse"}, "splits": splits}))
-    assert [(question.prompt, question.reference) for question in found.questions] == [("What? ", "This.")]
+    loaded = load(
+        recipe(base_model, tmp_path, data={"columns": {"type": "PromptResponse"}, "splits": splits})
+    )
+    assert [(question.prompt, question.reference) for question in loaded.questions] == [("What? ", "This.")]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_files_of_the_test_split_are_read(base_model: Path, tmp_path: Path) -> N
         (
             {"type": "Text", "text": "response"},
             {"metrics": ["Loss", "Accuracy", "Bleu"]},
-            "evaluation.metrics Accuracy, Bleu compare answers, and the rows are texts without answers",
+            "evaluation.metrics Accuracy, Bleu compare answers, but the rows are texts without answers",
         ),
         (
             {"type": "Unpaired"},
@@ -126,8 +126,8 @@ def test_answers_need_rows_that_have_them(
 
 
 def test_texts_have_a_loss_on_all_tokens(base_model: Path, splits: Path) -> None:
-    found = load(recipe(base_model, splits, columns={"type": "Text", "text": "response"}))
-    assert (len(found), len(found.questions), bool(found.split.loss_mask.all())) == (8, 0, True)
+    loaded = load(recipe(base_model, splits, columns={"type": "Text", "text": "response"}))
+    assert (len(loaded), len(loaded.questions), bool(loaded.split.loss_mask.all())) == (8, 0, True)
 
 
 def said(role: str, content: str = "The house is red.") -> dict[str, str]:
@@ -155,13 +155,13 @@ def conversations(
 
 def test_rows_without_a_question_have_a_loss_and_are_counted(base_model: Path, tmp_path: Path) -> None:
     of = [said("user"), said("assistant")], [said("assistant")], [said("user")]
-    found = load(conversations(base_model, tmp_path / "asked", {}, *of))
-    assert (len(found), len(found.questions)) == (3, 1)
-    assert found.summary == "3 read, 3 kept, 2 without a question"
+    loaded = load(conversations(base_model, tmp_path / "asked", {}, *of))
+    assert (len(loaded), len(loaded.questions)) == (3, 1)
+    assert loaded.summary == "3 read, 3 kept, 2 without a question"
     # Where no model is asked anything, no row needs a question.
     loss = load(conversations(base_model, tmp_path / "loss", {"metrics": ["Loss"], "generations": 0}, *of))
     assert (len(loss), loss.questions, loss.summary) == (3, [], "3 read, 3 kept")
-    assert loss.digest == found.digest
+    assert loss.digest == loaded.digest
 
 
 DATED = (
@@ -172,24 +172,24 @@ DATED = (
 
 def test_jobs_of_other_days_evaluate_the_same_rows(base_model: Path, tmp_path: Path) -> None:
     of = [[said("user", f"{number}?"), said("assistant", f"{number}!")] for number in range(12)]
-    one = conversations(base_model, tmp_path, {"limit": 4}, *of)
-    dated = one.model.model_copy(update={"chat_template": ChatTemplate(type="Jinja", jinja=DATED)})
-    one = one.model_copy(update={"model": dated})
-    before, after = (load(one.on_day(day)) for day in (date(2026, 11, 24), date(2026, 11, 25)))
-    asked = [[question.reference for question in found.questions] for found in (before, after)]
-    assert (len(before), asked[0], before.digest) == (4, asked[1], after.digest)
+    job = conversations(base_model, tmp_path, {"limit": 4}, *of)
+    dated = job.model.model_copy(update={"chat_template": ChatTemplate(type="Jinja", jinja=DATED)})
+    job = job.model_copy(update={"model": dated})
+    before, after = (load(job.on_day(day)) for day in (date(2026, 11, 24), date(2026, 11, 25)))
+    references = [[question.reference for question in loaded.questions] for loaded in (before, after)]
+    assert (len(before), references[0], before.digest) == (4, references[1], after.digest)
     assert before.questions[0].prompt.startswith("2026-11-24\nuser: ")
     assert after.questions[0].prompt.startswith("2026-11-25\nuser: ")
 
 
 def test_metrics_of_answers_need_a_row_with_an_answer(base_model: Path, tmp_path: Path) -> None:
-    made = conversations(base_model, tmp_path, {"metrics": ["Loss", "Accuracy", "F1"]}, [said("user")])
+    refused = conversations(base_model, tmp_path, {"metrics": ["Loss", "Accuracy", "F1"]}, [said("user")])
     with pytest.raises(
         DataError,
         match=r"^no row of the split test has an answer .*\(1 read, 1 kept, 1 without a question\).* Accuracy, F1 compare",
-    ) as told:
-        load(made)
-    assert (told.value.exit_code, told.value.reason) == (65, "NoAnswers")
+    ) as error:
+        load(refused)
+    assert (error.value.exit_code, error.value.reason) == (65, "NoAnswers")
 
 
 NONE_LEFT: dict[str, tuple[list[str], dict[str, Any], str]] = {
@@ -215,8 +215,8 @@ NONE_LEFT: dict[str, tuple[list[str], dict[str, Any], str]] = {
 def test_rows_of_which_none_is_left_are_wrong_data(base_model: Path, tmp_path: Path, case: str) -> None:
     roles, training, remedy = NONE_LEFT[case]
     some = [said(role) for role in roles]
-    made = conversations(base_model, tmp_path, {}, some, loss_on="Answer", **training)
-    with pytest.raises(DataError) as told:
-        load(made)
-    assert str(told.value) == f"no row of the split test is left {remedy}"
-    assert (told.value.exit_code, told.value.reason) == (65, "EmptySplit")
+    refused = conversations(base_model, tmp_path, {}, some, loss_on="Answer", **training)
+    with pytest.raises(DataError) as error:
+        load(refused)
+    assert str(error.value) == f"no row of the split test is left {remedy}"
+    assert (error.value.exit_code, error.value.reason) == (65, "EmptySplit")

@@ -38,9 +38,9 @@ def test_an_adapter_is_merged_into_its_base(base_model: Path, tmp_path: Path) ->
         "tokenizer_config.json",
     ]
     with torch.no_grad():
-        found = AutoModelForCausalLM.from_pretrained(folder)(TOKENS).logits
+        logits = AutoModelForCausalLM.from_pretrained(folder)(TOKENS).logits
         expected = AutoPeftModelForCausalLM.from_pretrained(adapter)(TOKENS).logits
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(logits, expected)
     assert (
         AutoTokenizer.from_pretrained(folder).vocab_size
         == AutoTokenizer.from_pretrained(base_model).vocab_size

@@ -56,14 +56,14 @@ JUDGED, KTO = 8, KtoSpec(beta=BETA, desirable_weight=1.5, undesirable_weight=0.5
 @pytest.mark.parametrize("tied", [True, False])
 def test_sft_is_the_loss_of_transformers(tied: bool, smoothing: float) -> None:
     split = networks.random_split(vocabulary=VOCABULARY)
-    found = learned_from(Sft(smoothing), isolated(model(tied=tied)), batch_of(split))
+    ours = learned_from(Sft(smoothing), isolated(model(tied=tied)), batch_of(split))
     reference = model(tied=tied)
-    ids, learned, there = padded(split, list(range(len(split))))
+    ids, learned, mask = padded(split, list(range(len(split))))
     labels = ids.masked_fill(~learned.bool(), -100)
     count = (labels[:, 1:] != -100).sum()
-    output = reference(input_ids=ids, attention_mask=there, labels=labels, num_items_in_batch=count)
+    output = reference(input_ids=ids, attention_mask=mask, labels=labels, num_items_in_batch=count)
     smoothed = LabelSmoother(epsilon=smoothing)(output, labels, shift_labels=True)
-    check(found, smoothed if smoothing else output.loss, reference)
+    check(ours, smoothed if smoothing else output.loss, reference)
 
 
 # How far bf16 rounds: the gradients of the output layer are summed over 200 targets.
@@ -84,11 +84,11 @@ def test_smoothed_losses_are_fp32_in_each_precision(precision: torch.dtype, tole
     torch.testing.assert_close(slopes[name], gradients(reference)[name], rtol=0, atol=tolerance * scale)
 
 
-@pytest.mark.parametrize("made", [Sft, lambda smoothing: Dpo(BETA, smoothing)], ids=["SFT", "DPO"])
-def test_evaluation_losses_are_without_label_smoothing(made: Callable[[float], Any]) -> None:
+@pytest.mark.parametrize("make_objective", [Sft, lambda smoothing: Dpo(BETA, smoothing)], ids=["SFT", "DPO"])
+def test_evaluation_losses_are_without_label_smoothing(make_objective: Callable[[float], Any]) -> None:
     def losses(smoothing: float) -> tuple[float, float]:
         """In training, and in evaluation."""
-        network = Network(isolated(model()), made(smoothing))
+        network = Network(isolated(model()), make_objective(smoothing))
         batch = dpo()[1] if network.objective.has_reference else sft()[1]
         trained, _ = network(batch)
         with network.no_grad_forward():
@@ -111,11 +111,11 @@ def trl_kto(policy: Any, reference: Any, split: Split) -> tuple[torch.Tensor, di
     assert split.labels is not None
     inputs: dict[str, torch.Tensor] = {"label": torch.from_numpy(split.labels)}
     for document, prefix in enumerate(("", "KL_")):
-        ids, learned, there = padded(split, [2 * at + document for at in range(len(split))])
+        ids, learned, mask = padded(split, [2 * at + document for at in range(len(split))])
         learned[:, 0] = False
         inputs |= {
             f"{prefix}input_ids": ids,
-            f"{prefix}attention_mask": there,
+            f"{prefix}attention_mask": mask,
             f"{prefix}completion_mask": learned.long(),
         }
     metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
@@ -145,17 +145,17 @@ def test_kto_is_the_loss_of_trl(
         values = compute_reference(network, [batch_of(split)], world, JUDGED)
     split = dataclasses.replace(split, reference=values)
     objective = Kto(KTO)
-    found = learned_from(objective, isolated(model(seed=policy_seed)).to(precision), batch_of(split))
+    ours = learned_from(objective, isolated(model(seed=policy_seed)).to(precision), batch_of(split))
     theirs = model(seed=policy_seed).to(precision).train()
     loss, metrics = trl_kto(theirs, model(seed=reference_seed).to(precision).eval(), split)
-    check(found, loss, theirs)
+    check(ours, loss, theirs)
     expected = {
         contract.METRIC_REWARD_DESIRABLE: metrics["rewards/chosen"][0],
         contract.METRIC_REWARD_UNDESIRABLE: metrics["rewards/rejected"][0],
         contract.METRIC_REWARD_MARGIN: metrics["rewards/margins"][0],
         contract.METRIC_KL: metrics["kl"][0],
     }
-    assert objective.means(found[2].tolist(), JUDGED) == pytest.approx(expected, rel=TOLERANCES[precision])
+    assert objective.means(ours[2].tolist(), JUDGED) == pytest.approx(expected, rel=TOLERANCES[precision])
     assert set(expected) == set(objective.metrics)
     assert (metrics["kl"][0] > 0) is diverges
 
@@ -179,20 +179,20 @@ def test_distillation_is_the_divergence_of_trl(temperature: float, weight: float
     batch = batch_of(split)
     teacher = Network(isolated(model(seed=1)).requires_grad_(False).eval(), TeacherStates())
     spec = DistillationSpec(teacher="/teacher", temperature=temperature, weight=weight)
-    found = learned_from(Distillation(spec, teacher), isolated(model()), batch)
+    ours = learned_from(Distillation(spec, teacher), isolated(model()), batch)
     student, theirs = model(), model(seed=1)
-    ids, learned, there = padded(split, list(range(len(split))))
+    ids, learned, mask = padded(split, list(range(len(split))))
     labels = ids.masked_fill(~learned.bool(), -100)[:, 1:]
-    logits = student(input_ids=ids, attention_mask=there).logits[:, :-1]
+    logits = student(input_ids=ids, attention_mask=mask).logits[:, :-1]
     with torch.no_grad():
-        taught = theirs(input_ids=ids, attention_mask=there).logits[:, :-1]
+        taught = theirs(input_ids=ids, attention_mask=mask).logits[:, :-1]
     divergence = GKDTrainer.generalized_jsd_loss(
         logits, taught, labels, beta=0, temperature=temperature, num_items_in_batch=(labels != -100).sum()
     )
     data = functional.cross_entropy(logits.transpose(1, 2), labels)
     loss = weight * temperature**2 * divergence + (1 - weight) * data
-    check(found, loss, student)
-    assert found[2].item() / batch.targets_count == pytest.approx(divergence.item(), rel=1e-4)
+    check(ours, loss, student)
+    assert ours[2].item() / batch.targets_count == pytest.approx(divergence.item(), rel=1e-4)
 
 
 def sft() -> tuple[Any, pack.Batch]:
@@ -236,25 +236,27 @@ def distillation() -> tuple[Any, pack.Batch]:
 MADE = [sft, smoothed_sft, dpo, ipo, orpo, simpo, kto, distillation]
 
 
-@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("make_case", MADE)
 def test_chunks_change_neither_loss_nor_gradients(
-    made: Callable[[], tuple[Any, pack.Batch]], monkeypatch: pytest.MonkeyPatch
+    make_case: Callable[[], tuple[Any, pack.Batch]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objective, batch = made()
-    found = []
+    objective, batch = make_case()
+    results_by_chunks = []
     for tokens in (1, 7, 10_000):
         monkeypatch.setattr(chunked_loss, "SMALL_CHUNK_NUMBERS", tokens * VOCABULARY)
-        found.append(learned_from(objective, isolated(model()), batch))
-    for loss, slopes, metrics in found[:-1]:
-        assert loss == pytest.approx(found[-1][0], rel=1e-5)
-        torch.testing.assert_close(metrics, found[-1][2], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(slopes, found[-1][1], rtol=1e-4, atol=1e-6)
+        results_by_chunks.append(learned_from(objective, isolated(model()), batch))
+    for loss, slopes, metrics in results_by_chunks[:-1]:
+        assert loss == pytest.approx(results_by_chunks[-1][0], rel=1e-5)
+        torch.testing.assert_close(metrics, results_by_chunks[-1][2], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(slopes, results_by_chunks[-1][1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("made", MADE)
-def test_a_batch_without_targets_has_a_loss_of_nothing(made: Callable[[], tuple[Any, pack.Batch]]) -> None:
+@pytest.mark.parametrize("make_case", MADE)
+def test_a_batch_without_targets_has_a_loss_of_nothing(
+    make_case: Callable[[], tuple[Any, pack.Batch]],
+) -> None:
     """With which a rank keeps the others company: the same collectives, and gradients of zero."""
-    objective, full = made()
+    objective, full = make_case()
     split = networks.random_split(documents=1 if full.reference is None else 2, vocabulary=VOCABULARY)
     split = (
         split if full.reference is None else dataclasses.replace(split, reference=torch.zeros(16, 2).numpy())
@@ -299,9 +301,9 @@ def test_the_whole_matrix_of_logits_is_never_made(objective: Any, monkeypatch: p
     split = networks.random_split(documents=pairs, examples=16 // pairs, vocabulary=vocabulary)
     split = dataclasses.replace(split, reference=torch.zeros(len(split), 2).numpy() if pairs == 2 else None)
     batch = batch_of(split)
-    made = isolated(model(vocabulary=vocabulary))
+    network = isolated(model(vocabulary=vocabulary))
     with Largest() as largest:
-        Network(made, objective)(batch)[0].backward()
-    embedding = made.get_input_embeddings().weight.numel()
+        Network(network, objective)(batch)[0].backward()
+    embedding = network.get_input_embeddings().weight.numel()
     assert largest.numbers == max(embedding, 16 * vocabulary)
     assert batch.targets_count * vocabulary > 5 * largest.numbers

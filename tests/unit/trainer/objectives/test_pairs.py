@@ -54,7 +54,7 @@ def trl_dpo(
     for each in (policy, reference):
         add_fused_lm_head(each, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
     pairs = range(len(split))
-    ids, learned, there = padded(split, [*(2 * at for at in pairs), *(2 * at + 1 for at in pairs)])
+    ids, learned, mask = padded(split, [*(2 * at for at in pairs), *(2 * at + 1 for at in pairs)])
     learned[:, 0] = False
     metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list)}
     trainer = trl_trainer(
@@ -68,7 +68,7 @@ def trl_dpo(
         label_smoothing=smoothing,
         use_weighting=False,
     )
-    inputs = {"input_ids": ids, "attention_mask": there, "completion_mask": learned.long()}
+    inputs = {"input_ids": ids, "attention_mask": mask, "completion_mask": learned.long()}
     return DPOTrainer._compute_loss(trainer, policy, inputs, False), metrics["train"]
 
 
@@ -97,11 +97,11 @@ def test_dpo_and_ipo_are_the_losses_of_trl(
     split = dataclasses.replace(split, reference=values)
     # The policy has learned something since.
     policy.load_state_dict(model(seed=1).state_dict())
-    found = learned_from(objective, policy, batch_of(split))
+    ours = learned_from(objective, policy, batch_of(split))
     theirs = model(seed=1).to(precision).train()
     loss, metrics = trl_dpo(theirs, model().to(precision).eval(), split, loss_type, smoothing)
-    check(found, loss, theirs)
-    assert (found[2] / pairs).tolist() == pytest.approx(rewards_of_trl(metrics), rel=TOLERANCES[precision])
+    check(ours, loss, theirs)
+    assert (ours[2] / pairs).tolist() == pytest.approx(rewards_of_trl(metrics), rel=TOLERANCES[precision])
 
 
 def in_fp32(policy: Any) -> Any:
@@ -112,23 +112,23 @@ def in_fp32(policy: Any) -> Any:
 
 def trl_inputs(split: Split, pair: int) -> dict[str, torch.Tensor]:
     """A pair as ORPOTrainer and CPOTrainer take it."""
-    found: dict[str, torch.Tensor] = {}
+    inputs: dict[str, torch.Tensor] = {}
     for document, prefix in enumerate(("chosen", "rejected")):
-        ids, learned, there = padded(split, [2 * pair + document])
-        found |= {
+        ids, learned, mask = padded(split, [2 * pair + document])
+        inputs |= {
             f"{prefix}_input_ids": ids,
-            f"{prefix}_attention_mask": there,
+            f"{prefix}_attention_mask": mask,
             f"{prefix}_labels": ids.masked_fill(~learned.bool(), -100),
         }
-    return found
+    return inputs
 
 
 def trl_of_pairs(
-    kind: Any, policy: Any, split: Split, **own: Any
+    kind: Any, policy: Any, split: Split, **trl_options: Any
 ) -> tuple[torch.Tensor, dict[str, list[float]]]:
     """What a trainer of TRL without a reference computes of each pair, and the means."""
     trainer = trl_trainer(
-        policy, None, None, is_encoder_decoder=False, padding_value=0, pad_token_id=0, **own
+        policy, None, None, is_encoder_decoder=False, padding_value=0, pad_token_id=0, **trl_options
     )
     for name in ("concatenated_inputs", "get_batch_logps"):
         setattr(trainer, name, getattr(kind, name))
@@ -139,15 +139,23 @@ def trl_of_pairs(
         kind.get_batch_loss_metrics(trainer, policy, trl_inputs(split, pair)) for pair in range(len(split))
     ]
     names = each[0][1]
-    metrics = {name: [sum(float(found[name]) for _, found in each) / len(each)] for name in names}
+    metrics = {
+        name: [sum(float(batch_metrics[name]) for _, batch_metrics in each) / len(each)] for name in names
+    }
     return torch.stack([loss for loss, _ in each]).mean(), metrics
 
 
 def trl_simpo(policy: Any, split: Split) -> tuple[torch.Tensor, dict[str, list[float]]]:
     from trl.experimental.cpo import CPOTrainer
 
-    own = {"loss_type": "simpo", "simpo_gamma": GAMMA, "cpo_alpha": 0, "alpha": 0.0, "label_smoothing": 0}
-    return trl_of_pairs(CPOTrainer, policy, split, **own)
+    trl_options = {
+        "loss_type": "simpo",
+        "simpo_gamma": GAMMA,
+        "cpo_alpha": 0,
+        "alpha": 0.0,
+        "label_smoothing": 0,
+    }
+    return trl_of_pairs(CPOTrainer, policy, split, **trl_options)
 
 
 def trl_orpo(policy: Any, split: Split) -> tuple[torch.Tensor, dict[str, list[float]]]:
@@ -155,14 +163,14 @@ def trl_orpo(policy: Any, split: Split) -> tuple[torch.Tensor, dict[str, list[fl
     from trl.experimental.orpo import ORPOTrainer
 
     loss, metrics = trl_of_pairs(ORPOTrainer, policy, split)
-    whole = [-metrics["nll_loss"][0], metrics["logps/chosen"][0]]
+    totals = [-metrics["nll_loss"][0], metrics["logps/chosen"][0]]
     if split.loss_mask.all():
-        assert whole[0] == pytest.approx(whole[1], rel=1e-2)
+        assert totals[0] == pytest.approx(totals[1], rel=1e-2)
         return loss, metrics
     # The mean log-probability of the answer, and of prompt and answer, of each chosen document.
     for pair in range(len(split)):
-        ids, learned, there = padded(split, [2 * pair])
-        each = policy(input_ids=ids, attention_mask=there).logits[0, :-1].log_softmax(-1)
+        ids, learned, mask = padded(split, [2 * pair])
+        each = policy(input_ids=ids, attention_mask=mask).logits[0, :-1].log_softmax(-1)
         each = each.gather(-1, ids[0, 1:, None])[:, 0]
         loss = loss + (each.mean() - each[learned[0, 1:]].mean()) / len(split)
     return loss, metrics
@@ -184,11 +192,11 @@ def test_orpo_and_simpo_are_the_losses_of_trl(
     split = networks.random_split(documents=2, examples=PAIRS, vocabulary=VOCABULARY)
     if not prompts:
         split = dataclasses.replace(split, loss_mask=np.ones_like(split.loss_mask))
-    found = learned_from(objective, isolated(model()).to(precision), batch_of(split))
+    ours = learned_from(objective, isolated(model()).to(precision), batch_of(split))
     theirs = in_fp32(model().to(precision))
     loss, metrics = of_trl(theirs, split)
-    check(found, loss, theirs)
-    assert (found[2] / PAIRS).tolist() == pytest.approx(rewards_of_trl(metrics), rel=TOLERANCES[precision])
+    check(ours, loss, theirs)
+    assert (ours[2] / PAIRS).tolist() == pytest.approx(rewards_of_trl(metrics), rel=TOLERANCES[precision])
 
 
 @pytest.mark.parametrize("certain", [0, 1])

@@ -104,17 +104,17 @@ ASKED: dict[str, tuple[int, Gpus, str]] = {
     "devices that a pod sees one of": (
         8,
         Gpus(1),
-        "the pod has 8 processes and sees 1 GPU: set distributed.processesPerNode to 1 or less, since a pod sees one device "
-        "of some resources, such as MIG, however many it has",
+        "the pod has 8 processes and sees 1 GPU: set distributed.processesPerNode to 1 or less, since a pod sees only one "
+        "device of some resources, for example MIG",
     ),
 }
 
 
-@pytest.mark.parametrize(("asked", "gpus", "sentence"), ASKED.values(), ids=ASKED)
-def test_gpus_that_a_job_asks_for_are_there(pod: Pod, asked: int, gpus: Gpus, sentence: str) -> None:
-    recipe = Recipe.model_validate(pod.but({"distributed.gpusPerNode": asked}).recipe)
+@pytest.mark.parametrize(("gpus_per_node", "gpus", "sentence"), ASKED.values(), ids=ASKED)
+def test_gpus_that_a_job_asks_for_are_there(pod: Pod, gpus_per_node: int, gpus: Gpus, sentence: str) -> None:
+    recipe = Recipe.model_validate(pod.but({"distributed.gpusPerNode": gpus_per_node}).recipe)
     with pytest.raises(RecipeRefusedError) as refused:
-        check(recipe, asked, gpus, lambda: 1)
+        check(recipe, gpus_per_node, gpus, lambda: 1)
     assert refused.value.message == sentence
 
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 # NB: no GPU is here, so what is asked of one is answered, and gloo plays NCCL.
 @pytest.mark.parametrize(
-    ("cuda", "error", "left"), [(True, True, False), (True, False, True), (False, True, True)]
+    ("cuda", "error", "is_left"), [(True, True, False), (True, False, True), (False, True, True)]
 )
 def test_a_rank_that_fails_on_a_gpu_leaves_its_groups_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, cuda: bool, error: bool, left: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, cuda: bool, error: bool, is_left: bool
 ) -> None:
     begin = dist.init_process_group
 
@@ -42,7 +42,7 @@ def test_a_rank_that_fails_on_a_gpu_leaves_its_groups_as_they_are(
     try:
         with suppress(ZeroDivisionError), distributed.join_ranks(timeout_seconds=60):
             _ = 1 / (0 if error else 1)
-        assert dist.is_initialized() != left
+        assert dist.is_initialized() != is_left
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -12,8 +12,8 @@ from support import networks
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
 NEEDS_MEMORY = (
-    "rank {} needs more memory than its GPU has: set training.activationCheckpointing to Full where it is not, lower "
-    "training.perDeviceBatchSize or training.maxLength, or, where the weights alone do not fit, take more GPUs with FSDP, or "
+    "rank {} ran out of GPU memory: set training.activationCheckpointing to Full, or lower "
+    "training.perDeviceBatchSize or training.maxLength; if the weights alone do not fit, use more GPUs with FSDP, or "
     "method QLoRA (CUDA out of memory. Tried to allocate 2.00 GiB.)"
 )
 # As torch puts NCCL's words together.
@@ -32,15 +32,15 @@ NO_ROUTE = dist.DistBackendError(
         (
             NO_ROUTE,
             "PeerLost",
-            "a collective failed, as it does where another rank ended (NCCL error in: NCCLUtils.cpp:94, unhandled system error (run "
+            "a collective failed, most likely because another rank exited (NCCL error in: NCCLUtils.cpp:94, unhandled system error (run "
             "with NCCL_DEBUG=INFO for details), NCCL version 2.27.3 ... socketStartConnect: Connect to 10.1.2.3<41523> failed : No "
-            "route to host): the log of the rank that failed first has the cause",
+            "route to host): see the log of the rank that failed first",
         ),
         (
             RuntimeError("gloo: connection closed by peer"),
             "PeerLost",
-            "a collective failed, as it does where another rank ended (gloo: connection closed by peer): the log of the rank that "
-            "failed first has the cause",
+            "a collective failed, most likely because another rank exited (gloo: connection closed by peer): see the log of the "
+            "rank that failed first",
         ),
     ],
 )
@@ -59,6 +59,6 @@ def test_memory_that_is_short_in_a_common_step_is_told_alike() -> None:
     def fails() -> None:
         raise OUT_OF_MEMORY
 
-    with networks.alone() as world, pytest.raises(PodFailure) as told:
+    with networks.alone() as world, pytest.raises(PodFailure) as failure:
         world.agree(fails)
-    assert (told.value.reason, told.value.message) == ("OutOfMemory", NEEDS_MEMORY.format(0))
+    assert (failure.value.reason, failure.value.message) == ("OutOfMemory", NEEDS_MEMORY.format(0))

@@ -15,15 +15,15 @@ GPU = torch.device("cuda", 0)
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     """A GPU of 100 bytes, 40 of them used, whose utilization is 75% until a test says otherwise; the reads of it."""
-    found: list[torch.device] = []
+    devices: list[torch.device] = []
 
     def utilization(device: torch.device) -> int:
-        found.append(device)
+        devices.append(device)
         return 75
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (60, 100))
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    return found
+    return devices
 
 
 def of_gpu(sampler: Sampler) -> dict[str, float]:
@@ -51,5 +51,8 @@ def test_a_utilization_that_cannot_be_read_is_said_once(
     monkeypatch.setattr(torch.cuda, "utilization", refused)
     sampler = Sampler(GPU)
     assert [of_gpu(sampler) for _ in range(3)] == [{"gpu_memory_bytes": 40.0}] * 3
-    assert capsys.readouterr().out == "system metrics are without gpu_percent: the driver is not loaded\n"
+    assert (
+        capsys.readouterr().out
+        == "cannot read the GPU utilization, system metrics omit gpu_percent: the driver is not loaded\n"
+    )
     assert reads == [GPU]

@@ -30,7 +30,7 @@ def test_a_loss_runs_away_when_two_reports_are_far_above_the_least(
     else:
         for step, loss in enumerate(losses[:stopped_at]):
             watch.check_runaway(step, loss)
-        with pytest.raises(TrainingError, match=r"after \d\.00 at its best") as stopped:
+        with pytest.raises(TrainingError, match=r"from a minimum of \d\.00") as stopped:
             watch.check_runaway(stopped_at, losses[stopped_at])
         assert stopped.value.reason == "DivergingLoss"
     assert len(ends) == (0 if stopped_at is None else 1)

@@ -100,7 +100,7 @@ class Checkpointer:
     def find_newest(self) -> Progress | None:
         """Return the progress of the checkpoint that the attempt begins with, the same on all ranks.
 
-        It is the newest complete and undamaged one of the job, or else of the job that it carries on.
+        It is the newest complete and undamaged one of the job, or else of the job that it continues.
 
         Raises:
             RecipeRefusedError: it belongs to another recipe, or all are damaged.
@@ -123,7 +123,7 @@ class Checkpointer:
     def begin_on(
         self, progress: Progress, *, examples: str, eval_data: str | None, max_steps: int
     ) -> Progress:
-        """Return the progress that the attempt begins with on its data, after checking that it goes on with them.
+        """Return the progress that the attempt starts with, after checking that its data is that of the checkpoint.
 
         Args:
             progress: of the checkpoint, or of step 0.
@@ -147,14 +147,14 @@ class Checkpointer:
                 else newest.explain_start_over(self.folder, self._recipe)
             )
             raise RecipeRefusedError(
-                f"the checkpoint {uri} was made with other training examples, and a run goes on with the same ones: {cause}; "
+                f"the checkpoint {uri} was written for other training examples ({cause}): "
                 f"restore the examples, or {remedy}",
                 reason="ForeignCheckpoint",
             )
         if progress.step > max_steps:
             raise RecipeRefusedError(
-                f"the checkpoint {uri} is of step {progress.step}, and this run has {max_steps} steps: raise training.epochs "
-                "or training.maxSteps, or name the checkpoint of an earlier step",
+                f"the checkpoint {uri} is at step {progress.step}, but this run has only {max_steps} steps: raise training.epochs "
+                "or training.maxSteps, or resume from an earlier checkpoint",
                 reason="ForeignCheckpoint",
             )
         started = replace(progress.on_eval_data(eval_data), examples=examples)
@@ -211,14 +211,14 @@ class Checkpointer:
             ) from error
 
     def _uri_of(self, step: int) -> str:
-        """Where the checkpoint of a step is: in the folder of the job, unless it belongs to the job that this one carries on."""
+        """Return the URI of the checkpoint of a step, in the folder of this job or of the job that it continues."""
         return contract.checkpoint_uri(self._foreign_folders.get(step, self.folder), step)
 
     def _remedy(self, step: int) -> str:
         if step in self._foreign_folders:
-            return "name another one in checkpoint.resumeFrom"
+            return "set checkpoint.resumeFrom to another checkpoint"
         first = "the start" if newest.locate_resume_from(self._recipe) is None else "checkpoint.resumeFrom"
-        return f"delete this folder to go on from an older checkpoint, or from {first} where there is none"
+        return f"delete this folder to resume from an older checkpoint, or from {first} if there is none"
 
     def _check(
         self,
@@ -239,7 +239,7 @@ class Checkpointer:
         optimizer = describe_other_optimizer(stored, moments)
         if model or optimizer:
             cause = (
-                f"from another model than model.base {self._recipe.model.base} is now: {model}; restore that model"
+                f"for another model than the current model.base {self._recipe.model.base} ({model}): restore that model"
                 if model
                 else f"by another release, {optimizer}: finish the job with that release"
             )
@@ -249,7 +249,7 @@ class Checkpointer:
                 else newest.explain_start_over(self.folder, self._recipe)
             )
             raise RecipeRefusedError(
-                f"the checkpoint {uri} was made {cause}, or {otherwise}", reason="ForeignCheckpoint"
+                f"the checkpoint {uri} was written {cause}, or {otherwise}", reason="ForeignCheckpoint"
             )
 
     def save(
@@ -356,11 +356,13 @@ class Checkpointer:
 
     def _record_failure(self, step: int, problem: str, *, half_written: bool) -> None:
         fallback = (
-            "there is none yet" if self.published is None else f"the newest is that of step {self.published}"
+            "there is no checkpoint yet"
+            if self.published is None
+            else f"the newest checkpoint is at step {self.published}"
         )
         self.failure = (
-            f"the checkpoint of step {step} could not be written ({problem}): {fallback}, and the next one is tried "
-            "when it is due"
+            f"the checkpoint of step {step} could not be written ({problem}): {fallback}; training continues and "
+            "tries again at the next checkpoint"
         )
         if not self._world.leads:
             return
@@ -389,7 +391,7 @@ def _run_in_thread(work: Callable[[], None], device: torch.device) -> Future[Non
     def run() -> None:
         try:
             if device.type == "cuda":
-                # NB: a thread begins with the first GPU, where each rank would have memory of its own.
+                # NB: a new thread uses the first GPU, where each rank would allocate memory.
                 torch.cuda.set_device(device)
             work()
         except BaseException as error:  # noqa: BLE001 - drain() raises it

@@ -25,7 +25,7 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Marker:
-    """What the marker of a checkpoint says: the progress of the run, and the settings of its recipe that count.
+    """The content of a checkpoint's marker: the progress of the run, and the settings that a later run must share.
 
     `settings` is empty where an earlier release wrote it.
     """

@@ -1,4 +1,4 @@
-"""The reference of an objective, kept beside the checkpoints: a resumed attempt does not compute it again."""
+"""The reference of an objective, stored next to the checkpoints: a resumed attempt does not compute it again."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class KeptReference:
         return None if reference is None else replace(split, reference=reference)
 
     def save(self, split: Split) -> None:
-        """Write the reference of a split; of examples for which it is not computed, what is kept stays."""
+        """Write the reference of a split; stored values of examples that this attempt did not compute are kept."""
         self._world.agree(lambda: self._try_to_write(split) if self._world.leads else None)
 
     def _try_to_write(self, split: Split) -> None:
-        with filesystems.tolerated("the reference is not kept for later attempts, which compute it again"):
+        with filesystems.tolerated("cannot store the reference, later attempts compute it again"):
             self._write(split)
 
     def _read(self, examples: Examples) -> np.ndarray | None:
@@ -75,7 +75,7 @@ class KeptReference:
             )
             if reason is None:
                 raise
-            print(f"the kept reference cannot be read and is computed again: {reason}", flush=True)
+            print(f"cannot read the stored reference, computing it again: {reason}", flush=True)
             return None
         return reference
 

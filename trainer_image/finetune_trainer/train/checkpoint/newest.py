@@ -1,4 +1,4 @@
-"""Finds the checkpoint that an attempt begins with: the job's own newest one, or that of the job which it carries on."""
+"""Finds the checkpoint to resume from: the newest one of the job, or of the job in checkpoint.resumeFrom."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A complete, undamaged checkpoint that the recipe may carry on.
+    """A complete, undamaged checkpoint that the recipe may resume from.
 
     progress: with a best checkpoint only where that can be used; `best_in` is empty where it is in the job's own folder.
     folder: URI of the folder that it is in.
@@ -35,13 +35,13 @@ class ResumePoint:
 
 
 def locate_resume_from(recipe: Recipe) -> tuple[str, int | None] | None:
-    """The folder that checkpoint.resumeFrom names, and the step where it names one; None without it."""
+    """Return the folder of checkpoint.resumeFrom, and its step if it names one checkpoint; None without resumeFrom."""
     resume_from = recipe.checkpoint.resume_from if recipe.checkpoint else None
     return contract.checkpoint_place(resume_from.uri) if resume_from and resume_from.uri else None
 
 
 def explain_start_over(job_folder: str, recipe: Recipe) -> str:
-    """What to do to begin without the job's own checkpoints, as the end of a sentence."""
+    """Explain how to start without the job's own checkpoints, as the end of a sentence."""
     where = "over" if locate_resume_from(recipe) is None else "from checkpoint.resumeFrom again"
     return f"delete the folder {job_folder} to start {where}"
 
@@ -63,20 +63,20 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
     if resume_from is None:
         return None
     foreign_folder, step = resume_from
-    checkpoint = _find_newest_in(foreign_folder, "name another one in checkpoint.resumeFrom", only=step)
+    checkpoint = _find_newest_in(foreign_folder, "set checkpoint.resumeFrom to another checkpoint", only=step)
     if checkpoint is None:
         address = foreign_folder if step is None else contract.checkpoint_uri(foreign_folder, step)
         raise RecipeRefusedError(
-            f"checkpoint.resumeFrom: {address} has no complete checkpoint: name a folder with one, such as that in "
-            "status.checkpoint.uri of a job, or start without resumeFrom",
+            f"checkpoint.resumeFrom: {address} has no complete checkpoint: set it to the "
+            "status.checkpoint.uri of a job, or remove resumeFrom",
             reason="CheckpointNotFound",
         )
     progress, marker = checkpoint
     uri = contract.checkpoint_uri(foreign_folder, progress.step)
     if not marker.settings:
         raise RecipeRefusedError(
-            f"the checkpoint {uri} was written by an earlier release, which does not say the settings of its run: resume that "
-            "job with this release until it has written another checkpoint, and name that one, or create this job without "
+            f"the checkpoint {uri} was written by an earlier release, which did not record the settings of the run: resume that "
+            "job with this release until it writes a new checkpoint and use that one, or create this job without "
             "checkpoint.resumeFrom",
             reason="ForeignCheckpoint",
         )
@@ -104,24 +104,22 @@ def _find_newest_in(folder: str, remedy: str, *, only: int | None = None) -> tup
                 damaged.append(f"the checkpoint {checkpoints.uri_of(step)} is damaged ({error})")
                 continue
             for sentence in damaged:
-                print(f"{sentence}: the older one of step {step} is used", flush=True)
+                print(f"{sentence}: using the older checkpoint of step {step}", flush=True)
             return Progress.of(marker.progress), marker
     if damaged:
         raise RecipeRefusedError(
-            f"{damaged[0]} and there is no older one: restore its files, or {remedy}",
+            f"{damaged[0]} and there is no older checkpoint: restore its files, or {remedy}",
             reason="CheckpointDamaged",
         )
     return None
 
 
 def _check_settings(uri: str, progress: Progress, marker: Marker, recipe: Recipe, remedy: str) -> None:
-    """Check that the recipe may carry a checkpoint on."""
+    """Check that the recipe may resume from a checkpoint."""
     changes = differences(marker.settings, recipe)
     if not marker.settings:
         digest = recipe.digest()
-        change = (
-            f"recipe {progress.recipe} -> {digest} (an earlier release wrote it, which does not say more)"
-        )
+        change = f"recipe {progress.recipe} -> {digest} (written by an earlier release, which recorded only the digest)"
         changes = [] if progress.recipe == digest else [change]
     if changes:
         raise RecipeRefusedError(
@@ -131,7 +129,7 @@ def _check_settings(uri: str, progress: Progress, marker: Marker, recipe: Recipe
 
 
 def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> int | None:
-    """The version of the splits that the run read which is carried on, unless the recipe names splits or a version of its own."""
+    """Return the version of the splits that the earlier run read, unless the recipe has other splits or a version."""
     splits = recipe.data.splits
     if splits is None or splits.version is not None:
         return splits.version if splits else None

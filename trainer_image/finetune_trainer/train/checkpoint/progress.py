@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of a run beside weights and optimizer: all that the next attempt needs.
+    """The state of a run besides weights and optimizer that the next attempt needs.
 
     Data order, learning rate and random numbers are functions of the seed and the step.
     """
@@ -48,20 +48,20 @@ class Progress:
     recomputation: Mapping[str, str] | None = None
     """The fields of the newest `recomputation.Verdict`; None: nothing was checked."""
     eval_data: str | None = None
-    """What losses of evaluation are comparable on."""
+    """Identifies the evaluation data: losses with the same value are comparable."""
     logits_checked: str = ""
-    """What the comparison of the logits with the model's own depended on when it passed (`probe.compute_key`); empty before it has."""
+    """Identifies everything that the check of the logits depended on when it passed (`probe.compute_key`); empty before that."""
     resumed_from: str = ""
     """URI of the checkpoint of another job that the run began with; empty where it began at step 0."""
 
     @classmethod
     def of(cls, saved_fields: Mapping[str, Any]) -> Progress:
-        """The progress that a checkpoint keeps; what only a later release knows of is left out."""
+        """Read the progress from a checkpoint; fields of later releases are ignored."""
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in saved_fields.items() if name in names})
 
     def for_new_job(self, uri: str, data_version: int | None) -> Progress:
-        """The start of another job's run: its time, its skipped steps and the patience of earlyStopping are its own.
+        """Return the progress for a new job that continues this one: times, skipped steps and the patience of earlyStopping start anew.
 
         Its losses of evaluation are compared with that of the best checkpoint, which it can deliver.
 
@@ -81,11 +81,11 @@ class Progress:
         )
 
     def without_best(self) -> Progress:
-        """The progress without a best checkpoint: the weights of the next evaluation are the best ones."""
+        """Return the progress without a best checkpoint: the next evaluation sets it."""
         return replace(self, best_eval_loss=None, best_step=None, best_step_loss=None, best_in="")
 
     def on_eval_data(self, eval_data: str | None) -> Progress:
-        """The progress with evaluations on some data; earlier ones on other data are no longer compared."""
+        """Return the progress for evaluations on `eval_data`; results on other data are dropped."""
         if self.eval_data == eval_data or not self.examples:
             return replace(self, eval_data=eval_data)
         return replace(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # The frozen base of an adapter is not part of a checkpoint.
 TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True, strict=False)
-# What bitsandbytes saves beside a weight in four bits (bitsandbytes.functional.QuantState).
+# The entries that bitsandbytes saves with a 4-bit weight (bitsandbytes.functional.QuantState).
 _QUANTIZED = re.compile(
     r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes__\w+)$"
 )
@@ -112,7 +112,7 @@ def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: boo
         # NB: its files were there when the attempt chose it.
         return TrainingError(
             "CheckpointUnreadable",
-            f"the checkpoint {uri} of another job was deleted before it was read: the next attempt looks again",
+            f"the checkpoint {uri} of another job was deleted before it was read: the next attempt looks for another one",
         )
     if reason is not None and not isinstance(cause, FileNotFoundError):
         return TrainingError("CheckpointUnreadable", f"the checkpoint {uri} cannot be read: {reason}")
@@ -135,7 +135,7 @@ def get_trained_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def is_of_frozen_weight(name: str) -> bool:
-    """Whether an entry belongs to a frozen weight in four bits; older checkpoints have such entries."""
+    """Whether an entry belongs to a frozen 4-bit weight; older checkpoints have these entries."""
     return _QUANTIZED.search(name) is not None
 
 
@@ -163,7 +163,7 @@ def describe_other_model(stored: Mapping[str, Any], weights: Mapping[str, torch.
     model_shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     for name in sorted(stored_shapes.keys() | model_shapes.keys()):
         if stored_shapes.get(name) != model_shapes.get(name):
-            return f"{name} is {_format_shape(stored_shapes.get(name))} there and {_format_shape(model_shapes.get(name))} here"
+            return f"{name} is {_format_shape(stored_shapes.get(name))} in the checkpoint and {_format_shape(model_shapes.get(name))} in the model"
     return None
 
 
@@ -174,9 +174,9 @@ def _format_shape(shape: tuple[int, ...] | None) -> str:
 def describe_other_optimizer(
     stored: Mapping[str, Any], moments: Mapping[str, Mapping[str, Any]]
 ) -> str | None:
-    """Describe the first number of an optimizer that a checkpoint has in another type; None: all types are the same.
+    """Describe the first optimizer tensor that a checkpoint has in another type; None: all types are the same.
 
-    NB: DCP converts types, and makes numbers of the codes of moments in 8 bits.
+    NB: DCP converts types, and would read the codes of 8-bit moments as numbers.
 
     Args:
         stored: what the checkpoint says of its tensors, by their names.
@@ -186,9 +186,7 @@ def describe_other_optimizer(
         for name, value in state.items():
             properties = getattr(stored.get(f"optimizer.state.{weight}.{name}"), "properties", None)
             if properties is not None and properties.dtype != value.dtype:
-                return (
-                    f"whose optimizer kept {name} of {weight} as {properties.dtype} and not as {value.dtype}"
-                )
+                return f"whose optimizer stored {name} of {weight} as {properties.dtype} instead of {value.dtype}"
     return None
 
 

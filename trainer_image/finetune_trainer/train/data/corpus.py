@@ -28,7 +28,7 @@ _SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a run trains and evaluates on."""
+    """The data that a run trains and evaluates on."""
 
     splits: Splits
     """Where the data is, with the version that all ranks and all attempts read."""
@@ -36,7 +36,7 @@ class Corpus:
     validation: Examples | None
     plan: pack.Plan
     columns: Columns
-    """Those of an example in the splits, also where the recipe names none."""
+    """The columns of an example in the splits, also if the recipe does not name them."""
 
     @property
     def tokens(self) -> int:
@@ -60,7 +60,7 @@ class Corpus:
         )
 
     def with_splits(self, train: dataset.Split, validation: dataset.Split | None) -> Corpus:
-        """The same corpus with more known about its examples."""
+        """Return the corpus with other arrays for the same examples, for example with a reference."""
         if self.validation is None or validation is None:
             return replace(self, train=train)
         return replace(self, train=train, validation=replace(self.validation, split=validation))
@@ -104,7 +104,7 @@ def load(
         stored = None if prepared else StoredTokens.of(recipe, splits, encoder)
         for name in _SPLITS:
             if stored is not None and stored.fetch(name, folder / name):
-                world.say(f"{name}: the tokens of an earlier attempt")
+                world.say(f"{name}: using the tokens of an earlier attempt")
                 continue
             if dataset.tokenize(splits, name, encoder, folder / name, prepared=prepared):
                 world.say(
@@ -135,8 +135,8 @@ def _check_same_tokens(train: dataset.Split, world: World) -> None:
     if len(set(world.gather(train.digest))) > 1:
         raise TrainingError(
             "TokensDiffer",
-            "the pods do not have the same tokens of the training split: run one image in all of them, and delete the folders "
-            "tokens-* beside the checkpoints",
+            "the pods tokenized the training split differently: run the same image in all pods, and delete the folders "
+            "tokens-* next to the checkpoints",
         )
 
 
@@ -150,7 +150,7 @@ def _pin_version(recipe: Recipe, world: World, version: int | None) -> Splits:
 
 
 def resolve_columns(recipe: Recipe, splits: Splits) -> Recipe:
-    """The recipe with the columns of an example: its own, or those that the schema of its splits shows.
+    """Return the recipe with the columns of an example: its own, or those found in the schema of the splits.
 
     Raises:
         DataError: the columns are not known, or the data is missing or broken.
@@ -176,7 +176,7 @@ def _check_no_evaluation(recipe: Recipe) -> None:
     if training.eval_every_steps is not None or training.early_stopping is not None:
         raise DataError(
             "EmptySplit",
-            "training.evalEverySteps or training.earlyStopping needs a validation split, and the data has none: add one, or "
+            "training.evalEverySteps or training.earlyStopping needs a validation split, but the data has none: add one, or "
             "remove the fields",
         )
 

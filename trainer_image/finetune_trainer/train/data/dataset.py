@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FINGERPRINT = np.dtype("S16")
 _LABELS = "labels.npy"
-# Tokens that are written at once.
+# Tokens per write.
 _TOKENS_PER_WRITE = 1 << 17
 
 
@@ -73,7 +73,7 @@ class Split:
 
 
 def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepared: bool = False) -> bool:
-    """Read and tokenize a split into `folder`, for `Split.load`; False, and no folder, without such a split.
+    """Read and tokenize a split into `folder`, for `Split.load`; returns False, without a folder, if the split does not exist.
 
     prepared: the table has the token ids, see `read.has_token_ids`.
 
@@ -107,7 +107,7 @@ def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepa
 
 
 def _check_weights(encoder: Encoder) -> None:
-    """Check that the field exists which data.columns.messageWeight names: answers without it are learned."""
+    """Check that messages have the field data.columns.messageWeight: answers without it would all be learned."""
     columns = encoder.documents.columns
     if columns.message_weight is not None and not encoder.counts[WEIGHED]:
         raise missing_weights(str(columns.messages), columns.message_weight)
@@ -118,15 +118,15 @@ def _explain_empty_split(splits: Splits, name: str, encoder: Encoder) -> str:
     if not encoder.counts["read"]:
         return f"{place} has no rows of the split {name}: check how the splits were written"
     return (
-        f"no example of the split {name} in {place} is left ({encoder.summary()}): raise training.maxLength "
+        f"every example of the split {name} in {place} was dropped ({encoder.summary()}): raise training.maxLength "
         f"above {encoder.max_length}, or check the data"
     )
 
 
 def _explain_single_example(splits: Splits, name: str, encoder: Encoder) -> str:
     return (
-        f"the split {name} in {splits.path or getattr(splits, name)} has one example ({encoder.summary()}), and objective KTO "
-        "compares each with another one: prepare more examples"
+        f"the split {name} in {splits.path or getattr(splits, name)} has one example ({encoder.summary()}), but objective KTO "
+        "needs at least two: prepare more examples"
     )
 
 

@@ -1,4 +1,4 @@
-"""Chooses the examples of a run among the documents of its rows."""
+"""Turns rows into the examples of a run, and counts what it drops."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 SPLIT_COLUMN = "split"
 _BATCH_ROWS = 1024
-# What Arrow calls the type of a column of nulls alone.
+# Arrow's name for the type of a column that has only nulls.
 _NO_TYPE = "null"
 
 Rows = dict[str, list[Any]]
@@ -74,7 +74,7 @@ def read(
 
     Args:
         may_be_null: columns in which a row may have no value.
-        label: column whose values may be booleans and integers, besides text.
+        label: column whose values may also be booleans and integers.
 
     Raises:
         DataError: the table, a file or a column is missing or corrupt, or a value is null.
@@ -96,7 +96,7 @@ def read(
 
 
 def _find_columns(files: AbstractFileSystem, paths: list[str], columns: set[str]) -> set[str]:
-    """The columns that rows need not have and some Parquet file has, so that others may lack them."""
+    """Return the optional columns that at least one Parquet file has; the other files may lack them."""
     if len(paths) == 1 or not columns:
         return set()
     return columns & {name for schema in _read_parquet_schemas(files, paths) for name in schema.names}
@@ -163,7 +163,7 @@ def _classify_type(kind: pa.DataType) -> Kind:
 
 
 def _infer_json_columns(files: AbstractFileSystem, paths: list[str]) -> list[Column]:
-    """The columns of the first rows of each file of JSON lines: each with the kind of its first value."""
+    """Return the columns in the first rows of each JSON lines file, with the kind of their first value."""
     first: dict[str, Any] = {}
     for file in paths:
         with open_lines(files, file) as opened:
@@ -215,7 +215,7 @@ def _open_delta_table(splits: Splits) -> Any:
         if splits.version is not None and "version" in str(error).lower():
             raise DataError(
                 "MissingVersion",
-                f"the Delta table {splits.path} has no version {splits.version}: name one that it has",
+                f"the Delta table {splits.path} has no version {splits.version}: set an existing version",
             ) from error
         if isinstance(error, DeltaError) and "Json error" in str(error):
             raise DataError(
@@ -239,7 +239,7 @@ def _read_delta(
     _check_columns(dataset.schema, [SPLIT_COLUMN, *columns], table, label)
     for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
         where = f"{fragment.path} of {table}"
-        # What the table has and the file lacks: values of its partition, and none of a column that was added later.
+        # Columns of the table that the file lacks: partition values, and null for columns that were added later.
         partition = ds.get_partition_keys(fragment.partition_expression)
         absent = {column: partition.get(column) for column in columns}
         batches = _read_parquet_batches(
@@ -257,7 +257,7 @@ def _open_delta_dataset(splits: Splits) -> Any:
     except DeltaProtocolError as error:
         raise DataError(
             "UnsupportedTable",
-            f"the Delta table {splits.path} has features that cannot be read here ({first_line(error)}): write it "
+            f"the Delta table {splits.path} uses features that the trainer cannot read ({first_line(error)}): rewrite it "
             "without them",
         ) from error
 
@@ -467,11 +467,11 @@ def _name_type(kind: pa.DataType) -> str:
 
 
 def _null_value_error(column: str, where: str) -> DataError:
-    return DataError("NullValue", f"column {column} has rows without a value in {where}: filter them out")
+    return DataError("NullValue", f"column {column} has rows without a value in {where}: remove these rows")
 
 
 def _column_type_error(column: str, where: str, kind: str, label: str | None) -> DataError:
     if column != label:
         return DataError("ColumnType", explain_type(column, where, kind))
-    labels = "labels are booleans, 1 and 0, or the texts true and false"
-    return DataError("ColumnType", f"column {column} of {where} holds {kind}: {labels}")
+    expected = "labels must be booleans, 1 and 0, or the texts true and false"
+    return DataError("ColumnType", f"column {column} of {where} holds {kind}: {expected}")

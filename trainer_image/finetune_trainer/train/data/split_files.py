@@ -1,4 +1,4 @@
-"""The files of a split: where they are, and what is wrong with one that cannot be read."""
+"""Finds and opens the files of a split, and names the file that cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenized splits beside the checkpoints of a job: a later attempt reads them instead of tokenizing again."""
+"""Tokenized splits next to the checkpoints of a job: a later attempt reads them instead of tokenizing again."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.encode import Encoder
 
 _MARKER = "COMPLETE"
-# Of the files in a folder: another layout has another number.
+# Version of the files in a folder.
 _LAYOUT = 1
 
 
 class StoredTokens:
-    """The tokenized splits of a job, by a digest of what decides on them.
+    """The tokenized splits of a job, by a digest of everything that determines them.
 
     A storage failure never stops an attempt: it tokenizes.
 
@@ -49,7 +49,7 @@ class StoredTokens:
         return cls(folder, compute_digest(splits, encoder))
 
     def fetch(self, name: str, target: Path) -> bool:
-        """Copy a split into the folder `target`; False, and no folder, where no attempt has stored it whole."""
+        """Copy a split into the folder `target`; returns False, without a folder, if no attempt stored it completely."""
         try:
             return self._fetch(name, target)
         except Exception as error:
@@ -57,9 +57,7 @@ class StoredTokens:
             reason = str(error) if isinstance(error, ValueError) else filesystems.failure(error)
             if reason is None:
                 raise
-            print(
-                f"the stored tokens of split {name} cannot be read, so it is tokenized: {reason}", flush=True
-            )
+            print(f"cannot read the stored tokens of split {name}, tokenizing it again: {reason}", flush=True)
             return False
 
     def _fetch(self, name: str, target: Path) -> bool:
@@ -80,7 +78,9 @@ class StoredTokens:
 
     def store(self, name: str, source: Path) -> None:
         """Copy the files of a split's folder to the storage, the marker last."""
-        with filesystems.tolerated(f"the tokens of split {name} are not stored for later attempts"):
+        with filesystems.tolerated(
+            f"cannot store the tokens of split {name}, later attempts tokenize it again"
+        ):
             self._store(name, source)
 
     def _store(self, name: str, source: Path) -> None:
@@ -98,7 +98,7 @@ class StoredTokens:
 
 
 def compute_digest(splits: Splits, encoder: Encoder) -> str:
-    """Return an identifier of what decides on token ids, loss masks and their order."""
+    """Return a digest of everything that determines token ids, loss masks and their order."""
     inputs = [
         _LAYOUT,
         splits.model_dump(mode="json", by_alias=True),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # NB: MLflow's transformers flavor looks for these folders.
 MODEL, ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
 _TASK = "text-generation"
-# What transformers writes for a tokenizer that says nothing.
+# The value of transformers for a tokenizer without a limit.
 _NO_LIMIT = int(1e30)
 _REQUIREMENTS = ("torch", "transformers", "accelerate", "safetensors")
 _SCORING, _CONDA_ENV, _PYTHON_ENV = "scoring.py", "conda.yaml", "python_env.yaml"
@@ -140,7 +140,7 @@ def write(
     for weights in (folder / MODEL, folder / ADAPTER):
         if weights.is_dir():
             tokenizer.save_pretrained(weights)
-            # NB: an adapter has no generation config, and its base may stop elsewhere.
+            # NB: an adapter has no generation config, and its base may have other stop tokens.
             if stops != base_stops or weights.name == ADAPTER:
                 _write_stops(weights, stops, source)
             (weights / "README.md").write_text(render_model_card(lineage), encoding="utf-8")
@@ -152,7 +152,7 @@ def write(
 
 
 def _align_stops(tokenizer: PreTrainedTokenizerBase, base_stops: list[int], *, chat: bool) -> list[int]:
-    """Have the registered files stop where the model was trained to.
+    """Make the registered files stop at the tokens that the model was trained to stop at.
 
     Engines stop at the tokenizer's end of text and at the stops of the generation config; transformers stops at these alone. The
     token that ends an answer in the chat template becomes the end of text where the base stops at neither. transformers'
@@ -222,7 +222,7 @@ def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path, bas
 
 
 def has_external_base(recipe: Recipe) -> bool:
-    """Whether what a recipe registers is an adapter that names its base, if that lies somewhere."""
+    """Whether the recipe registers an adapter that refers to its base, provided that the base has an address."""
     unity = os.environ.get("MLFLOW_REGISTRY_URI", "").startswith("databricks-uc")
     return recipe.method.type != "Full" and recipe.method.export != "Merged" and not unity
 
@@ -242,7 +242,7 @@ def _build_base_reference(
 
 
 def _has_other_tokenizer(tokenizer: PreTrainedTokenizerBase, source: Path, recipe: Recipe) -> bool:
-    """Whether the base has another tokenizer, or none: another chat template, or that of an adapter that is trained further."""
+    """Whether the base has another tokenizer or none, for example because of another chat template."""
     from transformers import AutoTokenizer
 
     try:
@@ -252,7 +252,8 @@ def _has_other_tokenizer(tokenizer: PreTrainedTokenizerBase, source: Path, recip
     except (OSError, ValueError, KeyError):
         return True
     ours, theirs = (
-        (one.chat_template, one.special_tokens_map, one.get_vocab()) for one in (tokenizer, base_tokenizer)
+        (each.chat_template, each.special_tokens_map, each.get_vocab())
+        for each in (tokenizer, base_tokenizer)
     )
     return bool(ours != theirs)
 

@@ -1,4 +1,4 @@
-"""What a model was made from, and how: as parameters and tags in MLflow, and as the model card."""
+"""The origin of a model, as parameters and tags in MLflow and as the model card."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class ReadSource:
 
 
 def list_sources(recipe: Recipe) -> list[ReadSource]:
-    """Return what the splits were prepared from: nothing where nobody prepared them."""
+    """Return the sources that the splits were prepared from; empty if the job did not prepare them."""
     prepared, source = recipe.prepared, recipe.data.source
     if prepared is None or source is None:
         return []
@@ -293,7 +293,7 @@ def build_version_tags(lineage: Lineage) -> dict[str, str]:
 
 
 def build_metadata(lineage: Lineage) -> dict[str, object]:
-    """Return the metadata of MLmodel: what the model was made from, and how."""
+    """Return the metadata of MLmodel: base model, method and version of the data."""
     recipe, data_version = lineage.recipe, lineage.splits.version
     return {
         "base_model": recipe.model.base,
@@ -303,7 +303,7 @@ def build_metadata(lineage: Lineage) -> dict[str, object]:
 
 
 def render_model_card(lineage: Lineage) -> str:
-    """The README of the model: what it was made from, how, and how well it does."""
+    """Render the README of the model: its origin, its method and its evaluation."""
     recipe, result, splits = lineage.recipe, lineage.result, lineage.splits
     source = str(splits.train) if splits.path is None else f"{splits.path} version {splits.version}"
     metrics = {

@@ -97,7 +97,7 @@ class Registry:
                 if time.monotonic() + pause > deadline:
                     raise TrainingError(
                         "MlflowUnreachable",
-                        f"the model is trained but MLflow was not reachable for {self._patience:.0f} s: {line}",
+                        f"training finished, but MLflow was not reachable for {self._patience:.0f} s: {line}",
                     ) from error
                 if not printed:
                     print(f"waiting for MLflow to register the model: {line}", flush=True)
@@ -111,8 +111,8 @@ class Registry:
             lambda token: mlflow.search_model_versions(f"name='{model}'", page_token=token)
         )
         # NB: an earlier attempt that ended during its upload leaves an incomplete version in Unity Catalog.
-        complete = (found for found in versions if found.status == "READY")
-        return next((str(found.version) for found in complete if found.run_id == self._run_id), None)
+        complete = (version for version in versions if version.status == "READY")
+        return next((str(version.version) for version in complete if version.run_id == self._run_id), None)
 
     def _find_logged(self, mlflow: MlflowClient, experiment: str) -> LoggedModel | None:
         # NB: Databricks cannot filter by run yet.
@@ -120,7 +120,7 @@ class Registry:
         models = _search_all_pages(
             lambda token: mlflow.search_logged_models([experiment], filter_string=by_name, page_token=token)
         )
-        return next((found for found in models if found.source_run_id == self._run_id), None)
+        return next((model for model in models if model.source_run_id == self._run_id), None)
 
     def _log(self, mlflow: MlflowClient, folder: Path) -> str:
         """Upload the folder unless it exists; continues an interrupted upload."""

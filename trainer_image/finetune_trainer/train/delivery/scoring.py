@@ -1,4 +1,4 @@
-"""What MLflow runs to serve a registered model: each version holds a copy of this file (MLflow's models from code).
+"""The code with which MLflow serves a registered model: each version has a copy of this file (MLflow's models from code).
 
 It needs the packages of the version's requirements and nothing of the job's image. It loads the files of the version by transformers and
 peft, and answers as the evaluation of the job does: a greedy answer has the same tokens. MLflow's own code for transformers pipelines
@@ -69,12 +69,12 @@ class FineTunedModel(PythonModel):
             **trust,
         )
         self._defaults = model.generation_config
-        # NB: generate() takes what a request leaves open from here, such as a penalty on repeated tokens that is for sampling.
+        # NB: generate() takes unset parameters from here, for example a repetition penalty that is meant for sampling.
         model.generation_config = GenerationConfig()
         config = model.config.get_text_config()
         self._context_tokens = getattr(config, "max_position_embeddings", None)
         if settings["adapter"]:
-            # NB: a base may stop elsewhere than the adapter was trained to.
+            # NB: the adapter may have been trained for other stop tokens than its base.
             self._defaults = GenerationConfig.from_pretrained(str(root / _ADAPTER))
             model = _load_adapter(model, root / _ADAPTER)
             adapter = model.peft_config["default"]
@@ -104,7 +104,7 @@ class FineTunedModel(PythonModel):
         return [self._answer(row, params or {}) for row in self._list_rows(model_input)]
 
     def _list_rows(self, model_input: Any) -> list[dict[str, Any]]:
-        """The rows of a request, without the values that it leaves open: of a frame, or of what a version without a signature gets."""
+        """Return the rows of a request without unset values; a version without a signature gets other types than a frame."""
         if isinstance(model_input, pd.DataFrame):
             rows = model_input.to_dict(orient="records")
         elif isinstance(model_input, dict):
@@ -172,7 +172,7 @@ class FineTunedModel(PythonModel):
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     def _generate(self, prompt: list[int], settings: dict[str, Any]) -> tuple[list[int], bool]:
-        """The tokens of an answer, with the one that ends it, and whether it is cut for its length."""
+        """Generate the tokens of an answer, including its stop token; returns whether the length limit cut it."""
         max_new_tokens = int(settings.get("max_new_tokens", self._max_new_tokens))
         if self._context_tokens is not None:
             max_new_tokens = min(max_new_tokens, self._context_tokens - len(prompt))

@@ -1,4 +1,4 @@
-"""What the served model takes and returns: its signature, inferred from examples of the data that it is evaluated on.
+"""The signature of the served model, inferred from examples of its evaluation data.
 
 The inputs have names, and the settings of transformers' GenerationConfig are parameters: `scoring` answers such requests.
 """
@@ -44,7 +44,7 @@ _SETTINGS = {
     "length_penalty": "double",
 }
 _MAX_EXAMPLES = 16
-# Fields of messages that training has, and clients do not send.
+# Fields of messages that only training uses; clients do not send them.
 _TRAINING_FIELDS = (chat_messages.WEIGHT, *chat_messages.REASONING)
 
 _Messages = list[dict[str, Any]]
@@ -72,7 +72,7 @@ class Examples:
 
 
 def name_prompt(recipe: Recipe, columns: Columns) -> str:
-    """Return how requests name a prompt: by the column that has it in the source of the job, or `prompt` for one that a template renders.
+    """Return the name of the prompt in requests: its column in the source of the job, or `prompt` if a template renders it.
 
     Args:
         recipe: the recipe.
@@ -110,7 +110,7 @@ def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Exa
 
 
 def _split_rows(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Messages, str | _Messages]]:
-    """What a model is asked and what it answers, text or messages each. A text is its own continuation."""
+    """Yield the prompt and the answer of each row, as text or messages. A plain text is both."""
     if columns.messages is not None:
         for messages in map(chat_messages.rename, rows[columns.messages]):
             is_answered = bool(messages) and messages[-1]["role"] == "assistant"

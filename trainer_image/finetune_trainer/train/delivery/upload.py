@@ -22,17 +22,17 @@ _ENABLED_VARIABLE, _MIN_BYTES_VARIABLE = (
     "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD",
     "MLFLOW_MULTIPART_UPLOAD_MINIMUM_FILE_SIZE",
 )
-# Of two parts at least, of MLflow's own size; its default of 500 MiB leaves whole models to the server.
+# Two parts of MLflow's part size; its default of 500 MiB would send small models through the server.
 _MIN_MULTIPART_BYTES = 20 * 2**20
 _TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-# A server answers when the store has the whole file: 4 GB at 1 MB/s.
+# The server answers only when the store has the complete file: 4 GB at 1 MB/s.
 _UPLOAD_TIMEOUT_SECONDS = 4000
 _PROBE = "upload-probe"
 _UNSUPPORTED_STATUSES = (400, 404, 501)
 
 
 def configure_client(way: Upload | None) -> None:
-    """Have MLflow's client in this process upload one way; None leaves it to the server."""
+    """Set the upload mode of MLflow's client in this process; None: the server decides."""
     if way is not None:
         os.environ[_ENABLED_VARIABLE] = str(way == "Direct").lower()
     if way == "Direct":
@@ -41,9 +41,9 @@ def configure_client(way: Upload | None) -> None:
 
 @contextmanager
 def allow_slow_uploads() -> Iterator[None]:
-    """A context in which MLflow's client waits for the server to write a large file to its store.
+    """While inside, MLflow's client waits for the server to write a large file to its store.
 
-    NB: elsewhere it gives up soon, and an upload that is given up begins again.
+    NB: its usual timeout is shorter, and an upload that times out starts again.
     """
     previous_timeout = os.environ.get(_TIMEOUT_VARIABLE)
     os.environ[_TIMEOUT_VARIABLE] = str(max(_UPLOAD_TIMEOUT_SECONDS, int(previous_timeout or 0)))
@@ -56,7 +56,7 @@ def allow_slow_uploads() -> Iterator[None]:
 
 
 def check(way: Upload | None, run_id: str) -> None:
-    """Check, hours before the upload, that the server knows the way. It may be away: training goes on then.
+    """Check before training that the server supports the upload mode. If the server is unreachable, training continues.
 
     Raises:
         RecipeRefusedError: it does not.
@@ -67,15 +67,15 @@ def check(way: Upload | None, run_id: str) -> None:
         raise
     except Exception as error:  # noqa: BLE001 - of any kind, and the upload asks again
         print(
-            f"whether MLflow can do register.upload {way} is not known: {mlflow_run.first_line(error)}",
+            f"cannot check whether the MLflow server supports register.upload {way}: {mlflow_run.first_line(error)}",
             flush=True,
         )
 
 
 def require(way: Upload | None, run_id: str) -> None:
-    """Check, immediately before the upload, that the server knows the way.
+    """Check immediately before the upload that the server supports the upload mode.
 
-    NB: where it does not, MLflow's client sends files of any size to the server, without a word.
+    NB: if it does not, MLflow's client silently sends files of any size to the server.
 
     Raises:
         RecipeRefusedError: it does not. Errors of MLflow's client where it does not answer.
@@ -94,7 +94,7 @@ def _find_mistake(way: Upload, run_id: str) -> str | None:
     repository = get_artifact_repository(uri)
     if not isinstance(repository, HttpArtifactRepository):
         return (
-            f"register.upload Proxy: the MLflow server serves no artifacts, and pods write to {uri} themselves: remove the field"
+            f"register.upload Proxy needs an MLflow server that serves artifacts, but pods write to {uri} directly: remove the field"
             if way == "Proxy"
             else None
         )
@@ -106,7 +106,7 @@ def _find_mistake(way: Upload, run_id: str) -> str | None:
         if error.response is None or error.response.status_code not in _UNSUPPORTED_STATUSES:
             raise
         return (
-            "register.upload Direct: the MLflow server signs no addresses of the store of its artifacts, which has to be S3, Google "
+            "register.upload Direct needs an MLflow server that creates signed URLs for its artifact store, which must be S3, Google "
             "Cloud Storage or Azure Blob Storage: set Proxy, or remove the field"
         )
     repository.abort_multipart_upload(_PROBE, upload.upload_id)

@@ -1,4 +1,4 @@
-"""What the ranks of a pod compute on: the GPUs that it sees, or its CPUs."""
+"""The devices of the ranks of a pod: its visible GPUs, or its CPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.recipe import Recipe
 
-# Parameters of a model whose training on CPUs has to be asked for.
+# Larger models train on CPUs only with distributed.device: CPU.
 _MAX_CPU_PARAMETERS = 1_000_000_000
 
 
@@ -42,7 +42,7 @@ class Gpus:
 
     @property
     def reason_for_none(self) -> str:
-        """Why there is none, and what to check, as the end of a sentence."""
+        """Why the pod sees no GPU and what to check, as the end of a sentence."""
         if self.torch_for_cpus is not None:
             return (
                 f"the image has torch {self.torch_for_cpus}, which is built for CPUs: set trainer.image to an image "
@@ -116,10 +116,10 @@ def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], i
 
 
 def _explain_too_few_gpus(processes: int, visible: int, requested_gpus: int | None) -> str:
-    """What to change where there are fewer GPUs than processes."""
+    """Return what to change if there are fewer GPUs than processes."""
     fewer = f"set distributed.processesPerNode to {visible} or less"
     if requested_gpus is not None and requested_gpus >= processes:
-        return f"{fewer}, since a pod sees one device of some resources, such as MIG, however many it has"
+        return f"{fewer}, since a pod sees only one device of some resources, for example MIG"
     return f"set distributed.gpusPerNode to {processes}, or {fewer.removeprefix('set ')}"
 
 
@@ -128,7 +128,7 @@ def _format_count(gpus: int) -> str:
 
 
 def tags(device: torch.device) -> dict[str, str]:
-    """Return the tags of a run that tell what it computes on."""
+    """Return the tags of a run that describe its device."""
     gpu = device.type == "cuda"
     return {
         contract.TAG_DEVICE: "GPU" if gpu else "CPU",

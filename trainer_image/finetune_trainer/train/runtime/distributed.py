@@ -123,7 +123,7 @@ class World:
 
 @contextmanager
 def join_ranks(*, timeout_seconds: int, preemption: Preemption | None = None) -> Iterator[World]:
-    """Join the process group of the launcher's environment, and leave it at the end, but for an error on GPUs.
+    """Join the process group of the launcher's environment, and leave it at the end unless an error occurs on GPUs.
 
     Collectives on host tensors use gloo, on CUDA tensors NCCL, with `timeout_seconds` each. Decisions (`agree`) have
     no such timeout: a rank may work for hours before one. The end of a rank is detected at once in any case.

@@ -1,4 +1,4 @@
-"""What a rank says of errors whose own words do not tell people what to do."""
+"""Messages for errors that do not say what to do."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _MAX_LINE_CHARS = 300
 
 
 def explain_error(error: BaseException, rank: int) -> BaseException:
-    """What a rank says of an error: of memory that a GPU lacks, what to change; of the loss of another rank, that it is no cause."""
+    """Return the error to report: with a remedy for a lack of GPU memory, and marked as a consequence if another rank failed."""
     if isinstance(error, torch.OutOfMemoryError):
         sentence = (
-            f"rank {rank} needs more memory than its GPU has: set training.activationCheckpointing to Full where it is not, lower "
-            "training.perDeviceBatchSize or training.maxLength, or, where the weights alone do not fit, take more GPUs with FSDP, or "
+            f"rank {rank} ran out of GPU memory: set training.activationCheckpointing to Full, or lower "
+            "training.perDeviceBatchSize or training.maxLength; if the weights alone do not fit, use more GPUs with FSDP, or "
             f"method QLoRA ({first_line(error)[:_MAX_LINE_CHARS]})"
         )
         return TrainingError("OutOfMemory", sentence, rank=rank)
     if is_loss_of_peer(error):
         sentence = (
-            f"a collective failed, as it does where another rank ended ({_join_first_and_last_line(error)}): the log of the rank that failed first has "
-            "the cause"
+            f"a collective failed, most likely because another rank exited ({_join_first_and_last_line(error)}): "
+            "see the log of the rank that failed first"
         )
         return TrainingError(scratch.PEER_LOST, sentence, rank=rank)
     return error
 
 
 def is_loss_of_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another rank ended: a consequence, never the cause."""
+    """Whether a collective failed because another rank exited: a consequence, never the cause."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and ("gloo" in str(error) or "NCCL" in str(error))
     )

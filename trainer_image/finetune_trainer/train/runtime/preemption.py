@@ -1,4 +1,4 @@
-"""SIGTERM: recorded at any time, handled where all ranks can stop together, or at once where no work is lost."""
+"""SIGTERM: recorded at any time, handled where all ranks can stop together, or immediately if no work is lost."""
 
 from __future__ import annotations
 

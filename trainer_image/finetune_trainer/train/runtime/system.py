@@ -40,14 +40,17 @@ class Sampler:
         return metrics
 
     def _utilization(self) -> dict[str, float]:
-        """Return the share of time in which the GPU worked, in percent; nothing, and a line once, where it cannot be had."""
+        """Return the GPU utilization in percent; empty if it cannot be read, which is printed once."""
         if self._without_utilization:
             return {}
         try:
             return {"gpu_percent": float(torch.cuda.utilization(self._device))}
         except Exception as error:  # noqa: BLE001 - NVML has errors of its own: a container may not reach the driver
             self._without_utilization = True
-            print(f"system metrics are without gpu_percent: {str(error) or type(error).__name__}", flush=True)
+            print(
+                f"cannot read the GPU utilization, system metrics omit gpu_percent: {str(error) or type(error).__name__}",
+                flush=True,
+            )
             return {}
 
 

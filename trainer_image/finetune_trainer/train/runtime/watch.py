@@ -66,6 +66,6 @@ class Watch:
             self._before_the_end()
             raise TrainingError(
                 "DivergingLoss",
-                f"the loss is {loss:.2f} at step {step}, after {self._least_loss:.2f} at its best: lower "
-                "training.learningRate, or warm up longer",
+                f"the loss diverged to {loss:.2f} at step {step}, from a minimum of {self._least_loss:.2f}: lower "
+                "training.learningRate, or use a longer warm-up",
             )

@@ -334,5 +334,5 @@ def test_a_restart_uses_the_verdict_of_its_checkpoint(
         **fresh, "kind": "Full", "verified": 0, "plans": ["Selective", "Full"]
     }  # fmt: skip
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "activation checkpointing Full in place of Selective, which changes gradients"
+        "activation checkpointing Full instead of Selective, which changes the gradients"
     )
