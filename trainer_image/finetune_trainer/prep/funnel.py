@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter as Totals
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
@@ -17,8 +16,9 @@ from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.expressions import jinja_template
 from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.report import lengths
-from finetune_trainer.prep.spark import keep, progress, session
+from finetune_trainer.prep.spark import keep, session
 from finetune_trainer.prep.spark.counter import Counter
+from finetune_trainer.prep.spark.progress import EVALUATION_SETS, NEAR_DUPLICATES, TOKENS
 from finetune_trainer.prep.steps import (
     conversations,
     decontaminate,
@@ -33,7 +33,8 @@ from finetune_trainer.prep.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import ExitStack
 
     from pyspark.sql import Column, DataFrame
 
@@ -46,8 +47,10 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.spark.progress import Progress
     from finetune_trainer.prep.steps.decontaminate import EvaluationSet
 
-
 _WEIGHED = "with weights"
+# Places of the plan whose rows are counted.
+_FILTERED, _FOREIGN, _REDACTED, _CLEAN, _UNIQUE = "filtered", "foreign", "redacted", "clean", "unique"
+_RENDERED, _SHORT, _SPLIT = "rendered", "short", "split"
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,10 @@ class Counts:
     """Counts of kept and dropped rows.
 
     examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
-    redacted: values that placeholders stand for, by kind. shared: examples that share words with each evaluation set. lengths:
+    redacted: values that placeholders replace, by kind. shared: examples that share words with each evaluation set. lengths:
     examples in each bin of `lengths`, before the limits and after. weighed: rows that have the field which
-    data.columns.messageWeight names, if it names one. near: near duplicates, if they were searched. samples: of what a step dropped,
-    by step.
+    data.columns.messageWeight names, if it names one. near: near duplicates, if they were searched. learned: examples with a token
+    that the loss is on. samples: of what a step dropped, by step.
     """
 
     examples: int
@@ -80,131 +83,346 @@ class Counts:
         return self.near.warnings if self.near else []
 
 
-class Observed:
-    """Row counts at places of the plan.
+def _no_rows(_: int) -> int:
+    return 0
 
-    near: the near duplicates, where they are removed. shared: what shares words with evaluation sets. held: ends the frames that
-    are kept. told: learns which step runs. failures: those of Spark before the plan runs; None where it cannot be asked.
+
+@dataclass(frozen=True)
+class Step:
+    """A step from rows to examples.
+
+    NB: `counter` and `sample` read what the plan observed: the plan must have run.
+
+    Attributes:
+        name: the name of the step in the result and in the report; None if the step drops no rows.
+        apply: adds the step to the plan.
+        counter: returns how many rows the step dropped; the argument is the number of rows that reached it.
+        sample: returns the beginnings of some rows that the step dropped.
     """
 
-    def __init__(self, held: ExitStack, told: Progress, evaluation: list[EvaluationSet]) -> None:
-        self.held = held
-        self.told = told
-        self.evaluation = evaluation
-        self.shared: decontaminate.Shared | None = None
-        self.near: near.Clusters | None = None
-        self.failures: int | None = None
-        self.filtered, self.spoken, self.redacted = map(Counter, ("filtered", "spoken", "redacted"))
-        self.clean, self.unique = map(Counter, ("clean", "unique"))
-        self.rendered, self.short = map(Counter, ("rendered", "short"))
+    name: str | None
+    apply: Callable[[DataFrame], DataFrame]
+    counter: Callable[[int], int] = _no_rows
+    sample: Callable[[], list[str]] = list
+
+
+class Funnel:
+    """The steps of a preparation, in order.
+
+    Args:
+        recipe: names the columns of an example.
+        evaluation: sets that examples may share no words with.
+        progress: shows which step runs.
+        kept_frames: ends the frames that are kept.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        plan: Plan,
+        tokenizer: Loaded,
+        evaluation: list[EvaluationSet],
+        *,
+        progress: Progress,
+        kept_frames: ExitStack,
+    ) -> None:
+        self._recipe, self._plan, self._tokenizer = recipe, plan, tokenizer
+        self._evaluation = evaluation
+        self._progress, self._kept_frames = progress, kept_frames
+        self._documents = token_columns(of_table(recipe.data))
+        self._counters: dict[str, Counter] = {}
+        self._observed: dict[str, dict[str, Any]] = {}
+        self._shared: decontaminate.Shared | None = None
+        self._near: near.Clusters | None = None
+        # Failures of Spark before the plan runs; None if Spark cannot be asked.
+        self._failures: int | None = None
+        self._steps = self._list_steps()
+
+    def _list_steps(self) -> list[Step]:
+        """List the steps that the recipe requests, in order."""
+        prepare = self._plan.prepare
+        number = prepare.report_samples
+        # No sample shows the text of the source if values in it are to be replaced.
+        number_of_source = 0 if prepare.redact else number
+        all_steps = [
+            (True, Step(None, self._flag)),
+            *(
+                (
+                    True,
+                    Step(
+                        name,
+                        _keep_flagged,
+                        partial(self._count, _FILTERED, name),
+                        partial(self._sample, _FILTERED, name, number_of_source),
+                    ),
+                )
+                for name in steps.filter_names(prepare)
+            ),
+            (True, Step(None, self._drop_flagged)),
+            (
+                bool(prepare.languages),
+                Step(
+                    "language",
+                    self._drop_foreign,
+                    partial(self._count, _FOREIGN, "foreign"),
+                    partial(self._sample, _FOREIGN, "language", number_of_source),
+                ),
+            ),
+            (True, Step(None, self._identify)),
+            (
+                bool(self._evaluation),
+                Step(
+                    "decontaminate",
+                    self._decontaminate,
+                    partial(self._count_missing, _CLEAN),
+                    lambda: self._shared.samples if self._shared else [],
+                ),
+            ),
+            (
+                prepare.dedupe.exact,
+                Step(
+                    "dedupe",
+                    self._drop_duplicates,
+                    partial(self._count_missing, _UNIQUE),
+                    partial(self._sample, _UNIQUE, "dedupe", number),
+                ),
+            ),
+            (
+                prepare.dedupe.near is not None,
+                Step("near", self._drop_near_duplicates, self._count_near_duplicates, self._sample_pairs),
+            ),
+            (True, Step(None, self._add_tokens)),
+            (
+                prepare.unrenderable == "Drop",
+                Step(
+                    "unrenderable",
+                    self._drop_unrenderable,
+                    partial(self._count, _RENDERED, "refused"),
+                    partial(self._sample, _RENDERED, "unrenderable", number),
+                ),
+            ),
+            (
+                prepare.max_tokens is not None,
+                Step(
+                    "maxTokens",
+                    self._drop_long,
+                    partial(self._count_missing, _SHORT),
+                    partial(self._sample, _RENDERED, "maxTokens", number),
+                ),
+            ),
+            (True, Step(None, self._watch_learned)),
+            (prepare.limit is not None, Step("limit", self._limit, partial(self._count_missing, _SPLIT))),
+            (True, Step(None, self._split)),
+        ]
+        return [step for is_requested, step in all_steps if is_requested]
+
+    def apply(self, frame: DataFrame) -> DataFrame:
+        """Return the plan of all steps: `id`, the example's columns, its token ids, `tokens` and `split`.
+
+        Near duplicates, and examples of evaluation sets, are searched at once; nothing else runs.
+        """
+        self._failures = session.failures(frame.sparkSession)
+        for step in self._steps:
+            frame = step.apply(frame)
+        return frame
 
     def keep(self, frame: DataFrame) -> DataFrame:
         """Keep a frame that is read more than once."""
-        return keep.keep(frame, self.held)
+        return keep.keep(frame, self._kept_frames)
 
+    def count(self, prepared: DataFrame) -> Counts:
+        """Run the plan, and count kept and dropped rows."""
+        prepare, form = self._plan.prepare, self._plan.form
+        totals = prepared.groupBy(steps.SPLIT, lengths.index(sf.col(steps.TOKENS)).alias("bin")).agg(
+            sf.count(sf.lit(1)).alias("rows"), sf.sum(steps.TOKENS).alias("tokens")
+        )
+        rows: Totals[str] = Totals()
+        token_counts: Totals[str] = Totals()
+        bins = [0] * len(lengths.EDGES)
+        for row in totals.collect():
+            rows[row[steps.SPLIT]] += row["rows"]
+            token_counts[row[steps.SPLIT]] += row["tokens"]
+            bins[row["bin"]] += row["rows"]
+        origins = prepared.groupBy(steps.SOURCE).count().collect() if self._plan.source.sources else []
+        self._read_counters(prepared)
+        self._observed[_SPLIT] = {"all": sum(rows.values())}
+        filtered = self._observed[_FILTERED]
+        redacted = self._observed.get(_REDACTED, {})
+        return Counts(
+            examples=filtered["all"],
+            dropped=self._count_dropped(),
+            rows=dict(rows),
+            tokens=dict(token_counts),
+            sources={row[steps.SOURCE]: row["count"] for row in origins},
+            redacted={kind: redacted[kind] for kind in prepare.redact} if prepare.redact else None,
+            shared=self._shared.examples if self._shared else {},
+            lengths=(lengths.counts(self._observed[_RENDERED]), bins),
+            near=self._near,
+            samples={step.name: texts for step in self._steps if step.name and (texts := step.sample())},
+            weighed=filtered[_WEIGHED] if form.weight else None,
+            learned=int(self._observed[_SHORT]["learned"]),
+        )
 
-def examples(frame: DataFrame, recipe: Recipe, plan: Plan, tokenizer: Loaded, seen: Observed) -> DataFrame:
-    """The plan of the whole preparation: `id`, the example's columns, its token ids, `tokens` and `split`.
+    def _read_counters(self, prepared: DataFrame) -> None:
+        failures = session.failures(prepared.sparkSession)
+        again = failures is None or failures != self._failures
+        if again:
+            print("Spark may have run some tasks twice: counting the rows again", flush=True)
+        self._observed = {place: counter.read(again=again) for place, counter in self._counters.items()}
 
-    The recipe names the columns of an example.
+    def _count_dropped(self) -> dict[str, int]:
+        """Count what each step dropped, in order."""
+        dropped: dict[str, int] = {}
+        remaining = self._observed[_FILTERED]["all"]
+        for step in self._steps:
+            if step.name is not None:
+                dropped[step.name] = step.counter(remaining)
+                remaining -= dropped[step.name]
+        return dropped
 
-    Near duplicates, and examples of evaluation sets, are found at once; nothing else runs.
-    """
-    wanted = plan.prepare
-    seen.failures = session.failures(frame.sparkSession)
-    frame = steps.with_valid_text(_filtered(frame, plan, seen), plan.form)
-    if wanted.redact:
-        frame = redact.redacted(frame, plan.form, wanted.redact)
-        frame = seen.redacted.watch(frame, **redact.totals(wanted.redact))
-    frame = jinja_template.rendered(frame, plan.form.jinja, drop=wanted.unrenderable == "Drop")
-    frame = steps.identified(frame, plan)
-    if seen.evaluation:
-        seen.told.step(progress.EVALUATION_SETS)
-        frame = seen.keep(frame)
-        frame, seen.shared = decontaminate.removed(frame, seen.evaluation, wanted, seen.held)
-        frame = seen.clean.watch(frame)
-    frame = _unique(frame, plan, seen)
-    seen.told.step(progress.TOKENS)
-    columns = of_table(recipe.data)
-    frame = tokens.with_tokens(
-        frame,
-        recipe.model,
-        tokenizer,
-        columns,
-        recipe.objective,
-        day=recipe.job.created,
-        unrenderable=wanted.unrenderable,
-    )
-    documents = token_columns(columns)
-    frame = _short(frame, plan, seen, documents)
-    frame = steps.limited(frame, wanted.limit, wanted.split_ratios.seed)
-    frame = split.with_split(frame, wanted.split_ratios)
-    origin = [steps.SOURCE] if plan.source.sources else []
-    label = [LABEL] if plan.form.label else []
-    ids = [name for each in documents for name in each]
-    return frame.select(steps.ID, *plan.form.columns, *label, *origin, *ids, steps.TOKENS, steps.SPLIT)
+    def _watch(self, place: str, frame: DataFrame, **aggregates: Column) -> DataFrame:
+        """Count the rows of a frame when the plan runs."""
+        self._counters[place] = Counter(place)
+        return self._counters[place].watch(frame, **aggregates)
 
+    def _count(self, place: str, name: str, _: int) -> int:
+        """Return the rows that were counted by name."""
+        return int(self._observed[place][name])
 
-def _filtered(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
-    """Drop what the filters drop, and other languages."""
-    wanted, number = plan.prepare, _samples_of_source(plan.prepare)
-    # NB: the filters see the tools of the source. Those of a mix are JSON text, since its sources may have other types.
-    # Its conversations are parsed too.
-    is_mix = steps.MIXED_FROM in frame.columns
-    frame = steps.flagged(frame if is_mix else conversations.parsed(frame, plan.form), plan)
-    frame = labels.with_labels(conversations.with_tools(frame, plan.form), plan.form)
-    by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(plan.form))
-    found = {}
-    for name in steps.filter_names(wanted):
-        found[name] = sf.count_if(by == name)
-        found |= samples.drawn(name, number, text, by == name)
-    if plan.form.weight:
-        found[_WEIGHED] = sf.count_if(conversations.has_weights(plan.form.spoken[0]))
-    frame = steps.passed(seen.filtered.watch(frame, **found), plan)
-    if not wanted.languages:
-        return frame
-    said, foreign = sf.concat_ws("\n", *steps.said(plan.form)), sf.col(language.FOREIGN)
-    frame = language.with_foreign(frame, said, wanted.languages)
-    drawn = samples.drawn("language", number, said, foreign)
-    frame = seen.spoken.watch(frame, foreign=sf.count_if(foreign), **drawn)
-    return frame.where(~foreign).drop(language.FOREIGN)
+    def _count_missing(self, place: str, rows: int) -> int:
+        """Return how many of the rows did not reach a place."""
+        return rows - int(self._observed[place]["all"])
 
+    def _sample(self, place: str, name: str, number: int) -> list[str]:
+        return samples.found(name, number, self._observed[place])
 
-def _samples_of_source(wanted: Prepare) -> int:
-    """The number of samples of a step that sees the text of the source: none where values in it are to be replaced."""
-    return 0 if wanted.redact else wanted.report_samples
+    def _flag(self, frame: DataFrame) -> DataFrame:
+        """Mark each row that a filter drops with the name of the filter."""
+        prepare, form = self._plan.prepare, self._plan.form
+        # NB: the filters see the tools of the source. Those of a mix are JSON text, since its sources may have other types.
+        # Its conversations are parsed too.
+        is_mix = steps.MIXED_FROM in frame.columns
+        frame = steps.flagged(frame if is_mix else conversations.parsed(frame, form), self._plan)
+        frame = labels.with_labels(conversations.with_tools(frame, form), form)
+        dropped_by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(form))
+        number = 0 if prepare.redact else prepare.report_samples
+        aggregates = {}
+        for name in steps.filter_names(prepare):
+            aggregates[name] = sf.count_if(dropped_by == name)
+            aggregates |= samples.drawn(name, number, text, dropped_by == name)
+        if form.weight:
+            aggregates[_WEIGHED] = sf.count_if(conversations.has_weights(form.spoken[0]))
+        return self._watch(_FILTERED, frame, **aggregates)
 
+    def _drop_flagged(self, frame: DataFrame) -> DataFrame:
+        return steps.passed(frame, self._plan)
 
-def _unique(frame: DataFrame, plan: Plan, seen: Observed) -> DataFrame:
-    """Drop duplicates and near duplicates."""
-    wanted = plan.prepare
-    if wanted.dedupe.exact:
+    def _drop_foreign(self, frame: DataFrame) -> DataFrame:
+        """Drop examples in other languages."""
+        prepare = self._plan.prepare
+        text, is_foreign = sf.concat_ws("\n", *steps.said(self._plan.form)), sf.col(language.FOREIGN)
+        frame = language.with_foreign(frame, text, prepare.languages or [])
+        number = 0 if prepare.redact else prepare.report_samples
+        aggregates = samples.drawn("language", number, text, is_foreign)
+        frame = self._watch(_FOREIGN, frame, foreign=sf.count_if(is_foreign), **aggregates)
+        return frame.where(~is_foreign).drop(language.FOREIGN)
+
+    def _identify(self, frame: DataFrame) -> DataFrame:
+        """Make examples of rows: replace values in their text, render templates, and add what identifies an example."""
+        prepare, form = self._plan.prepare, self._plan.form
+        frame = steps.with_valid_text(frame, form)
+        if prepare.redact:
+            frame = redact.redacted(frame, form, prepare.redact)
+            frame = self._watch(_REDACTED, frame, **redact.totals(prepare.redact))
+        frame = jinja_template.rendered(frame, form.jinja, drop=prepare.unrenderable == "Drop")
+        return steps.identified(frame, self._plan)
+
+    def _decontaminate(self, frame: DataFrame) -> DataFrame:
+        """Drop examples that share words with an evaluation set."""
+        self._progress.step(EVALUATION_SETS)
+        frame = self.keep(frame)
+        frame, self._shared = decontaminate.removed(
+            frame, self._evaluation, self._plan.prepare, self._kept_frames
+        )
+        return self._watch(_CLEAN, frame)
+
+    def _drop_duplicates(self, frame: DataFrame) -> DataFrame:
         frame = steps.without_duplicates(frame)
-        copied = sf.col(steps.COPIES) > 1
-        drawn = samples.drawn("dedupe", wanted.report_samples, steps.shown(plan.form), copied)
-        frame = seen.unique.watch(frame, **drawn).drop(steps.COPIES)
-    else:
-        frame = seen.unique.watch(frame)
-    if wanted.dedupe.near:
-        seen.told.step(progress.NEAR_DUPLICATES)
-        frame = seen.keep(frame)
-        characters = samples.CHARACTERS // 2 if wanted.report_samples else 0
-        origin = steps.SOURCE if plan.source.sources else None
-        frame, seen.near = near.removed(frame, wanted.dedupe.near, seen.held, characters, origin)
-        print(near.described(seen.near), flush=True)
+        text, has_copies = steps.shown(self._plan.form), sf.col(steps.COPIES) > 1
+        aggregates = samples.drawn("dedupe", self._plan.prepare.report_samples, text, has_copies)
+        return self._watch(_UNIQUE, frame, **aggregates).drop(steps.COPIES)
+
+    def _drop_near_duplicates(self, frame: DataFrame) -> DataFrame:
+        prepare = self._plan.prepare
+        assert prepare.dedupe.near is not None  # noqa: S101 - the step is requested
+        self._progress.step(NEAR_DUPLICATES)
+        frame = self.keep(frame)
+        characters = samples.CHARACTERS // 2 if prepare.report_samples else 0
+        origin = steps.SOURCE if self._plan.source.sources else None
+        frame, self._near = near.removed(frame, prepare.dedupe.near, self._kept_frames, characters, origin)
+        print(near.described(self._near), flush=True)
+        return frame
+
+    def _count_near_duplicates(self, _: int) -> int:
+        return self._near.dropped if self._near else 0
+
+    def _sample_pairs(self) -> list[str]:
+        pairs = self._near.pairs[: self._plan.prepare.report_samples] if self._near else []
+        return [near.shown(pair) for pair in pairs]
+
+    def _add_tokens(self, frame: DataFrame) -> DataFrame:
+        """Add the token ids of examples, and count their lengths."""
+        prepare, recipe = self._plan.prepare, self._recipe
+        self._progress.step(TOKENS)
+        frame = tokens.with_tokens(
+            frame,
+            recipe.model,
+            self._tokenizer,
+            of_table(recipe.data),
+            recipe.objective,
+            day=recipe.job.created,
+            unrenderable=prepare.unrenderable,
+        )
+        length = sf.col(steps.TOKENS)
+        text = steps.shown(self._plan.form)
+        aggregates = {"refused": sf.count_if(length.isNull()), **lengths.bins(length)}
+        if prepare.unrenderable == "Drop":
+            aggregates |= samples.drawn("unrenderable", prepare.report_samples, text, length.isNull())
+        if prepare.max_tokens is not None:
+            aggregates |= samples.drawn("maxTokens", prepare.report_samples, text, _is_long(prepare))
+        return self._watch(_RENDERED, frame, **aggregates)
+
+    def _drop_unrenderable(self, frame: DataFrame) -> DataFrame:
+        """Drop what a template refuses: its length is null."""
+        return frame.where(sf.col(steps.TOKENS).isNotNull())
+
+    def _drop_long(self, frame: DataFrame) -> DataFrame:
+        return frame.where(~_is_long(self._plan.prepare))
+
+    def _watch_learned(self, frame: DataFrame) -> DataFrame:
+        return self._watch(_SHORT, frame, learned=sf.count_if(_is_learned(self._documents)))
+
+    def _limit(self, frame: DataFrame) -> DataFrame:
+        prepare = self._plan.prepare
+        return steps.limited(frame, prepare.limit, prepare.split_ratios.seed)
+
+    def _split(self, frame: DataFrame) -> DataFrame:
+        """Add the split, and select the columns of the table."""
+        plan = self._plan
+        frame = split.with_split(frame, plan.prepare.split_ratios)
+        origin = [steps.SOURCE] if plan.source.sources else []
+        label = [LABEL] if plan.form.label else []
+        ids = [name for names in self._documents for name in names]
+        return frame.select(steps.ID, *plan.form.columns, *label, *origin, *ids, steps.TOKENS, steps.SPLIT)
+
+
+def _keep_flagged(frame: DataFrame) -> DataFrame:
+    """Change nothing: the rows of all filters are dropped in one pass, see `Funnel._drop_flagged`."""
     return frame
 
 
-def _short(frame: DataFrame, plan: Plan, seen: Observed, documents: Sequence[TokenColumns]) -> DataFrame:
-    """Drop what a template refuses, and long examples."""
-    wanted, length = plan.prepare, sf.col(steps.TOKENS)
-    found = {"refused": sf.count_if(length.isNull()), **lengths.bins(length)}
-    for name, fails in _limits(wanted).items():
-        found |= samples.drawn(name, wanted.report_samples, steps.shown(plan.form), fails)
-    frame = seen.rendered.watch(frame, **found)
-    for fails in _limits(wanted).values():
-        frame = frame.where(~fails)
-    return seen.short.watch(frame, learned=sf.count_if(_is_learned(documents)))
+def _is_long(prepare: Prepare) -> Column:
+    return sf.col(steps.TOKENS) > prepare.max_tokens
 
 
 def _is_learned(documents: Sequence[TokenColumns]) -> Column:
@@ -212,109 +430,10 @@ def _is_learned(documents: Sequence[TokenColumns]) -> Column:
     return reduce(
         or_,
         (
-            sf.coalesce(sf.exists(each.loss_mask, lambda is_target: is_target), sf.lit(True))
-            for each in documents
+            sf.coalesce(sf.exists(names.loss_mask, lambda is_target: is_target), sf.lit(True))
+            for names in documents
         ),
     )
-
-
-def _limits(wanted: Prepare) -> dict[str, Column]:
-    """What the length in tokens drops, by step, in order; null is that of an example that a template refused."""
-    length = sf.col(steps.TOKENS)
-    found = {"unrenderable": length.isNull()} if wanted.unrenderable == "Drop" else {}
-    return found | ({"maxTokens": length > wanted.max_tokens} if wanted.max_tokens is not None else {})
-
-
-def counts(prepared: DataFrame, plan: Plan, seen: Observed) -> Counts:
-    """Run the plan, and count kept and dropped rows."""
-    totals = prepared.groupBy(steps.SPLIT, lengths.index(sf.col(steps.TOKENS)).alias("bin")).agg(
-        sf.count(sf.lit(1)).alias("rows"), sf.sum(steps.TOKENS).alias("tokens")
-    )
-    rows: Totals[str] = Totals()
-    held: Totals[str] = Totals()
-    kept = [0] * len(lengths.EDGES)
-    for row in totals.collect():
-        rows[row[steps.SPLIT]] += row["rows"]
-        held[row[steps.SPLIT]] += row["tokens"]
-        kept[row["bin"]] += row["rows"]
-    origins = prepared.groupBy(steps.SOURCE).count().collect() if plan.source.sources else []
-    failures = session.failures(prepared.sparkSession)
-    again = failures is None or failures != seen.failures
-    if again:
-        print(
-            "Spark ran some tasks again, or does not say whether it did: counting the rows again", flush=True
-        )
-    read = _Read(plan, seen, again=again)
-    return Counts(
-        examples=read.filtered["all"],
-        dropped=read.dropped(sum(rows.values())),
-        rows=dict(rows),
-        tokens=dict(held),
-        sources={row[steps.SOURCE]: row["count"] for row in origins},
-        redacted={kind: read.redacted[kind] for kind in plan.prepare.redact} if plan.prepare.redact else None,
-        shared=seen.shared.examples if seen.shared else {},
-        lengths=(lengths.counts(read.rendered), kept),
-        near=seen.near,
-        samples=read.samples(),
-        weighed=read.filtered[_WEIGHED] if plan.form.weight else None,
-        learned=int(read.short["learned"]),
-    )
-
-
-class _Read:
-    """What was observed at each place of the plan."""
-
-    def __init__(self, plan: Plan, seen: Observed, *, again: bool) -> None:
-        self._wanted, self._seen = plan.prepare, seen
-        self.filtered = seen.filtered.read(again=again)
-        self.unique = seen.unique.read(again=again)
-        self.rendered = seen.rendered.read(again=again)
-        self.short = seen.short.read(again=again)
-        self.spoken = seen.spoken.read(again=again) if self._wanted.languages else {}
-        self.clean = seen.clean.read(again=again) if seen.evaluation else {}
-        self.redacted = seen.redacted.read(again=again) if self._wanted.redact else {}
-
-    def dropped(self, left: int) -> dict[str, int]:
-        """What each step dropped, in order; `left`: rows that are left in the end."""
-        wanted, near_found = self._wanted, self._seen.near
-        found = {name: int(self.filtered[name]) for name in steps.filter_names(wanted)}
-        passed = self.filtered["all"] - sum(found.values())
-        if wanted.languages:
-            found["language"] = self.spoken["foreign"]
-            passed -= found["language"]
-        if self._seen.evaluation:
-            found["decontaminate"], passed = passed - self.clean["all"], self.clean["all"]
-        if wanted.dedupe.exact:
-            found["dedupe"], passed = passed - self.unique["all"], self.unique["all"]
-        if near_found:
-            found["near"] = near_found.dropped
-            passed -= near_found.dropped
-        if wanted.unrenderable == "Drop":
-            found["unrenderable"] = self.rendered["refused"]
-            passed -= found["unrenderable"]
-        if wanted.max_tokens is not None:
-            found["maxTokens"] = passed - self.short["all"]
-        if wanted.limit is not None:
-            found["limit"] = self.short["all"] - left
-        return found
-
-    def samples(self) -> dict[str, list[str]]:
-        """Some of the examples that each step dropped."""
-        number, of_source = self._wanted.report_samples, _samples_of_source(self._wanted)
-        found = {
-            name: samples.found(name, of_source, self.filtered) for name in steps.filter_names(self._wanted)
-        }
-        if self._wanted.languages:
-            found["language"] = samples.found("language", of_source, self.spoken)
-        if self._seen.shared:
-            found["decontaminate"] = self._seen.shared.samples
-        if self._wanted.dedupe.exact:
-            found["dedupe"] = samples.found("dedupe", number, self.unique)
-        if self._seen.near:
-            found["near"] = [near.shown(pair) for pair in self._seen.near.pairs[:number]]
-        for name in _limits(self._wanted):
-            found[name] = samples.found(name, number, self.rendered)
-        return {name: texts for name, texts in found.items() if texts}
 
 
 def check(found: Counts, plan: Plan) -> None:

@@ -218,11 +218,12 @@ def _make(
     complete = _with_columns(recipe, corpus.columns)
     if plan.form.has_turns:
         chat.check(tokenizer.tokenizer, complete)
-    with ExitStack() as held:
-        seen = funnel.Observed(held, told, corpus.evaluation)
-        prepared = funnel.examples(corpus.get_rows(), complete, plan, tokenizer, seen)
-        prepared = seen.keep(prepared)
-        found = funnel.counts(prepared, plan, seen)
+    with ExitStack() as kept_frames:
+        steps = funnel.Funnel(
+            complete, plan, tokenizer, corpus.evaluation, progress=told, kept_frames=kept_frames
+        )
+        prepared = steps.keep(steps.apply(corpus.get_rows()))
+        found = steps.count(prepared)
         publish(_facts(recipe, plan, corpus, found))
         funnel.check(found, plan)
         result = PrepResult(
