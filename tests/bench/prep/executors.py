@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from finetune_crds.spark import Spark
 
 EXECUTORS, MEMORY_MIB = 2, 1024
-_settings = session.settings
+_settings = session.build_settings
 
 
 def _on_executors(spark: Spark, **place: Any) -> dict[str, str]:
@@ -36,5 +36,5 @@ def _on_executors(spark: Spark, **place: Any) -> dict[str, str]:
 
 if __name__ == "__main__":
     os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
-    session.settings = _on_executors
+    session.build_settings = _on_executors
     sys.exit(prepare())

@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
         for _ in range(options.rounds):
             began, used = time.monotonic(), _cpu_seconds()
             with ExitStack() as held:
-                left, clusters = near.removed(spark.read.parquet(folder), NearDedupe(), held)
+                left, clusters = near.remove_near_duplicates(spark.read.parquet(folder), NearDedupe(), held)
                 kept = left.count()
             seconds, used = time.monotonic() - began, _cpu_seconds() - used
             right = score(corpus, ((pair.removed, pair.closest) for pair in clusters.pairs))

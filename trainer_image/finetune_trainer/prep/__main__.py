@@ -12,7 +12,7 @@ from pathlib import Path
 from finetune_crds.contract import ENV_RECIPE, RECIPE_PATH, TerminationMessage
 from finetune_crds.recipe import Recipe
 from finetune_trainer.pod import exit_status
-from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.plan import build_request
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,23 +43,23 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 def _prepare() -> TerminationMessage:
     recipe = Recipe.load(os.environ.get(ENV_RECIPE, RECIPE_PATH))
-    asked = request(recipe)
+    request = build_request(recipe)
     # pyspark takes a second to import: a recipe that is refused need not wait for it.
     from finetune_trainer.prep import pipeline
 
-    return TerminationMessage(prep=pipeline.run(recipe, asked))
+    return TerminationMessage(prep=pipeline.run(recipe, request))
 
 
 def _prepare_here(options: argparse.Namespace) -> TerminationMessage:
     from finetune_trainer.prep import laptop
 
-    recipe = laptop.recipe(options.recipe, options.output)
-    asked = request(recipe)
+    recipe = laptop.load_recipe(options.recipe, options.output)
+    request = build_request(recipe)
     options.report.mkdir(parents=True, exist_ok=True)
     from finetune_trainer.prep import pipeline
 
     with closing(laptop.Bar()) as bar:
-        result = pipeline.run(recipe, asked, reports=options.report, show=bar.show)
+        result = pipeline.run(recipe, request, reports=options.report, show=bar.show)
     print(f"the report is in {options.report}", flush=True)
     return TerminationMessage(prep=result)
 

@@ -20,8 +20,8 @@ from finetune_crds import contract
 from finetune_crds.contract import RunReport, TerminationMessage
 from finetune_crds.recipe import Recipe
 from finetune_trainer.pod import exit_status
-from finetune_trainer.prep.plan import request
-from finetune_trainer.prep.spark import progress
+from finetune_trainer.prep.plan import build_request
+from finetune_trainer.prep.spark.progress import describe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,60 +43,62 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog=contract.PREP_WHEEL_ENTRY)
     parser.add_argument(contract.PARAMETER_FOLDER, type=Path, required=True, help="with recipe.yaml")
     parser.add_argument(contract.PARAMETER_MLFLOW_RUN, default="", help="the job's, in this workspace")
-    given = parser.parse_args(arguments)
-    folder: Path = given.folder
-    said = ""
+    options = parser.parse_args(arguments)
+    folder: Path = options.folder
+    reported_error = ""
 
     def tell(code: int, message: TerminationMessage | None) -> None:
-        nonlocal said
-        found = RunReport(exit_code=code, message=message or TerminationMessage())
+        nonlocal reported_error
+        report = RunReport(exit_code=code, message=message or TerminationMessage())
         # NB: a volume has no rename: a report that was cut off is no JSON, and counts as none.
         (folder / contract.REPORT_FILE).write_text(
-            found.model_dump_json(by_alias=True, exclude_none=True), encoding="utf-8"
+            report.model_dump_json(by_alias=True, exclude_none=True), encoding="utf-8"
         )
-        said = f"{message.error.reason}: {message.error.message}" if message and message.error else ""
+        reported_error = (
+            f"{message.error.reason}: {message.error.message}" if message and message.error else ""
+        )
 
-    code = exit_status.run(lambda: _prepare(folder, given.mlflow_run), tell)
+    code = exit_status.run(lambda: _prepare(folder, options.mlflow_run), tell)
     if code:
         # NB: Databricks takes an exit code for a crash, whatever it is.
-        raise PreparationFailedError(said or f"the preparation ended with exit code {code}")
+        raise PreparationFailedError(reported_error or f"the preparation ended with exit code {code}")
 
 
 def _prepare(folder: Path, run_id: str) -> TerminationMessage:
     recipe = Recipe.load(folder / contract.RECIPE_FILE)
-    asked = request(recipe)
+    request = build_request(recipe)
     from finetune_trainer.examples.tokenizer import Loaded
     from finetune_trainer.pod.mlflow_run import Tracker, client
     from finetune_trainer.prep import pipeline
     from finetune_trainer.prep.report import report
     from finetune_trainer.prep.spark import session
-    from finetune_trainer.prep.spark.progress import Progress, SparkTasks
+    from finetune_trainer.prep.spark.progress import Progress, SparkTasks, show_in_run
 
     connect = partial(client, _WORKSPACE)
     with (
-        pipeline.fetched_tokenizer(recipe) as place,
+        pipeline.fetch_tokenizer(recipe) as tokenizer_folder,
         Tracker(run_id, connect) as tracker,
     ):
-        tokenizer = Loaded.of(recipe.model, place)
+        tokenizer = Loaded.of(recipe.model, tokenizer_folder)
         spark = session.attach()
         context = session.context(spark)
-        pipeline.say(f"Databricks Runtime {os.environ[session.ENV_RUNTIME]}, Spark {spark.version}")
+        pipeline.log(f"Databricks Runtime {os.environ[session.ENV_RUNTIME]}, Spark {spark.version}")
         if not run_id:
-            pipeline.say(f"the report stays in {folder}: this workspace has no MLflow run of the job")
+            pipeline.log(f"the report stays in {folder}: this workspace has no MLflow run of the job")
 
         def show(step: str, percent: int | None) -> None:
             _to_volume(folder / contract.PROGRESS_FILE, step, percent)
-            progress.to_run(tracker, step, percent)
+            show_in_run(tracker, step, percent)
 
-        told = Progress(show, SparkTasks(context) if context else None)
+        progress = Progress(show, SparkTasks(context) if context else None)
         publish = partial(report.publish, tracker=tracker, folder=folder)
-        with told.running():
+        with progress.running():
             return TerminationMessage(
-                prep=pipeline.prepare(spark, recipe, asked, tokenizer, told, publish=publish)
+                prep=pipeline.prepare(spark, recipe, request, tokenizer, progress, publish=publish)
             )
 
 
 def _to_volume(file: Path, step: str, percent: int | None) -> None:
     """Write the step into a file, which the operator reads."""
     with contextlib.suppress(OSError):
-        file.write_text(progress.described(step, percent), encoding="utf-8")
+        file.write_text(describe(step, percent), encoding="utf-8")

@@ -156,7 +156,7 @@ class Funnel:
                         partial(self._sample, _FILTERED, name, number_of_source),
                     ),
                 )
-                for name in steps.filter_names(prepare)
+                for name in steps.list_filters(prepare)
             ),
             (True, Step(None, self._drop_flagged)),
             (
@@ -221,7 +221,7 @@ class Funnel:
 
         Near duplicates, and examples of evaluation sets, are searched at once; nothing else runs.
         """
-        self._failures = session.failures(frame.sparkSession)
+        self._failures = session.count_failures(frame.sparkSession)
         for step in self._steps:
             frame = step.apply(frame)
         return frame
@@ -264,7 +264,7 @@ class Funnel:
         )
 
     def _read_counters(self, prepared: DataFrame) -> None:
-        failures = session.failures(prepared.sparkSession)
+        failures = session.count_failures(prepared.sparkSession)
         again = failures is None or failures != self._failures
         if again:
             print("Spark may have run some tasks twice: counting the rows again", flush=True)
@@ -294,7 +294,7 @@ class Funnel:
         return rows - int(self._observed[place]["all"])
 
     def _sample(self, place: str, name: str, number: int) -> list[str]:
-        return samples.found(name, number, self._observed[place])
+        return samples.read_samples(name, number, self._observed[place])
 
     def _flag(self, frame: DataFrame) -> DataFrame:
         """Mark each row that a filter drops with the name of the filter."""
@@ -302,40 +302,40 @@ class Funnel:
         # NB: the filters see the tools of the source. Those of a mix are JSON text, since its sources may have other types.
         # Its conversations are parsed too.
         is_mix = steps.MIXED_FROM in frame.columns
-        frame = steps.flagged(frame if is_mix else conversations.parsed(frame, form), self._plan)
+        frame = steps.flag_rows(frame if is_mix else conversations.parsed(frame, form), self._plan)
         frame = labels.with_labels(conversations.with_tools(frame, form), form)
         dropped_by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(form))
         number = 0 if prepare.redact else prepare.report_samples
         aggregates = {}
-        for name in steps.filter_names(prepare):
+        for name in steps.list_filters(prepare):
             aggregates[name] = sf.count_if(dropped_by == name)
-            aggregates |= samples.drawn(name, number, text, dropped_by == name)
+            aggregates |= samples.sample_aggregates(name, number, text, dropped_by == name)
         if form.weight:
             aggregates[_WEIGHED] = sf.count_if(conversations.has_weights(form.spoken[0]))
         return self._watch(_FILTERED, frame, **aggregates)
 
     def _drop_flagged(self, frame: DataFrame) -> DataFrame:
-        return steps.passed(frame, self._plan)
+        return steps.select_passed(frame, self._plan)
 
     def _drop_foreign(self, frame: DataFrame) -> DataFrame:
         """Drop examples in other languages."""
         prepare = self._plan.prepare
-        text, is_foreign = sf.concat_ws("\n", *steps.said(self._plan.form)), sf.col(language.FOREIGN)
+        text, is_foreign = sf.concat_ws("\n", *steps.spoken_texts(self._plan.form)), sf.col(language.FOREIGN)
         frame = language.with_foreign(frame, text, prepare.languages or [])
         number = 0 if prepare.redact else prepare.report_samples
-        aggregates = samples.drawn("language", number, text, is_foreign)
+        aggregates = samples.sample_aggregates("language", number, text, is_foreign)
         frame = self._watch(_FOREIGN, frame, foreign=sf.count_if(is_foreign), **aggregates)
         return frame.where(~is_foreign).drop(language.FOREIGN)
 
     def _identify(self, frame: DataFrame) -> DataFrame:
         """Make examples of rows: replace values in their text, render templates, and add what identifies an example."""
         prepare, form = self._plan.prepare, self._plan.form
-        frame = steps.with_valid_text(frame, form)
+        frame = steps.require_valid_text(frame, form)
         if prepare.redact:
-            frame = redact.redacted(frame, form, prepare.redact)
+            frame = redact.redact_columns(frame, form, prepare.redact)
             frame = self._watch(_REDACTED, frame, **redact.totals(prepare.redact))
-        frame = jinja_template.rendered(frame, form.jinja, drop=prepare.unrenderable == "Drop")
-        return steps.identified(frame, self._plan)
+        frame = jinja_template.render_templates(frame, form.jinja, drop=prepare.unrenderable == "Drop")
+        return steps.identify_examples(frame, self._plan)
 
     def _decontaminate(self, frame: DataFrame) -> DataFrame:
         """Drop examples that share words with an evaluation set."""
@@ -347,9 +347,9 @@ class Funnel:
         return self._watch(_CLEAN, frame)
 
     def _drop_duplicates(self, frame: DataFrame) -> DataFrame:
-        frame = steps.without_duplicates(frame)
-        text, has_copies = steps.shown(self._plan.form), sf.col(steps.COPIES) > 1
-        aggregates = samples.drawn("dedupe", self._plan.prepare.report_samples, text, has_copies)
+        frame = steps.drop_duplicates(frame)
+        text, has_copies = steps.display_text(self._plan.form), sf.col(steps.COPIES) > 1
+        aggregates = samples.sample_aggregates("dedupe", self._plan.prepare.report_samples, text, has_copies)
         return self._watch(_UNIQUE, frame, **aggregates).drop(steps.COPIES)
 
     def _drop_near_duplicates(self, frame: DataFrame) -> DataFrame:
@@ -359,8 +359,10 @@ class Funnel:
         frame = self.keep(frame)
         characters = samples.CHARACTERS // 2 if prepare.report_samples else 0
         origin = steps.SOURCE if self._plan.source.sources else None
-        frame, self._near = near.removed(frame, prepare.dedupe.near, self._kept_frames, characters, origin)
-        print(near.described(self._near), flush=True)
+        frame, self._near = near.remove_near_duplicates(
+            frame, prepare.dedupe.near, self._kept_frames, characters, origin
+        )
+        print(near.describe(self._near), flush=True)
         return frame
 
     def _count_near_duplicates(self, _: int) -> int:
@@ -368,7 +370,7 @@ class Funnel:
 
     def _sample_pairs(self) -> list[str]:
         pairs = self._near.pairs[: self._plan.prepare.report_samples] if self._near else []
-        return [near.shown(pair) for pair in pairs]
+        return [near.describe_pair(pair) for pair in pairs]
 
     def _add_tokens(self, frame: DataFrame) -> DataFrame:
         """Add the token ids of examples, and count their lengths."""
@@ -384,12 +386,16 @@ class Funnel:
             unrenderable=prepare.unrenderable,
         )
         length = sf.col(steps.TOKENS)
-        text = steps.shown(self._plan.form)
+        text = steps.display_text(self._plan.form)
         aggregates = {"refused": sf.count_if(length.isNull()), **lengths.bins(length)}
         if prepare.unrenderable == "Drop":
-            aggregates |= samples.drawn("unrenderable", prepare.report_samples, text, length.isNull())
+            aggregates |= samples.sample_aggregates(
+                "unrenderable", prepare.report_samples, text, length.isNull()
+            )
         if prepare.max_tokens is not None:
-            aggregates |= samples.drawn("maxTokens", prepare.report_samples, text, _is_long(prepare))
+            aggregates |= samples.sample_aggregates(
+                "maxTokens", prepare.report_samples, text, _is_long(prepare)
+            )
         return self._watch(_RENDERED, frame, **aggregates)
 
     def _drop_unrenderable(self, frame: DataFrame) -> DataFrame:
@@ -404,7 +410,7 @@ class Funnel:
 
     def _limit(self, frame: DataFrame) -> DataFrame:
         prepare = self._plan.prepare
-        return steps.limited(frame, prepare.limit, prepare.split_ratios.seed)
+        return steps.limit_rows(frame, prepare.limit, prepare.split_ratios.seed)
 
     def _split(self, frame: DataFrame) -> DataFrame:
         """Add the split, and select the columns of the table."""
@@ -436,35 +442,35 @@ def _is_learned(documents: Sequence[TokenColumns]) -> Column:
     )
 
 
-def check(found: Counts, plan: Plan) -> None:
+def check(counts: Counts, plan: Plan) -> None:
     """Check that training examples are left.
 
     Raises:
         DataError: no rows are left, or none for the training or validation split.
     """
-    left = sum(found.rows.values())
-    if not found.examples:
+    examples = sum(counts.rows.values())
+    if not counts.examples:
         raise DataError("NoRows", f"{plan.source_name} has no rows: check what was written to it")
-    if found.weighed == 0:
+    if counts.weighed == 0:
         raise missing_weights(str(plan.form.messages), str(plan.form.weight))
-    if not left:
-        losses = ", ".join(f"{name} dropped {number}" for name, number in found.dropped.items() if number)
+    if not examples:
+        losses = ", ".join(f"{name} dropped {number}" for name, number in counts.dropped.items() if number)
         raise DataError(
             "NoRowsLeft",
-            f"none of the {found.examples} rows of {plan.source_name} is left: {losses}; loosen data.prepare",
+            f"none of the {counts.examples} rows of {plan.source_name} is left: {losses}; loosen data.prepare",
         )
-    if not found.learned:
+    if not counts.learned:
         raise DataError(
             "NothingLearned",
-            f"none of the {left} examples of {plan.source_name} has a token that the loss is on: it is on what the assistant says, "
+            f"none of the {examples} examples of {plan.source_name} has a token that the loss is on: it is on what the assistant says, "
             "so check that the roles of messages are system, user, assistant and tool, and their weights, or set objective.lossOn: "
             "All",
         )
     for name in ("train", "validation"):
         ratio = getattr(plan.prepare.split_ratios, name)
-        if ratio > 0 and not found.rows.get(name):
+        if ratio > 0 and not counts.rows.get(name):
             raise DataError(
                 "EmptySplit",
-                f"none of the {left} examples fell into the {name} split, whose ratio is {ratio:g}: prepare more "
+                f"none of the {examples} examples fell into the {name} split, whose ratio is {ratio:g}: prepare more "
                 f"examples or raise data.prepare.splitRatios.{name}",
             )

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _MORE_TEMPLATES = "additional_chat_templates"
 
 
-def settings(recipe: Recipe) -> str:
+def digest_settings(recipe: Recipe) -> str:
     """Return the digest of a recipe's preparation, whichever versions its sources have."""
     return settings_digest(recipe.data, recipe.model, recipe.objective)
 
 
-def digest(recipe: Recipe, read: Sequence[str], tokenizer: Path, day: date | None = None) -> str:
+def digest(recipe: Recipe, sources: Sequence[str], tokenizer: Path, day: date | None = None) -> str:
     """Return the digest of the rows that a recipe makes.
 
     Another release counts as another preparation, since it may drop or replace what this one leaves.
@@ -34,21 +34,21 @@ def digest(recipe: Recipe, read: Sequence[str], tokenizer: Path, day: date | Non
         tokenizer: folder with the model's tokenizer.
         day: the one that its chat template writes; None where it writes none.
     """
-    written = [] if day is None else [str(day)]
-    return digest_of(settings(recipe), [*read], _content(tokenizer), release(), *written)
+    days = [] if day is None else [str(day)]
+    return digest_of(digest_settings(recipe), [*sources], _digest_content(tokenizer), release(), *days)
 
 
-def _content(folder: Path) -> str:
+def _digest_content(folder: Path) -> str:
     """The digest of the files of a tokenizer, whose folder may have the weights of the model too."""
-    found = hashlib.sha256()
-    for path in _files(folder):
-        found.update(f"{path.relative_to(folder)}\0".encode())
+    content_digest = hashlib.sha256()
+    for path in _list_files(folder):
+        content_digest.update(f"{path.relative_to(folder)}\0".encode())
         with path.open("rb") as file:
-            found.update(hashlib.file_digest(file, "sha256").digest())
-    return found.hexdigest()
+            content_digest.update(hashlib.file_digest(file, "sha256").digest())
+    return content_digest.hexdigest()
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _list_files(folder: Path) -> Iterator[Path]:
     for place in (folder, folder / _MORE_TEMPLATES):
         if place.is_dir():
             yield from (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _UID = "local"
 
 
-def recipe(path: Path, output: str | None = None) -> Recipe:
+def load_recipe(path: Path, output: str | None = None) -> Recipe:
     """Return the recipe in a file: of the FineTuneJob in it, or as a pod gets it. Spark runs in this process.
 
     Args:
@@ -29,23 +29,25 @@ def recipe(path: Path, output: str | None = None) -> Recipe:
     Raises:
         RecipeError: the file cannot be read, or has neither, or something in it is wrong.
     """
-    found = _manifest(path)
-    made = Recipe.load(path) if found is None else _of_job(path, found)
-    prepare = made.data.prepare
+    manifest = _load_job(path)
+    loaded = Recipe.load(path) if manifest is None else _build_recipe(path, manifest)
+    prepare = loaded.data.prepare
     if prepare is None:
-        return made
-    elsewhere = ("executors", "executor_cores", "executor_memory", "service_account_name", "databricks")
-    local = {"mode": "Local"} | dict.fromkeys(elsewhere)
+        return loaded
+    cluster_fields = ("executors", "executor_cores", "executor_memory", "service_account_name", "databricks")
+    local = {"mode": "Local"} | dict.fromkeys(cluster_fields)
     spark = prepare.spark.model_copy(update=local)
     prepare = prepare.model_copy(update={"spark": spark, "output": output or prepare.output})
     if not prepare.output:
         raise RecipeError(f"{path} has no data.prepare.output: name a folder with --output")
     # A claim of the cluster is not here.
-    model = made.model.model_copy(update={"cache": None})
-    return made.model_copy(update={"model": model, "data": made.data.model_copy(update={"prepare": prepare})})
+    model = loaded.model.model_copy(update={"cache": None})
+    return loaded.model_copy(
+        update={"model": model, "data": loaded.data.model_copy(update={"prepare": prepare})}
+    )
 
 
-def _manifest(path: Path) -> dict[str, Any] | None:
+def _load_job(path: Path) -> dict[str, Any] | None:
     """The FineTuneJob of a file that may hold other resources; None where the file is no list of resources."""
     try:
         parts = [
@@ -62,7 +64,7 @@ def _manifest(path: Path) -> dict[str, Any] | None:
     return jobs[0]
 
 
-def _of_job(path: Path, job: dict[str, Any]) -> Recipe:
+def _build_recipe(path: Path, job: dict[str, Any]) -> Recipe:
     metadata = job.get("metadata") or {}
     reference = JobReference(
         name=str(metadata.get("name") or path.stem),

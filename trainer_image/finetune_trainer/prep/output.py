@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 # A file of this many tokens has about 50 MB: few files for a small corpus, and enough for parallel reads of a large
 # one.
-_TOKENS_A_FILE = 16_000_000
+_TOKENS_PER_FILE = 16_000_000
 # How many commits a job searches for its own, and for one that it can use.
-_COMMITS_LOOKED_AT = 100
+_MAX_COMMITS = 100
 # How often a commit is tried that others get in the way of.
-_TRIES = 5
+_MAX_ATTEMPTS = 5
 
 # What Delta writes before it commits, and the checksums of local files.
-_LEFT_BEHIND = re.compile(r"_delta_log|part-.*[.]parquet|[.].*")
+_UNCOMMITTED_FILE = re.compile(r"_delta_log|part-.*[.]parquet|[.].*")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Version:
     settings: str | None = None
 
 
-def versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Version]:
+def list_versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Version]:
     """Return the versions of the table at `path` that preparations wrote, the oldest first; none where there is no table.
 
     Raises:
@@ -68,46 +68,46 @@ def versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Version]:
     """
     from delta.tables import DeltaTable
 
-    place = spark_path(path)
-    if not DeltaTable.isDeltaTable(spark, place):
-        if _holds_files(spark, place):
+    location = spark_path(path)
+    if not DeltaTable.isDeltaTable(spark, location):
+        if _has_files(spark, location):
             raise DataError(
                 "OutputTaken",
                 f"data.prepare.output {path} has files and is not a Delta table: name another folder, or empty it",
             )
         return []
-    history = DeltaTable.forPath(spark, place).history(_COMMITS_LOOKED_AT)
-    commits = (
+    history = DeltaTable.forPath(spark, location).history(_MAX_COMMITS)
+    entries = (
         history.where("userMetadata IS NOT NULL")
         .select("version", "userMetadata")
         .orderBy("version")
         .collect()
     )
-    told = (_version(commit["version"], commit["userMetadata"]) for commit in commits)
-    found = [version for version in told if version is not None]
-    if not found:
+    parsed_versions = (_parse_version(entry["version"], entry["userMetadata"]) for entry in entries)
+    prepared_versions = [version for version in parsed_versions if version is not None]
+    if not prepared_versions:
         raise DataError(
             "OutputTaken",
             f"data.prepare.output {path} is a Delta table that no preparation wrote: name another folder",
         )
-    _refuse_others(found, recipe, path)
-    return found
+    _refuse_other_preparations(prepared_versions, recipe, path)
+    return prepared_versions
 
 
-def _version(number: int, metadata: str) -> Version | None:
+def _parse_version(number: int, metadata: str) -> Version | None:
     """What a commit says; None where no preparation wrote it."""
     try:
-        said = json.loads(metadata)
-        known = {name: said.get(name) for name in ("name", "namespace", "settings")}
-        return Version(number, said["job"], said["recipe"], said["result"], **known)
+        properties = json.loads(metadata)
+        optional = {name: properties.get(name) for name in ("name", "namespace", "settings")}
+        return Version(number, properties["job"], properties["recipe"], properties["result"], **optional)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def _refuse_others(found: Sequence[Version], recipe: Recipe, path: str) -> None:
+def _refuse_other_preparations(table_versions: Sequence[Version], recipe: Recipe, path: str) -> None:
     """Refuse the table of a job that prepares something else. A job may replace its own versions."""
-    settings = identity.settings(recipe)
-    for version in found:
+    settings = identity.digest_settings(recipe)
+    for version in table_versions:
         if version.job != recipe.job.uid and version.settings not in (None, settings):
             raise DataError(
                 "OutputTaken",
@@ -116,58 +116,60 @@ def _refuse_others(found: Sequence[Version], recipe: Recipe, path: str) -> None:
             )
 
 
-def _holds_files(spark: SparkSession, place: str) -> bool:
+def _has_files(spark: SparkSession, location: str) -> bool:
     """Whether a folder has files other than those that a killed pod of a preparation leaves before its commit."""
     context: Any = session.context(spark)
     if context is None:
-        return _lists_files(spark, place)
-    path = context._jvm.org.apache.hadoop.fs.Path(place)  # noqa: SLF001 - pyspark has no file system
+        return _has_files_without_jvm(spark, location)
+    path = context._jvm.org.apache.hadoop.fs.Path(location)  # noqa: SLF001 - pyspark has no file system
     files = path.getFileSystem(context._jsc.hadoopConfiguration())  # noqa: SLF001
-    found = files.listStatus(path) if files.exists(path) else []
-    return any(not _LEFT_BEHIND.fullmatch(entry.getPath().getName()) for entry in found)
+    entries = files.listStatus(path) if files.exists(path) else []
+    return any(not _UNCOMMITTED_FILE.fullmatch(entry.getPath().getName()) for entry in entries)
 
 
-def _lists_files(spark: SparkSession, place: str) -> bool:
+def _has_files_without_jvm(spark: SparkSession, location: str) -> bool:
     """The same without a JVM: Spark lists the files, without those that begin with a dot or an underscore."""
     from pyspark.errors import AnalysisException
 
     try:
-        found = spark.read.format("binaryFile").load(place).select("path")
-        return not found.where(~sf.col("path").rlike(r"/part-[^/]*[.]parquet$")).isEmpty()
+        paths = spark.read.format("binaryFile").load(location).select("path")
+        return not paths.where(~sf.col("path").rlike(r"/part-[^/]*[.]parquet$")).isEmpty()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return False
 
 
-def own(found: Sequence[Version], recipe: Recipe, path: str) -> PrepResult | None:
+def find_own_result(table_versions: Sequence[Version], recipe: Recipe, path: str) -> PrepResult | None:
     """Return the result that this job and recipe already committed, if any."""
-    mine = _token(recipe)
+    token = _token(recipe)
     results = (
-        _result(version, path) for version in found if {"job": version.job, "recipe": version.recipe} == mine
+        _parse_result(version, path)
+        for version in table_versions
+        if {"job": version.job, "recipe": version.recipe} == token
     )
     return next((result for result in results if result is not None), None)
 
 
-def same(
-    spark: SparkSession, found: Sequence[Version], recipe: Recipe, path: str, digest: str
+def find_reusable_result(
+    spark: SparkSession, table_versions: Sequence[Version], recipe: Recipe, path: str, digest: str
 ) -> PrepResult | None:
     """Return the newest result with the same rows that a job of the namespace committed, if it can still be read.
 
     Args:
         digest: of the rows, see `identity.digest`.
     """
-    for version in reversed(found):
+    for version in reversed(table_versions):
         if version.namespace != recipe.job.namespace:
             continue
-        result = _result(version, path)
-        if result is not None and result.digest == digest and _is_whole(spark, path, version.number):
-            by = None if version.job == recipe.job.uid else version.name
-            return result.model_copy(update={"written_by": by})
+        result = _parse_result(version, path)
+        if result is not None and result.digest == digest and _has_all_files(spark, path, version.number):
+            written_by = None if version.job == recipe.job.uid else version.name
+            return result.model_copy(update={"written_by": written_by})
     return None
 
 
-def _is_whole(spark: SparkSession, path: str, number: int) -> bool:
+def _has_all_files(spark: SparkSession, path: str, number: int) -> bool:
     """Whether the files of a version exist, which VACUUM removes some days after it was replaced."""
     from pyspark.errors import AnalysisException
 
@@ -180,7 +182,7 @@ def _is_whole(spark: SparkSession, path: str, number: int) -> bool:
         return False
 
 
-def _result(version: Version, path: str) -> PrepResult | None:
+def _parse_result(version: Version, path: str) -> PrepResult | None:
     """The result of a version; None where another release wrote what this one cannot read."""
     try:
         # NB: a table may have been copied to where it is now.
@@ -206,32 +208,32 @@ def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
         DataError: another job has written something else meanwhile.
     """
     spark = frame.sparkSession
-    for tries_left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_MAX_ATTEMPTS)):
         try:
             _write(frame, recipe, result)
             break
-        except _conflicts():
+        except _list_conflicts():
             if not tries_left:
                 raise
-        usable = _usable(spark, recipe, result)
+        usable = _find_concurrent_result(spark, recipe, result)
         if usable is not None:
             return usable
-    committed = own(versions(spark, recipe, result.path), recipe, result.path)
+    committed = find_own_result(list_versions(spark, recipe, result.path), recipe, result.path)
     if committed is None:
         raise RuntimeError(f"the table {result.path} does not have the version that was just written to it")
     return committed
 
 
-def _usable(spark: SparkSession, recipe: Recipe, result: PrepResult) -> PrepResult | None:
+def _find_concurrent_result(spark: SparkSession, recipe: Recipe, result: PrepResult) -> PrepResult | None:
     """What another commit has written meanwhile, if this job may use it."""
-    found, prepare = versions(spark, recipe, result.path), recipe.data.prepare
-    mine = own(found, recipe, result.path)
-    if mine or prepare is None or prepare.reuse == "Never" or result.digest is None:
-        return mine
-    return same(spark, found, recipe, result.path, result.digest)
+    table_versions, prepare = list_versions(spark, recipe, result.path), recipe.data.prepare
+    own_result = find_own_result(table_versions, recipe, result.path)
+    if own_result or prepare is None or prepare.reuse == "Never" or result.digest is None:
+        return own_result
+    return find_reusable_result(spark, table_versions, recipe, result.path, result.digest)
 
 
-def _conflicts() -> tuple[type[Exception], ...]:
+def _list_conflicts() -> tuple[type[Exception], ...]:
     """What Delta raises for a commit that met another one. NB: they have no class in common."""
     from delta import exceptions
 
@@ -247,18 +249,20 @@ def _conflicts() -> tuple[type[Exception], ...]:
     )
 
 
-def _encoding(frame: DataFrame) -> str | None:
+def _find_encoding(frame: DataFrame) -> str | None:
     """What made the token ids of a frame."""
-    told = (field.metadata.get(ENCODING) for field in frame.schema.fields)
-    return next((one for one in told if one), None)
+    encodings = (field.metadata.get(ENCODING) for field in frame.schema.fields)
+    return next((encoding for encoding in encodings if encoding), None)
 
 
 def _write(frame: DataFrame, recipe: Recipe, result: PrepResult) -> None:
     token, job = _token(recipe), recipe.job
-    said = {"name": job.name, "namespace": job.namespace, "settings": identity.settings(recipe)}
-    metadata = json.dumps({**token, **said, "result": result.to_json(), ENCODING: _encoding(frame)})
+    preparation = {"name": job.name, "namespace": job.namespace, "settings": identity.digest_settings(recipe)}
+    metadata = json.dumps(
+        {**token, **preparation, "result": result.to_json(), ENCODING: _find_encoding(frame)}
+    )
     tokens = result.tokens.train + result.tokens.validation + result.tokens.test
-    files = math.ceil(max(tokens, 1) / _TOKENS_A_FILE)
+    files = math.ceil(max(tokens, 1) / _TOKENS_PER_FILE)
     # Sorted by split and id: equal examples make equal files.
     ordered = frame.repartition(files, ID).sortWithinPartitions(SPLIT, ID)
     writer = ordered.write.format("delta").mode("overwrite").option("overwriteSchema", "true")

@@ -20,11 +20,11 @@ from finetune_trainer.models import download
 from finetune_trainer.models.cache import Cache
 from finetune_trainer.pod.mlflow_run import Tracker
 from finetune_trainer.prep import funnel, identity, output, spark_errors
-from finetune_trainer.prep.plan import plan as planned
+from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.report import report
 from finetune_trainer.prep.source import reader, text_files
-from finetune_trainer.prep.spark import progress, session
-from finetune_trainer.prep.spark.progress import Progress, SparkTasks
+from finetune_trainer.prep.spark import session
+from finetune_trainer.prep.spark.progress import READING, WRITING, Progress, Show, SparkTasks, show_in_run
 from finetune_trainer.prep.steps import chat, decontaminate, mix, near
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 # What the run misses of a preparation is a last percent, for which training does not wait.
-_PATIENCE_SECONDS = 5.0
+_MLFLOW_CLOSE_TIMEOUT_SECONDS = 5.0
 
 
 def run(
-    recipe: Recipe, asked: Request, *, reports: Path | None = None, show: progress.Show | None = None
+    recipe: Recipe, request: Request, *, reports: Path | None = None, show: Show | None = None
 ) -> PrepResult:
     """Run the preparation of a recipe in a new Spark session.
 
@@ -57,33 +57,33 @@ def run(
     """
     run_id = os.environ.get("MLFLOW_RUN_ID")
     with (
-        fetched_tokenizer(recipe) as folder,
+        fetch_tokenizer(recipe) as folder,
         tempfile.TemporaryDirectory(prefix="finetune-report-") as scratch,
-        Tracker(run_id, patience=_PATIENCE_SECONDS) as tracker,
-        ThreadPoolExecutor(1) as beside,
+        Tracker(run_id, patience=_MLFLOW_CLOSE_TIMEOUT_SECONDS) as tracker,
+        ThreadPoolExecutor(1) as background,
     ):
         # Both need a core for seconds: what loads tokenizers is imported while the JVM starts.
-        loads = beside.submit(Loaded.of, recipe.model, folder)
-        if asked.prepare.spark.executor_pods:
+        loading = background.submit(Loaded.of, recipe.model, folder)
+        if request.prepare.spark.executor_pods:
             # No pods are created for a recipe that is refused.
-            loads.result()
-        with _spark(asked) as spark:
-            tokenizer = loads.result()
-            say(f"tokenizer of {recipe.model.base}")
-            told = Progress(show or partial(progress.to_run, tracker), SparkTasks(spark.sparkContext))
+            loading.result()
+        with _start_spark(request) as spark:
+            tokenizer = loading.result()
+            log(f"tokenizer of {recipe.model.base}")
+            progress = Progress(show or partial(show_in_run, tracker), SparkTasks(spark.sparkContext))
             write = partial(report.publish, tracker=tracker, folder=reports or Path(scratch))
-            with told.running():
+            with progress.running():
                 # NB: the report is drawn while Spark writes the table; the end of `beside` waits for it.
-                publish = partial(beside.submit, write)
-                return prepare(spark, recipe, asked, tokenizer, told, publish=publish)
+                publish = partial(background.submit, write)
+                return prepare(spark, recipe, request, tokenizer, progress, publish=publish)
 
 
 def prepare(
     spark: SparkSession,
     recipe: Recipe,
-    asked: Request,
+    request: Request,
     tokenizer: Loaded,
-    told: Progress,
+    progress: Progress,
     *,
     publish: Callable[[report.Facts], object] = lambda _: None,
 ) -> PrepResult:
@@ -94,41 +94,46 @@ def prepare(
         told: learns which step runs.
         publish: gets what a report shows, also where too little is left for a table.
     """
-    told.step(progress.READING)
-    with spark_errors.telling(asked), tempfile.TemporaryDirectory(prefix="finetune-source-") as scratch:
-        known = output.versions(spark, recipe, asked.prepare.output)
-        result = output.own(known, recipe, asked.prepare.output)
+    progress.step(READING)
+    with (
+        spark_errors.translate_errors(request),
+        tempfile.TemporaryDirectory(prefix="finetune-source-") as scratch,
+    ):
+        versions = output.list_versions(spark, recipe, request.prepare.output)
+        result = output.find_own_result(versions, recipe, request.prepare.output)
         if result is not None:
-            say(
+            log(
                 f"{result.path} version {result.version} was made by this job before: nothing is written twice"
             )
         else:
-            corpus = _read(spark, recipe, asked, Path(scratch))
+            corpus = _read(spark, recipe, request, Path(scratch))
             writes_date = corpus.plan.form.has_turns and chat_templates.writes_date(tokenizer.tokenizer)
             day = recipe.job.created if writes_date else None
             digest = identity.digest(recipe, corpus.identities, tokenizer.folder, day)
-            result = _reused(spark, recipe, asked, known, digest)
+            result = _find_reusable_result(spark, recipe, request, versions, digest)
             if result is None:
                 _check_lines(spark, corpus)
-                result = _make(corpus, recipe, asked, tokenizer, told, digest=digest, publish=publish)
-    tell(result)
+                result = _write_table(
+                    corpus, recipe, request, tokenizer, progress, digest=digest, publish=publish
+                )
+    log_result(result)
     return result
 
 
-def _reused(
-    spark: SparkSession, recipe: Recipe, asked: Request, known: list[output.Version], digest: str
+def _find_reusable_result(
+    spark: SparkSession, recipe: Recipe, request: Request, versions: list[output.Version], digest: str
 ) -> PrepResult | None:
     """The version with the same rows that another job wrote, if there is one and it may be used."""
-    if asked.prepare.reuse == "Never":
+    if request.prepare.reuse == "Never":
         return None
-    found = output.same(spark, known, recipe, asked.prepare.output, digest)
-    if found is not None:
-        by = f"FineTuneJob {found.written_by}" if found.written_by else "this job"
-        say(
-            f"{found.path} version {found.version} was written by {by} from the same data with the same settings: nothing is "
+    result = output.find_reusable_result(spark, versions, recipe, request.prepare.output, digest)
+    if result is not None:
+        writer = f"FineTuneJob {result.written_by}" if result.written_by else "this job"
+        log(
+            f"{result.path} version {result.version} was written by {writer} from the same data with the same settings: nothing is "
             "written"
         )
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -156,42 +161,46 @@ class Corpus:
         return [*self.read, *(evaluation.corpus for evaluation in self.evaluation)]
 
 
-def _read(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
+def _read(spark: SparkSession, recipe: Recipe, request: Request, scratch: Path) -> Corpus:
     """Read the source and the evaluation sets, each at one version."""
-    corpus = _corpus(spark, recipe, asked, scratch)
-    sets = decontaminate.read(spark, asked.evaluation, scratch / "evaluation", asked.prepare.catalog)
-    for one in sets:
-        say(decontaminate.described(one))
+    corpus = _read_sources(spark, recipe, request, scratch)
+    sets = decontaminate.read(spark, request.evaluation, scratch / "evaluation", request.prepare.catalog)
+    for evaluation_set in sets:
+        log(decontaminate.described(evaluation_set))
     return replace(corpus, evaluation=sets)
 
 
-def _corpus(spark: SparkSession, recipe: Recipe, asked: Request, scratch: Path) -> Corpus:
+def _read_sources(spark: SparkSession, recipe: Recipe, request: Request, scratch: Path) -> Corpus:
     """Read the source, or the sources of a mix, and check that they have the columns that the recipe names."""
-    if asked.source.sources is None:
-        one = reader.read(spark, asked.source, scratch, catalog=asked.prepare.catalog)
-        say(f"source {asked.source_name}{one.at}")
-        with text_files.checking_on_failure(spark, one.texts):
-            columns = recipe.data.columns or _found(one.frame, recipe, asked, asked.source_name)
-            known = reader.conversations(one.frame, columns.message_weight)
-            plan = planned(_with_columns(recipe, columns), known)
-            reader.check(one.frame, plan, asked.source_name)
-        return Corpus(lambda: one.frame, columns, plan, [one])
+    if request.source.sources is None:
+        source = reader.read(spark, request.source, scratch, catalog=request.prepare.catalog)
+        log(f"source {request.source_name}{source.at}")
+        with text_files.checking_on_failure(spark, source.texts):
+            example_columns = recipe.data.columns or _find_columns(
+                source.frame, recipe, request, request.source_name
+            )
+            conversations = reader.find_conversations(source.frame, example_columns.message_weight)
+            plan = build_plan(_with_columns(recipe, example_columns), conversations)
+            reader.check(source.frame, plan, request.source_name)
+        return Corpus(lambda: source.frame, example_columns, plan, [source])
     parts, read = [], []
-    for part in asked.source.sources:
-        field = f"data.source.sources[{part.name}]"
-        made = reader.read(spark, part, scratch / part.name, field, asked.prepare.catalog)
-        say(f"source {part.name}: {part.address}{made.at}")
-        with text_files.checking_on_failure(spark, made.texts):
-            columns = recipe.data.columns or _found(made.frame, recipe, asked, part.address)
-        parts.append(mix.Part(part, made.frame, columns))
-        read.append(made)
-    parts, columns = mix.agreed(parts, asked.templates)
-    plan = planned(_with_columns(recipe, columns), mix.conversations(parts, columns))
-    for checked, made in zip(parts, read, strict=True):
-        with text_files.checking_on_failure(spark, made.texts):
+    for part in request.source.sources:
+        source_field = f"data.source.sources[{part.name}]"
+        source = reader.read(spark, part, scratch / part.name, source_field, request.prepare.catalog)
+        log(f"source {part.name}: {part.address}{source.at}")
+        with text_files.checking_on_failure(spark, source.texts):
+            example_columns = recipe.data.columns or _find_columns(
+                source.frame, recipe, request, part.address
+            )
+        parts.append(mix.Part(part, source.frame, example_columns))
+        read.append(source)
+    parts, example_columns = mix.unify_columns(parts, request.templates)
+    plan = build_plan(_with_columns(recipe, example_columns), mix.find_conversations(parts, example_columns))
+    for checked, source in zip(parts, read, strict=True):
+        with text_files.checking_on_failure(spark, source.texts):
             reader.check(checked.frame, plan, checked.source.address)
-    get_rows = partial(mix.mixed, parts, plan.form, plan.prepare.split_ratios.seed)
-    return Corpus(get_rows, columns, plan, read)
+    get_rows = partial(mix.mix_parts, parts, plan.form, plan.prepare.split_ratios.seed)
+    return Corpus(get_rows, example_columns, plan, read)
 
 
 def _check_lines(spark: SparkSession, corpus: Corpus) -> None:
@@ -204,142 +213,144 @@ def _check_lines(spark: SparkSession, corpus: Corpus) -> None:
         text_files.check(spark, *texts)
 
 
-def _make(
+def _write_table(
     corpus: Corpus,
     recipe: Recipe,
-    asked: Request,
+    request: Request,
     tokenizer: Loaded,
-    told: Progress,
+    progress: Progress,
     *,
     digest: str,
     publish: Callable[[report.Facts], object],
 ) -> PrepResult:
     plan = corpus.plan
-    complete = _with_columns(recipe, corpus.columns)
+    complete_recipe = _with_columns(recipe, corpus.columns)
     if plan.form.has_turns:
-        chat.check(tokenizer.tokenizer, complete)
+        chat.check(tokenizer.tokenizer, complete_recipe)
     with ExitStack() as kept_frames:
         steps = funnel.Funnel(
-            complete, plan, tokenizer, corpus.evaluation, progress=told, kept_frames=kept_frames
+            complete_recipe, plan, tokenizer, corpus.evaluation, progress=progress, kept_frames=kept_frames
         )
         prepared = steps.keep(steps.apply(corpus.get_rows()))
-        found = steps.count(prepared)
-        publish(_facts(recipe, plan, corpus, found))
-        funnel.check(found, plan)
+        counts = steps.count(prepared)
+        publish(_collect_facts(recipe, plan, corpus, counts))
+        funnel.check(counts, plan)
         result = PrepResult(
-            rows=SplitCounts(**found.rows),
-            tokens=SplitCounts(**found.tokens),
+            rows=SplitCounts(**counts.rows),
+            tokens=SplitCounts(**counts.tokens),
             path=plan.prepare.output,
             version=0,
-            **_versions(corpus, asked, found),
-            dropped=found.dropped,
-            redacted=found.redacted,
-            warnings=found.warnings or None,
-            evaluation_sets=decontaminate.told(corpus.evaluation, found.shared) or None,
+            **_list_versions(corpus, request, counts),
+            dropped=counts.dropped,
+            redacted=counts.redacted,
+            warnings=counts.warnings or None,
+            evaluation_sets=decontaminate.told(corpus.evaluation, counts.shared) or None,
             columns=corpus.columns,
             digest=digest,
         )
-        told.step(progress.WRITING)
-        say(f"writing {plan.prepare.output}")
+        progress.step(WRITING)
+        log(f"writing {plan.prepare.output}")
         return output.commit(prepared, recipe, result)
 
 
-def _facts(recipe: Recipe, plan: Plan, corpus: Corpus, found: funnel.Counts) -> report.Facts:
+def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: funnel.Counts) -> report.Facts:
     """What the report shows."""
     read = zip(plan.source.parts, corpus.read, strict=True)
     return report.Facts(
         title=f"{recipe.job.namespace}/{recipe.job.name}",
-        source=", ".join(f"{part.address}{one.at}" for part, one in read),
+        source=", ".join(f"{part.address}{source.at}" for part, source in read),
         output=plan.prepare.output,
-        examples=found.examples,
-        dropped=found.dropped,
-        rows=found.rows,
-        tokens=found.tokens,
-        lengths=found.lengths,
-        clusters=found.near.sizes if found.near else None,
-        crowded=near.crowded(found.near.crowded) if found.near and found.near.crowded else "",
-        pairs=found.near.pairs if found.near else [],
-        warnings=found.warnings,
-        samples=found.samples,
+        examples=counts.examples,
+        dropped=counts.dropped,
+        rows=counts.rows,
+        tokens=counts.tokens,
+        lengths=counts.lengths,
+        clusters=counts.near.sizes if counts.near else None,
+        crowded=near.describe_crowd(counts.near.crowded) if counts.near and counts.near.crowded else "",
+        pairs=counts.near.pairs if counts.near else [],
+        warnings=counts.warnings,
+        samples=counts.samples,
     )
 
 
-def _versions(corpus: Corpus, asked: Request, found: funnel.Counts) -> dict[str, Any]:
+def _list_versions(corpus: Corpus, request: Request, counts: funnel.Counts) -> dict[str, Any]:
     """What was read, as the result has it: of one source, or by source."""
-    if asked.source.sources is None:
-        (one,) = corpus.read
-        return {"source_version": one.version, "source_revision": one.revision}
-    parts = zip(asked.source.sources, corpus.read, strict=True)
+    if request.source.sources is None:
+        (source,) = corpus.read
+        return {"source_version": source.version, "source_revision": source.revision}
+    parts = zip(request.source.sources, corpus.read, strict=True)
     return {
         "sources": [
             SourceRows(
                 name=part.name,
-                rows=found.sources.get(part.name, 0),
-                version=read.version,
-                revision=read.revision,
+                rows=counts.sources.get(part.name, 0),
+                version=source.version,
+                revision=source.revision,
             )
-            for part, read in parts
+            for part, source in parts
         ]
     }
 
 
-def _found(frame: DataFrame, recipe: Recipe, asked: Request, where: str) -> Columns:
+def _find_columns(frame: DataFrame, recipe: Recipe, request: Request, where: str) -> Columns:
     """Find the columns of an example in a source's schema."""
-    reader.require(frame, asked.templates, where)
+    reader.require(frame, request.templates, where)
     objective = recipe.objective.type
-    found = columns.find(reader.schema(frame), where, objective=objective, templates=asked.templates)
-    say(f"columns {columns.described(found)}")
-    return found
+    example_columns = columns.find(
+        reader.list_columns(frame), where, objective=objective, templates=request.templates
+    )
+    log(f"columns {columns.described(example_columns)}")
+    return example_columns
 
 
-def _with_columns(recipe: Recipe, used: Columns) -> Recipe:
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": used})})
+def _with_columns(recipe: Recipe, example_columns: Columns) -> Recipe:
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"columns": example_columns})})
 
 
 @contextmanager
-def fetched_tokenizer(recipe: Recipe) -> Iterator[Path]:
+def fetch_tokenizer(recipe: Recipe) -> Iterator[Path]:
     """Fetch the model's tokenizer, and return its folder."""
     model = recipe.model
     with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as folder:
-        found = download.fetch_tokenizer(
+        tokenizer_folder = download.fetch_tokenizer(
             model.base, Path(folder), revision=model.revision, cache=Cache.of(model)
         )
-        yield found
+        yield tokenizer_folder
 
 
 @contextmanager
-def _spark(asked: Request) -> Iterator[SparkSession]:
-    spark = session.start(asked.prepare.spark, asked.prepare.catalog)
-    say(f"Spark {spark.version} on {spark.sparkContext.defaultParallelism} cores")
+def _start_spark(request: Request) -> Iterator[SparkSession]:
+    spark = session.start(request.prepare.spark, request.prepare.catalog)
+    log(f"Spark {spark.version} on {spark.sparkContext.defaultParallelism} cores")
     try:
         yield spark
     finally:
         spark.stop()
 
 
-def tell(result: PrepResult) -> None:
+def log_result(result: PrepResult) -> None:
     """Print the rows after each step, and the sizes of the splits."""
-    rows, held = result.rows.to_json(), result.tokens.to_json()
-    left = sum(rows.values()) + sum(result.dropped.values())
-    say(f"{'step':<14} {'dropped':>10} {'left':>10}")
-    say(f"{'source':<14} {'':>10} {left:>10,}")
+    rows, tokens = result.rows.to_json(), result.tokens.to_json()
+    remaining = sum(rows.values()) + sum(result.dropped.values())
+    log(f"{'step':<14} {'dropped':>10} {'left':>10}")
+    log(f"{'source':<14} {'':>10} {remaining:>10,}")
     for name, number in result.dropped.items():
-        left -= number
-        say(f"{name:<14} {number:>10,} {left:>10,}")
-    for one in result.evaluation_sets or []:
-        say(f"evaluation set {one.name}: {one.examples:,} examples share words with it")
+        remaining -= number
+        log(f"{name:<14} {number:>10,} {remaining:>10,}")
+    for evaluation_set in result.evaluation_sets or []:
+        log(f"evaluation set {evaluation_set.name}: {evaluation_set.examples:,} examples share words with it")
     for kind, number in (result.redacted or {}).items():
-        say(f"redacted {number:,} {kind}")
-    say(f"{'split':<14} {'rows':>10} {'tokens':>10}")
+        log(f"redacted {number:,} {kind}")
+    log(f"{'split':<14} {'rows':>10} {'tokens':>10}")
     for name, number in rows.items():
-        say(f"{name:<14} {number:>10,} {held[name]:>10,}")
+        log(f"{name:<14} {number:>10,} {tokens[name]:>10,}")
     for part in result.sources or []:
-        say(f"source {part.name}: {part.rows:,} rows")
+        log(f"source {part.name}: {part.rows:,} rows")
     for warning in result.warnings or []:
-        say(f"warning: {warning}")
-    say(f"{result.path} version {result.version}")
+        log(f"warning: {warning}")
+    log(f"{result.path} version {result.version}")
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Print a line of the pod's log."""
     print(line, flush=True)

@@ -81,7 +81,7 @@ class Form:
     @property
     def jinja(self) -> tuple[JinjaTemplate, ...]:
         """The Jinja templates among those of `rendered`."""
-        return tuple(one for one in self.rendered.values() if isinstance(one, JinjaTemplate))
+        return tuple(template for template in self.rendered.values() if isinstance(template, JinjaTemplate))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Request:
     @property
     def evaluation(self) -> list[EvaluationSource]:
         """The evaluation sets."""
-        return _sets(self.prepare)
+        return _evaluation_sets(self.prepare)
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,14 @@ class Plan(Request):
     def columns(self) -> tuple[str, ...]:
         """Every source column that the recipe names, except in the SQL filter."""
         prepare = self.prepare
-        named = [*self.form.required, *self.form.content, *prepare.not_null]
-        named += [prepare.quality_column] if prepare.min_quality is not None else []
-        named += prepare.dedupe.columns or []
-        named += [name for name in (prepare.split_ratios.key, prepare.split_ratios.stratify_by) if name]
-        return tuple(dict.fromkeys(named))
+        names = [*self.form.required, *self.form.content, *prepare.not_null]
+        names += [prepare.quality_column] if prepare.min_quality is not None else []
+        names += prepare.dedupe.columns or []
+        names += [name for name in (prepare.split_ratios.key, prepare.split_ratios.stratify_by) if name]
+        return tuple(dict.fromkeys(names))
 
 
-def request(recipe: Recipe) -> Request:
+def build_request(recipe: Recipe) -> Request:
     """Return what a recipe asks of the preparation; it may name no columns.
 
     Raises:
@@ -134,14 +134,14 @@ def request(recipe: Recipe) -> Request:
         raise RecipeRefusedError(
             "data.source and data.prepare are missing: there is nothing to prepare, so training can start at once"
         )
-    refused = _refusals(recipe, data.source, data.prepare)
-    if refused:
-        raise RecipeRefusedError("; ".join(refused))
-    named = [column for template in _templates(data.prepare).values() for column in template.columns]
-    return Request(data.source, data.prepare, tuple(dict.fromkeys(named)))
+    refusals = _list_refusals(recipe, data.source, data.prepare)
+    if refusals:
+        raise RecipeRefusedError("; ".join(refusals))
+    columns = [column for template in _parse_templates(data.prepare).values() for column in template.columns]
+    return Request(data.source, data.prepare, tuple(dict.fromkeys(columns)))
 
 
-def plan(recipe: Recipe, conversations: Mapping[str, tuple[str, ...]] | None = None) -> Plan:
+def build_plan(recipe: Recipe, conversations: Mapping[str, tuple[str, ...]] | None = None) -> Plan:
     """Return the preparation of a recipe that names the columns of an example.
 
     Args:
@@ -149,15 +149,20 @@ def plan(recipe: Recipe, conversations: Mapping[str, tuple[str, ...]] | None = N
             None: the source is not known yet.
 
     Raises:
-        RecipeRefusedError: as `request`; or the recipe has fields for text, and the columns hold conversations.
+        RecipeRefusedError: as `build_request`; or the recipe has fields for text, and the columns hold conversations.
         DataError: messages do not have the field that says whether they are learned.
     """
-    asked, columns = request(recipe), recipe.data.columns
+    request, columns = build_request(recipe), recipe.data.columns
     assert columns is not None  # noqa: S101 - the caller has found them
-    return Plan(asked.source, asked.prepare, asked.templates, _form(columns, asked.prepare, conversations))
+    return Plan(
+        request.source,
+        request.prepare,
+        request.templates,
+        _build_form(columns, request.prepare, conversations),
+    )
 
 
-def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
+def _list_refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
     kind, ratios = recipe.data.columns.type if recipe.data.columns else None, prepare.split_ratios
     parts = source.parts
     mode, total = prepare.spark.mode, ratios.train + ratios.validation + ratios.test
@@ -167,11 +172,14 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             "data.source needs sources with type Mix, and with no other type",
         ),
         (
-            any(_misplaced(part) for part in parts if part.type != "Mix"),
+            any(_is_misplaced(part) for part in parts if part.type != "Mix"),
             "data.source needs dataset for type Hub, and exactly one of path and table for the others",
         ),
         (
-            any(part.table and part.type not in ("Delta", "Parquet") for part in [*parts, *_sets(prepare)]),
+            any(
+                part.table and part.type not in ("Delta", "Parquet")
+                for part in [*parts, *_evaluation_sets(prepare)]
+            ),
             "the table of a source needs type Delta or Parquet: use path for other files",
         ),
         *((True, sentence) for sentence in tables.misnamed(recipe.data)),
@@ -232,52 +240,56 @@ def _refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
             abs(total - 1) > 1e-4,
             f"data.prepare.splitRatios adds up to {total:g}: train, validation and test must add up to 1",
         ),
-        *_refusals_of_evaluation(source, prepare),
+        *_list_evaluation_refusals(source, prepare),
         (
             any(prepare.output == part.path for part in parts),
             f"data.prepare.output {prepare.output} is the source itself: write to another folder",
         ),
     )
-    return [sentence for refused, sentence in table if refused]
+    return [sentence for is_refused, sentence in table if is_refused]
 
 
-def _refusals_of_evaluation(source: Source, prepare: Prepare) -> list[tuple[bool, str]]:
-    wanted, field = prepare.decontaminate, "data.prepare.decontaminate"
-    sets = _sets(prepare)
+def _list_evaluation_refusals(source: Source, prepare: Prepare) -> list[tuple[bool, str]]:
+    decontaminate, field = prepare.decontaminate, "data.prepare.decontaminate"
+    sets = _evaluation_sets(prepare)
     return [
         (
-            wanted is not None and wanted.fewest_words > wanted.ngram,
+            decontaminate is not None and decontaminate.fewest_words > decontaminate.ngram,
             f"{field}.minWords must not be above ngram: texts between the two are compared whole",
         ),
         (
-            any(_misplaced(one) for one in sets),
+            any(_is_misplaced(evaluation_set) for evaluation_set in sets),
             f"{field}.sources needs dataset for type Hub, and exactly one of path and table for the others",
         ),
         (
-            prepare.spark.mode != "Local" and any(one.type == "Hub" for one in sets),
+            prepare.spark.mode != "Local" and any(evaluation_set.type == "Hub" for evaluation_set in sets),
             f"{field}.sources of type Hub need data.prepare.spark.mode Local: a data set is downloaded into the prep pod",
         ),
         (
-            any(one.path == prepare.output or _place(one) in map(_place, source.parts) for one in sets),
+            any(
+                evaluation_set.path == prepare.output
+                or _location(evaluation_set) in map(_location, source.parts)
+                for evaluation_set in sets
+            ),
             f"{field}.sources has data.source or data.prepare.output: name an evaluation set",
         ),
     ]
 
 
-def _sets(prepare: Prepare) -> list[EvaluationSource]:
+def _evaluation_sets(prepare: Prepare) -> list[EvaluationSource]:
     """The evaluation sets of a preparation."""
     return prepare.decontaminate.sources if prepare.decontaminate else []
 
 
-def _place(source: Source | NamedSource) -> tuple[str | None, ...]:
+def _location(source: Source | NamedSource) -> tuple[str | None, ...]:
     """What a source reads, at whatever version."""
     return source.path, source.table, source.dataset, source.config, source.split
 
 
-def _misplaced(source: Source | NamedSource) -> bool:
+def _is_misplaced(source: Source | NamedSource) -> bool:
     """Whether a source is nowhere, or at several places."""
-    given = [place for place in (source.path, source.table, source.dataset) if place is not None]
-    return len(given) != 1 or (source.dataset is not None) != (source.type == "Hub")
+    locations = [location for location in (source.path, source.table, source.dataset) if location is not None]
+    return len(locations) != 1 or (source.dataset is not None) != (source.type == "Hub")
 
 
 def _can_refuse(prepare: Prepare) -> bool:
@@ -291,51 +303,51 @@ _UNRENDERABLE = (
 )
 
 
-def _templates(prepare: Prepare) -> dict[str, Template | JinjaTemplate]:
+def _parse_templates(prepare: Prepare) -> dict[str, Template | JinjaTemplate]:
     """The templates of a recipe, by field."""
-    given = {"promptTemplate": prepare.prompt_template, "responseTemplate": prepare.response_template}
+    texts = {"promptTemplate": prepare.prompt_template, "responseTemplate": prepare.response_template}
     kind = JinjaTemplate if prepare.template_syntax == "Jinja" else Template
     return {
-        name: kind.parse(text, f"data.prepare.{name}") for name, text in given.items() if text is not None
+        name: kind.parse(text, f"data.prepare.{name}") for name, text in texts.items() if text is not None
     }
 
 
-def _form(
-    named: Columns, prepare: Prepare, conversations: Mapping[str, tuple[str, ...]] | None = None
+def _build_form(
+    columns: Columns, prepare: Prepare, conversations: Mapping[str, tuple[str, ...]] | None = None
 ) -> Form:
-    known = conversations or {}
-    if named.messages is not None:
+    carried_fields = conversations or {}
+    if columns.messages is not None:
         # JSON text may have any field.
-        as_text = conversations is not None and named.messages not in known
-        carried = chat_messages.CARRIED if as_text else known.get(named.messages, ())
-        if named.message_weight and conversations is not None and chat_messages.WEIGHT not in carried:
-            raise missing_weights(named.messages, named.message_weight)
+        as_text = conversations is not None and columns.messages not in carried_fields
+        carried = chat_messages.CARRIED if as_text else carried_fields.get(columns.messages, ())
+        if columns.message_weight and conversations is not None and chat_messages.WEIGHT not in carried:
+            raise missing_weights(columns.messages, columns.message_weight)
         return Form(
-            required=(named.messages,),
-            content=(named.messages, *([named.tools] if named.tools else [])),
+            required=(columns.messages,),
+            content=(columns.messages, *([columns.tools] if columns.tools else [])),
             rendered={},
-            messages=named.messages,
-            tools=named.tools,
+            messages=columns.messages,
+            tools=columns.tools,
             carried=carried,
-            weight=named.message_weight,
+            weight=columns.message_weight,
         )
-    if named.prompt is not None and (named.chosen or named.completion) is not None:
-        judged = {CHOSEN: named.chosen, REJECTED: named.rejected, COMPLETION: named.completion}
+    if columns.prompt is not None and (columns.chosen or columns.completion) is not None:
+        judged = {CHOSEN: columns.chosen, REJECTED: columns.rejected, COMPLETION: columns.completion}
         answers = {name: column for name, column in judged.items() if column is not None}
-        return _preferences(named.prompt, answers, named.label, prepare, conversations)
-    required = tuple(name for name in (named.text, named.prompt, named.response) if name is not None)
-    rendered = _rendered(required, prepare)
+        return _build_preference_form(columns.prompt, answers, columns.label, prepare, conversations)
+    required = tuple(name for name in (columns.text, columns.prompt, columns.response) if name is not None)
+    rendered = _build_templates(required, prepare)
     content = tuple(dict.fromkeys(column for template in rendered.values() for column in template.columns))
     return Form(
         required=required,
         content=content or required,
         rendered=rendered,
-        prompt=named.prompt,
+        prompt=columns.prompt,
         conversation=prepare.conversation,
     )
 
 
-def _preferences(
+def _build_preference_form(
     prompt: str,
     answers: Mapping[str, str],
     label: str | None,
@@ -343,14 +355,16 @@ def _preferences(
     conversations: Mapping[str, tuple[str, ...]] | None,
 ) -> Form:
     """A prompt with two answers, or with one and its label; a template renders only the prompt."""
-    known = conversations or {}
-    lists = tuple(name for name in (prompt, *answers.values()) if name in known)
-    refused = [
-        sentence for found, sentence in _refusals_of_lists(prompt, lists, prepare, conversations) if found
+    carried_fields = conversations or {}
+    lists = tuple(name for name in (prompt, *answers.values()) if name in carried_fields)
+    refusals = [
+        sentence
+        for is_refused, sentence in _list_conversation_refusals(prompt, lists, prepare, conversations)
+        if is_refused
     ]
-    if refused:
-        raise RecipeRefusedError("; ".join(refused))
-    template = _templates(prepare).get("promptTemplate", Template.of_column(prompt))
+    if refusals:
+        raise RecipeRefusedError("; ".join(refusals))
+    template = _parse_templates(prepare).get("promptTemplate", Template.of_column(prompt))
     return Form(
         required=(prompt, *answers.values(), *([label] if label else [])),
         content=tuple(dict.fromkeys([*template.columns, *answers.values()])),
@@ -359,13 +373,13 @@ def _preferences(
         conversation=prepare.conversation,
         lists=lists,
         carried=tuple(
-            field for field in chat_messages.CARRIED if any(field in known[name] for name in lists)
+            field for field in chat_messages.CARRIED if any(field in carried_fields[name] for name in lists)
         ),
         label=label,
     )
 
 
-def _refusals_of_lists(
+def _list_conversation_refusals(
     prompt: str,
     lists: tuple[str, ...],
     prepare: Prepare,
@@ -391,8 +405,8 @@ def _refusals_of_lists(
     ]
 
 
-def _rendered(required: tuple[str, ...], prepare: Prepare) -> dict[str, Template | JinjaTemplate]:
-    templates: tuple[Template | JinjaTemplate, ...] = tuple(_templates(prepare).values()) or tuple(
+def _build_templates(required: tuple[str, ...], prepare: Prepare) -> dict[str, Template | JinjaTemplate]:
+    templates: tuple[Template | JinjaTemplate, ...] = tuple(_parse_templates(prepare).values()) or tuple(
         map(Template.of_column, required)
     )
     if prepare.conversation and len(templates) == 1:

@@ -29,7 +29,7 @@ def jars() -> Path:
 @pytest.fixture(scope="session")
 def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session as the prep pod starts it, but that it does not compile plans, see `compiled`, and `worker_daemon` forks its workers."""
-    scratch, settings = tmp_path_factory.mktemp("spark"), session.settings
+    scratch, settings = tmp_path_factory.mktemp("spark"), session.build_settings
 
     def with_daemon(*arguments: Any, **named: Any) -> dict[str, str]:
         return settings(*arguments, **named) | {
@@ -41,7 +41,7 @@ def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
         for name, value in QUICK_JVM.items():
             patch.setenv(name, value)
         patch.setattr("tempfile.tempdir", str(scratch))
-        patch.setattr(session, "settings", with_daemon)
+        patch.setattr(session, "build_settings", with_daemon)
         started = session.start(Spark(driver_memory="1Gi", conf=QUICK))
     for name, value in INTERPRETED.items():
         started.conf.set(name, value)

@@ -17,7 +17,7 @@ from finetune_crds.source import Source
 from finetune_crds.spark import Spark
 from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.prep import spark_errors
-from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.source import reader
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.steps import decontaminate
@@ -58,7 +58,7 @@ def read_set(spark: SparkSession, folder: Path, catalog: Catalog) -> list[Any]:
 def read(spark: SparkSession, asked: dict[str, Any], folder: Path, catalog: Catalog) -> list[Any]:
     """The version and the number of rows of a table, or the reason and the sentence of the error."""
     try:
-        with spark_errors.telling(plan(recipe())):
+        with spark_errors.translate_errors(build_plan(recipe())):
             found = reader.read(spark, Source.model_validate(asked), folder, catalog=catalog)
             return [found.version, found.frame.count()]
     except PodFailure as failure:

@@ -18,7 +18,7 @@ from finetune_crds.recipe import Recipe
 from finetune_trainer.examples.documents import ENCODING
 from finetune_trainer.examples.tokenizer import Loaded
 from finetune_trainer.prep import output, pipeline
-from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.plan import build_request
 from finetune_trainer.prep.spark.progress import Progress
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def prepared(
 ) -> PrepResult:
     """Prepare as a recipe asks whose model is a folder."""
     tokenizer = Loaded.of(wanted.model, Path(wanted.model.base))
-    return pipeline.prepare(spark, wanted, request(wanted), tokenizer, untold(), publish=publish)
+    return pipeline.prepare(spark, wanted, build_request(wanted), tokenizer, untold(), publish=publish)
 
 
 def prepare_quickly(

@@ -98,7 +98,7 @@ def test_rows_and_counts_are_those_of_a_pod_and_the_same_without_a_jvm_and_witho
         patch.setenv(session.ENV_RUNTIME, "17.3")
         usual = run(tmp_path / "usual", asked(corpus, tokenizer_folder, tmp_path / "out"))
         as_serverless(spark, patch)
-        tokens._written.cache_clear()
+        tokens._unzip.cache_clear()
         bare = run(tmp_path / "bare", asked(corpus, tokenizer_folder, tmp_path / "bare-out"))
     assert f"the report stays in {tmp_path / 'bare'}: " in capsys.readouterr().out
     local = prepare_quickly(spark, asked(corpus, tokenizer_folder, tmp_path / "local-out"))
@@ -208,9 +208,9 @@ def test_an_output_with_other_files_is_left_alone(
         as_serverless(spark, patch)
         if taken:
             with pytest.raises(DataError, match="has files and is not a Delta table"):
-                output.versions(spark, recipe(), str(tmp_path / "out"))
+                output.list_versions(spark, recipe(), str(tmp_path / "out"))
         else:
-            assert output.versions(spark, recipe(), str(tmp_path / "out")) == []
+            assert output.list_versions(spark, recipe(), str(tmp_path / "out")) == []
 
 
 def test_a_failure_is_in_the_report_and_in_the_error(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from cluster import object_stores
 from finetune_crds.source import Source
 from finetune_trainer.pod.exit_status import DataError, TrainingError
 from finetune_trainer.prep import spark_errors
-from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.source import reader
 from finetune_trainer.prep.spark import stores
 from finetune_trainer.storage import filesystems
@@ -42,7 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iter
     pq.write_table(pa.Table.from_pylist(ROWS), bucket / "files" / "a.parquet")
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
     with object_stores.gs(folder) as store:
-        for name, value in stores.gs(store.env).items():
+        for name, value in stores.gs_settings(store.env).items():
             configuration.set(name, value)
         yield store
 
@@ -106,7 +106,7 @@ def test_what_is_not_there_is_said(
     path: str, kind: str, sentence: str, spark: SparkSession, tmp_path: Path
 ) -> None:
     asked = Source.model_validate({"type": kind, "path": f"gs://{path}"})
-    with pytest.raises(DataError) as failed, spark_errors.telling(plan(recipe())):
+    with pytest.raises(DataError) as failed, spark_errors.translate_errors(build_plan(recipe())):
         reader.read(spark, asked, tmp_path)
     assert failed.value.message == sentence
 
@@ -118,7 +118,7 @@ def test_credentials_that_the_store_refuses(spark: SparkSession, lake: str, tmp_
     before = configuration.get("fs.gs.storage.root.url")
     with serving(lambda _: Answer(403, body, {"Content-Type": "application/json"})) as address:
         configuration.set("fs.gs.storage.root.url", f"{address}/")
-        with pytest.raises(DataError) as failed, spark_errors.telling(plan(recipe())):
+        with pytest.raises(DataError) as failed, spark_errors.translate_errors(build_plan(recipe())):
             reader.read(spark, asked, tmp_path)
     configuration.set("fs.gs.storage.root.url", before)
     assert failed.value.reason == "AccessDenied"
@@ -136,6 +136,6 @@ def test_the_client_of_azure_is_whole(spark: SparkSession, tmp_path: Path) -> No
     }.items():
         configuration.set(name, value)
     asked = Source.model_validate({"type": "Parquet", "path": f"abfss://corpora@{host}/chats"})
-    with pytest.raises(TrainingError) as failed, spark_errors.telling(plan(recipe())):
+    with pytest.raises(TrainingError) as failed, spark_errors.translate_errors(build_plan(recipe())):
         reader.read(spark, asked, tmp_path)
     assert failed.value.reason == "StorageUnreachable"

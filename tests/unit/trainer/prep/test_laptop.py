@@ -41,7 +41,7 @@ def test_the_job_of_a_manifest_runs_in_this_process(tmp_path: Path) -> None:
     spark = {"mode": "Kubernetes", "executors": 9, "driverMemory": "4Gi", "serviceAccountName": "spark"}
     given = job(output="s3://splits/a", spark=spark)
     given["spec"]["model"]["cache"] = {"claimName": "models"}
-    made = laptop.recipe(file(tmp_path, SECRET, given))
+    made = laptop.load_recipe(file(tmp_path, SECRET, given))
     assert made.model.cache is None
     assert made.job == JobReference(name="tune", namespace="team", uid="local")
     assert made.data.prepare is not None
@@ -55,8 +55,8 @@ def test_a_recipe_is_taken_too(tmp_path: Path) -> None:
     given = plain()
     path = tmp_path / "recipe.yaml"
     path.write_text(given.to_yaml())
-    assert laptop.recipe(path) == given
-    made = laptop.recipe(path, output="/elsewhere")
+    assert laptop.load_recipe(path) == given
+    made = laptop.load_recipe(path, output="/elsewhere")
     assert made.data.prepare is not None
     assert made.data.prepare.output == "/elsewhere"
 
@@ -79,13 +79,13 @@ WRONG: list[tuple[str, list[Any], str]] = [
 def test_what_is_wrong_is_said(tmp_path: Path, parts: list[Any], sentence: str) -> None:
     path = file(tmp_path, *parts)
     with pytest.raises(RecipeError) as refused:
-        laptop.recipe(path)
+        laptop.load_recipe(path)
     assert str(refused.value).startswith(sentence.replace("{file}", str(path)))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be read: No such file"):
-        laptop.recipe(tmp_path / "missing.yaml")
+        laptop.load_recipe(tmp_path / "missing.yaml")
 
 
 def test_the_bar_shows_step_and_percent(monkeypatch: pytest.MonkeyPatch) -> None:

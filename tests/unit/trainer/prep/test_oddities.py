@@ -24,7 +24,7 @@ from finetune_trainer.examples.file_formats import ARRAY, POINTER, explain
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.expressions import plain_text
-from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.plan import build_request
 from finetune_trainer.prep.source import reader, text_files
 from finetune_trainer.train.data import read
 from unit.trainer.prep.recipes import recipe
@@ -230,8 +230,8 @@ OF_COLUMNS: dict[str, tuple[str, bytes, str]] = {
 
 
 def prepared(spark: SparkSession, kind: str, folder: Path, scratch: Path) -> list[str]:
-    asked = request(recipe(source={"type": kind, "path": str(folder)}))
-    with spark_errors.telling(asked):
+    asked = build_request(recipe(source={"type": kind, "path": str(folder)}))
+    with spark_errors.translate_errors(asked):
         corpus = reader.read(spark, asked.source, scratch)
         frame = corpus.frame
         with text_files.checking_on_failure(spark, corpus.texts):

@@ -61,8 +61,8 @@ class Jobs:
     def found(self, name: str, digest: str | None, **changes: Any) -> PrepResult | None:
         """The version of another job that the job of this name would use for rows with a digest."""
         asked, path = self.recipe(name, **changes), str(self.table)
-        known = output.versions(self.spark, asked, path)
-        return output.same(self.spark, known, asked, path, digest or "")
+        known = output.list_versions(self.spark, asked, path)
+        return output.find_reusable_result(self.spark, known, asked, path, digest or "")
 
     @property
     def versions(self) -> int:
@@ -175,9 +175,9 @@ def test_a_commit_that_meets_another_one(prepare_as: Jobs, monkeypatch: pytest.M
     assert (first.version, first.written_by, met) == (0, None, [])
     # The other commit, which this job has not seen before, has the same rows.
     met.append(True)
-    versions = output.versions
+    versions = output.list_versions
     looks: list[list[output.Version]] = [[]]
-    monkeypatch.setattr(output, "versions", lambda *where: looks.pop() if looks else versions(*where))
+    monkeypatch.setattr(output, "list_versions", lambda *where: looks.pop() if looks else versions(*where))
     assert prepare_as("second") == first.model_copy(update={"written_by": "first"})
     assert prepare_as.versions == 1
 
@@ -203,7 +203,7 @@ def test_a_table_of_several_files_has_the_same_rows(
 ) -> None:
     prepare = prepare_and_commit
     one = prepare(ROWS, **STEPS)
-    monkeypatch.setattr(output, "_TOKENS_A_FILE", one.tokens.train // 4 + 1)
+    monkeypatch.setattr(output, "_TOKENS_PER_FILE", one.tokens.train // 4 + 1)
     four, again = (prepare(ROWS, partitions=partitions, **STEPS) for partitions in (1, 4))
     assert [len(ids_by_file(made)) for made in (one, four, again)] == [1, 4, 4]
     assert ids_by_file(four) == ids_by_file(again)

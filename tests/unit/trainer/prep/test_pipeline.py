@@ -98,8 +98,8 @@ def test_a_pod_that_is_tried_again_finds_its_version(
     assert f"{ask.output} version 0 was made by this job before: nothing is written twice\n" in log
     # A pod that looked before the commit prepares the rows, and writes nothing.
     with monkeypatch.context() as patch:
-        versions, looks = output.versions, itertools.count()
-        patch.setattr(output, "versions", lambda *where: [] if next(looks) == 0 else versions(*where))
+        versions, looks = output.list_versions, itertools.count()
+        patch.setattr(output, "list_versions", lambda *where: [] if next(looks) == 0 else versions(*where))
         assert ask(uid="one", **STEPS) == first
     assert DeltaTable(ask.output).version() == 0
     other_recipe = ask(uid="one", **STEPS | {"limit": 50})
@@ -263,6 +263,6 @@ def test_the_tokenizer_comes_from_the_claim_of_the_recipe(
     monkeypatch.setattr("finetune_trainer.models.download.fetch_tokenizer", fetched)
     asked = recipe(base="s3://bucket/base")
     model = asked.model.model_copy(update={"cache": ModelCache(claim_name="models")})
-    with pipeline.fetched_tokenizer(asked.model_copy(update={"model": model})) as found:
+    with pipeline.fetch_tokenizer(asked.model_copy(update={"model": model})) as found:
         assert (found, used) == (tokenizer_folder, [Cache.of(model)])
     assert used != [None]

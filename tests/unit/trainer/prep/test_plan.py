@@ -12,7 +12,7 @@ from finetune_trainer.examples import chat_messages
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.prep import funnel
 from finetune_trainer.prep.expressions.template import Template
-from finetune_trainer.prep.plan import Form, plan, request
+from finetune_trainer.prep.plan import Form, build_plan, build_request
 from unit.trainer.prep.recipes import recipe
 
 PREFERENCES = {"type": "Preference", "prompt": "question", "chosen": "good", "rejected": "bad"}
@@ -158,19 +158,19 @@ SPOKEN: list[tuple[str, dict[str, Any], dict[str, tuple[str, ...]], tuple[Any, .
 def test_conversations_of_a_source(
     columns: dict[str, Any], source: dict[str, tuple[str, ...]], expected: tuple[Any, ...]
 ) -> None:
-    form = plan(recipe(columns=columns), source).form
+    form = build_plan(recipe(columns=columns), source).form
     assert (form.spoken, form.carried, form.columns) == expected
 
 
 def test_a_field_of_weights_that_no_message_has_is_refused() -> None:
     wanted = recipe(columns=CHAT | {"messageWeight": "train"})
-    form = plan(wanted, {"chat": ("weight",)})
+    form = build_plan(wanted, {"chat": ("weight",)})
     assert form.form.weight == "train"
     # Structures show it at once, JSON text when it was read.
     shown: list[dict[str, tuple[str, ...]]] = [{"chat": ("name",)}, {"other": ()}]
     for fields in shown:
         with pytest.raises(DataError) as refused:
-            funnel.check(NO_WEIGHTS, plan(wanted, fields))
+            funnel.check(NO_WEIGHTS, build_plan(wanted, fields))
         assert f"{refused.value.reason}: {refused.value.message}" == (
             "MissingField: no message of column chat has the field train: correct data.columns.messageWeight, or remove it"
         )
@@ -181,11 +181,11 @@ def test_a_field_of_weights_that_no_message_has_is_refused() -> None:
     ("columns", "templates", "expected"), [row[1:] for row in FORMS], ids=[row[0] for row in FORMS]
 )
 def test_form_of_an_example(columns: dict[str, Any], templates: dict[str, Any], expected: Form) -> None:
-    assert plan(recipe(columns=columns, **templates)).form == expected
+    assert build_plan(recipe(columns=columns, **templates)).form == expected
 
 
 def test_columns_that_the_source_must_have() -> None:
-    made = plan(
+    made = build_plan(
         recipe(
             notNull=["license"],
             minQuality=0.5,
@@ -195,7 +195,7 @@ def test_columns_that_the_source_must_have() -> None:
         )
     )
     assert made.columns == ("question", "answer", "license", "score", "title", "thread", "language")
-    assert plan(recipe()).columns == ("question", "answer")
+    assert build_plan(recipe()).columns == ("question", "answer")
 
 
 def test_a_recipe_without_columns_says_which_its_templates_name() -> None:
@@ -203,8 +203,8 @@ def test_a_recipe_without_columns_says_which_its_templates_name() -> None:
         "promptTemplate": "{context} {question}",
         "responseTemplate": "{answer} {question}",
     }
-    assert request(recipe(columns=None, **templates)).templates == ("context", "question", "answer")
-    assert request(recipe(columns=None)).templates == ()
+    assert build_request(recipe(columns=None, **templates)).templates == ("context", "question", "answer")
+    assert build_request(recipe(columns=None)).templates == ()
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -367,7 +367,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 )
 def test_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RecipeRefusedError) as refused:
-        plan(recipe(**changes))
+        build_plan(recipe(**changes))
     assert refused.value.message == sentence
 
 
@@ -375,7 +375,7 @@ def test_nothing_to_prepare() -> None:
     asked = recipe()
     data = asked.data.model_copy(update={"source": None, "prepare": None})
     with pytest.raises(RecipeRefusedError) as refused:
-        plan(asked.model_copy(update={"data": data}))
+        build_plan(asked.model_copy(update={"data": data}))
     assert refused.value.message == (
         "data.source and data.prepare are missing: there is nothing to prepare, so training can start at once"
     )
@@ -406,5 +406,5 @@ def test_fields_for_text_beside_preferences_that_are_conversations(
     conversations: dict[str, tuple[str, ...]], prepare: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(RecipeRefusedError) as refused:
-        plan(recipe(columns=PREFERENCES, **prepare), conversations)
+        build_plan(recipe(columns=PREFERENCES, **prepare), conversations)
     assert refused.value.message == sentence

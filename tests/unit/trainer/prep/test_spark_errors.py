@@ -10,7 +10,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
 from finetune_trainer.pod.exit_status import PodFailure, describe
 from finetune_trainer.prep import spark_errors
-from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.plan import build_plan
 from unit.trainer.prep.recipes import recipe
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def throw(spark: SparkSession, kind: str, message: str) -> Any:
     ("kind", "message", "code", "sentence"), [row[1:] for row in THROWN], ids=[row[0] for row in THROWN]
 )
 def test_what_hadoop_throws(spark: SparkSession, kind: str, message: str, code: int, sentence: str) -> None:
-    with pytest.raises(PodFailure) as failed, spark_errors.telling(plan(recipe())):
+    with pytest.raises(PodFailure) as failed, spark_errors.translate_errors(build_plan(recipe())):
         raise throw(spark, kind, message)
     found, said = describe(failed.value)
     assert said.error is not None
@@ -115,14 +115,14 @@ def test_what_hadoop_throws(spark: SparkSession, kind: str, message: str, code: 
 
 def test_what_is_not_known_stays_as_it_is(spark: SparkSession) -> None:
     thrown = throw(spark, "java.lang.IllegalStateException", "a bug")
-    with pytest.raises(Py4JJavaError) as failed, spark_errors.telling(plan(recipe())):
+    with pytest.raises(Py4JJavaError) as failed, spark_errors.translate_errors(build_plan(recipe())):
         raise thrown
     assert failed.value is thrown
 
 
 def test_executors_in_pods_of_their_own_have_another_scratch_space(spark: SparkSession) -> None:
-    asked = plan(recipe(spark={"mode": "Kubernetes", "executors": 2}, output="s3://splits/out"))
-    with pytest.raises(PodFailure) as failed, spark_errors.telling(asked):
+    asked = build_plan(recipe(spark={"mode": "Kubernetes", "executors": 2}, output="s3://splits/out"))
+    with pytest.raises(PodFailure) as failed, spark_errors.translate_errors(asked):
         raise throw(spark, "java.io.IOException", "No space left on device")
     assert (failed.value.exit_code, failed.value.reason, failed.value.message) == (
         1,

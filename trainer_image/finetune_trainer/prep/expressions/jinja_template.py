@@ -1,7 +1,7 @@
 """Templates of prompts and answers in Jinja, rendered in a sandbox in Spark's Python workers.
 
 A template sees the columns of its row and nothing else. What it can do is bounded: the sandbox closes attributes that begin with
-an underscore and limits ranges, loops have at most `MOST_PASSES` passes for a row, and a text has at most `MOST_CHARACTERS`.
+an underscore and limits ranges, loops have at most `MAX_PASSES` passes for a row, and a text has at most `MAX_CHARACTERS`.
 The memory of what it makes inside is not bounded: the template is the author's own, and so is the pod that it ends.
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
     from pyspark.sql import Column, DataFrame
 
-MOST_CHARACTERS = 1_000_000
-MOST_PASSES = 100_000
-_MOST_BITS = 1024
+MAX_CHARACTERS = 1_000_000
+MAX_PASSES = 100_000
+_MAX_BITS = 1024
 MARK = "fails on a row: "
 """What follows the field in the message of a row that a template refuses; the reason follows."""
 
@@ -39,7 +39,7 @@ _GLOBALS = ("range", "dict", "namespace")
 # Names in the context and among the filters that no template can write.
 _PASSES, _COUNTED = "passes of loops", "counted passes"
 # What runs other code, or may call itself: its passes could not be counted.
-_CLOSED = (
+_FORBIDDEN_NODES = (
     nodes.Macro,
     nodes.CallBlock,
     nodes.Block,
@@ -66,30 +66,30 @@ class JinjaTemplate:
             RecipeRefusedError: it is no Jinja template, or has what the sandbox does not allow.
         """
         try:
-            tree = _environment().parse(text)
-            _compiled(text)
+            tree = _build_environment().parse(text)
+            _compile(text)
         except TemplateSyntaxError as error:
             raise RecipeRefusedError(
                 f"{field} is not a Jinja template: line {error.lineno}: {error.message}"
             ) from error
-        closed = next(_closed(tree), None)
+        closed = next(_find_forbidden(tree), None)
         if closed is not None:
             raise RecipeRefusedError(f"{field} has {closed}, which the sandbox of templates does not allow")
-        return cls(text, field, _in_order(tree))
+        return cls(text, field, _list_columns(tree))
 
     @property
-    def made(self) -> str:
-        """The column that `rendered` adds for the template."""
+    def output_column(self) -> str:
+        """The column that `render_templates` adds for the template."""
         return f"__finetune_{self.field}"
 
     def render(self) -> Column:
-        """Return the text of the template as a Spark expression, on a frame that `rendered` made; null where it failed."""
+        """Return the text of the template as a Spark expression, on a frame that `render_templates` made; null where it failed."""
         from pyspark.sql import functions as sf
 
-        return sf.col(f"`{self.made}`")
+        return sf.col(f"`{self.output_column}`")
 
 
-def rendered(frame: DataFrame, templates: Sequence[JinjaTemplate], *, drop: bool) -> DataFrame:
+def render_templates(frame: DataFrame, templates: Sequence[JinjaTemplate], *, drop: bool) -> DataFrame:
     """Return the frame with a column for the text of each template.
 
     Args:
@@ -99,51 +99,55 @@ def rendered(frame: DataFrame, templates: Sequence[JinjaTemplate], *, drop: bool
 
     if not templates:
         return frame
-    schema = StructType([*frame.schema.fields, *(StructField(one.made, StringType()) for one in templates)])
-    return frame.mapInArrow(partial(_rendered, templates=tuple(templates), drop=drop), schema)
+    schema = StructType(
+        [*frame.schema.fields, *(StructField(template.output_column, StringType()) for template in templates)]
+    )
+    return frame.mapInArrow(partial(_render_batches, templates=tuple(templates), drop=drop), schema)
 
 
-def text_of(template: JinjaTemplate, row: Mapping[str, Any]) -> str:
+def render_text(template: JinjaTemplate, row: Mapping[str, Any]) -> str:
     """Render a template on a row.
 
     Raises:
         ValueError: it fails, loops without an end, or its text is too long.
     """
-    return _text(_compiled(template.text), template.field, row)
+    return _render_row(_compile(template.text), template.field, row)
 
 
-def _rendered(
+def _render_batches(
     batches: Iterable[pa.RecordBatch], *, templates: tuple[JinjaTemplate, ...], drop: bool
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    compiled = [(_compiled(one.text), one) for one in templates]
+    compiled = [(_compile(template.text), template) for template in templates]
     for batch in batches:
         arrays = [*batch.columns]
         for program, template in compiled:
             rows = batch.select([*template.columns]).to_pylist() or [{}] * batch.num_rows
-            texts = [_text_or_none(program, template.field, row, drop=drop) for row in rows]
+            texts = [_render_or_none(program, template.field, row, drop=drop) for row in rows]
             arrays.append(pa.array(texts, pa.string()))
-        yield pa.RecordBatch.from_arrays(arrays, [*batch.schema.names, *(one.made for one in templates)])
+        yield pa.RecordBatch.from_arrays(
+            arrays, [*batch.schema.names, *(template.output_column for template in templates)]
+        )
 
 
-def _text_or_none(program: Template, field: str, row: Mapping[str, Any], *, drop: bool) -> str | None:
+def _render_or_none(program: Template, field: str, row: Mapping[str, Any], *, drop: bool) -> str | None:
     try:
-        return _text(program, field, row)
+        return _render_row(program, field, row)
     except ValueError:
         if not drop:
             raise
         return None
 
 
-def _text(program: Template, field: str, row: Mapping[str, Any]) -> str:
+def _render_row(program: Template, field: str, row: Mapping[str, Any]) -> str:
     pieces: list[str] = []
     size = 0
     try:
         for piece in program.generate({**row, _PASSES: [0]}):
             size += len(piece)
-            if size > MOST_CHARACTERS:
-                raise ValueError(f"its text has more than {MOST_CHARACTERS:,} characters")
+            if size > MAX_CHARACTERS:
+                raise ValueError(f"its text has more than {MAX_CHARACTERS:,} characters")
             pieces.append(piece)
     except _FAILURES as error:
         raise ValueError(f"{field} {MARK}{error}") from error
@@ -157,28 +161,28 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Multiply, or raise to a power, within the limit."""
-        if operator == "**" and isinstance(left, int) and abs(left).bit_length() * right > _MOST_BITS:
-            raise ValueError(f"a power has more than {_MOST_BITS:,} bits")
+        if operator == "**" and isinstance(left, int) and abs(left).bit_length() * right > _MAX_BITS:
+            raise ValueError(f"a power has more than {_MAX_BITS:,} bits")
         for several, times in ((left, right), (right, left)):
-            if hasattr(several, "__len__") and len(several) * times > MOST_CHARACTERS:
-                raise ValueError(f"a repetition makes more than {MOST_CHARACTERS:,} characters")
+            if hasattr(several, "__len__") and len(several) * times > MAX_CHARACTERS:
+                raise ValueError(f"a repetition makes more than {MAX_CHARACTERS:,} characters")
         return super().call_binop(context, operator, left, right)
 
 
-def _environment() -> _Sandbox:
+def _build_environment() -> _Sandbox:
     # NB: blocks leave no lines, as in chat templates; the end of the text stays, as in templates with placeholders.
-    made = _Sandbox(
+    environment = _Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
         finalize=_finalize,
     )
-    made.globals = {name: value for name, value in made.globals.items() if name in _GLOBALS}
+    environment.globals = {name: value for name, value in environment.globals.items() if name in _GLOBALS}
     # NB: Jinja's own writes JSON for HTML.
-    made.filters["tojson"] = _to_json
-    made.filters[_COUNTED] = _counted
-    return made
+    environment.filters["tojson"] = _to_json
+    environment.filters[_COUNTED] = _count_passes
+    return environment
 
 
 def _finalize(value: Any) -> Any:
@@ -191,23 +195,23 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 
 @pass_context
-def _counted(context: Context, values: Iterable[Any]) -> list[Any]:
+def _count_passes(context: Context, values: Iterable[Any]) -> list[Any]:
     """What a loop runs over, as far as the row has passes left."""
     passes = context[_PASSES]
-    taken = list(islice(values, MOST_PASSES + 1 - passes[0]))
-    passes[0] += len(taken)
-    if passes[0] > MOST_PASSES:
-        raise ValueError(f"its loops have more than {MOST_PASSES:,} passes")
-    return taken
+    items = list(islice(values, MAX_PASSES + 1 - passes[0]))
+    passes[0] += len(items)
+    if passes[0] > MAX_PASSES:
+        raise ValueError(f"its loops have more than {MAX_PASSES:,} passes")
+    return items
 
 
-def _compiled(text: str) -> Template:
+def _compile(text: str) -> Template:
     """Compile a template whose loops count their passes.
 
     Raises:
         TemplateSyntaxError: it is no Jinja template.
     """
-    environment = _environment()
+    environment = _build_environment()
     tree = environment.parse(text)
     for loop in tree.find_all(nodes.For):
         loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
@@ -215,9 +219,9 @@ def _compiled(text: str) -> Template:
     return environment.from_string(tree)
 
 
-def _closed(tree: nodes.Template) -> Iterator[str]:
+def _find_forbidden(tree: nodes.Template) -> Iterator[str]:
     """What a template has that is not allowed, as its author writes it."""
-    for node in tree.find_all(_CLOSED):
+    for node in tree.find_all(_FORBIDDEN_NODES):
         yield f"a block of type {type(node).__name__}"
     if any(loop.recursive for loop in tree.find_all(nodes.For)):
         yield "a recursive loop"
@@ -226,8 +230,8 @@ def _closed(tree: nodes.Template) -> Iterator[str]:
             yield f"the attribute {attribute.attr}"
 
 
-def _in_order(tree: nodes.Template) -> tuple[str, ...]:
+def _list_columns(tree: nodes.Template) -> tuple[str, ...]:
     """The columns that a template names, in the order in which it first does."""
-    known = meta.find_undeclared_variables(tree) - {*_GLOBALS}
-    named = (node.name for node in tree.find_all(nodes.Name) if node.name in known)
-    return tuple(dict.fromkeys(named))
+    columns = meta.find_undeclared_variables(tree) - {*_GLOBALS}
+    names = (node.name for node in tree.find_all(nodes.Name) if node.name in columns)
+    return tuple(dict.fromkeys(names))

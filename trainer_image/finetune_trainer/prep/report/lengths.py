@@ -18,11 +18,11 @@ EDGES = (0, *(2**power for power in range(1, 22)))
 def bins(length: Column) -> dict[str, Column]:
     """Return the aggregates that count the lengths of each bin, by name."""
     ends = [*EDGES[1:], None]
-    inside = [
+    conditions = [
         (length >= begin) & (length < end) if end is not None else length >= begin
         for begin, end in zip(EDGES, ends, strict=True)
     ]
-    return {_name(number): sf.count_if(found) for number, found in enumerate(inside)}
+    return {_name(number): sf.count_if(is_inside) for number, is_inside in enumerate(conditions)}
 
 
 def counts(row: Mapping[str, Any]) -> list[int]:

@@ -28,8 +28,8 @@ PAGE, PAIRS = "report.html", "near-duplicates.csv"
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 _WIDTH, _DPI = 8.0, 110
 # Where the bars of the sizes of clusters begin.
-_SIZES = (2, 3, 4, 5, 6, 11, 21, 51, 101, 1001)
-_KEPT, _GONE = "#2f6f9f", "#c8553d"
+_CLUSTER_SIZES = (2, 3, 4, 5, 6, 11, 21, 51, 101, 1001)
+_REMAINING_COLOR, _DROPPED_COLOR = "#2f6f9f", "#c8553d"
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Facts:
     @property
     def funnel(self) -> list[tuple[str, int, int]]:
         """Each step, what it dropped, and what it left."""
-        left = self.examples
-        steps = [("source", 0, left)]
+        remaining = self.examples
+        steps = [("source", 0, remaining)]
         for name, number in self.dropped.items():
-            left -= number
-            steps.append((name, number, left))
+            remaining -= number
+            steps.append((name, number, remaining))
         return steps
 
 
@@ -82,7 +82,7 @@ def write(facts: Facts, folder: Path) -> list[Path]:
 
     `report.html` has its pictures in it, and each picture is there as PNG too. `near-duplicates.csv` has the pairs, if there are any.
     """
-    pictures = {name: _png(figure) for name, figure in _figures(facts).items()}
+    pictures = {name: _encode_png(figure) for name, figure in _draw_figures(facts).items()}
     for name, content in pictures.items():
         (folder / f"{name}.png").write_bytes(content)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -115,19 +115,19 @@ def publish(facts: Facts, *, tracker: Tracker, folder: Path) -> None:
     tracker.artifacts(files, contract.ARTIFACTS_PREPARATION)
 
 
-def _figures(facts: Facts) -> dict[str, Figure]:
-    found = {"funnel": _funnel(facts), "tokens": _lengths(facts)}
+def _draw_figures(facts: Facts) -> dict[str, Figure]:
+    figures = {"funnel": _draw_funnel(facts), "tokens": _draw_lengths(facts)}
     if facts.clusters:
-        found["near-duplicates"] = _clusters(facts.clusters)
-    return found
+        figures["near-duplicates"] = _draw_clusters(facts.clusters)
+    return figures
 
 
-def _funnel(facts: Facts) -> Figure:
-    names, gone, left = zip(*facts.funnel, strict=True)
-    figure, axes = _drawing(1.2 + 0.35 * len(names))
+def _draw_funnel(facts: Facts) -> Figure:
+    names, dropped, remaining = zip(*facts.funnel, strict=True)
+    figure, axes = _create_figure(1.2 + 0.35 * len(names))
     places = range(len(names))
-    axes.barh(places, left, color=_KEPT, label="left")
-    axes.barh(places, gone, left=left, color=_GONE, label="dropped")
+    axes.barh(places, remaining, color=_REMAINING_COLOR, label="left")
+    axes.barh(places, dropped, left=remaining, color=_DROPPED_COLOR, label="dropped")
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.set_xlabel("examples")
@@ -135,16 +135,16 @@ def _funnel(facts: Facts) -> Figure:
     return figure
 
 
-def _lengths(facts: Facts) -> Figure:
+def _draw_lengths(facts: Facts) -> Figure:
     before, after = facts.lengths
     used = [index for index, number in enumerate(before) if number]
-    figure, axes = _drawing(3.2)
+    figure, axes = _create_figure(3.2)
     if used:
         shown = range(used[0], used[-1] + 1)
         labels = [f"{EDGES[index]:,}" for index in shown]
         places = range(len(labels))
-        axes.bar(places, [before[index] for index in shown], color=_GONE, label="before the limits")
-        axes.bar(places, [after[index] for index in shown], color=_KEPT, label="in the table")
+        axes.bar(places, [before[index] for index in shown], color=_DROPPED_COLOR, label="before the limits")
+        axes.bar(places, [after[index] for index in shown], color=_REMAINING_COLOR, label="in the table")
         axes.set_xticks(places, labels, rotation=45, ha="right")
         axes.legend()
     axes.set_xlabel("tokens of an example, from")
@@ -152,25 +152,25 @@ def _lengths(facts: Facts) -> Figure:
     return figure
 
 
-def _clusters(clusters: dict[int, int]) -> Figure:
-    ends = [*_SIZES[1:], max(*_SIZES, *clusters) + 1]
+def _draw_clusters(clusters: dict[int, int]) -> Figure:
+    ends = [*_CLUSTER_SIZES[1:], max(*_CLUSTER_SIZES, *clusters) + 1]
     labels = [
         f"{begin:,}" if end - begin == 1 else f"{begin:,} to {end - 1:,}"
-        for begin, end in zip(_SIZES, ends, strict=True)
+        for begin, end in zip(_CLUSTER_SIZES, ends, strict=True)
     ]
     numbers = [
         sum(number for size, number in clusters.items() if begin <= size < end)
-        for begin, end in zip(_SIZES, ends, strict=True)
+        for begin, end in zip(_CLUSTER_SIZES, ends, strict=True)
     ]
     used = max(place for place, number in enumerate(numbers) if number) + 1
-    figure, axes = _drawing(3.0)
-    axes.bar(labels[:used], numbers[:used], color=_GONE)
+    figure, axes = _create_figure(3.0)
+    axes.bar(labels[:used], numbers[:used], color=_DROPPED_COLOR)
     axes.set_xlabel("examples in a cluster of near duplicates")
     axes.set_ylabel("clusters")
     return figure
 
 
-def _drawing(height: float) -> tuple[Figure, Axes]:
+def _create_figure(height: float) -> tuple[Figure, Axes]:
     # NB: pyplot keeps its figures for the life of the process, and looks for a display.
     from matplotlib.figure import Figure
 
@@ -180,7 +180,7 @@ def _drawing(height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _png(figure: Figure) -> bytes:
+def _encode_png(figure: Figure) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=_DPI)
     return content.getvalue()

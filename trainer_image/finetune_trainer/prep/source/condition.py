@@ -43,60 +43,60 @@ def check(frame: DataFrame, condition: str) -> None:
             "data.prepare.filter cannot be checked on compute without access to the JVM (serverless, or the access mode "
             "Standard): use spark.databricks.compute of type NewCluster, or an existing cluster with the access mode Dedicated"
         )
-    found = _in_parsed(frame, condition) or _in_analysed(frame, condition)
-    if found:
+    refused_part = _find_refused_syntax(frame, condition) or _find_refused_function(frame, condition)
+    if refused_part:
         raise RecipeRefusedError(
-            f"data.prepare.filter `{condition}` has {found}, and a filter is a condition on the columns of one row: "
+            f"data.prepare.filter `{condition}` has {refused_part}, and a filter is a condition on the columns of one row: "
             "remove it"
         )
 
 
-def _in_parsed(frame: DataFrame, condition: str) -> str | None:
+def _find_refused_syntax(frame: DataFrame, condition: str) -> str | None:
     """What is refused before Spark looks up what it names."""
-    session: Any = frame.sparkSession
+    spark: Any = frame.sparkSession
     # NB: pyspark has no other way to the parser.
-    parsed = session._jsparkSession.sessionState().sqlParser().parseExpression(condition)  # noqa: SLF001
-    for node in _nodes(parsed):
-        kind = _kind(node)
+    parsed = spark._jsparkSession.sessionState().sqlParser().parseExpression(condition)  # noqa: SLF001
+    for node in _walk(parsed):
+        kind = _class_name(node)
         if kind == "UnresolvedFunction":
-            name = [part.lower() for part in _items(node.nameParts())]
+            name = [part.lower() for part in _list_items(node.nameParts())]
             if len(name) > 1 or name[0] in _REFLECTION:
                 return f"the function {'.'.join(name)}"
         elif "Window" in kind:
             return "a window"
         elif kind in _SUBQUERIES:
             return "a subquery"
-        elif not _items(node.children()) and kind not in _PARSED:
+        elif not _list_items(node.children()) and kind not in _PARSED:
             return str(node.toString())
     return None
 
 
-def _in_analysed(frame: DataFrame, condition: str) -> str | None:
+def _find_refused_function(frame: DataFrame, condition: str) -> str | None:
     """What is no function of the row, now that every name has its meaning."""
     analysed: Any = frame.selectExpr(condition)._jdf.queryExecution().analyzed()  # noqa: SLF001 - the same
-    if _kind(analysed) != "Project":
+    if _class_name(analysed) != "Project":
         return "an aggregate"
-    for node in _nodes(analysed.projectList().head()):
-        inner = _items(node.children())
-        foreign = not inner and _kind(node) not in _ANALYSED
+    for node in _walk(analysed.projectList().head()):
+        inner = _list_items(node.children())
+        foreign = not inner and _class_name(node) not in _ANALYSED
         # NB: all that stands around chance counts as chance too.
         chance = not node.deterministic() and all(part.deterministic() for part in inner)
-        if foreign or chance or _kind(node).endswith("UDF"):
+        if foreign or chance or _class_name(node).endswith("UDF"):
             return f"the function {node.prettyName().lower()}"
     return None
 
 
-def _nodes(expression: Any) -> Iterator[Any]:
+def _walk(expression: Any) -> Iterator[Any]:
     """An expression of the JVM, and all that it is made of."""
     yield expression
-    for part in _items(expression.children()):
-        yield from _nodes(part)
+    for part in _list_items(expression.children()):
+        yield from _walk(part)
 
 
-def _items(sequence: Any) -> list[Any]:
+def _list_items(sequence: Any) -> list[Any]:
     """The items of a sequence of Scala."""
     return [sequence.apply(index) for index in range(sequence.size())]
 
 
-def _kind(node: Any) -> str:
+def _class_name(node: Any) -> str:
     return str(node.getClass().getSimpleName())

@@ -32,8 +32,8 @@ def read(
     """
     from pyspark.errors import AnalysisException
 
-    table = _table(spark, source, place, field)
-    version = _version(table, source, field)
+    table = _open_table(spark, source, place, field)
+    version = _choose_version(table, source, field)
     reader = spark.read.format("delta").option("versionAsOf", version)
     try:
         frame = (
@@ -42,11 +42,11 @@ def read(
     except AnalysisException as error:
         if "DELTA_" not in (error.getCondition() or ""):
             raise
-        raise gone(source) from error
+        raise build_gone_error(source) from error
     return frame, version, str(table.detail().select("id").first()["id"])
 
 
-def gone(source: OneSource) -> DataError:
+def build_gone_error(source: OneSource) -> DataError:
     """Return the error of a version whose log or files no longer exist."""
     version = "the newest version" if source.version is None else f"version {source.version}"
     if source.version_time is not None:
@@ -58,7 +58,7 @@ def gone(source: OneSource) -> DataError:
     )
 
 
-def _table(spark: SparkSession, source: OneSource, place: Place | None, field: str) -> DeltaTable:
+def _open_table(spark: SparkSession, source: OneSource, place: Place | None, field: str) -> DeltaTable:
     from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException
 
@@ -76,9 +76,9 @@ def _table(spark: SparkSession, source: OneSource, place: Place | None, field: s
         ) from error
 
 
-def _version(table: DeltaTable, source: OneSource, field: str) -> int:
+def _choose_version(table: DeltaTable, source: OneSource, field: str) -> int:
     if source.version_time is not None:
-        return _version_at(table, source.version_time, source, field)
+        return _find_version_at(table, source.version_time, source, field)
     newest = int(table.history(1).select("version").first()["version"])
     if source.version is not None and source.version > newest:
         raise DataError(
@@ -88,25 +88,25 @@ def _version(table: DeltaTable, source: OneSource, field: str) -> int:
     return newest if source.version is None else source.version
 
 
-def _version_at(table: DeltaTable, time: datetime, source: OneSource, field: str) -> int:
+def _find_version_at(table: DeltaTable, time: datetime, source: OneSource, field: str) -> int:
     """Return the version that was current at a time."""
     from pyspark.sql import functions as sf
 
     # NB: seconds since the epoch: the session and this process may have other time zones.
-    asked = time.timestamp()
-    if asked > datetime.now(UTC).timestamp():
+    seconds = time.timestamp()
+    if seconds > datetime.now(UTC).timestamp():
         raise DataError(
             "MissingVersion",
             f"{field}.versionTime {time.isoformat()} is in the future: name a time that has passed",
         )
     commits = table.history().select("version", sf.col("timestamp").cast("double").alias("seconds")).collect()
-    versions = [int(commit["version"]) for commit in commits if commit["seconds"] <= asked]
+    versions = [int(commit["version"]) for commit in commits if commit["seconds"] <= seconds]
     if not versions:
         oldest = min(commits, key=lambda commit: commit["version"])
-        began = datetime.fromtimestamp(oldest["seconds"], UTC).isoformat(timespec="seconds")
+        oldest_time = datetime.fromtimestamp(oldest["seconds"], UTC).isoformat(timespec="seconds")
         raise DataError(
             "VersionGone",
-            f"the log of the Delta table {source.address} begins with version {oldest['version']} at {began}, after "
+            f"the log of the Delta table {source.address} begins with version {oldest['version']} at {oldest_time}, after "
             f"{field}.versionTime {time.isoformat()}: name a later time",
         )
     return max(versions)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from finetune_crds.source import OneSource
 
 _DEFAULT_SPLIT = "train"
-_WAY_IN = "name a Secret with HF_TOKEN in data.prepare.envFrom or spec.envFrom"
+_LOGIN_ADVICE = "name a Secret with HF_TOKEN in data.prepare.envFrom or spec.envFrom"
 
 
 def fetch(source: OneSource, scratch: Path, field: str) -> tuple[list[str], str]:
@@ -39,16 +39,18 @@ def fetch(source: OneSource, scratch: Path, field: str) -> tuple[list[str], str]
     from datasets import disable_progress_bars
 
     disable_progress_bars()
-    with _telling(source, field):
-        commit = _commit(source, field)
-        builder = _builder(source, commit, scratch, field)
-        split = _split(source, builder, field)
-        found = _parquet(source, builder, split, commit, scratch) or _converted(builder, split, scratch)
-        return found, commit
+    with _translate_errors(source, field):
+        commit = _find_commit(source, field)
+        builder = _load_builder(source, commit, scratch, field)
+        split = _choose_split(source, builder, field)
+        paths = _download_parquet(source, builder, split, commit, scratch) or _convert_to_parquet(
+            builder, split, scratch
+        )
+        return paths, commit
 
 
 @contextmanager
-def _telling(source: OneSource, field: str) -> Iterator[None]:
+def _translate_errors(source: OneSource, field: str) -> Iterator[None]:
     """Raise an error with one sentence for what the Hub answers."""
     from datasets.data_files import EmptyDatasetError
     from datasets.exceptions import DataFilesNotFoundError, DatasetGenerationError
@@ -68,10 +70,10 @@ def _telling(source: OneSource, field: str) -> Iterator[None]:
     except HFValidationError as error:
         raise DataError("MissingSource", f"{name} is no id of a data set: write org/name") from error
     except GatedRepoError as error:
-        raise DataError("AccessDenied", f"{name} is gated: accept its terms, and {_WAY_IN}") from error
+        raise DataError("AccessDenied", f"{name} is gated: accept its terms, and {_LOGIN_ADVICE}") from error
     except RepositoryNotFoundError as error:
         raise DataError(
-            "MissingSource", f"{name} does not exist: correct it or, if it is private, {_WAY_IN}"
+            "MissingSource", f"{name} does not exist: correct it or, if it is private, {_LOGIN_ADVICE}"
         ) from error
     except RevisionNotFoundError as error:
         raise DataError(
@@ -80,12 +82,12 @@ def _telling(source: OneSource, field: str) -> Iterator[None]:
     except (EmptyDatasetError, DataFilesNotFoundError) as error:
         raise DataError("EmptySource", f"{name} has no files that can be read as rows") from error
     except DatasetGenerationError as error:
-        said = str(error.__cause__ or error).strip().partition("\n")[0]
-        raise DataError("UnreadableSource", f"{name} cannot be read: {said}") from error
+        reason = str(error.__cause__ or error).strip().partition("\n")[0]
+        raise DataError("UnreadableSource", f"{name} cannot be read: {reason}") from error
     except (httpx.HTTPError, ConnectionError, LocalEntryNotFoundError) as error:
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise DataError(
-                "AccessDenied", f"{name} is closed to the pod: {_WAY_IN} that may read it"
+                "AccessDenied", f"{name} is closed to the pod: {_LOGIN_ADVICE} that may read it"
             ) from error
         raise TrainingError(
             "HubUnreachable",
@@ -94,7 +96,7 @@ def _telling(source: OneSource, field: str) -> Iterator[None]:
         ) from error
 
 
-def _commit(source: OneSource, field: str) -> str:
+def _find_commit(source: OneSource, field: str) -> str:
     """Return the commit of a revision; a data set that a script of its own loads is refused."""
     from huggingface_hub import HfApi
 
@@ -111,7 +113,7 @@ def _commit(source: OneSource, field: str) -> str:
     return str(info.sha)
 
 
-def _builder(source: OneSource, commit: str, scratch: Path, field: str) -> DatasetBuilder:
+def _load_builder(source: OneSource, commit: str, scratch: Path, field: str) -> DatasetBuilder:
     """Return what `datasets` loads the configuration with.
 
     Raises:
@@ -129,19 +131,19 @@ def _builder(source: OneSource, commit: str, scratch: Path, field: str) -> Datas
         names = get_dataset_config_names(path, revision=commit)
         if source.config in names or len(names) < 2:
             raise
-        raise _choice(source, field, "config", names) from None
+        raise _build_choice_error(source, field, "config", names) from None
 
 
-def _choice(source: OneSource, field: str, part: str, names: list[str]) -> DataError:
-    wanted = getattr(source, part)
-    lacks = f"has no {part} {wanted}" if wanted else f"has no default {part}"
+def _build_choice_error(source: OneSource, field: str, part: str, names: list[str]) -> DataError:
+    value = getattr(source, part)
+    mistake = f"has no {part} {value}" if value else f"has no default {part}"
     return DataError(
         "MissingSource",
-        f"{field}.dataset {source.dataset} {lacks}: set {field}.{part} to one of {', '.join(names)}",
+        f"{field}.dataset {source.dataset} {mistake}: set {field}.{part} to one of {', '.join(names)}",
     )
 
 
-def _split(source: OneSource, builder: DatasetBuilder, field: str) -> str:
+def _choose_split(source: OneSource, builder: DatasetBuilder, field: str) -> str:
     """Return the split to read.
 
     Raises:
@@ -150,13 +152,15 @@ def _split(source: OneSource, builder: DatasetBuilder, field: str) -> str:
     splits = [str(name) for name in builder.config.data_files or {}]
     if source.split is None and len(splits) == 1:
         return splits[0]
-    wanted = source.split or _DEFAULT_SPLIT
-    if wanted not in splits:
-        raise _choice(source, field, "split", splits)
-    return wanted
+    split = source.split or _DEFAULT_SPLIT
+    if split not in splits:
+        raise _build_choice_error(source, field, "split", splits)
+    return split
 
 
-def _parquet(source: OneSource, builder: DatasetBuilder, split: str, commit: str, scratch: Path) -> list[str]:
+def _download_parquet(
+    source: OneSource, builder: DatasetBuilder, split: str, commit: str, scratch: Path
+) -> list[str]:
     """Download the files of a split that are Parquet already; an empty list where they are not."""
     from huggingface_hub import snapshot_download
 
@@ -174,7 +178,7 @@ def _parquet(source: OneSource, builder: DatasetBuilder, split: str, commit: str
     return [f"{folder}/{name}" for name in names]
 
 
-def _converted(builder: DatasetBuilder, split: str, scratch: Path) -> list[str]:
+def _convert_to_parquet(builder: DatasetBuilder, split: str, scratch: Path) -> list[str]:
     """Write all splits of a configuration as Parquet, and return the files of one."""
     folder = scratch / "files"
     builder.download_and_prepare(str(folder), file_format="parquet")

@@ -103,19 +103,19 @@ def read(
     if source.type == "Hub":
         paths, commit = hub.fetch(source, scratch, field)
         return Corpus(files.frame(spark, "Parquet", paths), revision=commit, identity=commit)
-    found = _place(source, field, catalog)
+    place = _locate(source, field, catalog)
     if source.type == "Delta":
-        frame, version, table = delta_table.read(spark, source, found, field)
+        frame, version, table = delta_table.read(spark, source, place, field)
         return Corpus(frame, version, identity=f"{table}@{version}")
-    if found is None:
+    if place is None:
         # NB: a catalog does not say which files a Parquet table had, so no other job uses what is made of it.
-        frame = metastore.parquet(spark, source.table or "", f"{field}.table")
+        frame = metastore.read_parquet(spark, source.table or "", f"{field}.table")
         return Corpus(frame, identity=uuid.uuid4().hex)
-    frame, listing, texts = files.read(spark, source, found, field)
+    frame, listing, texts = files.read(spark, source, place, field)
     return Corpus(frame, identity=listing, texts=texts)
 
 
-def _place(source: Source | NamedSource, field: str, catalog: Catalog | None) -> Place | None:
+def _locate(source: Source | NamedSource, field: str, catalog: Catalog | None) -> Place | None:
     """Return where a source is; None for a table that the session finds by its name.
 
     Raises:
@@ -184,14 +184,14 @@ def _find_texts(plan: Plan) -> list[str]:
     return [name for name in form.content if name not in as_is | others]
 
 
-def values_of_jinja(frame: DataFrame, plan: Plan) -> set[str]:
+def jinja_values(frame: DataFrame, plan: Plan) -> set[str]:
     """Return the columns that Jinja templates get as they are: numbers, booleans, lists and structures; others are text.
 
     Where values in text are to be replaced, only booleans, which text would make true.
     """
-    named = {column for template in plan.form.jinja for column in template.columns}
+    columns = {column for template in plan.form.jinja for column in template.columns}
     kinds = BooleanType if plan.prepare.redact else _NUMBERS + _NESTED
-    return {name for name in named if isinstance(frame.schema[name].dataType, kinds)}
+    return {name for name in columns if isinstance(frame.schema[name].dataType, kinds)}
 
 
 def is_nested(kind: DataType) -> bool:
@@ -199,22 +199,24 @@ def is_nested(kind: DataType) -> bool:
     return isinstance(kind, _NESTED)
 
 
-def conversations(frame: DataFrame, weight: str | None = None) -> dict[str, tuple[str, ...]]:
+def find_conversations(frame: DataFrame, weight: str | None = None) -> dict[str, tuple[str, ...]]:
     """Return the columns that hold lists of {role, content}, and the other fields of these that are kept.
 
     Args:
         weight: the field of the source that is kept as `turns.WEIGHT`. Default: the one of this name.
     """
-    named = {
+    source_fields = {
         chat_messages.WEIGHT: {weight or chat_messages.WEIGHT},
         "tool_calls": {"tool_calls", chat_messages.LEGACY_CALL},
     }
-    found = {field.name: field.dataType for field in frame.schema.fields if is_conversation(field.dataType)}
+    kinds = {field.name: field.dataType for field in frame.schema.fields if is_conversation(field.dataType)}
     return {
         name: tuple(
-            one for one in chat_messages.CARRIED if named.get(one, {one}) & set(kind.elementType.fieldNames())
+            carried
+            for carried in chat_messages.CARRIED
+            if source_fields.get(carried, {carried}) & set(kind.elementType.fieldNames())
         )
-        for name, kind in found.items()
+        for name, kind in kinds.items()
         if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType)
     }
 
@@ -225,7 +227,7 @@ def require(frame: DataFrame, names: Sequence[str], where: str) -> None:
     Raises:
         DataError: one of them is missing, or another one has its name in another case.
     """
-    columns = [column.name for column in schema(frame)]
+    columns = [column.name for column in list_columns(frame)]
     missing = [name for name in names if name not in columns]
     if missing:
         raise DataError("MissingColumn", explain_missing(missing, where, columns))
@@ -249,7 +251,7 @@ def require_texts(frame: DataFrame, names: Sequence[str], where: str) -> None:
             raise DataError("WrongColumnType", explain_type(name, where, unlearned))
 
 
-def schema(frame: DataFrame) -> list[Column]:
+def list_columns(frame: DataFrame) -> list[Column]:
     """Return the columns of the source."""
     fields = [field for field in frame.schema.fields if not plain_text.is_written(field.name)]
     return [Column(field.name, _kind(field.dataType), field.dataType.simpleString()) for field in fields]
@@ -265,4 +267,4 @@ def _kind(kind: DataType) -> Kind:
 
 def has(frame: DataFrame) -> str:
     """Return the available columns, for a message."""
-    return f"it has {join_names(sorted(column.name for column in schema(frame)))}"
+    return f"it has {join_names(sorted(column.name for column in list_columns(frame)))}"

@@ -67,7 +67,7 @@ def check(
     Raises:
         DataError: a line is not; the message names it.
     """
-    lines = _lines(spark, [*paths], settings)
+    lines = _read_lines(spark, [*paths], settings)
     pointer = _find_pointer(lines)
     if pointer is not None:
         raise DataError("UnreadableSource", explain(1, as_named(unquote(pointer)), POINTER))
@@ -81,7 +81,7 @@ def check(
 
 def is_pointer(spark: SparkSession, file: str, settings: Mapping[str, str]) -> bool:
     """Return whether a file, of any kind, is a pointer of Git LFS."""
-    first = _lines(spark, [file], settings).head()
+    first = _read_lines(spark, [file], settings).head()
     return first is not None and str(first[_VALUE]).startswith(BEGINNING_OF_POINTER)
 
 
@@ -99,7 +99,7 @@ def _find_pointer(lines: DataFrame) -> str | None:
     return None
 
 
-def _lines(spark: SparkSession, paths: list[str], settings: Mapping[str, str] | None) -> DataFrame:
+def _read_lines(spark: SparkSession, paths: list[str], settings: Mapping[str, str] | None) -> DataFrame:
     rows = spark.read.options(**settings or {}).option("lineSep", "\n").text(paths)
     return rows.select(
         _VALUE,

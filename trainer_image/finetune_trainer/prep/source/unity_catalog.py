@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from finetune_crds.catalog import Catalog
 
 # The open-source server has no other version of its API, and the SDK asks for these credentials under /api/2.0.
-_CREDENTIALS = "/api/2.1/unity-catalog/temporary-table-credentials"
-_SECONDS = 20.0
-_PATIENCE_SECONDS = 60
+_CREDENTIALS_PATH = "/api/2.1/unity-catalog/temporary-table-credentials"
+_HTTP_TIMEOUT_SECONDS = 20.0
+_RETRY_TIMEOUT_SECONDS = 60
 _FORMATS = {"DELTA": "Delta", "PARQUET": "Parquet"}
-_TABLES = (None, TableType.MANAGED, TableType.EXTERNAL)
+_TABLE_TYPES = (None, TableType.MANAGED, TableType.EXTERNAL)
 # Features of a Delta table whose newest versions only its catalog knows.
-_OWNED = ("delta.feature.catalogManaged", "delta.feature.catalogOwned-preview")
-_ELSEWHERE = "use data.prepare.spark.mode Databricks"
+_CATALOG_MANAGED_FEATURES = ("delta.feature.catalogManaged", "delta.feature.catalogOwned-preview")
+_DATABRICKS_ADVICE = "use data.prepare.spark.mode Databricks"
 # A message of a server may be long.
-_MOST_CHARS = 300
+_MAX_MESSAGE_CHARS = 300
 
 # NB: the SDK warns of each server that is no workspace, and logs the bodies of requests at level DEBUG.
 logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
@@ -61,7 +61,7 @@ logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
 Config.attributes()
 
 
-class _Asked(NamedTuple):
+class _TableReference(NamedTuple):
     """A table of a server; `field` is that of the recipe, with the name of the table."""
 
     field: str
@@ -86,30 +86,30 @@ def locate(table: str, kind: str, field: str, catalog: Catalog) -> Place:
         DataError: there is no such table, it is of another type, its files are not in S3, or the login may not read it.
         TrainingError: the server does not answer.
     """
-    with _login(catalog) as client:
-        asked = _Asked(f"{field} {table}", table, client.config.host or "")
-        with _telling(asked, _no_table):
+    with _log_in(catalog) as client:
+        reference = _TableReference(f"{field} {table}", table, client.config.host or "")
+        with _translate_errors(reference, _build_table_error):
             info = client.tables.get(table)
-        _check(info, kind, asked)
-        with _telling(asked, _no_credentials):
-            given = _credentials(client, catalog, info.table_id or "")
-    return _place(info.storage_location or "", given.aws_temp_credentials, asked)
+        _check_table(info, kind, reference)
+        with _translate_errors(reference, _build_credentials_error):
+            response = _request_credentials(client, catalog, info.table_id or "")
+    return _build_place(info.storage_location or "", response.aws_temp_credentials, reference)
 
 
 @contextmanager
-def _login(catalog: Catalog) -> Iterator[WorkspaceClient]:
+def _log_in(catalog: Catalog) -> Iterator[WorkspaceClient]:
     """Yield a client of the server.
 
     Raises:
         DataError: the login is not complete, or the server does not accept it.
     """
     try:
-        yield WorkspaceClient(config=_config(catalog))
+        yield WorkspaceClient(config=_build_config(catalog))
     except ValueError as error:
-        raise DataError("CatalogForbidden", f"the login to Unity Catalog fails: {_line(error)}") from error
+        raise DataError("CatalogForbidden", f"the login to Unity Catalog fails: {_shorten(error)}") from error
 
 
-def _config(catalog: Catalog) -> Config:
+def _build_config(catalog: Catalog) -> Config:
     """Return the configuration of the SDK for a catalog."""
     if catalog.unity_catalog:
         token = os.environ.get(TOKEN_KEY)
@@ -117,11 +117,11 @@ def _config(catalog: Catalog) -> Config:
         login = {"token": token, "auth_type": "pat"} if token else {"credentials_strategy": _Anonymous()}
         return _Login(host=catalog.unity_catalog.uri, **login)
     host, token, client, secret = (os.environ.get(f"{DATABRICKS_PREFIX}{key}") for key in SECRET_KEYS)
-    named = catalog.databricks and catalog.databricks.secret_ref
-    if named and not (host and (token or (client and secret))):
+    secret_ref = catalog.databricks and catalog.databricks.secret_ref
+    if secret_ref and not (host and (token or (client and secret))):
         # NB: the SDK would take what is missing from the environment, which may be of another workspace.
         raise ValueError(
-            f"Secret {named.name} of data.prepare.catalog needs DATABRICKS_HOST, and DATABRICKS_TOKEN or DATABRICKS_CLIENT_ID and "
+            f"Secret {secret_ref.name} of data.prepare.catalog needs DATABRICKS_HOST, and DATABRICKS_TOKEN or DATABRICKS_CLIENT_ID and "
             "DATABRICKS_CLIENT_SECRET"
         )
     if token:
@@ -138,8 +138,8 @@ class _Login(Config):
     def __init__(self, **login: Any) -> None:
         super().__init__(
             product="finetune-prep",
-            http_timeout_seconds=_SECONDS,
-            retry_timeout_seconds=_PATIENCE_SECONDS,
+            http_timeout_seconds=_HTTP_TIMEOUT_SECONDS,
+            retry_timeout_seconds=_RETRY_TIMEOUT_SECONDS,
             **login,
         )
 
@@ -159,7 +159,9 @@ class _Anonymous(CredentialsStrategy):
 
 
 @contextmanager
-def _telling(asked: _Asked, refusal: Callable[[_Asked, str], DataError]) -> Iterator[None]:
+def _translate_errors(
+    reference: _TableReference, refusal: Callable[[_TableReference, str], DataError]
+) -> Iterator[None]:
     """Raise an error with one sentence for an answer of the server that is none.
 
     Args:
@@ -170,79 +172,79 @@ def _telling(asked: _Asked, refusal: Callable[[_Asked, str], DataError]) -> Iter
     except Unauthenticated as error:
         raise DataError(
             "CatalogForbidden",
-            f"Unity Catalog at {asked.host} does not accept the login of data.prepare.catalog: correct its Secret ({_line(error)})",
+            f"Unity Catalog at {reference.host} does not accept the login of data.prepare.catalog: correct its Secret ({_shorten(error)})",
         ) from error
     except (NotFound, PermissionDenied, BadRequest, InvalidParameterValue) as error:
-        raise refusal(asked, _line(error)) from error
+        raise refusal(reference, _shorten(error)) from error
     except (DatabricksError, requests.RequestException, TimeoutError) as error:
         raise TrainingError(
             "CatalogUnreachable",
-            f"Unity Catalog at {asked.host} does not answer the question for {asked.field}: {_line(error)}",
+            f"Unity Catalog at {reference.host} does not answer the question for {reference.field}: {_shorten(error)}",
         ) from error
 
 
-def _no_table(asked: _Asked, said: str) -> DataError:
+def _build_table_error(reference: _TableReference, answer: str) -> DataError:
     return DataError(
         "MissingSource",
-        f"{asked.field} is not in Unity Catalog at {asked.host}, or closed to the login of data.prepare.catalog: correct the name, "
-        f"or grant USE CATALOG, USE SCHEMA and SELECT ({said})",
+        f"{reference.field} is not in Unity Catalog at {reference.host}, or closed to the login of data.prepare.catalog: correct the name, "
+        f"or grant USE CATALOG, USE SCHEMA and SELECT ({answer})",
     )
 
 
-def _no_credentials(asked: _Asked, said: str) -> DataError:
+def _build_credentials_error(reference: _TableReference, answer: str) -> DataError:
     return DataError(
         "CatalogForbidden",
-        f"Unity Catalog at {asked.host} gives the login of data.prepare.catalog no credentials for the files of {asked.field}: grant "
-        f"SELECT on the table and EXTERNAL USE SCHEMA on {asked.schema}, and allow external data access in the metastore ({said})",
+        f"Unity Catalog at {reference.host} gives the login of data.prepare.catalog no credentials for the files of {reference.field}: grant "
+        f"SELECT on the table and EXTERNAL USE SCHEMA on {reference.schema}, and allow external data access in the metastore ({answer})",
     )
 
 
-def _check(info: TableInfo, kind: str, asked: _Asked) -> None:
+def _check_table(info: TableInfo, kind: str, reference: _TableReference) -> None:
     """Check that the files of a table are all of it, and of the type that the recipe names.
 
     Raises:
         DataError: they are not.
     """
-    if info.table_type not in _TABLES:
+    if info.table_type not in _TABLE_TYPES:
         raise DataError(
             "UnreadableSource",
-            f"{asked.field} is a {_named(info.table_type)}, which has no files: {_ELSEWHERE}",
+            f"{reference.field} is a {_enum_value(info.table_type)}, which has no files: {_DATABRICKS_ADVICE}",
         )
     if info.row_filter or any(column.mask for column in info.columns or []):
         raise DataError(
             "UnreadableSource",
-            f"{asked.field} has a row filter or a column mask, which only the workspace applies: {_ELSEWHERE}",
+            f"{reference.field} has a row filter or a column mask, which only the workspace applies: {_DATABRICKS_ADVICE}",
         )
-    if any((info.properties or {}).get(feature) == "supported" for feature in _OWNED):
+    if any((info.properties or {}).get(feature) == "supported" for feature in _CATALOG_MANAGED_FEATURES):
         raise DataError(
             "UnreadableSource",
-            f"{asked.field} is a catalog-managed table, whose newest version only its catalog knows: {_ELSEWHERE}",
+            f"{reference.field} is a catalog-managed table, whose newest version only its catalog knows: {_DATABRICKS_ADVICE}",
         )
-    found = _named(info.data_source_format)
-    if _FORMATS.get(found.upper()) != kind:
+    format_name = _enum_value(info.data_source_format)
+    if _FORMATS.get(format_name.upper()) != kind:
         raise DataError(
             "UnreadableSource",
-            f"{asked.field} is in the format {found}, and {asked.field.split('.table', 1)[0]}.type is {kind}: correct the type, or "
+            f"{reference.field} is in the format {format_name}, and {reference.field.split('.table', 1)[0]}.type is {kind}: correct the type, or "
             "name a table of that type",
         )
 
 
-def _named(value: TableType | object) -> str:
+def _enum_value(value: TableType | object) -> str:
     return str(getattr(value, "value", value))
 
 
-def _credentials(
+def _request_credentials(
     client: WorkspaceClient, catalog: Catalog, table_id: str
 ) -> GenerateTemporaryTableCredentialResponse:
     if catalog.type == "Databricks":
         api = client.temporary_table_credentials
         return api.generate_temporary_table_credentials(operation=TableOperation.READ, table_id=table_id)
     body = {"table_id": table_id, "operation": TableOperation.READ.value}
-    answer = client.api_client.do("POST", _CREDENTIALS, body=body)
+    answer = client.api_client.do("POST", _CREDENTIALS_PATH, body=body)
     return GenerateTemporaryTableCredentialResponse.from_dict(answer if isinstance(answer, dict) else {})
 
 
-def _place(location: str, given: AwsCredentials | None, asked: _Asked) -> Place:
+def _build_place(location: str, credentials: AwsCredentials | None, reference: _TableReference) -> Place:
     """Return the place of files in S3, with the credentials that read them.
 
     Raises:
@@ -253,21 +255,21 @@ def _place(location: str, given: AwsCredentials | None, asked: _Asked) -> Place:
         where = "a folder of the server" if url.scheme in ("", "file") else "in another storage"
         raise DataError(
             "UnreadableSource",
-            f"the files of {asked.field} are at {location}, {where}, and a preparation in this cluster reads tables of Unity Catalog "
+            f"the files of {reference.field} are at {location}, {where}, and a preparation in this cluster reads tables of Unity Catalog "
             "in s3://: move the table, or use path with credentials of your own",
         )
-    if given is None or not given.access_key_id or not given.secret_access_key:
-        raise _no_credentials(asked, "the answer has no credentials for S3")
+    if credentials is None or not credentials.access_key_id or not credentials.secret_access_key:
+        raise _build_credentials_error(reference, "the answer has no credentials for S3")
     # NB: Hadoop keeps one client for each scheme and bucket. A scheme of their own keeps the credentials of one table from
     # other tables of the bucket, and from the output.
-    digest = hashlib.sha256(f"{given.access_key_id} {given.session_token}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{credentials.access_key_id} {credentials.session_token}".encode()).hexdigest()
     scheme = f"{OWN_SCHEME}{digest[:8]}"
-    provider = "Temporary" if given.session_token else "Simple"
+    provider = "Temporary" if credentials.session_token else "Simple"
     login = {
         "aws.credentials.provider": f"org.apache.hadoop.fs.s3a.{provider}AWSCredentialsProvider",
-        "access.key": given.access_key_id,
-        "secret.key": given.secret_access_key,
-        **({"session.token": given.session_token} if given.session_token else {}),
+        "access.key": credentials.access_key_id,
+        "secret.key": credentials.secret_access_key,
+        **({"session.token": credentials.session_token} if credentials.session_token else {}),
     }
     return Place(
         f"{scheme}://{url.netloc}{url.path}",
@@ -276,6 +278,6 @@ def _place(location: str, given: AwsCredentials | None, asked: _Asked) -> Place:
     )
 
 
-def _line(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     """Return the first line of what a server or the SDK says."""
-    return first_line(error)[:_MOST_CHARS]
+    return first_line(error)[:_MAX_MESSAGE_CHARS]

@@ -39,42 +39,42 @@ def main() -> int:
     if missing:
         print(f"{', '.join(missing)} is not set: Spark's driver starts this command", file=sys.stderr)
         return 64
-    home = spark_home()
+    home = find_spark_home()
     environment |= {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
-    words = command(environment, home)
+    words = build_command(environment, home)
     # NB: Spark unpacks into the working directory what the driver sends, and the root filesystem is read-only.
     os.chdir(tempfile.gettempdir())
     return os.execve(words[0], words, environment)  # noqa: S606 - the JVM takes the place of this process
 
 
-def spark_home() -> Path:
+def find_spark_home() -> Path:
     """The folder of the pyspark wheel, found without its import, which takes a second."""
-    found = find_spec("pyspark")
-    if found is None or found.origin is None:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
         raise RuntimeError("pyspark is not installed")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
-def java(environment: Mapping[str, str]) -> str:
+def find_java(environment: Mapping[str, str]) -> str:
     """The JVM of JAVA_HOME, or the one on the path."""
     home = environment.get("JAVA_HOME")
-    found = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
-    return found or "/usr/bin/java"
+    executable = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
+    return executable or "/usr/bin/java"
 
 
-def command(environment: Mapping[str, str], home: Path) -> list[str]:
+def build_command(environment: Mapping[str, str], home: Path) -> list[str]:
     """The command line of the JVM.
 
     Args:
         home: folder with Spark's jars in `jars`.
     """
     options = {
-        int(found[1]): value for name, value in environment.items() if (found := _OPTION.fullmatch(name))
+        int(match[1]): value for name, value in environment.items() if (match := _OPTION.fullmatch(name))
     }
     classpath = [part for part in (environment.get("SPARK_CLASSPATH"), f"{home}/jars/*") if part]
     arguments = [word for name, variable in _ARGUMENTS.items() for word in (name, environment[variable])]
     return [
-        java(environment),
+        find_java(environment),
         *(options[number] for number in sorted(options)),
         f"-Xmx{environment['SPARK_EXECUTOR_MEMORY']}",
         "-cp",

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 _REFUSED = "NOT_SUPPORTED_WITH_SERVERLESS"
 
 
-def keep(frame: DataFrame, held: ExitStack) -> DataFrame:
+def keep(frame: DataFrame, kept_frames: ExitStack) -> DataFrame:
     """Return the frame, kept on disk until `held` ends: memory for it would grow with the corpus.
 
     NB: serverless compute keeps nothing. The frame is then computed again for each reader, with the same rows: all of it
     depends on the source alone, which is pinned where it is a table.
     """
     try:
-        kept = frame.persist(StorageLevel.DISK_ONLY)
+        persisted = frame.persist(StorageLevel.DISK_ONLY)
     except PySparkException as error:
         if _REFUSED not in (error.getCondition() or str(error)):
             raise
         return frame
-    held.callback(kept.unpersist)
-    return kept
+    kept_frames.callback(persisted.unpersist)
+    return persisted

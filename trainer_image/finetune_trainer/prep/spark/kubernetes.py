@@ -99,7 +99,7 @@ class Driver:
         file.write_text(self.template, encoding="utf-8")
 
 
-def settings(
+def build_settings(
     spark: Spark, driver: Driver, *, jars: Path, scratch: Path, options: str, memory: str
 ) -> dict[str, str]:
     """Return Spark's settings besides those of every mode.
@@ -111,7 +111,7 @@ def settings(
     Raises:
         RecipeRefusedError: the conf sets what has a field, or what follows from where the driver runs.
     """
-    return executor_settings(spark, jars=jars, options=options) | {
+    return build_executor_settings(spark, jars=jars, options=options) | {
         "spark.master": f"k8s://{API_SERVER}",
         "spark.driver.host": driver.host,
         "spark.driver.bindAddress": "0.0.0.0",
@@ -131,7 +131,7 @@ def settings(
     }
 
 
-def executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[str, str]:
+def build_executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[str, str]:
     """Return Spark's settings of executors in pods, whoever made the pod of the driver.
 
     Args:
@@ -140,7 +140,7 @@ def executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[str, st
     Raises:
         RecipeRefusedError: the conf sets what has a field, or what follows from where the driver runs.
     """
-    _check(spark)
+    _check_conf(spark)
     number = str(spark.executor_pods)
     dynamic = {f"{_DYNAMIC}minExecutors": "1", f"{_DYNAMIC}maxExecutors": number}
     return {
@@ -161,7 +161,7 @@ def executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[str, st
     }
 
 
-def _check(spark: Spark) -> None:
+def _check_conf(spark: Spark) -> None:
     for name, field in FIELDS.items():
         if name in spark.conf:
             raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
@@ -199,14 +199,14 @@ def delete_executors(
     except urllib.error.HTTPError as error:
         raise TrainingError(
             "ExecutorsForbidden",
-            f"the API server refuses the driver's ServiceAccount: {_said(error)}: bind it to a Role with the verbs that "
+            f"the API server refuses the driver's ServiceAccount: {_read_message(error)}: bind it to a Role with the verbs that "
             "docs/finetunejob/data-spark.md lists",
         ) from error
     except (urllib.error.URLError, TimeoutError) as error:
         raise TrainingError("ApiServerUnreachable", f"{server} cannot be reached: {error}") from error
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _read_message(error: urllib.error.HTTPError) -> str:
     try:
         body: Any = json.loads(error.read())
         return str(body["message"])

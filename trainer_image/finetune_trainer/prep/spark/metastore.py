@@ -21,7 +21,7 @@ def hive_settings(uri: str) -> dict[str, str]:
     }
 
 
-def parquet(spark: SparkSession, table: str, field: str) -> DataFrame:
+def read_parquet(spark: SparkSession, table: str, field: str) -> DataFrame:
     """Return the rows of a Parquet table.
 
     Args:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 READING, EVALUATION_SETS, NEAR_DUPLICATES = "reading", "evaluation sets", "near duplicates"
 TOKENS, WRITING = "tokens", "writing"
 """The steps, as people see them."""
-_SECONDS = 2.0
+_INTERVAL_SECONDS = 2.0
 
 
 class Tasks(NamedTuple):
     """Tasks of a step so far."""
 
     done: int
-    known: int
+    total: int
 
 
 class TaskCounter(Protocol):
@@ -54,22 +54,24 @@ class SparkTasks:
         tracker = self._spark.statusTracker()
         jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(step)]
         stages = {stage for job in jobs if job for stage in job.stageIds}
-        found = [info for stage in stages if (info := tracker.getStageInfo(stage))]
-        return Tasks(sum(info.numCompletedTasks for info in found), sum(info.numTasks for info in found))
+        stage_infos = [info for stage in stages if (info := tracker.getStageInfo(stage))]
+        return Tasks(
+            sum(info.numCompletedTasks for info in stage_infos), sum(info.numTasks for info in stage_infos)
+        )
 
 
 Show = Callable[[str, int | None], None]
 """Shows a step and its percent; None where the percent is not known."""
 
 
-def described(step: str, percent: int | None) -> str:
+def describe(step: str, percent: int | None) -> str:
     """Return a step and its percent as text."""
     return step if percent is None else f"{step} {percent}%"
 
 
-def to_run(tracker: Tracker, step: str, percent: int | None) -> None:
+def show_in_run(tracker: Tracker, step: str, percent: int | None) -> None:
     """Show a step and its percent in a tag of the MLflow run."""
-    tracker.tags({contract.TAG_PREPARATION: described(step, percent)})
+    tracker.tags({contract.TAG_PREPARATION: describe(step, percent)})
 
 
 class Progress:
@@ -105,7 +107,7 @@ class Progress:
         if self._counter is None or not step:
             return
         tasks = self._counter.count(step)
-        percent = min(100 * tasks.done // tasks.known, 99) if tasks.known else 0
+        percent = min(100 * tasks.done // tasks.total, 99) if tasks.total else 0
         with self._lock:
             # The next step may have begun meanwhile.
             if step == self._step and percent > self._percent:
@@ -113,7 +115,7 @@ class Progress:
                 self._show(step, percent)
 
     @contextmanager
-    def running(self, seconds: float = _SECONDS) -> Iterator[None]:
+    def running(self, seconds: float = _INTERVAL_SECONDS) -> Iterator[None]:
         """Tell the progress every few seconds for the time of a block."""
         thread = threading.Thread(target=self._work, args=(seconds,), name="progress", daemon=True)
         thread.start()

@@ -38,7 +38,7 @@ _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _SERIAL, _FEW_CORES = "-XX:+UseSerialGC", 2
 _COLLECTOR, _JVM_OPTIONS = re.compile(r"-XX:\+Use\w*GC\b"), ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 # How long Spark may take to tell what its listeners learn.
-_PATIENCE_MILLISECONDS = 10_000
+_LISTENER_TIMEOUT_MILLISECONDS = 10_000
 
 # NB: these optimizer rules remove empty parts of a plan with the row counts observed in them; the message about a step
 # that dropped everything needs those.
@@ -46,12 +46,12 @@ _EXCLUDED_RULES = "org.apache.spark.sql.catalyst.optimizer.PropagateEmptyRelatio
 _EXCLUDED_ADAPTIVE_RULES = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 
 # Settings with several values: the recipe's values follow ours.
-_JOINED = {
+_JOINED_SETTINGS = {
     "spark.sql.optimizer.excludedRules": ",",
     "spark.sql.adaptive.optimizer.excludedRules": ",",
 }
 # Settings that spark-submit has made where it made the pod of the driver.
-_SUBMITTED = (
+_SUBMITTED_SETTINGS = (
     "spark.app.name",
     "spark.master",
     "spark.driver.memory",
@@ -60,7 +60,7 @@ _SUBMITTED = (
     "spark.local.dir",
 )
 # Settings that the recipe has a field for, or that the session depends on.
-_OWNED = {
+_FIELDS = {
     "spark.master": "data.prepare.spark.mode",
     "spark.driver.memory": "data.prepare.spark.driverMemory",
 }
@@ -90,7 +90,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
                 "data.prepare.spark.mode SparkApplication is for pods that the spark-operator submits: use Local here"
             )
         return SparkSession.builder.getOrCreate()
-    driver = _driver(spark)
+    driver = _start_driver(spark)
 
     # NB: Python workers inherit this environment through the JVM.
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -99,11 +99,11 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
         # NB: without it Spark resolves its host name, which fails in some networks.
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.pop("SPARK_LOCAL_DIRS", None)
-    chosen = settings(
+    chosen = build_settings(
         spark,
-        jars=jars_folder(),
+        jars=find_jars(),
         scratch=Path(tempfile.gettempdir()),
-        cores=spark.executor_pods * spark.cores_of_executor if driver else available_cores(),
+        cores=spark.executor_pods * spark.cores_of_executor if driver else count_cores(),
         environment=os.environ,
         driver=driver,
         catalog=catalog,
@@ -114,7 +114,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
     return builder.getOrCreate()
 
 
-def _driver(spark: Spark) -> kubernetes.Driver | None:
+def _start_driver(spark: Spark) -> kubernetes.Driver | None:
     """The driver of executors in pods, without executors of an earlier one; None where Spark runs in this pod alone."""
     if not spark.executor_pods:
         return None
@@ -164,7 +164,7 @@ def context(spark: SparkSession) -> SparkContext | None:
         return None
 
 
-def failures(spark: SparkSession) -> int | None:
+def count_failures(spark: SparkSession) -> int | None:
     """Return how many executors, tasks and stages failed so far: as many before and after an action, and no task ran twice.
 
     None where Spark cannot be asked.
@@ -174,36 +174,36 @@ def failures(spark: SparkSession) -> int | None:
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-    found = context(spark)
-    if found is None:
+    spark_context = context(spark)
+    if spark_context is None:
         return None
     try:
         # What the store knows comes over this bus.
-        found._jsc.sc().listenerBus().waitUntilEmpty(_PATIENCE_MILLISECONDS)  # noqa: SLF001 - Spark has no other way
-        return _lost_executors(found) + _failed_tasks_and_stages(found)
+        spark_context._jsc.sc().listenerBus().waitUntilEmpty(_LISTENER_TIMEOUT_MILLISECONDS)  # noqa: SLF001 - Spark has no other way
+        return _count_lost_executors(spark_context) + _count_failed_tasks_and_stages(spark_context)
     except Py4JError:
         return None
 
 
-def _lost_executors(context: SparkContext) -> int:
+def _count_lost_executors(spark_context: SparkContext) -> int:
     """The number of executors that Spark has had, and gives no more tasks.
 
     NB: the store alone has them seconds late. Spark disables an executor that is disconnected, and others make its results anew, but tells
     the store when Kubernetes has told the reason: after 30 seconds, where Spark misses the deletion of a pod.
     """
-    spark = context._jsc.sc()  # noqa: SLF001 - Spark has no other way
-    known = spark.statusStore().executorList(False)
-    names = {known.apply(position).id() for position in range(known.size())} - {"driver"}
+    spark = spark_context._jsc.sc()  # noqa: SLF001 - Spark has no other way
+    executors = spark.statusStore().executorList(False)
+    names = {executors.apply(position).id() for position in range(executors.size())} - {"driver"}
     return sum(not spark.schedulerBackend().isExecutorActive(name) for name in names)
 
 
-def _failed_tasks_and_stages(context: SparkContext) -> int:
-    known = context._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001 - Spark has no other way
-    jobs = (known.apply(position) for position in range(known.size()))
+def _count_failed_tasks_and_stages(spark_context: SparkContext) -> int:
+    job_list = spark_context._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001 - Spark has no other way
+    jobs = (job_list.apply(position) for position in range(job_list.size()))
     return sum(job.numFailedTasks() + job.numFailedStages() for job in jobs)
 
 
-def jars_folder() -> Path:
+def find_jars() -> Path:
     """Return the folder with the jars of Delta and of stores."""
     folder = Path(os.environ.get(ENV_JARS, DEFAULT_JARS))
     if not any(folder.glob("delta-spark_*.jar")):
@@ -214,12 +214,12 @@ def jars_folder() -> Path:
     return folder
 
 
-def available_cores(cgroup: Path = _CGROUP) -> int:
+def count_cores(cgroup: Path = _CGROUP) -> int:
     """Return the number of available cores: CPU affinity, limited by the pod's CPU limit; at least 1."""
-    return max(1, min(len(os.sched_getaffinity(0)), _cpu_quota(cgroup)))
+    return max(1, min(len(os.sched_getaffinity(0)), _read_cpu_quota(cgroup)))
 
 
-def _cpu_quota(cgroup: Path) -> int:
+def _read_cpu_quota(cgroup: Path) -> int:
     """Return the CPU limit in cores, rounded up, from cgroup v2 or v1; a large number without a limit."""
     unlimited = sys.maxsize
     try:
@@ -235,7 +235,7 @@ def _cpu_quota(cgroup: Path) -> int:
     return math.ceil(int(quota) / int(period))
 
 
-def settings(
+def build_settings(
     spark: Spark,
     *,
     jars: Path,
@@ -254,13 +254,13 @@ def settings(
     Raises:
         RecipeRefusedError: the conf sets what the recipe has a field for, or what no recipe may set.
     """
-    for name, field in _OWNED.items():
+    for name, field in _FIELDS.items():
         if name in spark.conf:
             raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
     options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}"
     if not spark.executor_pods and cores <= _FEW_CORES and not _names_collector(environment):
         options += f" {_SERIAL}"
-    ours = {
+    defaults = {
         "spark.app.name": "finetune-prep",
         "spark.master": f"local[{cores}]",
         "spark.driver.memory": jvm_memory(spark.driver_memory),
@@ -285,23 +285,25 @@ def settings(
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "2",
-    } | stores.settings(environment)
+    } | stores.build_settings(environment)
     if catalog and catalog.hive:
-        ours |= metastore.hive_settings(catalog.hive.uri)
+        defaults |= metastore.hive_settings(catalog.hive.uri)
     if driver:
         memory = jvm_memory(spark.memory_of_executor)
-        ours |= kubernetes.settings(spark, driver, jars=jars, scratch=scratch, options=options, memory=memory)
+        defaults |= kubernetes.build_settings(
+            spark, driver, jars=jars, scratch=scratch, options=options, memory=memory
+        )
     elif spark.executor_pods:
-        ours = {name: value for name, value in ours.items() if name not in _SUBMITTED}
-        ours |= kubernetes.executor_settings(spark, jars=jars, options=options)
-    if said := spark_conf.refusal(spark.conf):
-        raise RecipeRefusedError(f"data.prepare.spark.{said}")
+        defaults = {name: value for name, value in defaults.items() if name not in _SUBMITTED_SETTINGS}
+        defaults |= kubernetes.build_executor_settings(spark, jars=jars, options=options)
+    if refusal := spark_conf.refusal(spark.conf):
+        raise RecipeRefusedError(f"data.prepare.spark.{refusal}")
     joined = {
-        name: separator.join((ours[name], spark.conf[name]))
-        for name, separator in _JOINED.items()
-        if name in spark.conf and name in ours
+        name: separator.join((defaults[name], spark.conf[name]))
+        for name, separator in _JOINED_SETTINGS.items()
+        if name in spark.conf and name in defaults
     }
-    return ours | spark.conf | joined
+    return defaults | spark.conf | joined
 
 
 def _names_collector(environment: Mapping[str, str]) -> bool:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NoReturn
 from finetune_crds.contract import ENV_EXECUTOR_SELECTOR, ENV_POD_NAMESPACE, ENV_RECIPE, RECIPE_PATH
 from finetune_crds.recipe import Recipe
 from finetune_trainer.pod import exit_status
-from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.plan import build_request
 from finetune_trainer.prep.spark import kubernetes, session
-from finetune_trainer.prep.spark.executor import spark_home
+from finetune_trainer.prep.spark.executor import find_spark_home
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,24 +37,26 @@ def main() -> int:
         name for name in (_ADDRESS, ENV_POD_NAMESPACE, ENV_EXECUTOR_SELECTOR) if name not in os.environ
     ]
     if role != [_ROLE] or missing:
-        what = f"{', '.join(missing)} is not set" if missing else f"the first argument is not {_ROLE}"
-        print(f"{what}: the pod of a SparkApplication's driver starts this command", file=sys.stderr)
+        mistake = f"{', '.join(missing)} is not set" if missing else f"the first argument is not {_ROLE}"
+        print(f"{mistake}: the pod of a SparkApplication's driver starts this command", file=sys.stderr)
         return 64
-    return exit_status.run(partial(_become, words))
+    return exit_status.run(partial(_become_driver, words))
 
 
-def _become(words: Sequence[str]) -> NoReturn:
+def _become_driver(words: Sequence[str]) -> NoReturn:
     recipe = Recipe.load(os.environ.get(ENV_RECIPE, RECIPE_PATH))
-    prepare = request(recipe).prepare
-    home = spark_home()
-    arguments = command(prepare, words, os.environ, home)
+    prepare = build_request(recipe).prepare
+    home = find_spark_home()
+    arguments = build_command(prepare, words, os.environ, home)
     kubernetes.delete_executors(os.environ[ENV_POD_NAMESPACE], os.environ[ENV_EXECUTOR_SELECTOR])
     # NB: the root filesystem is read-only.
     os.chdir(tempfile.gettempdir())
-    os.execve(arguments[0], arguments, environment(os.environ, home))  # noqa: S606 - the JVM takes the place of this process
+    os.execve(arguments[0], arguments, build_environment(os.environ, home))  # noqa: S606 - the JVM takes the place of this process
 
 
-def command(prepare: Prepare, words: Sequence[str], given: Mapping[str, str], home: Path) -> list[str]:
+def build_command(
+    prepare: Prepare, words: Sequence[str], variables: Mapping[str, str], home: Path
+) -> list[str]:
     """The command line of spark-submit.
 
     Args:
@@ -67,23 +69,23 @@ def command(prepare: Prepare, words: Sequence[str], given: Mapping[str, str], ho
         TrainingError: the jars are not where FINETUNE_JARS says.
     """
     spark = prepare.spark
-    chosen = session.settings(
+    chosen = session.build_settings(
         spark,
-        jars=session.jars_folder(),
+        jars=session.find_jars(),
         scratch=Path(tempfile.gettempdir()),
         cores=spark.executor_pods * spark.cores_of_executor,
-        environment=given,
+        environment=variables,
         catalog=prepare.catalog,
-    ) | {"spark.driver.bindAddress": given[_ADDRESS]}
+    ) | {"spark.driver.bindAddress": variables[_ADDRESS]}
     # NB: settings here are before those of the file.
     conf = [word for name, value in chosen.items() for word in ("--conf", f"{name}={value}")]
     return [str(home / "bin" / "spark-submit"), *conf, "--deploy-mode", "client", *words]
 
 
-def environment(given: Mapping[str, str], home: Path) -> dict[str, str]:
+def build_environment(variables: Mapping[str, str], home: Path) -> dict[str, str]:
     """The variables of spark-submit, and so of Python's processes in the driver."""
     return {
-        **given,
+        **variables,
         "SPARK_HOME": str(home),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,

@@ -26,32 +26,32 @@ GS_CLIENT = {
 }
 
 
-def settings(environment: Mapping[str, str]) -> dict[str, str]:
+def build_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's settings for s3://, gs:// and abfss://."""
-    found = s3(environment) | gs(environment) | abfs(environment)
-    return {f"spark.hadoop.{name}": value for name, value in found.items()}
+    hadoop_settings = s3_settings(environment) | gs_settings(environment) | abfs_settings(environment)
+    return {f"spark.hadoop.{name}": value for name, value in hadoop_settings.items()}
 
 
-def s3(environment: Mapping[str, str]) -> dict[str, str]:
+def s3_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of S3A."""
-    found = {
+    hadoop_settings = {
         "fs.s3a.aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
     }
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
     if endpoint:
-        found |= {
+        hadoop_settings |= {
             "fs.s3a.endpoint": endpoint,
             "fs.s3a.path.style.access": "true",
             "fs.s3a.connection.ssl.enabled": str(not endpoint.startswith("http://")).lower(),
         }
         region = region or "us-east-1"
     if region:
-        found["fs.s3a.endpoint.region"] = region
-    return found
+        hadoop_settings["fs.s3a.endpoint.region"] = region
+    return hadoop_settings
 
 
-def gs(environment: Mapping[str, str]) -> dict[str, str]:
+def gs_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of the connector of Google Cloud Storage.
 
     The login is that of every client of Google: GOOGLE_APPLICATION_CREDENTIALS, or the ServiceAccount of the pod.
@@ -66,7 +66,7 @@ def gs(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def abfs(environment: Mapping[str, str]) -> dict[str, str]:
+def abfs_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of Azure Data Lake Storage.
 
     The login is that of a pod with workload identity, of a service principal, or the key of one account.
@@ -78,13 +78,13 @@ def abfs(environment: Mapping[str, str]) -> dict[str, str]:
     )
     authority = environment.get("AZURE_AUTHORITY_HOST") or _AUTHORITY
     if client and tenant and token_file:
-        return _oauth("WorkloadIdentityTokenProvider", client) | {
+        return _oauth_settings("WorkloadIdentityTokenProvider", client) | {
             "fs.azure.account.oauth2.msi.tenant": tenant,
             "fs.azure.account.oauth2.msi.authority": authority,
             "fs.azure.account.oauth2.token.file": token_file,
         }
     if client and tenant and environment.get("AZURE_CLIENT_SECRET"):
-        return _oauth("ClientCredsTokenProvider", client) | {
+        return _oauth_settings("ClientCredsTokenProvider", client) | {
             "fs.azure.account.oauth2.client.endpoint": f"{authority.rstrip('/')}/{tenant}/oauth2/token",
             "fs.azure.account.oauth2.client.secret": "${env.AZURE_CLIENT_SECRET}",
         }
@@ -97,7 +97,7 @@ def abfs(environment: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def _oauth(provider: str, client: str) -> dict[str, str]:
+def _oauth_settings(provider: str, client: str) -> dict[str, str]:
     return {
         "fs.azure.account.auth.type": "OAuth",
         "fs.azure.account.oauth.provider.type": f"{_AZURE}.{provider}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pyspark.sql import functions as sf
 
-from finetune_trainer.prep.steps.sketch import Boilerplate, shingles_of
+from finetune_trainer.prep.steps.sketch import Boilerplate, hash_shingles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ def limit(texts: int, share: float = _SHARE) -> int:
     return max(2, min(_MAX_TEXTS, texts // 2), int(texts * share))
 
 
-def shared_shingles(frame: DataFrame, text: str, texts: int) -> Boilerplate:
+def find_boilerplate(frame: DataFrame, text: str, texts: int) -> Boilerplate:
     """Return the shingles that are boilerplate.
 
     They are counted in a sample of the texts, chosen by a hash of their ids.
@@ -56,7 +56,7 @@ def shared_shingles(frame: DataFrame, text: str, texts: int) -> Boilerplate:
     if sampled < texts:
         bucket = sf.pmod(sf.xxhash64("id", sf.lit("boilerplate")), sf.lit(_BUCKETS))
         frame = frame.where(bucket < sf.lit(_BUCKETS * sampled // texts))
-    shingles = frame.select(text).mapInArrow(partial(_shingles, text=text), f"{_SHINGLE} bigint")
+    shingles = frame.select(text).mapInArrow(partial(_hash_batches, text=text), f"{_SHINGLE} bigint")
     counts = shingles.groupBy(_SHINGLE).agg(sf.count(sf.lit(1)).alias(_TEXTS))
     shared = (
         counts.where(sf.col(_TEXTS) > limit(sampled)).orderBy(sf.desc(_TEXTS), _SHINGLE).limit(_MAX_SHINGLES)
@@ -68,10 +68,10 @@ def shared_shingles(frame: DataFrame, text: str, texts: int) -> Boilerplate:
     return Boilerplate(hashes[order], of_most[order])
 
 
-def _shingles(batches: Iterable[pa.RecordBatch], *, text: str) -> Iterator[pa.RecordBatch]:
+def _hash_batches(batches: Iterable[pa.RecordBatch], *, text: str) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for batch in batches:
         for start in range(0, batch.num_rows, _TEXTS_PER_BATCH):
-            shingles, _ = shingles_of(batch.slice(start, _TEXTS_PER_BATCH).column(text).to_pylist())
+            shingles, _ = hash_shingles(batch.slice(start, _TEXTS_PER_BATCH).column(text).to_pylist())
             yield pa.RecordBatch.from_arrays([pa.array(shingles.view(np.int64))], [_SHINGLE])

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 _MARK = "the chat template of the model fails on "
 
 
-def refusal(example: Mapping[str, Any], error: DataError) -> ValueError:
-    """Return the error of an example that the chat template does not take; `failure` finds its sentence in what Spark says.
+def build_refusal(example: Mapping[str, Any], error: DataError) -> ValueError:
+    """Return the error of an example that the chat template does not take; `find_failure` finds its sentence in what Spark says.
 
     Args:
         example: columns of the table, by name.
         error: what `documents` says of it; its cause is what the template says.
     """
-    spoken = [value for value in example.values() if isinstance(value, list)]
-    roles = ", ".join(str(turn["role"]) for messages in spoken for turn in messages)
+    conversations = [value for value in example.values() if isinstance(value, list)]
+    roles = ", ".join(str(turn["role"]) for messages in conversations for turn in messages)
     return ValueError(f"{_MARK}a conversation of the roles {roles}: {error.__cause__ or error}")
 
 
@@ -59,12 +59,12 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
         )
 
 
-def failure(said: str) -> DataError | None:
+def find_failure(message: str) -> DataError | None:
     """Return the error of an example that a template did not take, from the text of Spark's exception."""
     marks = f"{re.escape(_MARK)}|data[.]prepare[.][a-zA-Z]+ {re.escape(jinja_template.MARK)}"
-    found = re.search(f"ValueError: ((?:{marks}).*)", said)
-    if found is None:
+    match = re.search(f"ValueError: ((?:{marks}).*)", message)
+    if match is None:
         return None
     return DataError(
-        "TemplateFailed", f"{found.group(1).rstrip('.')}; drop such rows with data.prepare.unrenderable: Drop"
+        "TemplateFailed", f"{match.group(1).rstrip('.')}; drop such rows with data.prepare.unrenderable: Drop"
     )

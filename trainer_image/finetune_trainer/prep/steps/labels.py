@@ -30,7 +30,9 @@ def as_boolean(frame: DataFrame, name: str) -> Column:
         return column
     if isinstance(kind, StringType):
         word = sf.lower(sf.regexp_replace(column, r"(?U)^\s+|\s+$", ""))
-        good, bad = ([text for text, label in LABELS.items() if label is wanted] for wanted in (True, False))
+        good, bad = (
+            [text for text, label in LABELS.items() if label is is_good] for is_good in (True, False)
+        )
         return sf.when(word.isin(good), sf.lit(True)).when(word.isin(bad), sf.lit(False))
     return sf.when(column == 1, sf.lit(True)).when(column == 0, sf.lit(False))
 

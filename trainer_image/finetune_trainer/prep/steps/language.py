@@ -23,50 +23,52 @@ if TYPE_CHECKING:
 # Columns beside those of the source.
 FOREIGN, _TEXT = "__finetune_foreign", "__finetune_said"
 # The language of a text is uncertain below this probability.
-_CERTAIN = 0.5
+_MIN_PROBABILITY = 0.5
 # The detector reads about 1 MB of text a second; more of an example does not change its language.
-_MOST_CHARS = 2_000
+_MAX_CHARS = 2_000
 # Code between fences, and addresses of the web.
-_NO_LANGUAGE = re.compile(r"```.*?(?:```|\Z)|https?://\S+", re.DOTALL)
+_CODE_OR_URL = re.compile(r"```.*?(?:```|\Z)|https?://\S+", re.DOTALL)
 # Languages of ISO 639-3 that are part of one of ISO 639-1.
 _PART_OF = {"ary": "ar", "arz": "ar", "nn": "no", "sdh": "ku", "uzs": "uz", "wuu": "zh", "yue": "zh"}
 
 
-def with_foreign(frame: DataFrame, text: Column, wanted: Sequence[Language]) -> DataFrame:
+def with_foreign(frame: DataFrame, text: Column, languages: Sequence[Language]) -> DataFrame:
     """Add the column FOREIGN: whether a text is certainly in another language than those that are wanted."""
     schema = StructType([*frame.schema.fields, StructField(FOREIGN, BooleanType(), nullable=False)])
     # NB: a function of Arrow arrays (arrow_udf) is not in the Spark of every Databricks Runtime.
-    detected_in = frame.withColumn(_TEXT, sf.substring(text, 1, 2 * _MOST_CHARS))
-    return detected_in.mapInArrow(partial(_flagged, wanted=frozenset(wanted)), schema)
+    detected_in = frame.withColumn(_TEXT, sf.substring(text, 1, 2 * _MAX_CHARS))
+    return detected_in.mapInArrow(partial(_flag_batches, languages=frozenset(languages)), schema)
 
 
-def _flagged(batches: Iterable[pa.RecordBatch], *, wanted: frozenset[str]) -> Iterator[pa.RecordBatch]:
+def _flag_batches(
+    batches: Iterable[pa.RecordBatch], *, languages: frozenset[str]
+) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for batch in batches:
-        found = [detected(text or "") for text in batch.column(_TEXT).to_pylist()]
-        foreign = pa.array([code is not None and code not in wanted for code in found])
-        kept = [name for name in batch.schema.names if name != _TEXT]
-        columns = [*(batch.column(name) for name in kept), foreign]
-        yield pa.RecordBatch.from_arrays(columns, [*kept, FOREIGN])
+        codes = [detect(text or "") for text in batch.column(_TEXT).to_pylist()]
+        foreign = pa.array([code is not None and code not in languages for code in codes])
+        names = [name for name in batch.schema.names if name != _TEXT]
+        columns = [*(batch.column(name) for name in names), foreign]
+        yield pa.RecordBatch.from_arrays(columns, [*names, FOREIGN])
 
 
-def detected(text: str) -> str | None:
+def detect(text: str) -> str | None:
     """Return the code of a text's language, or None where it is not certain: a short text, code, numbers or names.
 
     Code between fences and addresses of the web are left out.
     """
-    said = _NO_LANGUAGE.sub(" ", text)[:_MOST_CHARS]
+    prose = _CODE_OR_URL.sub(" ", text)[:_MAX_CHARS]
     shares: dict[str, float] = {}
-    for code, share in _detector().rank(said):
+    for code, share in _load_detector().rank(prose):
         language = _PART_OF.get(code, code)
         shares[language] = shares.get(language, 0.0) + share
     best = max(shares, key=lambda code: shares[code])
-    return best if shares[best] >= _CERTAIN and best != "zxx" else None
+    return best if shares[best] >= _MIN_PROBABILITY and best != "zxx" else None
 
 
 @cache
-def _detector() -> Any:
+def _load_detector() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -38,7 +38,7 @@ class Part:
     columns: Columns
 
 
-def agreed(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list[Part], Columns]:
+def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list[Part], Columns]:
     """Give the columns of an example the same names in all parts, and return these columns too.
 
     Raises:
@@ -48,56 +48,65 @@ def agreed(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list[Part],
     if all(part.columns == first for part in parts):
         return list(parts), first
     if templates or any(part.columns.type != first.type for part in parts):
-        told = "; ".join(f"{part.source.name} has {' and '.join(part.columns.named)}" for part in parts)
+        differences = "; ".join(
+            f"{part.source.name} has {' and '.join(part.columns.named)}" for part in parts
+        )
         raise DataError(
             "ColumnsDiffer",
-            f"the sources of the mix do not hold their examples in the same columns: {told}; name columns that all of "
+            f"the sources of the mix do not hold their examples in the same columns: {differences}; name columns that all of "
             "them have in data.columns, or prepare them one by one",
         )
     tools = "tools" if any(part.columns.tools for part in parts) else None
     columns = Columns(type=first.type, tools=tools)
-    return [_renamed(part, columns) for part in parts], columns
+    return [_rename_columns(part, columns) for part in parts], columns
 
 
-def _renamed(part: Part, columns: Columns) -> Part:
+def _rename_columns(part: Part, columns: Columns) -> Part:
     """A part whose columns have the default names of their type; another column of such a name is left out."""
     names = {getattr(part.columns, field): field for field in COLUMNS_OF[columns.type]}
     names |= {plain_text.written(name): plain_text.written(field) for name, field in names.items()}
-    kept = [name for name in part.frame.columns if name in names or name not in names.values()]
-    frame = part.frame.select(*(sf.col(quoted(name)).alias(names.get(name, name)) for name in kept))
+    columns_to_keep = [name for name in part.frame.columns if name in names or name not in names.values()]
+    frame = part.frame.select(
+        *(sf.col(quoted(name)).alias(names.get(name, name)) for name in columns_to_keep)
+    )
     if columns.tools and not part.columns.tools:
         frame = frame.withColumn(columns.tools, sf.lit(None).cast("string"))
     return replace(part, frame=frame, columns=columns)
 
 
-def conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tuple[str, ...]]:
+def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tuple[str, ...]]:
     """Return the columns of all parts that hold lists of {role, content}, and the other fields of these that are kept.
 
     Raises:
         DataError: a column of a preference holds conversations in some parts, and text in others.
     """
-    found = [reader.conversations(part.frame, columns.message_weight) for part in parts]
-    mixed = [name for name in columns.named if 0 < sum(name in one for one in found) < len(found)]
-    if columns.messages is None and mixed:
-        told = "; ".join(
-            f"{part.source.name} has {'conversations' if mixed[0] in one else 'text'}"
-            for part, one in zip(parts, found, strict=True)
+    carried_fields = [reader.find_conversations(part.frame, columns.message_weight) for part in parts]
+    differing = [
+        name
+        for name in columns.named
+        if 0 < sum(name in of_part for of_part in carried_fields) < len(carried_fields)
+    ]
+    if columns.messages is None and differing:
+        differences = "; ".join(
+            f"{part.source.name} has {'conversations' if differing[0] in of_part else 'text'}"
+            for part, of_part in zip(parts, carried_fields, strict=True)
         )
         raise DataError(
             "ColumnsDiffer",
-            f"the sources of the mix do not hold the same in column {mixed[0]}: {told}; prepare them one by one",
+            f"the sources of the mix do not hold the same in column {differing[0]}: {differences}; prepare them one by one",
         )
-    kept = [
-        {field for one in found for field in one.get(name, chat_messages.CARRIED)} for name in columns.named
+    fields_of_columns = [
+        {field for of_part in carried_fields for field in of_part.get(name, chat_messages.CARRIED)}
+        for name in columns.named
     ]
     return {
         name: tuple(field for field in chat_messages.CARRIED if field in fields)
-        for name, fields in zip(columns.named, kept, strict=True)
-        if any(name in one for one in found)
+        for name, fields in zip(columns.named, fields_of_columns, strict=True)
+        if any(name in of_part for of_part in carried_fields)
     }
 
 
-def mixed(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
+def mix_parts(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
     """Sample each part to its share, and return the rows of all, with the column `steps.MIXED_FROM`.
 
     The part with the fewest rows for its weight is taken whole. A column that a part does not have is null in its rows.
@@ -116,22 +125,22 @@ def mixed(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
                 "NoRows", f"{part.source.address}, source {part.source.name} of the mix, has no rows"
             )
     sampled = [
-        _sampled(frame, form, share, f"{seed}|mix|{part.source.name}").withColumn(
+        _sample(frame, form, share, f"{seed}|mix|{part.source.name}").withColumn(
             steps.MIXED_FROM, sf.lit(part.source.name)
         )
-        for part, frame, share in zip(parts, frames, shares(parts, counts), strict=True)
+        for part, frame, share in zip(parts, frames, compute_shares(parts, counts), strict=True)
     ]
     return _union(sampled)
 
 
-def shares(parts: Sequence[Part], counts: Sequence[int]) -> list[float]:
+def compute_shares(parts: Sequence[Part], counts: Sequence[int]) -> list[float]:
     """Return which share of its rows each part gives."""
     weights = [part.source.weight for part in parts]
     scale = min(count / weight for count, weight in zip(counts, weights, strict=True))
     return [weight * scale / count for count, weight in zip(counts, weights, strict=True)]
 
 
-def _sampled(frame: DataFrame, form: Form, share: float, salt: str) -> DataFrame:
+def _sample(frame: DataFrame, form: Form, share: float, salt: str) -> DataFrame:
     if share >= 1:
         return frame
     bucket = sf.pmod(sf.xxhash64(sf.lit(salt), *steps.texts(form)), sf.lit(_BUCKETS))
@@ -144,8 +153,8 @@ def _union(frames: list[DataFrame]) -> DataFrame:
     for frame in frames:
         for field in frame.schema.fields:
             kinds.setdefault(field.name, []).append(field.dataType)
-    same = {name for name, found in kinds.items() if all(kind == found[0] for kind in found)}
-    atomic = {name for name, found in kinds.items() if all(isinstance(kind, AtomicType) for kind in found)}
+    same = {name for name, types in kinds.items() if all(kind == types[0] for kind in types)}
+    atomic = {name for name, types in kinds.items() if all(isinstance(kind, AtomicType) for kind in types)}
     aligned = [
         frame.select(
             *(
@@ -156,7 +165,7 @@ def _union(frames: list[DataFrame]) -> DataFrame:
         )
         for frame in frames
     ]
-    whole = aligned[0]
+    union = aligned[0]
     for frame in aligned[1:]:
-        whole = whole.unionByName(frame, allowMissingColumns=True)
-    return whole
+        union = union.unionByName(frame, allowMissingColumns=True)
+    return union

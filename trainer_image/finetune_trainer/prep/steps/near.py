@@ -15,8 +15,8 @@ from pyspark.sql import functions as sf
 from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.spark.counter import Counter
 from finetune_trainer.prep.spark.keep import keep
-from finetune_trainer.prep.steps.boilerplate import shared_shingles
-from finetune_trainer.prep.steps.sketch import banding, sketch
+from finetune_trainer.prep.steps.boilerplate import find_boilerplate
+from finetune_trainer.prep.steps.sketch import choose_banding, sketch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -38,18 +38,18 @@ MAX_PAIRS = 100_000
 """Removed examples whose pairs are reported, those with the least ids."""
 _ID = "id"
 _SHINGLES, _BANDS, _FIRST_ID = "shingles", "bands", "first"
-_SKETCHED = f"{_ID} string, {_SHINGLES} array<bigint>, {_BANDS} array<bigint>"
+_SKETCH_SCHEMA = f"{_ID} string, {_SHINGLES} array<bigint>, {_BANDS} array<bigint>"
 _CLOSEST_ID, _SIMILARITY, _BEGINNING = "closest", "similarity", "beginning"
-_CLUSTERED = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SIMILARITY} double"
+_CLUSTER_SCHEMA = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SIMILARITY} double"
 # The examples of a band are compared with its first ones, and each with those before it: pairs grow with the number of
 # examples, not with its square.
-_FIRST, _BEFORE = 8, 8
+_MAX_FIRST_PARTNERS, _MAX_PRECEDING_PARTNERS = 8, 8
 # Examples of one band that are compared; a band with more is that of a text which half the corpus shares.
-_BAND = 50_000
+_MAX_BAND_SIZE = 50_000
 # What takes the bands of bad answers away from those of good ones.
-_BAD = np.uint64(0x9E3779B97F4A7C15)
+_BAD_ANSWER_MASK = np.uint64(0x9E3779B97F4A7C15)
 # Texts that are sketched at once: their hashes stay in the processor's cache.
-_AT_ONCE = 500
+_TEXTS_PER_BATCH = 500
 
 
 class Pair(NamedTuple):
@@ -112,8 +112,12 @@ class Clusters(NamedTuple):
         )
 
 
-def removed(
-    frame: DataFrame, wanted: NearDedupe, held: ExitStack, characters: int = 0, source: str | None = None
+def remove_near_duplicates(
+    frame: DataFrame,
+    near_dedupe: NearDedupe,
+    kept_frames: ExitStack,
+    characters: int = 0,
+    source: str | None = None,
 ) -> tuple[DataFrame, Clusters]:
     """Return the frame without near duplicates and without the column of the compared text, and the clusters.
 
@@ -125,73 +129,79 @@ def removed(
         characters: how much of the text of a pair is reported.
         source: the column with the source of an example, in a mix.
     """
-    shape = banding(wanted.threshold)
+    shape = choose_banding(near_dedupe.threshold)
     origin = sf.col(source) if source else sf.lit("")
     examples = {
         row["source"]: row["count"] for row in frame.groupBy(origin.alias("source")).count().collect()
     }
-    boilerplate = shared_shingles(frame, TEXT, sum(examples.values()))
+    boilerplate = find_boilerplate(frame, TEXT, sum(examples.values()))
     texts = frame.select(_ID, TEXT, *([LABEL] if LABEL in frame.columns else []))
-    sketched = texts.mapInArrow(partial(_sketched, shape=shape, boilerplate=boilerplate), _SKETCHED)
-    sketched = keep(sketched, held)
+    sketched = texts.mapInArrow(
+        partial(_sketch_batches, shape=shape, boilerplate=boilerplate), _SKETCH_SCHEMA
+    )
+    sketched = keep(sketched, kept_frames)
     bands = Counter("bands")
-    pairs = verified(candidates(sketched, bands), sketched, wanted.threshold)
-    members = pairs.repartition(1).mapInArrow(_clustered, _CLUSTERED)
-    members = keep(members, held)
-    gone = members.where(sf.col(_ID) != sf.col(_FIRST_ID))
-    sizes = _sizes(members)
+    pairs = verify_pairs(find_candidates(sketched, bands), sketched, near_dedupe.threshold)
+    members = pairs.repartition(1).mapInArrow(_cluster_pairs, _CLUSTER_SCHEMA)
+    members = keep(members, kept_frames)
+    duplicates = members.where(sf.col(_ID) != sf.col(_FIRST_ID))
+    sizes = _count_by_size(members)
     dropped = (
-        _by_source(frame, gone, origin) if source else {"": sum((size - 1) * sizes[size] for size in sizes)}
+        _count_by_source(frame, duplicates, origin)
+        if source
+        else {"": sum((size - 1) * sizes[size] for size in sizes)}
     )
     sources = {name: Source(number, dropped.get(name, 0)) for name, number in sorted(examples.items())}
     # NB: executors that are lost cannot change the greatest size.
     largest = bands.read(again=False)["largest"] or 0
-    clusters = Clusters(sizes, sources, _pairs(frame, gone, characters), largest if largest > _BAND else 0)
-    return frame.drop(TEXT).join(gone.select(_ID), _ID, "left_anti"), clusters
+    clusters = Clusters(
+        sizes, sources, _list_pairs(frame, duplicates, characters), largest if largest > _MAX_BAND_SIZE else 0
+    )
+    return frame.drop(TEXT).join(duplicates.select(_ID), _ID, "left_anti"), clusters
 
 
-def described(found: Clusters) -> str:
+def describe(clusters: Clusters) -> str:
     """Return the clusters as a line of the log."""
-    crowd = f"; {crowded(found.crowded)}" if found.crowded else ""
-    if not found.sizes:
+    crowd = f"; {describe_crowd(clusters.crowded)}" if clusters.crowded else ""
+    if not clusters.sizes:
         return f"near duplicates: none{crowd}"
-    clusters = sum(found.sizes.values())
-    stays = "stays" if clusters == 1 else "stay"
+    cluster_count = sum(clusters.sizes.values())
+    stays = "stays" if cluster_count == 1 else "stay"
     return (
-        f"near duplicates: {clusters + found.dropped:,} examples, of which {clusters:,} {stays}; the largest cluster has "
-        f"{max(found.sizes):,}{crowd}"
+        f"near duplicates: {cluster_count + clusters.dropped:,} examples, of which {cluster_count:,} {stays}; the largest cluster has "
+        f"{max(clusters.sizes):,}{crowd}"
     )
 
 
-def shown(pair: Pair) -> str:
+def describe_pair(pair: Pair) -> str:
     """Return a pair as a sample."""
     return f"{pair.text}\n\nlike ({pair.similarity:.2f}):\n{pair.closest_text}"
 
 
-def crowded(examples: int) -> str:
+def describe_crowd(examples: int) -> str:
     """Return what was not compared, in a sentence; `examples`: of the largest band."""
-    return f"up to {examples:,} examples share a part of their text, of which {_BAND:,} are compared with each other"
+    return f"up to {examples:,} examples share a part of their text, of which {_MAX_BAND_SIZE:,} are compared with each other"
 
 
-def _sizes(members: DataFrame) -> dict[int, int]:
+def _count_by_size(members: DataFrame) -> dict[int, int]:
     sizes = members.groupBy(_FIRST_ID).agg(sf.count(sf.lit(1)).alias("size")).groupBy("size").count()
     return {row["size"]: row["count"] for row in sizes.orderBy("size").collect()}
 
 
-def _by_source(frame: DataFrame, gone: DataFrame, origin: Column) -> dict[str, int]:
-    dropped = frame.select(_ID, origin.alias("source")).join(gone.select(_ID), _ID, "left_semi")
+def _count_by_source(frame: DataFrame, duplicates: DataFrame, origin: Column) -> dict[str, int]:
+    dropped = frame.select(_ID, origin.alias("source")).join(duplicates.select(_ID), _ID, "left_semi")
     return {row["source"]: row["count"] for row in dropped.groupBy("source").count().collect()}
 
 
-def _pairs(frame: DataFrame, gone: DataFrame, characters: int) -> list[Pair]:
-    several = gone.orderBy(_ID).limit(MAX_PAIRS)
+def _list_pairs(frame: DataFrame, duplicates: DataFrame, characters: int) -> list[Pair]:
+    reported = duplicates.orderBy(_ID).limit(MAX_PAIRS)
     pairs = [
         Pair(row[_ID], row[_CLOSEST_ID], round(row[_SIMILARITY], 4), row[_FIRST_ID])
-        for row in several.collect()
+        for row in reported.collect()
     ]
     if not characters or not pairs:
         return pairs
-    ids = several.select(_ID).union(several.select(_CLOSEST_ID)).distinct()
+    ids = reported.select(_ID).union(reported.select(_CLOSEST_ID)).distinct()
     beginnings = frame.select(_ID, sf.substring(TEXT, 1, characters).alias(_BEGINNING)).join(
         ids, _ID, "left_semi"
     )
@@ -199,32 +209,32 @@ def _pairs(frame: DataFrame, gone: DataFrame, characters: int) -> list[Pair]:
     return [pair._replace(text=texts[pair.removed], closest_text=texts[pair.closest]) for pair in pairs]
 
 
-def _sketched(
+def _sketch_batches(
     batches: Iterable[pa.RecordBatch], *, shape: Banding, boilerplate: Boilerplate
 ) -> Iterator[pa.RecordBatch]:
     """Yield the sketches of examples. Those without words are like none."""
     import pyarrow as pa
 
     for batch in batches:
-        for start in range(0, batch.num_rows, _AT_ONCE):
-            part = batch.slice(start, _AT_ONCE)
-            found = sketch(part.column(TEXT).to_pylist(), shape, boilerplate)
+        for start in range(0, batch.num_rows, _TEXTS_PER_BATCH):
+            part = batch.slice(start, _TEXTS_PER_BATCH)
+            sketches = sketch(part.column(TEXT).to_pylist(), shape, boilerplate)
             if LABEL in part.schema.names:
                 # Of examples that are judged differently, none is a duplicate.
                 bad = ~part.column(LABEL).to_numpy(zero_copy_only=False).astype(bool)
-                found.bands[bad] ^= _BAD
-            ends = np.append(0, found.ends).astype(np.int32)
-            wide = np.arange(0, found.bands.size + 1, shape.bands, dtype=np.int32)
+                sketches.bands[bad] ^= _BAD_ANSWER_MASK
+            ends = np.append(0, sketches.ends).astype(np.int32)
+            wide = np.arange(0, sketches.bands.size + 1, shape.bands, dtype=np.int32)
             columns = [
                 part.column(_ID),
-                pa.ListArray.from_arrays(ends, found.shingles.view(np.int64)),
-                pa.ListArray.from_arrays(wide, found.bands.view(np.int64).ravel()),
+                pa.ListArray.from_arrays(ends, sketches.shingles.view(np.int64)),
+                pa.ListArray.from_arrays(wide, sketches.bands.view(np.int64).ravel()),
             ]
-            made = pa.RecordBatch.from_arrays(columns, [_ID, _SHINGLES, _BANDS])
-            yield made.filter(pa.array(np.diff(ends) > 0))
+            sketched_batch = pa.RecordBatch.from_arrays(columns, [_ID, _SHINGLES, _BANDS])
+            yield sketched_batch.filter(pa.array(np.diff(ends) > 0))
 
 
-def candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
+def find_candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
     """Return the pairs `a` and `b`, each once, of examples that share a band.
 
     Args:
@@ -234,20 +244,26 @@ def candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
     band = sf.explode(_BANDS).alias("band")
     shared = sketched.select(_ID, band).groupBy("band").agg(sf.collect_list(_ID).alias("ids"))
     shared = bands.watch(shared, largest=sf.max(sf.size("ids")))
-    met = shared.where(sf.size("ids") > 1).select(sf.slice(sf.array_sort("ids"), 1, _BAND).alias("ids"))
+    met = shared.where(sf.size("ids") > 1).select(
+        sf.slice(sf.array_sort("ids"), 1, _MAX_BAND_SIZE).alias("ids")
+    )
     each = met.select("ids", sf.posexplode("ids").alias("place", "b"))
     place = sf.col("place")
-    before = sf.slice("ids", sf.greatest(place - _BEFORE, sf.lit(0)) + 1, sf.least(place, sf.lit(_BEFORE)))
-    others = sf.array_union(sf.slice("ids", 1, sf.least(place, sf.lit(_FIRST))), before)
-    return each.select(sf.explode(others).alias("a"), "b").distinct()
+    before = sf.slice(
+        "ids",
+        sf.greatest(place - _MAX_PRECEDING_PARTNERS, sf.lit(0)) + 1,
+        sf.least(place, sf.lit(_MAX_PRECEDING_PARTNERS)),
+    )
+    partners = sf.array_union(sf.slice("ids", 1, sf.least(place, sf.lit(_MAX_FIRST_PARTNERS))), before)
+    return each.select(sf.explode(partners).alias("a"), "b").distinct()
 
 
-def verified(pairs: DataFrame, sketched: DataFrame, threshold: float) -> DataFrame:
+def verify_pairs(pairs: DataFrame, sketched: DataFrame, threshold: float) -> DataFrame:
     """Return the pairs whose sets of shingles are similar enough, with their Jaccard similarity."""
-    one, other = (
+    first, second = (
         sketched.select(sf.col(_ID).alias(name), sf.col(_SHINGLES).alias(f"{name}_shingles")) for name in "ab"
     )
-    both = pairs.join(one, "a").join(other, "b")
+    both = pairs.join(first, "a").join(second, "b")
     shared = sf.size(sf.array_intersect("a_shingles", "b_shingles"))
     either = sf.size("a_shingles") + sf.size("b_shingles") - shared
     similar = both.select("a", "b", shared.alias("shared"), either.alias("either"))
@@ -255,7 +271,7 @@ def verified(pairs: DataFrame, sketched: DataFrame, threshold: float) -> DataFra
     return alike.select("a", "b", (sf.col("shared") / sf.col("either")).alias(_SIMILARITY))
 
 
-def _clustered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _cluster_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield each example of a cluster with the least id of its cluster and the example that is most similar to it.
 
     NB: it runs in one worker, which holds all similar pairs: about 120 bytes for each.
@@ -263,39 +279,39 @@ def _clustered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    held = list(batches)
-    if not held:
+    pair_batches = list(batches)
+    if not pair_batches:
         return
-    table = pa.Table.from_batches(held)
+    table = pa.Table.from_batches(pair_batches)
     ids = pc.unique(pa.chunked_array([*table["a"].chunks, *table["b"].chunks], pa.string()))
     ids = ids.take(pc.sort_indices(ids))
-    one, other = (pc.index_in(table[name], ids).to_numpy().astype(np.int64) for name in "ab")
-    first = components(one, other, len(ids))
-    nearest, similarity = closest(one, other, table[_SIMILARITY].to_numpy(), len(ids))
+    starts, ends = (pc.index_in(table[name], ids).to_numpy().astype(np.int64) for name in "ab")
+    first = find_components(starts, ends, len(ids))
+    nearest, similarity = find_closest(starts, ends, table[_SIMILARITY].to_numpy(), len(ids))
     columns = [ids, ids.take(pa.array(first)), ids.take(pa.array(nearest)), pa.array(similarity)]
     yield pa.RecordBatch.from_arrays(columns, [_ID, _FIRST_ID, _CLOSEST_ID, _SIMILARITY])
 
 
-def closest(one: Longs, other: Longs, similarity: Floats, size: int) -> tuple[Longs, Floats]:
+def find_closest(starts: Longs, ends: Longs, similarity: Floats, size: int) -> tuple[Longs, Floats]:
     """Return, for each of `size` nodes, the most similar node at the other end of its edges, and the similarity.
 
     Of several equally similar nodes, the least. Each node has an edge.
     """
-    nodes, ends = np.append(one, other), np.append(other, one)
+    nodes, neighbors = np.append(starts, ends), np.append(ends, starts)
     both = np.append(similarity, similarity)
-    order = np.lexsort((ends, -both, nodes))
+    order = np.lexsort((neighbors, -both, nodes))
     best = order[np.searchsorted(nodes[order], np.arange(size))]
-    return ends[best], both[best]
+    return neighbors[best], both[best]
 
 
-def components(one: Longs, other: Longs, size: int) -> Longs:
+def find_components(starts: Longs, ends: Longs, size: int) -> Longs:
     """Return, for each of `size` nodes, the least node that the edges (one, other) connect it with."""
     label: Longs = np.arange(size)
     while True:
         before = label
         label = before.copy()
-        np.minimum.at(label, one, before[other])
-        np.minimum.at(label, other, before[one])
+        np.minimum.at(label, starts, before[ends])
+        np.minimum.at(label, ends, before[starts])
         # A label also moves to its own label: paths shrink by half each time.
         np.minimum.at(label, before, label)
         label = label[label]

@@ -48,9 +48,9 @@ _EMAIL = re.compile(
 _ACCOUNTS_OF_SERVERS = frozenset({"git", "hg", "svn"})
 # Commands that name a server and its account in front of a file or a repository: scp model.bin root@host.com:model.bin.
 _COPY_COMMAND = re.compile(r"\b(?:scp|sftp|rsync|git clone)\b[^\n]*\Z")
-_LONGEST_COMMAND = 200
+_MAX_COMMAND_CHARS = 200
 _ACCOUNT_OF_URL = re.compile(r"://[^\s/:@]*:[^\s/:@]*\Z")
-_LONGEST_ACCOUNT = 100
+_MAX_ACCOUNT_CHARS = 100
 # The password in a list of stolen logins: an address and a password are a whole line or field.
 _PASSWORD_OF_EMAIL = re.compile(
     r"(?m)(?:^[ ]{0,20}|[,;\t]|\|[ ]{0,20})"
@@ -76,7 +76,7 @@ _ANNOUNCED_FROM_ZERO = re.compile(
     rf"(?P<value>\(?0\d?(?:[ ./-]{{0,3}}\(?\d\)?){{5,13}}){_ENDS}"
 )
 _AFTER_PHONE = re.compile(_ENDS)
-_LONGEST_LABEL = 40
+_MAX_LABEL_CHARS = 40
 
 # Of the networks that issue cards, with the lengths of each.
 _CARD_NETWORKS = re.compile(
@@ -152,31 +152,31 @@ _NO_PASSWORD = re.compile(
 _CLASS_NAME = re.compile(r"sk-[a-z_-]+[0-9]{0,4}(?:[_-][a-z]+|[_-][0-9]{1,4})*")
 
 
-def _emails(text: str) -> Iterator[Span]:
+def _find_emails(text: str) -> Iterator[Span]:
     for match in _EMAIL.finditer(text):
         # NB: a URL may have a password before its host.
-        before = max(0, match.start() - _LONGEST_ACCOUNT)
+        before = max(0, match.start() - _MAX_ACCOUNT_CHARS)
         if not _is_account_of_server(text, match) and not _ACCOUNT_OF_URL.search(text, before, match.start()):
             yield match.span()
 
 
 def _is_account_of_server(text: str, address: re.Match[str]) -> bool:
     """Whether an address is that of a repository or of a file, such as `git@host.com:code`."""
-    before = max(0, address.start() - _LONGEST_COMMAND)
+    before = max(0, address.start() - _MAX_COMMAND_CHARS)
     return text[address.end() : address.end() + 1] == ":" and (
         address["account"] in _ACCOUNTS_OF_SERVERS
         or _COPY_COMMAND.search(text, before, address.start()) is not None
     )
 
 
-def _phones(text: str) -> Iterator[Span]:
+def _find_phones(text: str) -> Iterator[Span]:
     """Yield phone numbers: those that a country gives out, as far as their form or a word before them says that they are some."""
     for match in _ANNOUNCED_FROM_ZERO.finditer(text):
         if 7 <= sum(character.isdigit() for character in match["value"]) <= 15:
             yield match.span("value")
     for candidate in _NUMBER.finditer(text):
         begin = candidate.start()
-        is_announced = bool(_ANNOUNCED.search(text, max(0, begin - _LONGEST_LABEL), begin))
+        is_announced = bool(_ANNOUNCED.search(text, max(0, begin - _MAX_LABEL_CHARS), begin))
         if not (is_announced or "+" in candidate[0] or _GROUPED.search(candidate[0])):
             continue
         for number in phonenumbers.PhoneNumberMatcher(candidate[0], "US", phonenumbers.Leniency.VALID):
@@ -198,11 +198,11 @@ def _is_phone(text: str, span: Span, number: str, *, is_announced: bool) -> bool
     )
 
 
-def _cards(text: str) -> Iterator[Span]:
+def _find_cards(text: str) -> Iterator[Span]:
     return (match.span() for match in _CARD_NUMBER.finditer(text) if _is_card(match[0]))
 
 
-def _secrets(text: str) -> Iterator[Span]:
+def _find_secrets(text: str) -> Iterator[Span]:
     """Yield secrets, by the marks of services and by words before them. Spans may overlap."""
     if not _HAS_MARK.search(text):
         return secret_rules.find(text)
@@ -219,10 +219,10 @@ def _secrets(text: str) -> Iterator[Span]:
 def _is_card(value: str) -> bool:
     """Whether a number is in the range of a network of cards, and its check digit is right (ISO/IEC 7812-1)."""
     digits = re.sub(r"\D", "", value)
-    return bool(_CARD_NETWORKS.fullmatch(digits)) and _luhn(digits)
+    return bool(_CARD_NETWORKS.fullmatch(digits)) and _has_valid_check_digit(digits)
 
 
-def _luhn(digits: str) -> bool:
+def _has_valid_check_digit(digits: str) -> bool:
     doubled = [sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2]]
     return (sum(doubled) + sum(map(int, digits[::-2]))) % 10 == 0
 
@@ -236,20 +236,20 @@ def _is_secret(value: str) -> bool:
 PATTERNS: dict[RedactKind, Pattern] = {
     "Secret": Pattern(
         "<SECRET>",
-        rf"{_MARKS}|{secret_rules.hint()}",
-        _secrets,
+        rf"{_MARKS}|{secret_rules.build_hint()}",
+        _find_secrets,
     ),
-    "Email": Pattern("<EMAIL>", "@", _emails),
+    "Email": Pattern("<EMAIL>", "@", _find_emails),
     "CardNumber": Pattern(
         "<CARD_NUMBER>",
         r"[0-9]{4}[ -]?[0-9]{4}[ -]?[0-9]{4}|[0-9]{4}[ -][0-9]{6}[ -][0-9]{4}",
-        _cards,
+        _find_cards,
     ),
     "Phone": Pattern(
         "<PHONE>",
         r"\+[0-9][0-9 \x{a0}./()\x{2010}-\x{2013}-]{6}|[0-9]{3}(\)[ \x{a0}]?|[-./\x{2010}-\x{2013}])[0-9]{3}"
         r"|(?i:tel|fono?|phone|mobile?|cell|fax|handy|t\x{e9}l|whatsapp)\.?( (no|number|nr|nummer)\.?)?[:= ]{1,3}[(+]{0,2}[0-9]",
-        _phones,
+        _find_phones,
     ),
 }
 

@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 _CALLS = "tool_calls"
 
 
-def redacted(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) -> DataFrame:
+def redact_columns(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) -> DataFrame:
     """Return the frame with placeholders in the columns of an example, and the number of values in a column for each kind.
 
     Args:
         frame: its columns of an example are texts, or conversations as `conversations.parsed` makes them. Booleans stay.
     """
     ordered = in_order(kinds)
-    counts = [StructField(_counted(kind), IntegerType(), nullable=False) for kind in ordered]
+    counts = [StructField(_count_column(kind), IntegerType(), nullable=False) for kind in ordered]
     schema = StructType([*frame.schema.fields, *counts])
     columns = tuple(name for name in form.content if not isinstance(frame.schema[name].dataType, BooleanType))
-    redacting = partial(_redacted, columns=columns, tools=form.tools, kinds=ordered)
+    redacting = partial(_redact_batches, columns=columns, tools=form.tools, kinds=ordered)
     return frame.mapInArrow(redacting, schema)
 
 
 def totals(kinds: Sequence[RedactKind]) -> dict[str, Column]:
     """Return the numbers of values in a frame, by kind."""
-    return {kind: sf.coalesce(sf.sum(_counted(kind)), sf.lit(0)) for kind in kinds}
+    return {kind: sf.coalesce(sf.sum(_count_column(kind)), sf.lit(0)) for kind in kinds}
 
 
-def _counted(kind: RedactKind) -> str:
+def _count_column(kind: RedactKind) -> str:
     return f"__finetune_redacted_{kind}"
 
 
-def _redacted(
+def _redact_batches(
     batches: Iterable[pa.RecordBatch],
     *,
     columns: tuple[str, ...],
@@ -64,33 +64,37 @@ def _redacted(
 
     for batch in batches:
         counts: Counts = {kind: np.zeros(batch.num_rows, np.int32) for kind in kinds}
-        made = {name: _column(batch.column(name), counts, is_json=name == tools) for name in columns}
-        arrays = [made.get(name, batch.column(name)) for name in batch.schema.names]
+        redacted_columns = {
+            name: _redact_column(batch.column(name), counts, is_json=name == tools) for name in columns
+        }
+        arrays = [redacted_columns.get(name, batch.column(name)) for name in batch.schema.names]
         numbers = [pa.array(counts[kind]) for kind in kinds]
-        names = [*batch.schema.names, *map(_counted, kinds)]
+        names = [*batch.schema.names, *map(_count_column, kinds)]
         yield pa.RecordBatch.from_arrays([*arrays, *numbers], names)
 
 
-def _column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Array:
+def _redact_column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Array:
     """Return a column of texts, of JSON or of conversations with placeholders, and add the values of each row to `counts`."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if not pa.types.is_list(column.type):
-        return _texts(column, np.arange(len(column)), counts, is_json=is_json)
-    said, rows = column.flatten(), pc.list_parent_indices(column).to_numpy()
-    fields = [said.field(index) for index in range(said.type.num_fields)]
+        return _redact_texts(column, np.arange(len(column)), counts, is_json=is_json)
+    messages, rows = column.flatten(), pc.list_parent_indices(column).to_numpy()
+    fields = [messages.field(index) for index in range(messages.type.num_fields)]
     for name in ("content", "name", *chat_messages.REASONING, _CALLS):
-        at = said.type.get_field_index(name)
+        at = messages.type.get_field_index(name)
         if at >= 0:
-            fields[at] = _texts(fields[at], rows, counts, is_json=name == _CALLS)
+            fields[at] = _redact_texts(fields[at], rows, counts, is_json=name == _CALLS)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     ends = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
-    whole = pa.StructArray.from_arrays(fields, fields=list(said.type), mask=said.is_null())
-    return pa.ListArray.from_arrays(ends, whole, type=column.type, mask=column.is_null())
+    redacted_messages = pa.StructArray.from_arrays(
+        fields, fields=list(messages.type), mask=messages.is_null()
+    )
+    return pa.ListArray.from_arrays(ends, redacted_messages, type=column.type, mask=column.is_null())
 
 
-def _texts(
+def _redact_texts(
     texts: pa.Array, rows: npt.NDArray[np.int64], counts: Counts, *, is_json: bool = False
 ) -> pa.Array:
     """Return texts with placeholders; `rows` has the row of each."""
@@ -100,12 +104,12 @@ def _texts(
     # NB: most texts have nothing to find, and become no Python strings.
     hinted = {kind: pc.match_substring_regex(texts, PATTERNS[kind].hint).to_pylist() for kind in counts}
     changed: dict[int, str] = {}
-    for place in sorted({place for found in hinted.values() for place, is_in in enumerate(found) if is_in}):
+    for place in sorted({place for hints in hinted.values() for place, is_in in enumerate(hints) if is_in}):
         for kind, number in counts.items():
             if not hinted[kind][place]:
                 continue
-            whole = changed.get(place) or texts[place].as_py()
-            text, count = (_in_json if is_json else replaced)(whole, PATTERNS[kind])
+            original = changed.get(place) or texts[place].as_py()
+            text, count = (_replace_in_json if is_json else replaced)(original, PATTERNS[kind])
             if count:
                 changed[place] = text
                 number[rows[place]] += count
@@ -114,18 +118,18 @@ def _texts(
     return pc.replace_with_mask(texts, mask, pa.array(changed.values(), texts.type)) if changed else texts
 
 
-def _in_json(text: str, pattern: Pattern) -> tuple[str, int]:
+def _replace_in_json(text: str, pattern: Pattern) -> tuple[str, int]:
     """Replace values in the strings and numbers of JSON, so that it stays JSON, or in text that is none."""
     count = 0
 
-    def one(value: str) -> str:
+    def replace_in_value(value: str) -> str:
         nonlocal count
-        made, number = replaced(value, pattern)
+        redacted, number = replaced(value, pattern)
         count += number
-        return made
+        return redacted
 
     try:
-        made = chat_messages.with_texts(text, one)
+        redacted_json = chat_messages.with_texts(text, replace_in_value)
     except ValueError:
         return replaced(text, pattern)
-    return (made, count) if count else (text, 0)
+    return (redacted_json, count) if count else (text, 0)

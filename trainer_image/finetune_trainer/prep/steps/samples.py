@@ -15,7 +15,7 @@ CHARACTERS = 600
 """How much of an example a sample shows."""
 
 
-def drawn(step: str, number: int, text: Column, dropped: Column) -> dict[str, Column]:
+def sample_aggregates(step: str, number: int, text: Column, dropped: Column) -> dict[str, Column]:
     """Return the aggregates that draw `number` examples of a step, by name.
 
     Args:
@@ -30,8 +30,8 @@ def drawn(step: str, number: int, text: Column, dropped: Column) -> dict[str, Co
     }
 
 
-def found(step: str, number: int, row: Mapping[str, Any]) -> list[str]:
-    """Return the examples of a step from the values of `drawn`, each once."""
+def read_samples(step: str, number: int, row: Mapping[str, Any]) -> list[str]:
+    """Return the examples of a step from the values of `sample_aggregates`, each once."""
     values = [row[_name(step, draw)] for draw in range(number)]
     return [*dict.fromkeys(value for value in values if value is not None)]
 
@@ -45,10 +45,10 @@ def beginnings(
         frame: examples with the column `id`.
         text: the column with their texts.
     """
-    wanted = [*ids]
-    if not wanted:
+    chosen_ids = [*ids]
+    if not chosen_ids:
         return {}
-    shown = frame.where(sf.col("id").isin(wanted)).select(
+    shown = frame.where(sf.col("id").isin(chosen_ids)).select(
         "id", sf.substring(text, 1, characters).alias("text")
     )
     return {row["id"]: row["text"] for row in shown.orderBy("id", "text").collect()}

@@ -76,7 +76,7 @@ class SecretRule(NamedTuple):
             groups = range(1, self.expression.groups + 1)
             group = self.group or next((index for index in groups if match.group(index)), 0)
             secret = match.group(group)
-            line = _line(text, *match.span())
+            line = _find_line(text, *match.span())
             if secret and entropy(secret) >= self.entropy and not self._allows(secret, match.group(), line):
                 yield match.span(group)
 
@@ -86,35 +86,38 @@ class SecretRule(NamedTuple):
 
 def find(text: str) -> Iterator[Span]:
     """Yield where the secrets of a text are, by all rules. Spans may overlap."""
-    keywords, rules_of = _by_keyword()
+    keywords, rules_of = _index_keywords()
     # NB: one pass for all keywords; a search for each takes 40 times as long.
     for number in {number for keyword in keywords.Match(text.lower()) or () for number in rules_of[keyword]}:
-        yield from _rules()[number].find(text)
+        yield from _load_rules()[number].find(text)
 
 
-def hint() -> str:
+def build_hint() -> str:
     """Return an expression of RE2; a text in which it finds nothing has no secret."""
-    keywords = {keyword for rule in _rules() for keyword in rule.keywords if len(keyword) >= _MIN_KEYWORD}
-    short = [rule for rule in _rules() if any(len(keyword) < _MIN_KEYWORD for keyword in rule.keywords)]
+    keywords = {
+        keyword for rule in _load_rules() for keyword in rule.keywords if len(keyword) >= _MIN_KEYWORD
+    }
+    short = [rule for rule in _load_rules() if any(len(keyword) < _MIN_KEYWORD for keyword in rule.keywords)]
     distinct = [
         keyword
         for keyword in sorted(keywords)
-        if not any(other != keyword and other in keyword for other in keywords)
+        if not any(part != keyword and part in keyword for part in keywords)
     ]
     words = "|".join(map(re2.escape, distinct))
     return "|".join([f"(?i:{words})", *(f"(?:{rule.expression.pattern})" for rule in short)])
 
 
 @cache
-def _by_keyword() -> tuple[Any, list[list[int]]]:
+def _index_keywords() -> tuple[Any, list[list[int]]]:
     """The set of all keywords, and the numbers of the rules of each."""
-    keywords = sorted({keyword for rule in _rules() for keyword in rule.keywords})
+    keywords = sorted({keyword for rule in _load_rules() for keyword in rule.keywords})
     searched = re2.Set.SearchSet()
     for keyword in keywords:
         searched.Add(re2.escape(keyword))
     searched.Compile()
     return searched, [
-        [number for number, rule in enumerate(_rules()) if keyword in rule.keywords] for keyword in keywords
+        [number for number, rule in enumerate(_load_rules()) if keyword in rule.keywords]
+        for keyword in keywords
     ]
 
 
@@ -124,14 +127,14 @@ def entropy(text: str) -> float:
     return -sum(share * math.log2(share) for share in shares)
 
 
-def _line(text: str, begin: int, end: int) -> str:
+def _find_line(text: str, begin: int, end: int) -> str:
     """Return the lines that a part of a text is in."""
     after = text.find("\n", end)
     return text[text.rfind("\n", 0, begin) + 1 : after if after >= 0 else len(text)]
 
 
 @cache
-def _rules() -> tuple[SecretRule, ...]:
+def _load_rules() -> tuple[SecretRule, ...]:
     """The rules that apply to text without a path."""
     file = resources.files("finetune_trainer.prep.steps") / "gitleaks.toml"
     config = tomllib.loads(file.read_text(encoding="utf-8"))

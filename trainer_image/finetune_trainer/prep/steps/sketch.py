@@ -29,10 +29,10 @@ OWN_WORDS = 3
 """Words in a row by which a text says something besides boilerplate; fewer may be edits of a copy."""
 # The least share of a text's words that are its own beside boilerplate. With less, the text is a copy of the boilerplate, such as
 # an article behind another headline.
-_OWN_SHARE = 0.1
+_MIN_OWN_SHARE = 0.1
 _HASHES = 128
 # Least probability that a pair just at the threshold shares a band.
-_FOUND = 0.97
+_MIN_RECALL = 0.97
 # Scripts without spaces between words: each character is a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 # A fixed seed: the same text has the same bands in every pod.
@@ -80,10 +80,13 @@ class Sketches(NamedTuple):
     bands: Longs
 
 
-def banding(threshold: float) -> Banding:
+def choose_banding(threshold: float) -> Banding:
     """Return the bands that find a pair at the threshold with a probability of 0.97, with few false candidates."""
-    fitting = (Banding(_HASHES // rows, rows) for rows in range(_HASHES, 0, -1))
-    return next((found for found in fitting if found.found(threshold) >= _FOUND), Banding(_HASHES, 1))
+    candidates = (Banding(_HASHES // rows, rows) for rows in range(_HASHES, 0, -1))
+    return next(
+        (candidate for candidate in candidates if candidate.found(threshold) >= _MIN_RECALL),
+        Banding(_HASHES, 1),
+    )
 
 
 def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_BOILERPLATE) -> Sketches:
@@ -95,13 +98,13 @@ def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_
             texts do not have count for nothing only where a tenth of the words, without those that most texts have, is in
             no such shingle.
     """
-    shingles, owners = shingles_of(texts, boilerplate)
+    shingles, owners = hash_shingles(texts, boilerplate)
     starts = np.searchsorted(owners, np.arange(len(texts)))
     ends = np.append(starts[1:], len(owners))
-    return Sketches(shingles, ends, _bands(shingles, starts, ends, shape))
+    return Sketches(shingles, ends, _hash_bands(shingles, starts, ends, shape))
 
 
-def shingles_of(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLATE) -> tuple[Longs, Counts]:
+def hash_shingles(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLATE) -> tuple[Longs, Counts]:
     """Return the distinct shingles of each text, and the index of the text of each, which is sorted.
 
     Args:
@@ -110,7 +113,7 @@ def shingles_of(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLATE
     words: list[int] = []
     counts = np.empty(len(texts), np.int64)
     for index, text in enumerate(texts):
-        hashed = hashed_words(text)
+        hashed = hash_words(text)
         words.extend(hashed)
         padding = SHINGLE_WORDS - len(hashed) if hashed else 0
         words.extend([0] * padding)
@@ -118,22 +121,22 @@ def shingles_of(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLATE
     hashes = np.array(words, np.uint64)
     owners = np.repeat(np.arange(len(texts)), counts)
     last = max(len(words) - SHINGLE_WORDS + 1, 0)
-    found = np.zeros(last, np.uint64)
+    shingles = np.zeros(last, np.uint64)
     for place, factor in enumerate(_PLACES):
-        found = mixed(found + hashes[place : place + last] * factor)
+        shingles = mix_bits(shingles + hashes[place : place + last] * factor)
     # A shingle does not reach from one text into the next.
-    whole = owners[:last] == owners[SHINGLE_WORDS - 1 :]
+    is_counted = owners[:last] == owners[SHINGLE_WORDS - 1 :]
     if boilerplate.shingles.size:
-        whole &= ~_counts_for_nothing(found, whole, owners, boilerplate)
-    found, owners = found[whole], owners[:last][whole]
-    order = np.lexsort((found, owners))
-    found, owners = found[order], owners[order]
-    new = np.ones(len(found), bool)
-    new[1:] = (found[1:] != found[:-1]) | (owners[1:] != owners[:-1])
-    return found[new], owners[new]
+        is_counted &= ~_is_ignored(shingles, is_counted, owners, boilerplate)
+    shingles, owners = shingles[is_counted], owners[:last][is_counted]
+    order = np.lexsort((shingles, owners))
+    shingles, owners = shingles[order], owners[order]
+    new = np.ones(len(shingles), bool)
+    new[1:] = (shingles[1:] != shingles[:-1]) | (owners[1:] != owners[:-1])
+    return shingles[new], owners[new]
 
 
-def _counts_for_nothing(shingles: Longs, is_whole: Flags, owners: Counts, boilerplate: Boilerplate) -> Flags:
+def _is_ignored(shingles: Longs, is_whole: Flags, owners: Counts, boilerplate: Boilerplate) -> Flags:
     """Return which shingles are boilerplate, in texts that say something else.
 
     Args:
@@ -144,18 +147,18 @@ def _counts_for_nothing(shingles: Longs, is_whole: Flags, owners: Counts, boiler
     places = np.minimum(np.searchsorted(boilerplate.shingles, shingles), len(boilerplate.shingles) - 1)
     is_shared = is_whole & (boilerplate.shingles[places] == shingles)
     is_of_most = is_shared & boilerplate.of_most[places]
-    own, not_of_most = _words_outside(is_shared), _words_outside(is_of_most)
+    is_own, not_of_most = _is_outside(is_shared), _is_outside(is_of_most)
     texts = int(owners[-1]) + 1
-    own_words, words = (np.bincount(owners[chosen], minlength=texts) for chosen in (own, not_of_most))
-    is_mostly_shared = own_words < _OWN_SHARE * words
+    own_words, words = (np.bincount(owners[chosen], minlength=texts) for chosen in (is_own, not_of_most))
+    is_mostly_shared = own_words < _MIN_OWN_SHARE * words
     text = owners[: len(shingles)]
-    counts_for_nothing: Flags = (is_of_most & _says_something(not_of_most, owners)[text]) | (
-        is_shared & (_says_something(own, owners) & ~is_mostly_shared)[text]
+    counts_for_nothing: Flags = (is_of_most & _has_own_words(not_of_most, owners)[text]) | (
+        is_shared & (_has_own_words(is_own, owners) & ~is_mostly_shared)[text]
     )
     return counts_for_nothing
 
 
-def _words_outside(is_chosen: Flags) -> Flags:
+def _is_outside(is_chosen: Flags) -> Flags:
     """Return which words are in no chosen shingle."""
     outside = np.ones(len(is_chosen) + SHINGLE_WORDS - 1, np.bool_)
     for word in range(SHINGLE_WORDS):
@@ -163,17 +166,17 @@ def _words_outside(is_chosen: Flags) -> Flags:
     return outside
 
 
-def _says_something(own: Flags, owners: Counts) -> Flags:
+def _has_own_words(is_own: Flags, owners: Counts) -> Flags:
     """Return which texts have OWN_WORDS words of their own in a row."""
-    runs = own[: len(own) - OWN_WORDS + 1].copy()
+    runs = is_own[: len(is_own) - OWN_WORDS + 1].copy()
     for word in range(1, OWN_WORDS):
-        runs &= own[word : word + len(runs)] & (owners[word : word + len(runs)] == owners[: len(runs)])
+        runs &= is_own[word : word + len(runs)] & (owners[word : word + len(runs)] == owners[: len(runs)])
     says_something = np.zeros(int(owners[-1]) + 1, np.bool_)
     says_something[owners[: len(runs)][runs]] = True
     return says_something
 
 
-def _bands(shingles: Longs, starts: Counts, ends: Counts, shape: Banding) -> Longs:
+def _hash_bands(shingles: Longs, starts: Counts, ends: Counts, shape: Banding) -> Longs:
     """Return the bands of each text; those of a text without shingles are 0."""
     bands = np.zeros((len(starts), shape.bands), np.uint64)
     has_shingles = ends > starts
@@ -182,23 +185,23 @@ def _bands(shingles: Longs, starts: Counts, ends: Counts, shape: Banding) -> Lon
         joined = np.full(len(starts), band + 1, np.uint64)
         for row in range(band * shape.rows, (band + 1) * shape.rows):
             least = np.minimum.reduceat((shingles * _FACTORS[row] + _OFFSETS[row]) >> _HALF, starts)
-            joined = mixed(joined * _PLACES[0] + least)
+            joined = mix_bits(joined * _PLACES[0] + least)
         bands[has_shingles, band] = joined
     return bands
 
 
-def hashed_words(text: str) -> list[int]:
+def hash_words(text: str) -> list[int]:
     """Return a hash of each word of a text in lower case. A word is a run of letters and digits."""
-    return [_word(word) for word in _WORD.findall(text)]
+    return [_hash_word(word) for word in _WORD.findall(text)]
 
 
 @lru_cache(maxsize=1 << 16)
-def _word(word: str) -> int:
+def _hash_word(word: str) -> int:
     data = word.encode("utf-8", "surrogatepass")
     return zlib.crc32(data) << 32 | zlib.adler32(data)
 
 
-def mixed(values: Longs) -> Longs:
+def mix_bits(values: Longs) -> Longs:
     """Spread the bits of each value (the finaliser of MurmurHash3, Austin Appleby)."""
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)

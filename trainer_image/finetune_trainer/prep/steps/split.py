@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as sf
 
-from finetune_trainer.prep.steps.steps import GROUP, SPLIT, STRATUM, hashed
+from finetune_trainer.prep.steps.steps import GROUP, SPLIT, STRATUM, hash_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -21,11 +21,11 @@ _RANK = "rank"
 def with_split(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
     """Add the column `split`. Examples of one group are in one split."""
     if ratios.stratify_by is None:
-        return frame.withColumn(SPLIT, _name(_bucket(ratios.seed, "split", GROUP), ratios))
-    return _stratified(frame, ratios)
+        return frame.withColumn(SPLIT, _split_name(_bucket(ratios.seed, "split", GROUP), ratios))
+    return _stratify(frame, ratios)
 
 
-def _stratified(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
+def _stratify(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
     """Give each split its share of every stratum, in the order of the groups' hashes.
 
     A group whose examples have several strata is of the least. Each stratum begins at a place of its own in the order of the
@@ -34,18 +34,18 @@ def _stratified(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
     # NB: all examples of a stratum are sorted in one task, on disk where memory does not hold them.
     frame = frame.withColumn(STRATUM, sf.min(STRATUM).over(Window.partitionBy(GROUP)))
     stratum = Window.partitionBy(STRATUM)
-    rank = sf.dense_rank().over(stratum.orderBy(hashed(ratios.seed, "split", GROUP), GROUP))
+    rank = sf.dense_rank().over(stratum.orderBy(hash_column(ratios.seed, "split", GROUP), GROUP))
     frame = frame.withColumn(_RANK, rank)
     begin = _bucket(ratios.seed, "stratum", STRATUM) / _BUCKETS
     place = (sf.col(_RANK) - 1 + begin) / sf.max(_RANK).over(stratum)
-    return frame.withColumn(SPLIT, _name(place * _BUCKETS, ratios)).drop(_RANK)
+    return frame.withColumn(SPLIT, _split_name(place * _BUCKETS, ratios)).drop(_RANK)
 
 
 def _bucket(seed: int, purpose: str, column: str) -> Column:
-    return sf.pmod(hashed(seed, purpose, column), sf.lit(_BUCKETS))
+    return sf.pmod(hash_column(seed, purpose, column), sf.lit(_BUCKETS))
 
 
-def _name(bucket: Column, ratios: SplitRatios) -> Column:
+def _split_name(bucket: Column, ratios: SplitRatios) -> Column:
     train, validation = (
         round(share * _BUCKETS) for share in (ratios.train, ratios.train + ratios.validation)
     )

@@ -32,7 +32,7 @@ COPIES = "copies"
 _CONDITION = "__finetune_condition"
 # The source of a row in a mix: among the columns of the sources, and in the table.
 MIXED_FROM, SOURCE = "__finetune_source", "source"
-_MOST_ROWS_HELD = 10_000
+_MAX_ROWS_IN_MEMORY = 10_000
 # Runs of white space, but for a single space, which replacing costs twice the time.
 _WHITE_SPACE = r"(?U) ?[^\S ]\s*|  \s*"
 # The same within a line, behind its indentation; and what is around a text and before its line breaks.
@@ -40,7 +40,7 @@ _INSIDE_A_LINE = r"(?U)(?<=\S)(?: ?[^\S \n]|  )[^\S\n]*"
 _AROUND_LINES = r"(?U)\A\s+|\s+\z|[^\S\n]+(?=\n)"
 
 
-def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
+def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
     """Add the column `dropped_by`: the first filter that a row fails, or null. What is learned becomes text.
 
     Raises:
@@ -49,18 +49,18 @@ def flagged(frame: DataFrame, plan: Plan) -> DataFrame:
     """
     # NB: the filter of the recipe compares numbers.
     frame = _with_condition(frame, plan)
-    frame = plain_text.with_texts(frame, _learned_values(frame, plan))
+    frame = plain_text.with_texts(frame, _list_learned_values(frame, plan))
     verdict = None
-    for name, fails in _filters(frame, plan):
+    for name, fails in _build_filters(frame, plan):
         verdict = sf.when(fails, name) if verdict is None else verdict.when(fails, name)
     assert verdict is not None  # noqa: S101 - notNull always applies
     return frame.withColumn(DROPPED_BY, verdict).drop(_CONDITION)
 
 
-def _learned_values(frame: DataFrame, plan: Plan) -> list[str]:
+def _list_learned_values(frame: DataFrame, plan: Plan) -> list[str]:
     """The columns whose values are learned, or compared, as text, and that are neither text nor lists nor structures."""
     form = plan.form
-    as_is = reader.values_of_jinja(frame, plan) | {*form.spoken}
+    as_is = reader.jinja_values(frame, plan) | {*form.spoken}
     names = dict.fromkeys([*form.content, *(plan.prepare.dedupe.columns or [])])
     return [
         name
@@ -71,9 +71,9 @@ def _learned_values(frame: DataFrame, plan: Plan) -> list[str]:
     ]
 
 
-def filter_names(prepare: Prepare) -> list[str]:
+def list_filters(prepare: Prepare) -> list[str]:
     """Return the filters of the recipe, in order, by field name."""
-    wanted = {
+    is_set = {
         "notNull": True,
         "minQuality": prepare.min_quality is not None,
         "minChars": prepare.min_chars is not None,
@@ -82,18 +82,18 @@ def filter_names(prepare: Prepare) -> list[str]:
         "maxPromptChars": prepare.max_prompt_chars is not None,
         "filter": prepare.filter is not None,
     }
-    return [name for name, used in wanted.items() if used]
+    return [name for name, used in is_set.items() if used]
 
 
-def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
+def _build_filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
     prepare, form = plan.prepare, plan.form
-    characters = _characters(form)
+    characters = _count_characters(form)
     prompt = _length(form.prompt, form) if form.prompt else sf.lit(0)
     # NB: scores may be text, NaN or null; in ANSI mode a plain cast fails, and NaN is greater than every number.
     score = sf.expr(f"try_cast({quoted(prepare.quality_column)} AS double)")
     good = score.isNotNull() & ~sf.isnan(score) & (score >= sf.lit(prepare.min_quality or 0.0))
     tests = {
-        "notNull": _any_blank(frame, plan),
+        "notNull": _has_blank(frame, plan),
         "minQuality": ~good,
         "minChars": characters < sf.lit(prepare.min_chars),
         "maxChars": characters > sf.lit(prepare.max_chars),
@@ -101,37 +101,37 @@ def _filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
         "maxPromptChars": prompt > sf.lit(prepare.max_prompt_chars),
         "filter": ~sf.coalesce(sf.col(_CONDITION), sf.lit(False)),
     }
-    return [(name, tests[name]) for name in filter_names(prepare)]
+    return [(name, tests[name]) for name in list_filters(prepare)]
 
 
-def with_valid_text(frame: DataFrame, form: Form) -> DataFrame:
+def require_valid_text(frame: DataFrame, form: Form) -> DataFrame:
     """Fail on text that is not UTF-8, in columns of text: an expression of Spark that changes it would replace its bytes.
 
     Python's workers fail on those in conversations.
     """
-    texts = [name for name in form.content if isinstance(frame.schema[name].dataType, StringType)]
-    return frame.withColumns({name: sf.validate_utf8(sf.col(quoted(name))) for name in texts})
+    text_columns = [name for name in form.content if isinstance(frame.schema[name].dataType, StringType)]
+    return frame.withColumns({name: sf.validate_utf8(sf.col(quoted(name))) for name in text_columns})
 
 
-def _any_blank(frame: DataFrame, plan: Plan) -> Column:
+def _has_blank(frame: DataFrame, plan: Plan) -> Column:
     columns = dict.fromkeys([*plan.form.required, *plan.prepare.not_null])
-    found = _no_list_of_tools(frame, plan.form.tools) if plan.form.tools else sf.lit(False)
+    is_blank = _has_invalid_tools(frame, plan.form.tools) if plan.form.tools else sf.lit(False)
     for name in columns:
         column = labels.as_boolean(frame, name) if name == plan.form.label else sf.col(quoted(name))
-        found = found | column.isNull()
+        is_blank = is_blank | column.isNull()
         if name in plan.form.spoken:
-            found = found | sf.coalesce(conversations.is_blank(name, plan.form), sf.lit(True))
+            is_blank = is_blank | sf.coalesce(conversations.is_blank(name, plan.form), sf.lit(True))
         elif name != plan.form.label and isinstance(frame.schema[name].dataType, StringType):
-            found = found | ~column.rlike(r"(?U)\S")
-    return found
+            is_blank = is_blank | ~column.rlike(r"(?U)\S")
+    return is_blank
 
 
-def _no_list_of_tools(frame: DataFrame, name: str) -> Column:
-    made = sf.col(quoted(name)) if MIXED_FROM in frame.columns else conversations.tools(frame, name)
-    return made.isNull()
+def _has_invalid_tools(frame: DataFrame, name: str) -> Column:
+    tools = sf.col(quoted(name)) if MIXED_FROM in frame.columns else conversations.tools(frame, name)
+    return tools.isNull()
 
 
-def _characters(form: Form) -> Column:
+def _count_characters(form: Form) -> Column:
     """Return the length of an example in characters, without the text of templates, of tools and of their calls."""
     lengths = (_length(name, form) for name in form.content if name != form.tools)
     return sum(lengths, start=sf.lit(0))
@@ -148,13 +148,13 @@ def texts(form: Form) -> list[Column]:
 
 def contents(form: Form) -> Column:
     """Return the texts of an example, one after the other, without tools and without the roles of a conversation."""
-    said = [name for name in form.content if name != form.tools]
+    names = [name for name in form.content if name != form.tools]
     return sf.concat_ws(
-        "\n", *(conversations.contents(name) if name in form.spoken else _text(name) for name in said)
+        "\n", *(conversations.contents(name) if name in form.spoken else _text(name) for name in names)
     )
 
 
-def said(form: Form) -> list[Column]:
+def spoken_texts(form: Form) -> list[Column]:
     """Return what the user and the assistant say in an example, by its columns."""
     names = [name for name in form.content if name != form.tools]
     return [conversations.said(name, form) if name in form.spoken else _text(name) for name in names]
@@ -187,36 +187,36 @@ def _with_condition(frame: DataFrame, plan: Plan) -> DataFrame:
         ) from error
 
 
-def passed(frame: DataFrame, plan: Plan) -> DataFrame:
+def select_passed(frame: DataFrame, plan: Plan) -> DataFrame:
     """Select the rows that pass the filters, with the columns that later steps read.
 
     These are conversations, what Jinja templates read as it is, and others as text.
     """
-    texts = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
+    content = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
     ratios = plan.prepare.split_ratios
     # NB: `redact` replaces values in the columns of an example; these two decide on the split as they are.
     deciding = dict.fromkeys(name for name in (ratios.key, ratios.stratify_by) if name)
     origin = [MIXED_FROM] if MIXED_FROM in frame.columns else []
-    as_is = reader.values_of_jinja(frame, plan)
-    kept = frame.where(sf.col(DROPPED_BY).isNull())
-    return kept.select(
+    as_is = reader.jinja_values(frame, plan)
+    unflagged = frame.where(sf.col(DROPPED_BY).isNull())
+    return unflagged.select(
         *(
             sf.col(quoted(name))
             if name in plan.form.spoken or name in as_is
             else sf.col(quoted(name)).cast("string").alias(name)
-            for name in texts
+            for name in content
         ),
-        *(sf.col(quoted(name)).cast("string").alias(_as_is(name)) for name in deciding),
+        *(sf.col(quoted(name)).cast("string").alias(_split_column(name)) for name in deciding),
         *([sf.col(quoted(plan.form.label)).alias(labels.COLUMN)] if plan.form.label else []),
         *origin,
     )
 
 
-def _as_is(column: str) -> str:
+def _split_column(column: str) -> str:
     return f"__finetune_as_is_{column}"
 
 
-def identified(frame: DataFrame, plan: Plan) -> DataFrame:
+def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
     id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, label and weights, or of the text
@@ -226,40 +226,40 @@ def identified(frame: DataFrame, plan: Plan) -> DataFrame:
     """
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
-    structures = _structures(frame, form)
+    structures = _structures_as_json(frame, form)
     learned = [sf.col(labels.COLUMN).cast("string")] if form.label else []
     learned += [conversations.weights(name) for name in form.spoken if WEIGHT in form.carried]
     fingerprint = _fingerprint(example + structures + learned)
     chosen = [_text(name) for name in plan.prepare.dedupe.columns or []]
-    owner = sf.col(quoted(_as_is(key))) if key else sf.lit(None).cast("string")
+    owner = sf.col(quoted(_split_column(key))) if key else sf.lit(None).cast("string")
     identity = sf.sha2(
         sf.to_json(
             sf.struct(
                 *(
                     text.alias(f"t{i}")
-                    for i, text in enumerate(example + structures + _turns(form) + learned)
+                    for i, text in enumerate(example + structures + _conversations_as_json(form) + learned)
                 ),
                 owner.alias("key"),
             )
         ),
         256,
     )
-    compared = [_plain(said(form)).alias(near.TEXT)] if plan.prepare.dedupe.near else []
+    compared = [_normalize(spoken_texts(form)).alias(near.TEXT)] if plan.prepare.dedupe.near else []
     compared += [contents(form).alias(decontaminate.TEXT)] if plan.prepare.decontaminate else []
     return frame.select(
         sf.substring(identity, 1, 32).alias(ID),
         (_fingerprint(chosen) if chosen else fingerprint).alias(FINGERPRINT),
         # NB: without its label and weights, so that no text is both trained and evaluated on.
-        sf.coalesce(owner, sf.sha2(_plain(example + structures), 256)).alias(GROUP),
-        *([_text(_as_is(stratum)).alias(STRATUM)] if stratum else []),
+        sf.coalesce(owner, sf.sha2(_normalize(example + structures), 256)).alias(GROUP),
+        *([_text(_split_column(stratum)).alias(STRATUM)] if stratum else []),
         *compared,
-        *_rendered(form),
+        *_render_columns(form),
         *([sf.col(labels.COLUMN).alias(LABEL)] if form.label else []),
         *([sf.col(MIXED_FROM).alias(SOURCE)] if MIXED_FROM in frame.columns else []),
     )
 
 
-def _structures(frame: DataFrame, form: Form) -> list[Column]:
+def _structures_as_json(frame: DataFrame, form: Form) -> list[Column]:
     """The lists and structures of templates as JSON: as text, values with commas in them are no longer told apart."""
     nested = [
         name
@@ -269,7 +269,7 @@ def _structures(frame: DataFrame, form: Form) -> list[Column]:
     return [sf.to_json(sf.struct(*map(sf.col, map(quoted, nested))))] if nested else []
 
 
-def _turns(form: Form) -> list[Column]:
+def _conversations_as_json(form: Form) -> list[Column]:
     """The conversations as JSON: as text, a message's fields are no longer told apart."""
     return [sf.to_json(sf.struct(*map(sf.col, map(quoted, form.spoken))))] if form.spoken else []
 
@@ -283,49 +283,49 @@ def _fingerprint(parts: list[Column]) -> Column:
     return sf.sha2(sf.concat_ws("\n", *lines), 256)
 
 
-def _plain(parts: list[Column]) -> Column:
+def _normalize(parts: list[Column]) -> Column:
     """Return texts in lower case, their white space folded, a line for each."""
     plain = [sf.lower(sf.trim(sf.regexp_replace(text, _WHITE_SPACE, " "))) for text in parts]
     return sf.concat_ws("\n", *plain)
 
 
-def _rendered(form: Form) -> list[Column]:
+def _render_columns(form: Form) -> list[Column]:
     if form.has_turns:
         return conversations.made(form)
     return [template.render().alias(name) for name, template in form.rendered.items()]
 
 
-def shown(form: Form) -> Column:
+def display_text(form: Form) -> Column:
     """Return the text of an example in its columns of the table, for people."""
     return conversations.shown(form) if form.has_turns else sf.concat_ws("\n", *form.columns)
 
 
-def without_duplicates(frame: DataFrame) -> DataFrame:
+def drop_duplicates(frame: DataFrame) -> DataFrame:
     """Keep one example per fingerprint, the one with the least id (and stratum, and source): the choice is deterministic.
 
     The column `copies` is the number of examples with the fingerprint.
     """
     # NB: dropDuplicates keeps an arbitrary row.
-    kept = sf.min_by(sf.struct("*"), sf.struct(*_distinct(frame))).alias("kept")
-    return frame.groupBy(FINGERPRINT).agg(kept, sf.count(sf.lit(1)).alias(COPIES)).select("kept.*", COPIES)
+    first = sf.min_by(sf.struct("*"), sf.struct(*_sort_columns(frame))).alias("kept")
+    return frame.groupBy(FINGERPRINT).agg(first, sf.count(sf.lit(1)).alias(COPIES)).select("kept.*", COPIES)
 
 
-def _distinct(frame: DataFrame) -> list[str]:
+def _sort_columns(frame: DataFrame) -> list[str]:
     """The columns that put any examples in one order: those with one id may still differ in stratum and source."""
     return [name for name in (ID, STRATUM, SOURCE) if name in frame.columns]
 
 
-def limited(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
+def limit_rows(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
     """Keep at most `limit` examples, those with the least seeded hash; of several with one id, those of the least stratum."""
     if limit is None:
         return frame
-    order = (hashed(seed, "limit", ID), *_distinct(frame))
+    order = (hash_column(seed, "limit", ID), *_sort_columns(frame))
     # NB: orderBy with limit keeps all rows in memory, and a global sort runs its input twice.
-    few = limit <= _MOST_ROWS_HELD
+    few = limit <= _MAX_ROWS_IN_MEMORY
     ordered = frame.orderBy(*order) if few else frame.repartition(1).sortWithinPartitions(*order)
     return ordered.limit(limit)
 
 
-def hashed(seed: int, purpose: str, column: str) -> Column:
+def hash_column(seed: int, purpose: str, column: str) -> Column:
     """Return the seeded hash of a column; another purpose gives another one."""
     return sf.xxhash64(sf.concat_ws("|", sf.lit(str(seed)), sf.lit(purpose), sf.col(column)))

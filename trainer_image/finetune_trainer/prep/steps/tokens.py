@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from finetune_trainer.examples.tokenizer import Loaded, TextTokenizer
 
 # Token ids that a worker holds before it passes rows on, at about 20 bytes each.
-_MOST_TOKENS = 4_000_000
+_MAX_TOKENS_PER_BATCH = 4_000_000
 
 
 def with_tokens(
@@ -73,36 +73,36 @@ def with_tokens(
     of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.said)
     load = tokenizer.of_texts(loaded.tokenizer) if of_texts else None
     if load is None:
-        load = partial(_whole, model, shipped(frame.sparkSession, loaded.folder))
-    made = partial(_with_documents, load=load, columns=columns, objective=objective, day=day, drop=drop)
-    return frame.mapInArrow(made, StructType([*frame.schema.fields, *added]))
+        load = partial(_load_tokenizer, model, ship_folder(frame.sparkSession, loaded.folder))
+    tokenize = partial(_tokenize_batches, load=load, columns=columns, objective=objective, day=day, drop=drop)
+    return frame.mapInArrow(tokenize, StructType([*frame.schema.fields, *added]))
 
 
-def _whole(model: Model, find: Callable[[], Path]) -> PreTrainedTokenizerBase:
+def _load_tokenizer(model: Model, find: Callable[[], Path]) -> PreTrainedTokenizerBase:
     return tokenizer.load_tokenizer(model, find())
 
 
-def shipped(spark: SparkSession, folder: Path) -> Callable[[], Path]:
+def ship_folder(spark: SparkSession, folder: Path) -> Callable[[], Path]:
     """Return a function that finds a folder of this pod in any task; executors elsewhere get a copy of it."""
     context = session.context(spark)
     if context is None:
         # NB: without a context, the code of a task is all that surely reaches it.
-        return partial(_written, _zipped(folder))
+        return partial(_unzip, _zip_folder(folder))
     if context.master.startswith("local"):
         return partial(Path, folder)
     name = f"tokenizer-{uuid.uuid4().hex}"
     archive = shutil.make_archive(str(Path(tempfile.mkdtemp()) / name), "zip", folder)
     context.addArchive(f"{archive}#{name}")
-    return partial(_unpacked, name)
+    return partial(_find_unpacked, name)
 
 
-def _zipped(folder: Path) -> bytes:
+def _zip_folder(folder: Path) -> bytes:
     with tempfile.TemporaryDirectory(prefix="finetune-tokenizer-") as scratch:
         return Path(shutil.make_archive(f"{scratch}/tokenizer", "zip", folder)).read_bytes()
 
 
 @lru_cache(maxsize=1)
-def _written(archive: bytes) -> Path:
+def _unzip(archive: bytes) -> Path:
     """The folder that an archive holds, on the disk of this Python worker."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     folder = Path(tempfile.mkdtemp(prefix="finetune-tokenizer-"))
@@ -110,11 +110,11 @@ def _written(archive: bytes) -> Path:
     return folder
 
 
-def _unpacked(name: str) -> Path:
+def _find_unpacked(name: str) -> Path:
     return Path(SparkFiles.get(name)).absolute()
 
 
-def _with_documents(
+def _tokenize_batches(
     batches: Iterable[pa.RecordBatch],
     *,
     load: Callable[[], PreTrainedTokenizerBase | TextTokenizer],
@@ -126,15 +126,15 @@ def _with_documents(
     documents = Documents.of_recipe(load(), columns, objective, day)
     for batch in batches:
         rows = {name: batch.column(name).to_pylist() for name in columns.named}
-        made, begin = _Made(columns), 0
-        for end, row in enumerate(made_of(documents, rows, drop=drop), start=1):
-            made.append(row)
-            if made.tokens >= _MOST_TOKENS or end == batch.num_rows:
-                yield made.beside(batch.slice(begin, end - begin))
-                made, begin = _Made(columns), end
+        token_columns_of_rows, begin = _AddedColumns(columns), 0
+        for end, row in enumerate(tokenize_rows(documents, rows, drop=drop), start=1):
+            token_columns_of_rows.append(row)
+            if token_columns_of_rows.tokens >= _MAX_TOKENS_PER_BATCH or end == batch.num_rows:
+                yield token_columns_of_rows.beside(batch.slice(begin, end - begin))
+                token_columns_of_rows, begin = _AddedColumns(columns), end
 
 
-class _Made:
+class _AddedColumns:
     """The added columns of some rows.
 
     tokens: how many token ids they hold.
@@ -190,42 +190,45 @@ class _Lists:
         return pa.ListArray.from_arrays(ends, pa.array(values), mask=pa.array(self._missing, pa.bool_()))
 
 
-def made_of(
+def tokenize_rows(
     documents: Documents, rows: dict[str, list[Any]], *, drop: bool
 ) -> Iterator[tuple[Document, ...] | None]:
     """Yield the documents of each row of a batch of columns; None for one to drop, which a template refused.
 
     Raises:
-        ValueError: the chat template does not take a row, and `drop` is not set; `chat.failure` finds the sentence in what Spark
+        ValueError: the chat template does not take a row, and `drop` is not set; `chat.find_failure` finds the sentence in what Spark
             says of it.
     """
-    refused = [None in row for row in zip(*rows.values(), strict=True)]
-    taken = {
-        name: [value for value, gone in zip(values, refused, strict=True) if not gone]
+    has_null = [None in row for row in zip(*rows.values(), strict=True)]
+    accepted = {
+        name: [value for value, is_refused in zip(values, has_null, strict=True) if not is_refused]
         for name, values in rows.items()
     }
-    if all(isinstance(value, str) for value in chain(*taken.values())) and documents.columns.messages is None:
-        found: Iterator[tuple[Document, ...] | None] = documents.of(taken)
+    if (
+        all(isinstance(value, str) for value in chain(*accepted.values()))
+        and documents.columns.messages is None
+    ):
+        row_documents: Iterator[tuple[Document, ...] | None] = documents.of(accepted)
     else:
-        found = (_conversation(documents, row, drop=drop) for row in _rows(taken))
-    return (None if gone else next(found) for gone in refused)
+        row_documents = (_tokenize_conversation(documents, row, drop=drop) for row in _iterate_rows(accepted))
+    return (None if is_refused else next(row_documents) for is_refused in has_null)
 
 
-def _rows(columns: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+def _iterate_rows(columns: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
     return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
 
 
-def _conversation(
+def _tokenize_conversation(
     documents: Documents, example: dict[str, Any], *, drop: bool
 ) -> tuple[Document, ...] | None:
     try:
-        (made,) = documents.of({name: [value] for name, value in example.items()})
+        (example_documents,) = documents.of({name: [value] for name, value in example.items()})
     except DataError as error:
-        refused = error
+        refusal = error
     else:
-        if documents.columns.messages is not None or all(document.tokens for document in made):
-            return made
-        refused = DataError("MessageShape", "an answer adds nothing to the prompt")
+        if documents.columns.messages is not None or all(document.tokens for document in example_documents):
+            return example_documents
+        refusal = DataError("MessageShape", "an answer adds nothing to the prompt")
     if drop:
         return None
-    raise chat.refusal(example, refused) from refused
+    raise chat.build_refusal(example, refusal) from refusal

@@ -57,7 +57,7 @@ RENDERED: dict[str, tuple[str, tuple[str, ...], str]] = {
 def test_a_template_renders_a_row(text: str, columns: tuple[str, ...], expected: str) -> None:
     made = template(text)
     assert made.columns == columns
-    assert jinja_template.text_of(made, {name: ROW[name] for name in columns}) == expected
+    assert jinja_template.render_text(made, {name: ROW[name] for name in columns}) == expected
 
 
 REFUSED: dict[str, tuple[str, str]] = {
@@ -121,7 +121,7 @@ FAILING: dict[str, tuple[str, str]] = {
 def test_what_fails_on_a_row(text: str, sentence: str) -> None:
     made, began = template(text), time.monotonic()
     with pytest.raises(ValueError, match=f"{FIELD} fails on a row: .*{sentence}"):
-        jinja_template.text_of(made, ROW)
+        jinja_template.render_text(made, ROW)
     assert time.monotonic() - began < 5
 
 

@@ -16,7 +16,7 @@ import pytest
 from finetune_crds.data import Splits
 from finetune_trainer.examples import documents
 from finetune_trainer.prep.expressions import plain_text
-from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.source import files, reader
 from finetune_trainer.prep.steps import conversations
 from finetune_trainer.train.data import read
@@ -152,7 +152,7 @@ def test_numbers_in_messages(name: str, spark: SparkSession, tmp_path: Path) -> 
         for content, arguments in zip(CONTENTS, ARGUMENTS.values(), strict=True)
     ]
     frame = files.frame(spark, "JSONLines", [str(tmp_path)])
-    form = plan(recipe(columns={"type": "Messages"}), reader.conversations(frame)).form
+    form = build_plan(recipe(columns={"type": "Messages"}), reader.find_conversations(frame)).form
     prepared = [row.asDict(recursive=True)["messages"] for row in conversations.parsed(frame, form).collect()]
     direct = direct_texts("JSONLines", tmp_path, ["messages"])["messages"]
     for values in (prepared, direct):
@@ -206,7 +206,9 @@ def test_numbers_in_structures_of_parquet(spark: SparkSession, tmp_path: Path) -
     columns = {"messages": pa.array(rows, pa.list_(turn)), "tools": pa.array(tools, pa.list_(call))}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     frame = files.frame(spark, "Parquet", [str(tmp_path)])
-    form = plan(recipe(columns={"type": "Messages", "tools": "tools"}), reader.conversations(frame)).form
+    form = build_plan(
+        recipe(columns={"type": "Messages", "tools": "tools"}), reader.find_conversations(frame)
+    ).form
     prepared = conversations.with_tools(conversations.parsed(frame, form), form).collect()
     direct = direct_texts("Parquet", tmp_path, ["messages", "tools"])
     expected = [f'[{{"name": "f", "arguments": {text}}}]' for _, text in STRUCTURES]

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from finetune_crds.source import Source
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep import spark_errors
-from finetune_trainer.prep.plan import request
+from finetune_trainer.prep.plan import build_request
 from finetune_trainer.prep.source import files, reader
 from finetune_trainer.prep.source.files import has_subfolders
 from unit.trainer.prep.recipes import recipe
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 def rows(spark: SparkSession, folder: Path, **of: Any) -> list[dict[str, Any]]:
     """The rows of a source, as a preparation reads them."""
-    asked = request(recipe(source=of))
-    with spark_errors.telling(asked):
+    asked = build_request(recipe(source=of))
+    with spark_errors.translate_errors(asked):
         return [
             row.asDict(recursive=True) for row in reader.read(spark, asked.source, folder).frame.collect()
         ]

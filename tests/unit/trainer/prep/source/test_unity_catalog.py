@@ -25,7 +25,7 @@ from finetune_crds.reference import SAMPLES
 from finetune_crds.source import Source
 from finetune_trainer.pod.exit_status import DataError, PodFailure, TrainingError
 from finetune_trainer.prep import spark_errors
-from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.source import reader, unity_catalog
 from standins import databricks, s3
 from standins import unity_catalog as server
@@ -217,7 +217,7 @@ def test_credentials_that_expire_are_said(
     asked = Source.model_validate({"type": "Delta", "table": TABLE})
     frame = reader.read(spark, asked, tmp_path, catalog=catalog).frame
     store.expired |= set(store.grants) - before
-    with pytest.raises(TrainingError) as failed, spark_errors.telling(plan(recipe())):
+    with pytest.raises(TrainingError) as failed, spark_errors.translate_errors(build_plan(recipe())):
         frame.collect()
     assert failed.value.reason == "CredentialsExpired"
     assert failed.value.message.startswith(
@@ -427,7 +427,7 @@ def test_a_workspace_without_a_login_is_said(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_server_that_does_not_answer_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unity_catalog, "_PATIENCE_SECONDS", 1)
+    monkeypatch.setattr(unity_catalog, "_RETRY_TIMEOUT_SECONDS", 1)
     with pytest.raises(TrainingError) as failed:
         unity_catalog.locate(TABLE, "Delta", "data.source.table", at("http://127.0.0.1:9"))
     assert (failed.value.reason, failed.value.exit_code) == ("CatalogUnreachable", 1)

@@ -32,9 +32,9 @@ def test_counts_that_are_made_again_do_not_follow_from_what_was_observed(spark: 
 
 
 def test_an_action_without_failures_changes_nothing(spark: SparkSession) -> None:
-    before = session.failures(spark)
+    before = session.count_failures(spark)
     assert spark.range(10).count() == 10
-    assert session.failures(spark) == before
+    assert session.count_failures(spark) == before
     assert before is not None
 
 
@@ -44,8 +44,8 @@ def test_failed_tasks_and_stages_count(spark: SparkSession) -> None:
     def fail(_: object) -> int:
         raise RuntimeError("fails")
 
-    before = session.failures(spark)
+    before = session.count_failures(spark)
     assert before is not None
     with pytest.raises(Exception, match="fails"):
         spark.sparkContext.parallelize(range(1), 1).map(fail).count()
-    assert session.failures(spark) == before + 2
+    assert session.count_failures(spark) == before + 2

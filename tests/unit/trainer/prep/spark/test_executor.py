@@ -27,7 +27,7 @@ SAID = {
 
 
 def test_command() -> None:
-    assert executor.command(SAID, Path("/spark")) == [
+    assert executor.build_command(SAID, Path("/spark")) == [
         "/jdk/bin/java",
         "-Doption=0",
         "-Doption=2",
@@ -55,7 +55,7 @@ def test_command() -> None:
 
 def test_without_jars_of_ours_spark_has_its_own() -> None:
     alone = {name: value for name, value in SAID.items() if name != "SPARK_CLASSPATH"}
-    words = executor.command(alone, Path("/spark"))
+    words = executor.build_command(alone, Path("/spark"))
     assert words[words.index("-cp") + 1] == "/spark/jars/*"
 
 
@@ -70,11 +70,11 @@ JVMS: dict[str, tuple[dict[str, str], str]] = {
 def test_java(environment: dict[str, str], expected: str, tmp_path: Path) -> None:
     (tmp_path / "java").touch(mode=0o755)
     known = {name: value.format(folder=tmp_path) for name, value in environment.items()}
-    assert executor.java(known) == expected.format(folder=tmp_path)
+    assert executor.find_java(known) == expected.format(folder=tmp_path)
 
 
 def test_spark_is_where_its_jars_are() -> None:
-    assert any((executor.spark_home() / "jars").glob("spark-kubernetes_*.jar"))
+    assert any((executor.find_spark_home() / "jars").glob("spark-kubernetes_*.jar"))
 
 
 def test_somebody_who_calls_it_by_hand_is_told() -> None:

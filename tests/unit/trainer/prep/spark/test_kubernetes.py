@@ -44,7 +44,7 @@ ENVIRONMENT = {
 
 
 def settings(**spark: Any) -> dict[str, str]:
-    return session.settings(
+    return session.build_settings(
         Spark.model_validate({"mode": "Kubernetes", **spark}),
         jars=Path("/jars"),
         scratch=Path("/tmp"),
@@ -90,7 +90,7 @@ def test_an_account_that_may_not_delete_pods_is_named(account: Path) -> None:
 
 
 def test_settings_follow_from_the_drivers_pod() -> None:
-    local = session.settings(
+    local = session.build_settings(
         Spark(), jars=Path("/jars"), scratch=Path("/tmp"), cores=2, environment={}, driver=None
     )
     found = settings()

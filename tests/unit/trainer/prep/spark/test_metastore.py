@@ -118,7 +118,7 @@ def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Pa
 def test_the_session_of_a_hive_metastore() -> None:
     def settings(catalog: dict[str, Any] | None) -> dict[str, str]:
         found = Catalog.model_validate(catalog) if catalog else None
-        return session.settings(
+        return session.build_settings(
             Spark(), jars=Path("/jars"), scratch=Path("/tmp"), cores=1, environment={}, catalog=found
         )
 

@@ -14,7 +14,7 @@ from finetune_trainer.prep.spark.progress import (
     Progress,
     SparkTasks,
     Tasks,
-    to_run,
+    show_in_run,
 )
 from support.waiting import wait_for
 
@@ -53,7 +53,7 @@ class Counted:
 
 def test_a_percent_only_grows_and_ends_with_the_next_step() -> None:
     told, counted = Told(), Counted()
-    progress = Progress(partial(to_run, told), counted)
+    progress = Progress(partial(show_in_run, told), counted)
     progress.tell()
     progress.step(READING)
     for now in (Tasks(1, 4), Tasks(1, 4), Tasks(2, 10), Tasks(10, 10)):
@@ -70,7 +70,7 @@ def test_a_percent_of_a_step_that_ended_meanwhile_is_not_told() -> None:
             return Tasks(1, 2)
 
     told = Told()
-    progress = Progress(partial(to_run, told), Slow())
+    progress = Progress(partial(show_in_run, told), Slow())
     progress.step(READING)
     progress.tell()
     assert told.texts == ["reading 0%", "writing 0%"]
@@ -78,7 +78,7 @@ def test_a_percent_of_a_step_that_ended_meanwhile_is_not_told() -> None:
 
 def test_without_counts_the_step_alone_is_told() -> None:
     told = Told()
-    progress = Progress(partial(to_run, told), None)
+    progress = Progress(partial(show_in_run, told), None)
     progress.step(READING)
     progress.tell()
     progress.step(NEAR_DUPLICATES)
@@ -91,7 +91,7 @@ def test_counts_that_fail_stop_nothing(capsys: pytest.CaptureFixture[str]) -> No
             raise ConnectionError("Spark is gone")
 
     told = Told()
-    progress = Progress(partial(to_run, told), Broken())
+    progress = Progress(partial(show_in_run, told), Broken())
     progress.step(READING)
     assert told.texts == ["reading 0%"]
     with progress.running(seconds=0.01):

@@ -12,7 +12,9 @@ from finetune_trainer.prep.spark import session
 
 
 def settings(spark: Spark, **environment: str) -> dict[str, str]:
-    return session.settings(spark, jars=Path("/jars"), scratch=Path("/tmp"), cores=3, environment=environment)
+    return session.build_settings(
+        spark, jars=Path("/jars"), scratch=Path("/tmp"), cores=3, environment=environment
+    )
 
 
 def test_settings_follow_the_recipe_and_the_pod() -> None:
@@ -45,7 +47,7 @@ GARBAGE_COLLECTORS = [
 def test_garbage_is_collected_beside_the_work_where_there_are_cores_for_it(
     spark: Spark, cores: int, environment: dict[str, str], *, serial: bool
 ) -> None:
-    made = session.settings(
+    made = session.build_settings(
         spark, jars=Path("/jars"), scratch=Path("/tmp"), cores=cores, environment=environment
     )
     assert ("-XX:+UseSerialGC" in made["spark.driver.extraJavaOptions"]) == serial
@@ -136,13 +138,13 @@ def test_cores_are_those_of_the_pods_limit(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert session.available_cores(tmp_path) == cores
+    assert session.count_cores(tmp_path) == cores
 
 
 def test_missing_jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(session.ENV_JARS, str(tmp_path))
     with pytest.raises(TrainingError) as failed:
-        session.jars_folder()
+        session.find_jars()
     assert failed.value.message == (
         f"there are no Delta jars in {tmp_path}: run trainer_image/jars.sh and set FINETUNE_JARS to its folder"
     )

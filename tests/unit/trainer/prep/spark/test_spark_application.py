@@ -19,7 +19,7 @@ from finetune_crds.prepare import Prepare
 from finetune_crds.spark import Spark
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.prep.spark import session, spark_application
-from finetune_trainer.prep.spark.executor import spark_home
+from finetune_trainer.prep.spark.executor import find_spark_home
 from unit.trainer.prep.recipes import QUICK, QUICK_JVM, prepare_quickly, recipe, table_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def command(jars: Path, patch: pytest.MonkeyPatch, **spark: Any) -> list[str]:
     wanted = Prepare.model_validate({"output": "/out", "spark": {**MODE, **spark}})
     words = ["--properties-file", "/conf/spark.properties", "--class", "C", "local:///prep.py"]
     given = {"SPARK_DRIVER_BIND_ADDRESS": "10.0.0.7", "AWS_REGION": "eu-west-1"}
-    return spark_application.command(wanted, words, given, Path("/spark"))
+    return spark_application.build_command(wanted, words, given, Path("/spark"))
 
 
 def test_what_depends_on_the_image_goes_to_spark_submit(jars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_what_depends_on_the_image_goes_to_spark_submit(jars: Path, monkeypatch:
             "local:///prep.py",
         ],
     )
-    local = session.settings(
+    local = session.build_settings(
         Spark(), jars=jars, scratch=Path("/tmp"), cores=6, environment={"AWS_REGION": "eu-west-1"}
     )
     # What spark-submit knows better is left to it.
@@ -170,14 +170,14 @@ def submit(
         "FINETUNE_RECIPE": str(tmp_path / "recipe.yaml"),
         "FINETUNE_TERMINATION_PATH": str(tmp_path / "termination"),
     }
-    home = spark_home()
+    home = find_spark_home()
     words = ["--properties-file", str(file), "--class", RUNNER, f"local://{FILE}"]
 
     def run() -> tuple[int, str, TerminationMessage]:
         assert asked.data.prepare
         done = subprocess.run(
-            spark_application.command(asked.data.prepare, words, given, home),
-            env=spark_application.environment(given, home),
+            spark_application.build_command(asked.data.prepare, words, given, home),
+            env=spark_application.build_environment(given, home),
             cwd=tmp_path,
             check=False,
             capture_output=True,

@@ -43,14 +43,14 @@ S3: list[tuple[str, dict[str, str], dict[str, str]]] = [
 @pytest.mark.parametrize(("environment", "expected"), [row[1:] for row in S3], ids=[row[0] for row in S3])
 def test_s3(environment: dict[str, str], expected: dict[str, str]) -> None:
     expected = {f"fs.s3a.{name}": value for name, value in expected.items()}
-    assert stores.s3(environment) == PROVIDER | expected
+    assert stores.s3_settings(environment) == PROVIDER | expected
 
 
 def test_gs() -> None:
     client = stores.GS_CLIENT
     emulated = {"fs.gs.auth.type": "UNAUTHENTICATED", "fs.gs.storage.root.url": "http://gcs:4443/"}
     assert [
-        stores.gs(given)
+        stores.gs_settings(given)
         for given in (
             {},
             {"GOOGLE_APPLICATION_CREDENTIALS": "/secrets/key.json"},
@@ -101,10 +101,12 @@ AZURE: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 
 @pytest.mark.parametrize(("environment", "expected"), AZURE.values(), ids=AZURE)
 def test_abfs(environment: dict[str, str], expected: dict[str, str]) -> None:
-    assert stores.abfs(environment) == {f"fs.azure.account.{name}": value for name, value in expected.items()}
+    assert stores.abfs_settings(environment) == {
+        f"fs.azure.account.{name}": value for name, value in expected.items()
+    }
 
 
 def test_secrets_stay_in_the_environment() -> None:
     key = {"AZURE_STORAGE_ACCOUNT": "lake", "AZURE_STORAGE_KEY": "hidden", "AWS_SECRET_ACCESS_KEY": "hidden"}
     for given in (key, PRINCIPAL | {"AZURE_CLIENT_SECRET": "hidden"}):
-        assert "hidden" not in stores.settings(given).values()
+        assert "hidden" not in stores.build_settings(given).values()

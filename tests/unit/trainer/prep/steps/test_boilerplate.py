@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from finetune_trainer.prep.steps import boilerplate
-from finetune_trainer.prep.steps.sketch import shingles_of
+from finetune_trainer.prep.steps.sketch import hash_shingles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,15 +34,15 @@ def test_runs_of_many_texts_are_counted_once_a_text_in_a_sample(
     )
     shared = ["in all texts", "all texts and", "texts and again", "and again and", "again and again"]
     everywhere, often = (
-        np.sort(np.concatenate([shingles_of([run])[0] for run in runs]))
+        np.sort(np.concatenate([hash_shingles([run])[0] for run in runs]))
         for runs in (shared, [*shared, "in some texts"])
     )
-    found = boilerplate.shared_shingles(frame, "text", 200)
+    found = boilerplate.find_boilerplate(frame, "text", 200)
     assert found.shingles.tolist() == often.tolist()
     assert found.shingles[found.of_most].tolist() == everywhere.tolist()
     # About 5 of 40 texts have the other run.
     monkeypatch.setattr(boilerplate, "_SAMPLED_TEXTS", 30)
-    assert boilerplate.shared_shingles(frame, "text", 200).shingles.tolist() == everywhere.tolist()
+    assert boilerplate.find_boilerplate(frame, "text", 200).shingles.tolist() == everywhere.tolist()
     monkeypatch.setattr(boilerplate, "_MAX_SHINGLES", 2)
-    assert len(boilerplate.shared_shingles(frame, "text", 200).shingles) == 2
-    assert boilerplate.shared_shingles(frame, "text", 2).shingles.tolist() == []
+    assert len(boilerplate.find_boilerplate(frame, "text", 200).shingles) == 2
+    assert boilerplate.find_boilerplate(frame, "text", 2).shingles.tolist() == []

@@ -59,16 +59,16 @@ MIXED: dict[str, tuple[str, str | None]] = {
 
 
 def test_texts_are_in_their_languages() -> None:
-    assert {code: language.detected(text) for code, text in TEXTS.items()} == {code: code for code in TEXTS}
+    assert {code: language.detect(text) for code, text in TEXTS.items()} == {code: code for code in TEXTS}
 
 
 @pytest.mark.parametrize(("text", "expected"), MIXED.values(), ids=MIXED)
 def test_what_is_not_certain_has_no_language(text: str, expected: str | None) -> None:
-    assert language.detected(text) == expected
+    assert language.detect(text) == expected
 
 
 def test_the_detector_knows_every_language_of_the_schema() -> None:
-    known = {language._PART_OF.get(code, code) for code in language._detector().nb_classes}
+    known = {language._PART_OF.get(code, code) for code in language._load_detector().nb_classes}
     assert {*get_args(Language)} == {code for code in known if len(code) == 2}
 
 

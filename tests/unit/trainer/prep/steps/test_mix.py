@@ -200,7 +200,7 @@ def test_the_source_with_the_fewest_rows_for_its_weight_is_taken_whole() -> None
             mix.Part(MixedSource(name=name, type="CSV", weight=weight), None, None)  # type: ignore[arg-type]
             for name, (weight, _) in rows.items()
         ]
-        return mix.shares(parts, [count for _, count in rows.values()])
+        return mix.compute_shares(parts, [count for _, count in rows.values()])
 
     assert shares(a=(1, 100), b=(1, 100)) == [1, 1]
     assert shares(a=(0.75, 300), b=(0.25, 400)) == [1, 0.25]

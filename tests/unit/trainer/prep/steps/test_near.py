@@ -28,7 +28,7 @@ def clusters(spark: SparkSession, rows: dict[str, str], partitions: int) -> tupl
     """The ids that stay, and what was found."""
     frame = spark.createDataFrame([*rows.items()], f"id string, {near.TEXT} string").repartition(partitions)
     with ExitStack() as held:
-        left, found = near.removed(frame, NearDedupe(), held)
+        left, found = near.remove_near_duplicates(frame, NearDedupe(), held)
         assert left.columns == ["id"]
         return {row["id"] for row in left.collect()}, found
 
@@ -122,9 +122,9 @@ def test_examples_that_meet_behind_another_are_compared(spark: SparkSession) -> 
     """All three share a band, and the first is not like the others."""
     rows = [("a", [1, 2, 3], [7]), ("b", [4, 5, 6], [7]), ("c", [4, 5, 6, 8], [7]), ("d", [4, 5, 6], [9])]
     sketched = spark.createDataFrame(rows, "id string, shingles array<bigint>, bands array<bigint>")
-    pairs = near.verified(near.candidates(sketched, Counter("bands")), sketched, 0.75).collect()
+    pairs = near.verify_pairs(near.find_candidates(sketched, Counter("bands")), sketched, 0.75).collect()
     assert [tuple(pair) for pair in pairs] == [("b", "c", 0.75)]
-    assert near.verified(near.candidates(sketched, Counter("bands")), sketched, 0.76).collect() == []
+    assert near.verify_pairs(near.find_candidates(sketched, Counter("bands")), sketched, 0.76).collect() == []
 
 
 def test_nothing_is_removed_from_nothing(spark: SparkSession) -> None:
@@ -142,15 +142,15 @@ def test_a_crowd_of_examples_that_is_not_compared_is_told(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {f"{place:02}": " ".join([*WORDS, f"end{place}"]) for place in range(12)}
-    monkeypatch.setattr(near, "_BAND", 12)
+    monkeypatch.setattr(near, "_MAX_BAND_SIZE", 12)
     left, found = clusters(spark, rows, 2)
     assert (left, found.sizes, found.crowded) == ({"00"}, {12: 1}, 0)
-    monkeypatch.setattr(near, "_BAND", 5)
+    monkeypatch.setattr(near, "_MAX_BAND_SIZE", 5)
     left, found = clusters(spark, rows, 2)
     # Some share a band with fewer others.
     assert found.crowded == 12
     assert len(left) < 12
-    assert near.described(found).endswith(
+    assert near.describe(found).endswith(
         "; up to 12 examples share a part of their text, of which 5 are compared with each other"
     )
 
@@ -160,7 +160,7 @@ def test_components_are_those_of_a_walk_along_the_edges(seed: int) -> None:
     chance = np.random.default_rng(seed)
     size = 60
     one, other = chance.integers(0, size, (2, 45))
-    label = near.components(one, other, size)
+    label = near.find_components(one, other, size)
     expected = np.arange(size)
     for _ in range(size):
         for a, b in zip(one, other, strict=True):
@@ -170,7 +170,7 @@ def test_components_are_those_of_a_walk_along_the_edges(seed: int) -> None:
 
 def test_the_closest_node_is_that_of_the_most_similar_edge() -> None:
     one, other = np.array([0, 0, 1, 3]), np.array([1, 2, 2, 1])
-    nearest, similarity = near.closest(one, other, np.array([0.7, 0.9, 0.9, 0.8]), 4)
+    nearest, similarity = near.find_closest(one, other, np.array([0.7, 0.9, 0.9, 0.8]), 4)
     assert (nearest.tolist(), similarity.tolist()) == ([2, 2, 0, 1], [0.9, 0.9, 0.9, 0.8])
 
 

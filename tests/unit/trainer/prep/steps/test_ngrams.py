@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from finetune_trainer.prep.steps.ngrams import of_evaluation, of_examples, runs
+from finetune_trainer.prep.steps.ngrams import hash_runs, of_evaluation, of_examples
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "and", "runs", "far", "away", "into"]
 
@@ -48,7 +48,7 @@ def test_what_shares_a_run(example: str, evaluation: str, expected: bool) -> Non
 
 
 def test_a_run_does_not_reach_from_one_text_into_the_next() -> None:
-    found = runs(["one two", "three four", "", "one two"], [2, 3])
+    found = hash_runs(["one two", "three four", "", "one two"], [2, 3])
     assert found.owners.tolist() == [0, 1, 3]
     assert found.lengths.tolist() == [2, 2, 2]
     assert found.hashes[0] == found.hashes[2] != found.hashes[1]
@@ -64,7 +64,7 @@ def test_each_run_of_an_example_is_there_once() -> None:
 def test_runs_have_equal_hashes_where_they_have_equal_words(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311
     texts = [chance.choices(WORDS, k=chance.randint(0, 30)) for _ in range(40)]
-    found = runs([" ".join(words) for words in texts], [1, 3, 4])
+    found = hash_runs([" ".join(words) for words in texts], [1, 3, 4])
     said = [
         (length, tuple(words[start : start + length]), owner)
         for length in (1, 3, 4)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from finetune_trainer.prep.steps.sketch import Banding, Boilerplate, Sketches, banding, shingles_of, sketch
+from finetune_trainer.prep.steps.sketch import (
+    Banding,
+    Boilerplate,
+    Sketches,
+    choose_banding,
+    hash_shingles,
+    sketch,
+)
 
 
 def shingles(found: Sketches) -> list[set[int]]:
@@ -19,7 +26,7 @@ def shingles(found: Sketches) -> list[set[int]]:
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1])
 def test_a_pair_at_the_threshold_is_found(threshold: float) -> None:
-    shape = banding(threshold)
+    shape = choose_banding(threshold)
     assert shape.found(threshold) >= 0.97
     # One more row in a band would find too few, unless there is no such band.
     narrower = Banding(128 // (shape.rows + 1), shape.rows + 1)
@@ -42,13 +49,13 @@ SHINGLES = [
 
 @pytest.mark.parametrize(("text", "count"), SHINGLES)
 def test_shingles_are_distinct_runs_of_three_words(text: str, count: int) -> None:
-    assert [len(found) for found in shingles(sketch([text], banding(0.7)))] == [count]
+    assert [len(found) for found in shingles(sketch([text], choose_banding(0.7)))] == [count]
 
 
 def test_a_text_has_the_same_sketch_beside_any_other() -> None:
     texts = ["", "one", "one two", "one two three four", "five one two three four", "one"]
-    together = sketch(texts, banding(0.7))
-    alone = [sketch([text], banding(0.7)) for text in texts]
+    together = sketch(texts, choose_banding(0.7))
+    alone = [sketch([text], choose_banding(0.7)) for text in texts]
     assert shingles(together) == [shingles(found)[0] for found in alone]
     assert together.bands.tolist() == [found.bands[0].tolist() for found in alone]
     assert together.bands[1].tolist() == together.bands[5].tolist() != together.bands[2].tolist()
@@ -61,7 +68,7 @@ def test_a_text_has_the_same_sketch_in_every_process() -> None:
 
 
 def test_the_share_of_common_shingles_is_that_of_common_runs_of_words() -> None:
-    one, other = shingles(sketch(["a b c d e f", "a b c d x f"], banding(0.7)))
+    one, other = shingles(sketch(["a b c d e f", "a b c d x f"], choose_banding(0.7)))
     assert (len(one & other), len(one | other)) == (2, 6)
 
 
@@ -84,9 +91,9 @@ BOILERPLATE = {
 
 
 def boilerplate_of(runs: list[str], of_most: list[str]) -> Boilerplate:
-    hashes = np.sort(np.concatenate([shingles_of([run])[0] for run in runs]))
+    hashes = np.sort(np.concatenate([hash_shingles([run])[0] for run in runs]))
     return Boilerplate(
-        hashes, np.isin(hashes, [hashed for run in of_most for hashed in shingles_of([run])[0].tolist()])
+        hashes, np.isin(hashes, [hashed for run in of_most for hashed in hash_shingles([run])[0].tolist()])
     )
 
 
@@ -97,8 +104,8 @@ def test_boilerplate_counts_for_nothing_in_a_text_that_says_more(
     shared = boilerplate_of(boilerplate, of_most=[])
     # Beside another text, whose words are not part of this one.
     others = ["some other words", text, "some more words"]
-    found, owners = shingles_of(others, shared)
-    wanted = [shingles_of([run])[0] for run in counted]
+    found, owners = hash_shingles(others, shared)
+    wanted = [hash_shingles([run])[0] for run in counted]
     assert found[owners == 1].tolist() == np.sort(np.concatenate([np.empty(0, np.uint64), *wanted])).tolist()
 
 
@@ -128,5 +135,5 @@ def test_what_fewer_texts_share_counts_for_nothing_where_a_tenth_of_the_words_is
     text: str, counted: list[str]
 ) -> None:
     runs = [" ".join(shared.split()[at : at + 3]) for shared in (FRAME, ARTICLE) for at in range(28)]
-    found = shingles(sketch([text], banding(0.7), boilerplate_of(runs, of_most=runs[:28])))
-    assert found == [{hashed for part in counted for hashed in shingles_of([part])[0].tolist()}]
+    found = shingles(sketch([text], choose_banding(0.7), boilerplate_of(runs, of_most=runs[:28])))
+    assert found == [{hashed for part in counted for hashed in hash_shingles([part])[0].tolist()}]

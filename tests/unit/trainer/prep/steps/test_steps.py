@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_trainer.pod.exit_status import DataError, PodFailure, RecipeRefusedError
-from finetune_trainer.prep.plan import plan
+from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.steps import conversations, split, steps
 from unit.trainer.prep.recipes import recipe
 
@@ -37,9 +37,9 @@ def frame(spark: SparkSession, rows: list[Row], schema: str = SCHEMA, partitions
 def dropped_by(spark: SparkSession, rows: list[Row], asked: Recipe, schema: str = SCHEMA) -> list[str | None]:
     """The verdict on each row, in the order of the rows."""
     numbered = [row | {"n": number} for number, row in enumerate(rows)]
-    wanted = plan(asked)
+    wanted = build_plan(asked)
     source = conversations.parsed(frame(spark, numbered, f"{schema}, n int"), wanted.form)
-    verdicts = steps.flagged(source, wanted).orderBy("n").collect()
+    verdicts = steps.flag_rows(source, wanted).orderBy("n").collect()
     return [row[steps.DROPPED_BY] for row in verdicts]
 
 
@@ -181,18 +181,18 @@ WRONG: list[tuple[str, dict[str, Any], type[PodFailure], str]] = [
     ("asked", "kind", "sentence"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG]
 )
 def test_wrong(spark: SparkSession, asked: dict[str, Any], kind: type[PodFailure], sentence: str) -> None:
-    wanted = plan(recipe(**asked))
+    wanted = build_plan(recipe(**asked))
     schema = "size int" if "columns" in asked else SCHEMA
     source = frame(spark, [], schema)
     with pytest.raises(kind) as failed:
-        steps.flagged(conversations.parsed(source, wanted.form), wanted)
+        steps.flag_rows(conversations.parsed(source, wanted.form), wanted)
     assert failed.value.message == sentence
 
 
 def identified(source: DataFrame, asked: Recipe) -> DataFrame:
-    wanted = plan(asked)
-    flagged = steps.flagged(conversations.parsed(source, wanted.form), wanted)
-    return steps.identified(steps.passed(flagged, wanted), wanted)
+    wanted = build_plan(asked)
+    flagged = steps.flag_rows(conversations.parsed(source, wanted.form), wanted)
+    return steps.identify_examples(steps.select_passed(flagged, wanted), wanted)
 
 
 def test_templates_render(spark: SparkSession) -> None:
@@ -211,7 +211,7 @@ def test_of_duplicates_the_same_one_stays_however_the_rows_lie(spark: SparkSessi
     rows = [pair(text, "that") for text in spellings] + [pair("what is it", "that")]
     survivors = []
     for partitions, order in ((1, rows), (4, rows), (6, rows[::-1])):
-        made = steps.without_duplicates(identified(frame(spark, order, partitions=partitions), recipe()))
+        made = steps.drop_duplicates(identified(frame(spark, order, partitions=partitions), recipe()))
         survivors.append(sorted(row["prompt"] for row in made.collect()))
     assert survivors[0] == survivors[1] == survivors[2]
     assert len(survivors[0]) == 2
@@ -226,15 +226,15 @@ def test_of_rows_with_one_id_the_same_one_stays_however_they_lie(spark: SparkSes
         for stratum in ("en", "de")
         for source in ("b", "a")
     ]
-    wanted = plan(recipe(splitRatios={"train": 1, "validation": 0, "test": 0, "stratifyBy": "thread"}))
+    wanted = build_plan(recipe(splitRatios={"train": 1, "validation": 0, "test": 0, "stratifyBy": "thread"}))
     kept, few = [], []
     for partitions, order in ((1, rows), (1, rows[::-1]), (4, rows)):
         read = frame(spark, order, f"{SCHEMA}, source string", partitions)
         read = read.withColumnRenamed("source", steps.MIXED_FROM)
-        made = steps.identified(steps.passed(steps.flagged(read, wanted), wanted), wanted)
+        made = steps.identify_examples(steps.select_passed(steps.flag_rows(read, wanted), wanted), wanted)
         told = ("prompt", steps.STRATUM, steps.SOURCE)
-        kept.append(sorted(map(tuple, steps.without_duplicates(made).select(*told).collect())))
-        few.append(sorted(map(tuple, steps.limited(made, 13, seed=7).select(*told).collect())))
+        kept.append(sorted(map(tuple, steps.drop_duplicates(made).select(*told).collect())))
+        few.append(sorted(map(tuple, steps.limit_rows(made, 13, seed=7).select(*told).collect())))
     assert kept == [[(f"what {number}", "de", "a") for number in range(10)]] * 3
     assert few == [few[0]] * 3
     # Three examples are whole, and of the fourth the row that comes first.
@@ -267,14 +267,14 @@ def test_programs_that_differ_in_their_indentation_are_no_duplicates(spark: Spar
     same = [PROGRAM.replace("\n", "\r\n"), PROGRAM.replace("a in", "a  in"), PROGRAM + " ", PROGRAM + "\n"]
     rows = [pair("b?", answer) for answer in (PROGRAM, *others, *same)]
     made = identified(frame(spark, rows), recipe())
-    assert steps.without_duplicates(made).count() == 3
+    assert steps.drop_duplicates(made).count() == 3
     # But none of them is evaluated on where another is learned.
     assert made.select("group").distinct().count() == 1
 
 
 def test_rows_that_differ_in_one_column_of_the_example_are_no_duplicates(spark: SparkSession) -> None:
     rows = [pair("a b", "c"), pair("a", "b c"), pair("a", "b c", quality="0", thread="other")]
-    made = steps.without_duplicates(identified(frame(spark, rows), recipe()))
+    made = steps.drop_duplicates(identified(frame(spark, rows), recipe()))
     assert sorted((row["prompt"], row["response"]) for row in made.collect()) == [("a", "b c"), ("a b", "c")]
 
 
@@ -288,7 +288,7 @@ def test_duplicates_in_the_columns_that_the_recipe_names(spark: SparkSession) ->
 
     def kept(*columns: str) -> int:
         asked = recipe(dedupe={"columns": [*columns]})
-        return int(steps.without_duplicates(identified(frame(spark, rows), asked)).count())
+        return int(steps.drop_duplicates(identified(frame(spark, rows), asked)).count())
 
     assert [kept("thread"), kept("question"), kept("question", "thread"), kept("answer")] == [3, 2, 4, 3]
 
@@ -296,10 +296,10 @@ def test_duplicates_in_the_columns_that_the_recipe_names(spark: SparkSession) ->
 def prepared(spark: SparkSession, rows: list[Row], partitions: int, **asked: Any) -> dict[str, str]:
     """The split of each prompt that is left."""
     wanted = recipe(**asked)
-    made = steps.without_duplicates(identified(frame(spark, rows, partitions=partitions), wanted))
-    prepare = plan(wanted).prepare
+    made = steps.drop_duplicates(identified(frame(spark, rows, partitions=partitions), wanted))
+    prepare = build_plan(wanted).prepare
     made = split.with_split(
-        steps.limited(made, prepare.limit, prepare.split_ratios.seed), prepare.split_ratios
+        steps.limit_rows(made, prepare.limit, prepare.split_ratios.seed), prepare.split_ratios
     )
     return {row["prompt"]: row["split"] for row in made.collect()}
 
@@ -317,7 +317,7 @@ def test_limit_and_split_do_not_depend_on_partitions(
     four, six = prepared(spark, MANY, 4, **asked), prepared(spark, MANY[::-1], 6, **asked)
     assert four == six
     assert len(four) == 200
-    monkeypatch.setattr(steps, "_MOST_ROWS_HELD", 199)
+    monkeypatch.setattr(steps, "_MAX_ROWS_IN_MEMORY", 199)
     assert prepared(spark, MANY, 6, **asked) == four
     asked["splitRatios"]["seed"] = 8
     other = prepared(spark, MANY, 4, **asked)
@@ -360,7 +360,7 @@ def test_duplicates_that_are_kept_share_a_split(spark: SparkSession) -> None:
     ]
     wanted = recipe(splitRatios={"train": 0.5, "validation": 0.5, "test": 0.0})
     made = split.with_split(
-        identified(frame(spark, rows), wanted), plan(wanted).prepare.split_ratios
+        identified(frame(spark, rows), wanted), build_plan(wanted).prepare.split_ratios
     ).collect()
     found: dict[str, set[str]] = {}
     for row in made:
