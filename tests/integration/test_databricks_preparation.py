@@ -185,7 +185,7 @@ def test_the_sample(prepared_world: World, workspace: Workspace, tmp_path: Path)
     # Its MLflow run is in the cluster.
     (folder,) = (workspace.files.folder / databricks["volume"].lstrip("/") / "jobs").glob("*/1")
     assert (folder / "report.html").exists()
-    assert "the report stays in " in log.read_text(encoding="utf-8")
+    assert "the report is only in " in log.read_text(encoding="utf-8")
     assert world.wait_pods(f"{name}-train-1", 1)
 
 

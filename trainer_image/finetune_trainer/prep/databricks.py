@@ -84,7 +84,9 @@ def _prepare(folder: Path, run_id: str) -> TerminationMessage:
         context = session.context(spark)
         pipeline.log(f"Databricks Runtime {os.environ[session.ENV_RUNTIME]}, Spark {spark.version}")
         if not run_id:
-            pipeline.log(f"the report stays in {folder}: this workspace has no MLflow run of the job")
+            pipeline.log(
+                f"the report is only in {folder}: the MLflow run of the job is not in this workspace"
+            )
 
         def show(step: str, percent: int | None) -> None:
             _to_volume(folder / contract.PROGRESS_FILE, step, percent)

@@ -457,20 +457,20 @@ def check(counts: Counts, plan: Plan) -> None:
         losses = ", ".join(f"{name} dropped {number}" for name, number in counts.dropped.items() if number)
         raise DataError(
             "NoRowsLeft",
-            f"none of the {counts.examples} rows of {plan.source_name} is left: {losses}; loosen data.prepare",
+            f"data.prepare dropped all {counts.examples} rows of {plan.source_name}: {losses}; relax its filters",
         )
     if not counts.learned:
         raise DataError(
             "NothingLearned",
-            f"none of the {examples} examples of {plan.source_name} has a token that the loss is on: it is on what the assistant says, "
-            "so check that the roles of messages are system, user, assistant and tool, and their weights, or set objective.lossOn: "
-            "All",
+            f"none of the {examples} examples of {plan.source_name} has a token that counts for the loss, which "
+            "covers the messages of the assistant: check the weights of the messages and that their roles are "
+            "system, user, assistant and tool, or set objective.lossOn: All",
         )
     for name in ("train", "validation"):
         ratio = getattr(plan.prepare.split_ratios, name)
         if ratio > 0 and not counts.rows.get(name):
             raise DataError(
                 "EmptySplit",
-                f"none of the {examples} examples fell into the {name} split, whose ratio is {ratio:g}: prepare more "
+                f"none of the {examples} examples is in the {name} split, whose ratio is {ratio:g}: prepare more "
                 f"examples or raise data.prepare.splitRatios.{name}",
             )

@@ -39,7 +39,7 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
     spark = prepare.spark.model_copy(update=local)
     prepare = prepare.model_copy(update={"spark": spark, "output": output or prepare.output})
     if not prepare.output:
-        raise RecipeError(f"{path} has no data.prepare.output: name a folder with --output")
+        raise RecipeError(f"{path} has no data.prepare.output: set a folder with --output")
     # A claim of the cluster is not here.
     model = loaded.model.model_copy(update={"cache": None})
     return loaded.model_copy(
@@ -60,7 +60,7 @@ def _load_job(path: Path) -> dict[str, Any] | None:
         return None
     jobs = [part for part in parts if part.get("kind") == "FineTuneJob"]
     if len(jobs) != 1:
-        raise RecipeError(f"{path} has {len(jobs)} FineTuneJobs: name a file with one")
+        raise RecipeError(f"{path} has {len(jobs)} FineTuneJobs: use a file with exactly one")
     return jobs[0]
 
 
@@ -76,7 +76,7 @@ def _build_recipe(path: Path, job: dict[str, Any]) -> Recipe:
         return Recipe.of(reference, FineTuneJobSpec.model_validate(job.get("spec") or {}, extra="forbid"))
     except ValidationError as error:
         where, what = first_mistake(error)
-        raise RecipeError(f"the FineTuneJob in {path} is wrong at spec.{where}: {what}") from error
+        raise RecipeError(f"the FineTuneJob in {path} is invalid at spec.{where}: {what}") from error
 
 
 class Bar:

@@ -73,7 +73,7 @@ def list_versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Versio
         if _has_files(spark, location):
             raise DataError(
                 "OutputTaken",
-                f"data.prepare.output {path} has files and is not a Delta table: name another folder, or empty it",
+                f"data.prepare.output {path} contains files but is not a Delta table: use another folder, or empty it",
             )
         return []
     history = DeltaTable.forPath(spark, location).history(_MAX_COMMITS)
@@ -88,7 +88,7 @@ def list_versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Versio
     if not prepared_versions:
         raise DataError(
             "OutputTaken",
-            f"data.prepare.output {path} is a Delta table that no preparation wrote: name another folder",
+            f"data.prepare.output {path} is a Delta table that was not written by a preparation: use another folder",
         )
     _refuse_other_preparations(prepared_versions, recipe, path)
     return prepared_versions
@@ -111,8 +111,8 @@ def _refuse_other_preparations(table_versions: Sequence[Version], recipe: Recipe
         if version.job != recipe.job.uid and version.settings not in (None, settings):
             raise DataError(
                 "OutputTaken",
-                f"data.prepare.output {path} is the table of FineTuneJob {version.namespace}/{version.name}, which prepares "
-                "another source, with other steps or for another tokenizer: name another folder",
+                f"data.prepare.output {path} belongs to FineTuneJob {version.namespace}/{version.name}, whose source, "
+                "preparation steps or tokenizer differ: use another folder",
             )
 
 

@@ -103,7 +103,7 @@ def prepare(
         result = output.find_own_result(versions, recipe, request.prepare.output)
         if result is not None:
             log(
-                f"{result.path} version {result.version} was made by this job before: nothing is written twice"
+                f"{result.path} version {result.version} was already written by this job: skipping the preparation"
             )
         else:
             corpus = _read(spark, recipe, request, Path(scratch))
@@ -130,8 +130,8 @@ def _find_reusable_result(
     if result is not None:
         writer = f"FineTuneJob {result.written_by}" if result.written_by else "this job"
         log(
-            f"{result.path} version {result.version} was written by {writer} from the same data with the same settings: nothing is "
-            "written"
+            f"{result.path} version {result.version} was already written by {writer} from the same data with the same "
+            "settings: reusing it"
         )
     return result
 

@@ -132,7 +132,7 @@ def build_request(recipe: Recipe) -> Request:
     data = recipe.data
     if data.source is None or data.prepare is None:
         raise RecipeRefusedError(
-            "data.source and data.prepare are missing: there is nothing to prepare, so training can start at once"
+            "a preparation requires data.source and data.prepare: without them, training starts directly"
         )
     refusals = _list_refusals(recipe, data.source, data.prepare)
     if refusals:
@@ -169,7 +169,7 @@ def _list_refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str
     table = (
         (
             (source.type == "Mix") != bool(source.sources),
-            "data.source needs sources with type Mix, and with no other type",
+            "data.source requires sources for type Mix, and allows them for no other type",
         ),
         (
             any(_is_misplaced(part) for part in parts if part.type != "Mix"),
@@ -209,8 +209,8 @@ def _list_refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str
         ),
         (
             kind in ("Preference", "Unpaired") and prepare.response_template is not None,
-            f"data.prepare.responseTemplate cannot go with data.columns of type {kind}: promptTemplate renders the prompt, "
-            "and answers stay as they are",
+            f"data.prepare.responseTemplate cannot be used with data.columns of type {kind}: promptTemplate renders "
+            "the prompt, and answers stay as they are",
         ),
         (
             kind in ("Text", "Messages") and {prepare.min_prompt_chars, prepare.max_prompt_chars} != {None},
@@ -219,12 +219,12 @@ def _list_refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str
         ),
         (
             kind == "Messages" and prepare.prompt_template is not None,
-            "data.prepare.promptTemplate cannot go with data.columns of type Messages, which the model's chat template "
-            "renders: remove one",
+            "data.prepare.promptTemplate cannot be used with data.columns of type Messages, which the model's chat "
+            "template renders: remove one",
         ),
         (
             prepare.response_template is not None and prepare.prompt_template is None,
-            "data.prepare.responseTemplate needs promptTemplate beside it",
+            "data.prepare.responseTemplate requires data.prepare.promptTemplate",
         ),
         (
             prepare.template_syntax == "Jinja" and prepare.prompt_template is None,

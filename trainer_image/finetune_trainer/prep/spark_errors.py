@@ -116,7 +116,7 @@ def _find_text_error(request: Request, message: str) -> PodFailure | None:
     reason = re.sub(r"^.*?(?:UnicodeDecodeError|found in string): |\s*SQLSTATE: \w+$", "", line).rstrip(".")
     return DataError(
         "UnreadableSource",
-        f"{request.source_name} has text that is not UTF-8 ({reason[:_MAX_MESSAGE_CHARS]}): write its files again",
+        f"{request.source_name} has text that is not UTF-8 ({reason[:_MAX_MESSAGE_CHARS]}): rewrite its files as UTF-8",
     )
 
 
@@ -124,8 +124,8 @@ def _find_spark_error(request: Request, condition: str, detail: str) -> PodFailu
     if condition.startswith(_ROW_CONDITIONS):
         return DataError(
             "FilterFailed",
-            f"data.prepare.filter `{request.prepare.filter}` fails on a row of {request.source_name}: {detail}; use try_cast "
-            "or leave such rows out",
+            f"data.prepare.filter `{request.prepare.filter}` fails on a row of {request.source_name}: {detail}; use "
+            "try_cast, or exclude these rows",
         )
     if condition == _FILE_DELETED and (table := _find_table(request, detail)):
         return delta_table.build_gone_error(table)
@@ -144,7 +144,10 @@ def _find_column_error(request: Request, condition: str, detail: str) -> PodFail
     if condition == "COLUMN_ALREADY_EXISTS":
         return DataError(
             "ColumnsAmbiguous",
-            f"{request.source_name} has columns whose names differ at most in case ({detail[:_MAX_MESSAGE_CHARS]}): rename them",
+            (
+                f"{request.source_name} has columns whose names are equal or differ only in case "
+                f"({detail[:_MAX_MESSAGE_CHARS]}): rename them"
+            ),
         )
     if condition.startswith("PARQUET_TYPE_"):
         return DataError(
@@ -165,7 +168,7 @@ def _find_file_error(request: Request, causes: list[tuple[str, str]]) -> PodFail
     name = as_named(unquote(file.group(1))) if file else request.source_name
     codec = next((codec for codec in CODECS_NOT_READ if f"{codec}Codec" in causes[-1][1]), None)
     sentence = (
-        f"{name} cannot be read: {_shorten(causes[-1][1])}; correct or remove it"
+        f"{name} cannot be read: {_shorten(causes[-1][1])}; fix or remove the file"
         if codec is None
         else explain_codec(name, codec)
     )
@@ -225,15 +228,18 @@ def _find_hadoop_error(causes: list[tuple[str, str]]) -> PodFailure | None:
         if kind.endswith(_GOOGLE_CLASS) and detail.startswith(("401", "403")):
             return DataError(
                 "AccessDenied",
-                f"{_find_first_address(causes)} is closed to the pod's credentials: grant them access, or correct them",
+                (
+                    f"{_find_first_address(causes)} is not accessible with the pod's credentials: grant them access, or "
+                    "correct them"
+                ),
             )
         if kind in _ACCESS_DENIED_CLASSES:
             credentials = (
-                "the credentials that Unity Catalog gave" if OWN_SCHEME in detail else "the pod's credentials"
+                "the credentials from Unity Catalog" if OWN_SCHEME in detail else "the pod's credentials"
             )
             return DataError(
                 "AccessDenied",
-                f"{_find_address(detail)} is closed to {credentials}: grant them access, or correct them",
+                f"{_find_address(detail)} is not accessible with {credentials}: grant them access, or correct them",
             )
         missing = _find_missing_error(kind, detail)
         if missing:
@@ -256,8 +262,8 @@ def _find_credentials_error(causes: list[tuple[str, str]]) -> PodFailure | None:
         return None
     return TrainingError(
         "CredentialsExpired",
-        f"the credentials that Unity Catalog gave for {file} expired before all of it was read: give the preparation more cores, "
-        "or use path with credentials of your own",
+        f"the credentials from Unity Catalog for {file} expired before the table was read: give the preparation more "
+        "cores, or use path with your own credentials",
     )
 
 
@@ -269,8 +275,10 @@ def _find_missing_error(kind: str, detail: str) -> PodFailure | None:
     if kind in _MISSING_CLASSES:
         return DataError("MissingSource", f"{place} does not exist: correct the bucket or the path")
     if kind in _UNREACHABLE_CLASSES:
-        variable = " is AWS_ENDPOINT_URL right, and" if re.search(S3, detail) else " is"
-        return TrainingError("StorageUnreachable", f"{place} cannot be reached:{variable} the store up?")
+        variable = "AWS_ENDPOINT_URL, and " if re.search(S3, detail) else ""
+        return TrainingError(
+            "StorageUnreachable", f"{place} cannot be reached: check {variable}that the store is up"
+        )
     return None
 
 
@@ -280,8 +288,9 @@ def _find_job_error(causes: list[tuple[str, str]]) -> PodFailure | None:
     if _EXECUTOR_LOST in failure:
         return TrainingError(
             "ExecutorsLost",
-            f"Spark gave up after it lost executors during the same task: {_text_after(failure, 'Reason: ').rstrip('.')}; where "
-            "they ran out of memory, raise data.prepare.spark.executorMemory",
+            "Spark aborted the job after one task lost its executors repeatedly: "
+            f"{_text_after(failure, 'Reason: ').rstrip('.')}; if they ran out of memory, raise "
+            "data.prepare.spark.executorMemory",
         )
     if failure.startswith("Job aborted"):
         return TrainingError("SparkFailed", _text_after(failure, "most recent failure: "))

@@ -104,8 +104,8 @@ def prepare_quickly(
 ) -> PrepResult:
     """Prepare as `prepared` does, but write a new table without Spark.
 
-    Spark's commit takes more than half of the time of a small preparation. test_prep_output and test_prep_pipeline have it, and
-    for tables of other columns test_prep_redact, test_prep_labels and test_prep_conversations.
+    Spark's commit takes more than half of the time of a small preparation. test_output and test_pipeline have it, and
+    for tables of other columns test_redact, test_labels and test_conversations.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "commit", commit_without_spark)

@@ -100,7 +100,7 @@ def test_rows_and_counts_are_those_of_a_pod_and_the_same_without_a_jvm_and_witho
         as_serverless(spark, patch)
         tokens._unzip.cache_clear()
         bare = run(tmp_path / "bare", asked(corpus, tokenizer_folder, tmp_path / "bare-out"))
-    assert f"the report stays in {tmp_path / 'bare'}: " in capsys.readouterr().out
+    assert f"the report is only in {tmp_path / 'bare'}: " in capsys.readouterr().out
     local = prepare_quickly(spark, asked(corpus, tokenizer_folder, tmp_path / "local-out"))
     assert local.model_copy(update={"path": usual.path}) == usual
     assert bare.model_copy(update={"path": usual.path}) == usual
@@ -207,7 +207,7 @@ def test_an_output_with_other_files_is_left_alone(
     with pytest.MonkeyPatch.context() as patch:
         as_serverless(spark, patch)
         if taken:
-            with pytest.raises(DataError, match="has files and is not a Delta table"):
+            with pytest.raises(DataError, match="contains files but is not a Delta table"):
                 output.list_versions(spark, recipe(), str(tmp_path / "out"))
         else:
             assert output.list_versions(spark, recipe(), str(tmp_path / "out")) == []
@@ -228,7 +228,9 @@ def test_a_failure_is_in_the_report_and_in_the_error(tmp_path: Path) -> None:
 def test_a_pod_refuses_the_recipe_of_a_run() -> None:
     spark = recipe(spark={"mode": "Databricks", "databricks": {"volume": "/Volumes/a/b/c"}}).data.prepare
     assert spark
-    with pytest.raises(RecipeRefusedError, match="is a run in a workspace, which the operator submits"):
+    with pytest.raises(
+        RecipeRefusedError, match="runs in a Databricks workspace, where the operator submits it"
+    ):
         session.start(spark.spark)
 
 

@@ -62,16 +62,20 @@ def test_a_recipe_is_taken_too(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[str, list[Any], str]] = [
-    ("no job", [SECRET], "{file} has 0 FineTuneJobs: name a file with one"),
-    ("two jobs", [job(), job()], "{file} has 2 FineTuneJobs: name a file with one"),
-    ("no output", [job()], "{file} has no data.prepare.output: name a folder with --output"),
+    ("no job", [SECRET], "{file} has 0 FineTuneJobs: use a file with exactly one"),
+    ("two jobs", [job(), job()], "{file} has 2 FineTuneJobs: use a file with exactly one"),
+    ("no output", [job()], "{file} has no data.prepare.output: set a folder with --output"),
     ("neither", [{"a": 1}], "the recipe {file} is wrong at "),
     (
         "an unknown field",
         [job(output="/out", maxTokenz=256)],
-        "the FineTuneJob in {file} is wrong at spec.data.prepare.maxTokenz: there is no such field",
+        "the FineTuneJob in {file} is invalid at spec.data.prepare.maxTokenz: there is no such field",
     ),
-    ("a mistake", [job(maxTokens=0)], "the FineTuneJob in {file} is wrong at spec.data.prepare.maxTokens: "),
+    (
+        "a mistake",
+        [job(maxTokens=0)],
+        "the FineTuneJob in {file} is invalid at spec.data.prepare.maxTokens: ",
+    ),
 ]
 
 

@@ -84,8 +84,8 @@ def test_a_second_job_uses_the_version_of_the_first(
     assert prepare_as.versions == 1
     said = capsys.readouterr().out
     assert (
-        f"{prepare_as.table} version 0 was written by FineTuneJob first from the same data with the same settings: "
-        "nothing is written\n" in said
+        f"{prepare_as.table} version 0 was already written by FineTuneJob first from the same data with the same "
+        "settings: reusing it\n" in said
     )
     # A pod that is tried again finds it too; a job of another namespace does not.
     assert prepare_as.found("second", first.digest) == second
@@ -97,8 +97,8 @@ def test_a_second_job_uses_the_version_of_the_first(
         prepare_as("third", maxTokens=1000)
     assert (failed.value.reason, failed.value.message) == (
         "OutputTaken",
-        f"data.prepare.output {prepare_as.table} is the table of FineTuneJob default/first, which prepares another source, "
-        "with other steps or for another tokenizer: name another folder",
+        f"data.prepare.output {prepare_as.table} belongs to FineTuneJob default/first, whose source, preparation "
+        "steps or tokenizer differ: use another folder",
     )
 
     # As VACUUM leaves the older version; the newer one is found.

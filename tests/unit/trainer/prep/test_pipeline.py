@@ -95,7 +95,7 @@ def test_a_pod_that_is_tried_again_finds_its_version(
     capsys.readouterr()
     assert ask(uid="one", **STEPS) == first
     log = capsys.readouterr().out
-    assert f"{ask.output} version 0 was made by this job before: nothing is written twice\n" in log
+    assert f"{ask.output} version 0 was already written by this job: skipping the preparation\n" in log
     # A pod that looked before the commit prepares the rows, and writes nothing.
     with monkeypatch.context() as patch:
         versions, looks = output.list_versions, itertools.count()

@@ -227,7 +227,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "a mix without sources",
         {"source": {"type": "Mix"}},
-        "data.source needs sources with type Mix, and with no other type",
+        "data.source requires sources for type Mix, and allows them for no other type",
     ),
     (
         "output over a source of a mix",
@@ -245,20 +245,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "a template of both answers",
         {"columns": PREFERENCES, "promptTemplate": "{question}", "responseTemplate": "{good}"},
-        "data.prepare.responseTemplate cannot go with data.columns of type Preference: promptTemplate renders the prompt, "
-        "and answers stay as they are",
+        "data.prepare.responseTemplate cannot be used with data.columns of type Preference: promptTemplate renders "
+        "the prompt, and answers stay as they are",
     ),
     (
         "a template of judged answers",
         {"columns": UNPAIRED, "promptTemplate": "{question}", "responseTemplate": "{good}"},
-        "data.prepare.responseTemplate cannot go with data.columns of type Unpaired: promptTemplate renders the prompt, "
-        "and answers stay as they are",
+        "data.prepare.responseTemplate cannot be used with data.columns of type Unpaired: promptTemplate renders the "
+        "prompt, and answers stay as they are",
     ),
     (
         "template over messages",
         {"columns": CHAT, "promptTemplate": "{chat}"},
-        "data.prepare.promptTemplate cannot go with data.columns of type Messages, which the model's chat template "
-        "renders: remove one",
+        "data.prepare.promptTemplate cannot be used with data.columns of type Messages, which the model's chat "
+        "template renders: remove one",
     ),
     (
         "the prompt of a text",
@@ -294,7 +294,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "response template alone",
         {"responseTemplate": "{answer}"},
-        "data.prepare.responseTemplate needs promptTemplate beside it",
+        "data.prepare.responseTemplate requires data.prepare.promptTemplate",
     ),
     (
         "the answer of a text",
@@ -338,8 +338,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "open brace",
         {"promptTemplate": "{question"},
-        "data.prepare.promptTemplate has a brace without its partner: write {column} for a column's value, and {{ and "
-        "}} for braces",
+        "data.prepare.promptTemplate has an unmatched brace: write {column} for a column's value, and {{ and }} for "
+        "braces",
     ),
     (
         "placeholder without a name",
@@ -356,8 +356,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "two at once",
         {"responseTemplate": "{answer}", "dedupe": {"exact": False, "near": {}}},
-        "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first; data.prepare.responseTemplate needs "
-        "promptTemplate beside it",
+        "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first; "
+        "data.prepare.responseTemplate requires data.prepare.promptTemplate",
     ),
 ]
 
@@ -377,7 +377,7 @@ def test_nothing_to_prepare() -> None:
     with pytest.raises(RecipeRefusedError) as refused:
         build_plan(asked.model_copy(update={"data": data}))
     assert refused.value.message == (
-        "data.source and data.prepare are missing: there is nothing to prepare, so training can start at once"
+        "a preparation requires data.source and data.prepare: without them, training starts directly"
     )
 
 

@@ -138,21 +138,21 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "nothing passes the filters",
         {"minQuality": 0.5, "filter": "quality < 0.5"},
         "NoRowsLeft",
-        "none of the 104 rows of {corpus}/parquet is left: notNull dropped 1, minQuality dropped 51, filter dropped "
-        "52; loosen data.prepare",
+        "data.prepare dropped all 104 rows of {corpus}/parquet: notNull dropped 1, minQuality dropped 51, filter "
+        "dropped 52; relax its filters",
     ),
     (
         "nothing is short enough",
         {"maxTokens": 1},
         "NoRowsLeft",
-        "none of the 104 rows of {corpus}/parquet is left: notNull dropped 1, dedupe dropped 2, maxTokens dropped 101; "
-        "loosen data.prepare",
+        "data.prepare dropped all 104 rows of {corpus}/parquet: notNull dropped 1, dedupe dropped 2, maxTokens "
+        "dropped 101; relax its filters",
     ),
     (
         "empty validation split",
         {"limit": 1, "splitRatios": {"train": 0.9, "validation": 0.1, "test": 0}},
         "EmptySplit",
-        "none of the 1 examples fell into the validation split, whose ratio is 0.1: prepare more examples or raise "
+        "none of the 1 examples is in the validation split, whose ratio is 0.1: prepare more examples or raise "
         "data.prepare.splitRatios.validation",
     ),
 ]
@@ -187,8 +187,11 @@ def test_an_output_that_is_something_else_is_left_alone(ask: Asker, corpus: Path
         assert failed.value.reason == "OutputTaken"
         told[name] = failed.value.message.replace(str(tmp_path), "")
     assert told == {
-        "theirs": "data.prepare.output /theirs is a Delta table that no preparation wrote: name another folder",
-        "files": "data.prepare.output /files has files and is not a Delta table: name another folder, or empty it",
+        "theirs": (
+            "data.prepare.output /theirs is a Delta table that was not written by a preparation: use another "
+            "folder"
+        ),
+        "files": "data.prepare.output /files contains files but is not a Delta table: use another folder, or empty it",
     }
     assert (DeltaTable(theirs).version(), [*(tmp_path / "files").iterdir()]) == (
         0,
@@ -213,7 +216,7 @@ def test_credentials_that_the_store_refuses(spark: SparkSession, ask: Asker) -> 
             ask(source={"type": "Parquet", "path": "s3://closed/corpus"})
     assert (failed.value.reason, failed.value.message) == (
         "AccessDenied",
-        "s3://closed/corpus is closed to the pod's credentials: grant them access, or correct them",
+        "s3://closed/corpus is not accessible with the pod's credentials: grant them access, or correct them",
     )
 
 

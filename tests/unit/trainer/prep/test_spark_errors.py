@@ -37,21 +37,24 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         "java.nio.file.AccessDeniedException",
         "s3a://splits/out/_delta_log: getFileStatus on s3a://splits/out/_delta_log: Forbidden (Status Code: 403)",
         65,
-        "s3://splits/out/_delta_log is closed to the pod's credentials: grant them access, or correct them",
+        "s3://splits/out/_delta_log is not accessible with the pod's credentials: grant them access, or correct them",
     ),
     (
         "store that is down: to be tried again",
         "java.net.ConnectException",
         "getFileStatus on s3a://corpus/raw: Connect to store:7070 failed",
         1,
-        "s3://corpus/raw cannot be reached: is AWS_ENDPOINT_URL right, and the store up?",
+        "s3://corpus/raw cannot be reached: check AWS_ENDPOINT_URL, and that the store is up",
     ),
     (
         "credentials of Unity Catalog that do not open a file",
         "java.nio.file.AccessDeniedException",
         "s3a-0123abcd://lake/chats/a.parquet: open s3a-0123abcd://lake/chats/a.parquet: Forbidden (Status Code: 403)",
         65,
-        "s3://lake/chats/a.parquet is closed to the credentials that Unity Catalog gave: grant them access, or correct them",
+        (
+            "s3://lake/chats/a.parquet is not accessible with the credentials from Unity Catalog: grant them access, or "
+            "correct them"
+        ),
     ),
     (
         "a store that is not known",
@@ -76,8 +79,9 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         "1.0 (TID 9) (10.0.0.7 executor 5): ExecutorLostFailure (executor 5 exited caused by one of the running tasks) "
         "Reason: The executor with id 5 exited with exit code 137(SIGKILL, possible container OOM).",
         1,
-        "Spark gave up after it lost executors during the same task: The executor with id 5 exited with exit code "
-        "137(SIGKILL, possible container OOM); where they ran out of memory, raise data.prepare.spark.executorMemory",
+        "Spark aborted the job after one task lost its executors repeatedly: The executor with id 5 exited with exit "
+        "code 137(SIGKILL, possible container OOM); if they ran out of memory, raise "
+        "data.prepare.spark.executorMemory",
     ),
     (
         "a task that fails",

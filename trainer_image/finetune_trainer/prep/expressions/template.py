@@ -34,8 +34,7 @@ class Template:
             parts = list(string.Formatter().parse(text))
         except ValueError as error:
             raise RecipeRefusedError(
-                f"{field} has a brace without its partner: write {{column}} for a column's value, and {{{{ and }}}} "
-                "for braces"
+                f"{field} has an unmatched brace: write {{column}} for a column's value, and {{{{ and }}}} for braces"
             ) from error
         for _, column, specification, conversion in parts:
             if column == "" or specification or conversion:

@@ -110,7 +110,7 @@ def publish(facts: Facts, *, tracker: Tracker, folder: Path) -> None:
     try:
         files = write(facts, folder)
     except Exception as error:  # noqa: BLE001 - a picture never stops a preparation
-        print(f"the report of the preparation cannot be written: {first_line(error)}", flush=True)
+        print(f"cannot write the report of the preparation: {first_line(error)}", flush=True)
         return
     tracker.artifacts(files, contract.ARTIFACTS_PREPARATION)
 

@@ -53,8 +53,8 @@ def build_gone_error(source: OneSource) -> DataError:
         version = f"the version of {source.version_time.isoformat()}"
     return DataError(
         "VersionGone",
-        f"{version} of the Delta table {source.address} can no longer be read, because VACUUM or the cleanup of its log "
-        "removed files: name a newer version",
+        f"{version} of the Delta table {source.address} can no longer be read, because VACUUM or the cleanup of its "
+        "log removed files: use a newer version",
     )
 
 

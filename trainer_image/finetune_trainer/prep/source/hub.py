@@ -68,7 +68,9 @@ def _translate_errors(source: OneSource, field: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise DataError("MissingSource", f"{name} is no id of a data set: write org/name") from error
+        raise DataError(
+            "MissingSource", f"{name} is not a valid id of a data set: use the form org/name"
+        ) from error
     except GatedRepoError as error:
         raise DataError("AccessDenied", f"{name} is gated: accept its terms, and {_LOGIN_ADVICE}") from error
     except RepositoryNotFoundError as error:
@@ -87,12 +89,12 @@ def _translate_errors(source: OneSource, field: str) -> Iterator[None]:
     except (httpx.HTTPError, ConnectionError, LocalEntryNotFoundError) as error:
         if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403):
             raise DataError(
-                "AccessDenied", f"{name} is closed to the pod: {_LOGIN_ADVICE} that may read it"
+                "AccessDenied", f"{name} is not accessible to the pod: {_LOGIN_ADVICE} that may read it"
             ) from error
         raise TrainingError(
             "HubUnreachable",
-            f"{name} cannot be downloaded, because the Hub does not answer: give the pod a way out, or set HF_ENDPOINT to a "
-            "mirror of the Hub",
+            f"{name} cannot be downloaded because the Hub does not answer: allow egress from the pod, or set "
+            "HF_ENDPOINT to a mirror of the Hub",
         ) from error
 
 
@@ -107,8 +109,8 @@ def _find_commit(source: OneSource, field: str) -> str:
     script = f"{dataset.rpartition('/')[2]}.py"
     if any(file.rfilename == script for file in info.siblings or []):
         raise RecipeRefusedError(
-            f"{field}.dataset {dataset} is loaded by its script {script}, and no code of a data set runs here: name the "
-            "revision refs/convert/parquet, or a copy of the data set in Parquet"
+            f"{field}.dataset {dataset} is loaded by its script {script}, and scripts of data sets are not run: set "
+            "the revision refs/convert/parquet, or a copy of the data set in Parquet"
         )
     return str(info.sha)
 

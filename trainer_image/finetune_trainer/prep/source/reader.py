@@ -171,8 +171,8 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
         if plan.prepare.redact and isinstance(kind, _NESTED):
             raise DataError(
                 "WrongColumnType",
-                f"data.prepare.redact replaces values in text, and column {name} of {where} holds {kind.simpleString()}: "
-                "leave it out of the templates, or make text of it in the source",
+                f"data.prepare.redact replaces values in text, and column {name} of {where} holds "
+                f"{kind.simpleString()}: remove it from the templates, or convert it to text in the source",
             )
 
 

@@ -172,30 +172,34 @@ def _translate_errors(
     except Unauthenticated as error:
         raise DataError(
             "CatalogForbidden",
-            f"Unity Catalog at {reference.host} does not accept the login of data.prepare.catalog: correct its Secret ({_shorten(error)})",
+            (
+                f"Unity Catalog at {reference.host} rejects the credentials of data.prepare.catalog: correct its Secret "
+                f"({_shorten(error)})"
+            ),
         ) from error
     except (NotFound, PermissionDenied, BadRequest, InvalidParameterValue) as error:
         raise refusal(reference, _shorten(error)) from error
     except (DatabricksError, requests.RequestException, TimeoutError) as error:
         raise TrainingError(
             "CatalogUnreachable",
-            f"Unity Catalog at {reference.host} does not answer the question for {reference.field}: {_shorten(error)}",
+            f"Unity Catalog at {reference.host} does not answer the request for {reference.field}: {_shorten(error)}",
         ) from error
 
 
 def _build_table_error(reference: _TableReference, answer: str) -> DataError:
     return DataError(
         "MissingSource",
-        f"{reference.field} is not in Unity Catalog at {reference.host}, or closed to the login of data.prepare.catalog: correct the name, "
-        f"or grant USE CATALOG, USE SCHEMA and SELECT ({answer})",
+        f"{reference.field} is not in Unity Catalog at {reference.host}, or the principal of data.prepare.catalog has "
+        f"no access to it: correct the name, or grant USE CATALOG, USE SCHEMA and SELECT ({answer})",
     )
 
 
 def _build_credentials_error(reference: _TableReference, answer: str) -> DataError:
     return DataError(
         "CatalogForbidden",
-        f"Unity Catalog at {reference.host} gives the login of data.prepare.catalog no credentials for the files of {reference.field}: grant "
-        f"SELECT on the table and EXTERNAL USE SCHEMA on {reference.schema}, and allow external data access in the metastore ({answer})",
+        f"Unity Catalog at {reference.host} issues no credentials for the files of {reference.field}: grant SELECT on "
+        f"the table and EXTERNAL USE SCHEMA on {reference.schema}, and allow external data access in the metastore "
+        f"({answer})",
     )
 
 
@@ -255,8 +259,8 @@ def _build_place(location: str, credentials: AwsCredentials | None, reference: _
         where = "a folder of the server" if url.scheme in ("", "file") else "in another storage"
         raise DataError(
             "UnreadableSource",
-            f"the files of {reference.field} are at {location}, {where}, and a preparation in this cluster reads tables of Unity Catalog "
-            "in s3://: move the table, or use path with credentials of your own",
+            f"the files of {reference.field} are at {location}, {where}, but a preparation in this cluster reads "
+            "Unity Catalog tables only from s3://: move the table, or use path with your own credentials",
         )
     if credentials is None or not credentials.access_key_id or not credentials.secret_access_key:
         raise _build_credentials_error(reference, "the answer has no credentials for S3")

@@ -89,7 +89,8 @@ class Driver:
             )
         except (KeyError, StopIteration) as error:
             raise RecipeRefusedError(
-                f"data.prepare.spark.mode Kubernetes needs a pod that the operator made, and {error} is missing: use Local"
+                f"data.prepare.spark.mode Kubernetes requires a pod that the operator created, and {error} is not "
+                "set: use mode Local"
             ) from error
 
     def write_template(self, scratch: Path) -> None:
@@ -168,7 +169,8 @@ def _check_conf(spark: Spark) -> None:
     fixed = [name for name in FIXED if name in spark.conf]
     if fixed:
         raise RecipeRefusedError(
-            f"data.prepare.spark.conf may not set {', '.join(fixed)}: it follows from the pod of the driver; remove it"
+            f"data.prepare.spark.conf may not set {', '.join(fixed)}: the operator sets it for the driver pod; remove "
+            "it"
         )
 
 

@@ -130,5 +130,5 @@ class Progress:
             try:
                 self.tell()
             except Exception as error:  # noqa: BLE001 - progress never stops a preparation
-                print(f"the progress of the preparation is not known any more: {error}", flush=True)
+                print(f"stopped showing the progress of the preparation: {error}", flush=True)
                 return

@@ -80,14 +80,16 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
     """
     if spark.mode == "Databricks":
         raise RecipeRefusedError(
-            "data.prepare.spark.mode Databricks is a run in a workspace, which the operator submits: use Local here"
+            "data.prepare.spark.mode Databricks runs in a Databricks workspace, where the operator submits it: use "
+            "mode Local here"
         )
     from pyspark.sql import SparkSession
 
     if spark.mode == "SparkApplication":
         if _ENV_GATEWAY not in os.environ:
             raise RecipeRefusedError(
-                "data.prepare.spark.mode SparkApplication is for pods that the spark-operator submits: use Local here"
+                "data.prepare.spark.mode SparkApplication runs only in pods that the spark-operator submits: use "
+                "mode Local here"
             )
         return SparkSession.builder.getOrCreate()
     driver = _start_driver(spark)

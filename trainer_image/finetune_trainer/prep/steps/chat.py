@@ -31,7 +31,7 @@ def build_refusal(example: Mapping[str, Any], error: DataError) -> ValueError:
     """
     conversations = [value for value in example.values() if isinstance(value, list)]
     roles = ", ".join(str(turn["role"]) for messages in conversations for turn in messages)
-    return ValueError(f"{_MARK}a conversation of the roles {roles}: {error.__cause__ or error}")
+    return ValueError(f"{_MARK}a conversation with the roles {roles}: {error.__cause__ or error}")
 
 
 def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
@@ -44,7 +44,7 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
     base, columns, prepare = recipe.model.base, recipe.data.columns, recipe.data.prepare
     if tokenizer.chat_template is None:
         raise RecipeRefusedError(
-            f"conversations need a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
+            f"the tokenizer of {base} has no chat template, which conversations require: set model.chatTemplate"
         )
     if recipe.objective.loss_on != "All":
         loss_mask.check_template(tokenizer, base)
@@ -53,8 +53,8 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
     drops = prepare is not None and prepare.unrenderable == "Drop"
     if columns and columns.tools and not drops and not chat_templates.renders_tools(tokenizer):
         raise RecipeRefusedError(
-            f"data.columns.tools needs a chat template that renders tools, and that of {base} does not: set "
-            "model.chatTemplate, remove data.columns.tools, or drop conversations that have tools with "
+            f"data.columns.tools requires a chat template that renders tools, and the one of {base} does not: set "
+            "model.chatTemplate, remove data.columns.tools, or drop conversations with tools by "
             "data.prepare.unrenderable: Drop"
         )
 
@@ -66,5 +66,6 @@ def find_failure(message: str) -> DataError | None:
     if match is None:
         return None
     return DataError(
-        "TemplateFailed", f"{match.group(1).rstrip('.')}; drop such rows with data.prepare.unrenderable: Drop"
+        "TemplateFailed",
+        f"{match.group(1).rstrip('.')}; to drop these rows, set data.prepare.unrenderable: Drop",
     )

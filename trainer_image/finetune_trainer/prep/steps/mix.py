@@ -53,8 +53,8 @@ def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list
         )
         raise DataError(
             "ColumnsDiffer",
-            f"the sources of the mix do not hold their examples in the same columns: {differences}; name columns that all of "
-            "them have in data.columns, or prepare them one by one",
+            f"the sources of the mix have different example columns: {differences}; set data.columns to columns that "
+            "all of them have, or prepare them separately",
         )
     tools = "tools" if any(part.columns.tools for part in parts) else None
     columns = Columns(type=first.type, tools=tools)
@@ -93,7 +93,10 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
         )
         raise DataError(
             "ColumnsDiffer",
-            f"the sources of the mix do not hold the same in column {differing[0]}: {differences}; prepare them one by one",
+            (
+                f"column {differing[0]} has different types in the sources of the mix: {differences}; prepare them "
+                "separately"
+            ),
         )
     fields_of_columns = [
         {field for of_part in carried_fields for field in of_part.get(name, chat_messages.CARRIED)}

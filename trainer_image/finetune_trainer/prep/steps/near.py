@@ -180,7 +180,10 @@ def describe_pair(pair: Pair) -> str:
 
 def describe_crowd(examples: int) -> str:
     """Return what was not compared, in a sentence; `examples`: of the largest band."""
-    return f"up to {examples:,} examples share a part of their text, of which {_MAX_BAND_SIZE:,} are compared with each other"
+    return (
+        f"up to {examples:,} examples share part of their text; only {_MAX_BAND_SIZE:,} of them are compared with "
+        "each other"
+    )
 
 
 def _count_by_size(members: DataFrame) -> dict[int, int]:

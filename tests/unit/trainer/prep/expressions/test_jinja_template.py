@@ -148,7 +148,7 @@ def test_a_row_on_which_a_template_fails_fails_the_preparation(prepare: Preparer
         prepare(CHOICES, **asked())
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
-        "data.prepare.promptTemplate fails on a row: 'NoneType' object is not iterable; drop such rows with "
+        "data.prepare.promptTemplate fails on a row: 'NoneType' object is not iterable; to drop these rows, set "
         "data.prepare.unrenderable: Drop",
     )
 
@@ -190,7 +190,7 @@ WRONG: dict[str, tuple[Json, type[exit_status.PodFailure], str]] = {
     "a list in which values are to be replaced": (
         {"redact": ["Email"]},
         exit_status.DataError,
-        "holds array<string>: leave it out of the templates, or make text of it in the source",
+        "holds array<string>: remove it from the templates, or convert it to text in the source",
     ),
 }
 

@@ -29,7 +29,7 @@ FACTS = report.Facts(
     tokens={"train": 3400, "validation": 20, "test": 0},
     lengths=([10 * number for number in AT_16], AT_16),
     clusters={2: 2},
-    crowded="60,000 examples share a part of their text",
+    crowded="60,000 examples share part of their text",
     pairs=[Pair("b" * 32, "c" * 32, 0.8125, "a" * 32, "=text, with a comma", "another\nline")],
     warnings=["dedupe.near drops 2 of 3 examples"],
     samples={"notNull": ["", "<script>alert(1)</script>"], "near": ["one\n\nlike:\nanother"]},
@@ -62,7 +62,7 @@ def test_the_page_has_its_pictures_in_it_and_shows_text_as_text(tmp_path: Path) 
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "<script" not in page
     assert "<pre>(empty)</pre>" in page
-    assert "<p>60,000 examples share a part of their text.</p>" in page
+    assert "<p>60,000 examples share part of their text.</p>" in page
     assert "<p><strong>Warning:</strong> dedupe.near drops 2 of 3 examples.</p>" in page
     assert "(pairs: 1)" in page
     assert "http" not in page
@@ -131,5 +131,5 @@ def test_what_cannot_be_written_or_uploaded_is_told_and_stops_nothing(
         tracker.tags({"later": "yes"})
     assert mlflow.client().get_run(mlflow.run_id).data.tags["later"] == "yes"
     told = capsys.readouterr().out
-    assert "the report of the preparation cannot be written: " in told
+    assert "cannot write the report of the preparation: " in told
     assert "preparation is not uploaded to the run's artifacts: the store is closed" in told

@@ -61,6 +61,6 @@ def test_what_is_more_than_that_is_refused_by_its_name(frame: DataFrame) -> None
             condition.check(frame, text)
         told[text] = refused.value.message
     assert told == {
-        text: f"data.prepare.filter `{text}` has {found}, and a filter is a condition on the columns of one row: remove it"
+        text: f"data.prepare.filter `{text}` has {found}, but a filter may only use the columns of one row: remove it"
         for text, found in FOUND.items()
     }

@@ -90,7 +90,7 @@ def test_a_line_that_does_not_parse_is_refused_with_its_file(
         (tmp_path / name).write_text(text)
     assert failed(spark, tmp_path, type=form, path=str(tmp_path)) == (
         "UnreadableSource",
-        f"{sentence}; correct or remove it",
+        f"{sentence}; fix or remove the file",
     )
 
 
@@ -264,7 +264,7 @@ def test_a_version_whose_files_or_log_are_gone(spark: SparkSession, table: str, 
     before = committed(table)[0].isoformat()
     assert len(written.vacuum(0, dry_run=False, enforce_retention_duration=False)) == 2
     because = (
-        "can no longer be read, because VACUUM or the cleanup of its log removed files: name a newer version"
+        "can no longer be read, because VACUUM or the cleanup of its log removed files: use a newer version"
     )
     expected = ("VersionGone", f"version 0 of the Delta table table {because}")
     assert failed(spark, tmp_path, type="Delta", path=table, version=0) == expected

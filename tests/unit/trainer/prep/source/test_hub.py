@@ -135,7 +135,7 @@ REFUSED: list[tuple[str, dict[str, str], int, str, str]] = [
         {"dataset": "a/b/c"},
         65,
         "MissingSource",
-        "a/b/c is no id of a data set: write org/name",
+        "a/b/c is not a valid id of a data set: use the form org/name",
     ),
     (
         "revision",
@@ -184,7 +184,7 @@ REFUSED: list[tuple[str, dict[str, str], int, str, str]] = [
         {"dataset": "org/script"},
         64,
         "RecipeRefused",
-        "org/script is loaded by its script script.py, and no code of a data set runs here: name the revision "
+        "org/script is loaded by its script script.py, and scripts of data sets are not run: set the revision "
         "refs/convert/parquet, or a copy of the data set in Parquet",
     ),
     (
@@ -228,8 +228,8 @@ def test_a_hub_that_does_not_answer_is_tried_again(
     assert (failed.value.exit_code, failed.value.reason, failed.value.message) == (
         1,
         "HubUnreachable",
-        "data.source.dataset org/splits cannot be downloaded, because the Hub does not answer: give the pod a way out, or "
-        "set HF_ENDPOINT to a mirror of the Hub",
+        "data.source.dataset org/splits cannot be downloaded because the Hub does not answer: allow egress from the "
+        "pod, or set HF_ENDPOINT to a mirror of the Hub",
     )
 
 

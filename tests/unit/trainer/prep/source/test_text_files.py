@@ -197,4 +197,4 @@ def test_text_in_a_table_that_is_not_utf8_is_refused(
         prepare_quickly(spark, asked)
     assert refused.value.reason == "UnreadableSource"
     assert refused.value.message.startswith(f"{tmp_path / 'a.parquet'} has text that is not UTF-8 ({shown}")
-    assert refused.value.message.endswith("): write its files again")
+    assert refused.value.message.endswith("): rewrite its files as UTF-8")

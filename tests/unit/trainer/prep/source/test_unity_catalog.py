@@ -132,9 +132,9 @@ def test_an_evaluation_set_is_a_table(
     [
         (
             {"table": "main.evaluation.nowhere"},
-            "data.prepare.decontaminate.sources[tasks].table main.evaluation.nowhere is not in Unity Catalog at {host}, or closed to "
-            "the login of data.prepare.catalog: correct the name, or grant USE CATALOG, USE SCHEMA and SELECT (Table "
-            "'main.evaluation.nowhere' does not exist.)",
+            "data.prepare.decontaminate.sources[tasks].table main.evaluation.nowhere is not in Unity Catalog at "
+            "{host}, or the principal of data.prepare.catalog has no access to it: correct the name, or grant USE "
+            "CATALOG, USE SCHEMA and SELECT (Table 'main.evaluation.nowhere' does not exist.)",
         ),
         (
             {"type": "Parquet"},
@@ -220,9 +220,7 @@ def test_credentials_that_expire_are_said(
     with pytest.raises(TrainingError) as failed, spark_errors.translate_errors(build_plan(recipe())):
         frame.collect()
     assert failed.value.reason == "CredentialsExpired"
-    assert failed.value.message.startswith(
-        "the credentials that Unity Catalog gave for s3://lake/tables/chats/"
-    )
+    assert failed.value.message.startswith("the credentials from Unity Catalog for s3://lake/tables/chats/")
 
 
 LOGINS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -324,25 +322,26 @@ def no_store(tables: Tables) -> None:
 
 ELSEWHERE = "use data.prepare.spark.mode Databricks"
 MOVE = (
-    "and a preparation in this cluster reads tables of Unity Catalog in s3://: move the table, or use path with credentials of "
-    "your own"
+    "but a preparation in this cluster reads Unity Catalog tables only from s3://: move the table, or use path with your own "
+    "credentials"
 )
 GRANT = (
-    f"gives the login of data.prepare.catalog no credentials for the files of {FIELD}: grant SELECT on the table and EXTERNAL USE "
+    f"issues no credentials for the files of {FIELD}: grant SELECT on the table and EXTERNAL USE "
     "SCHEMA on main.support, and allow external data access in the metastore"
 )
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "no such table": (
         lambda tables: tables.held.clear(),
         "MissingSource",
-        f"{FIELD} is not in Unity Catalog at {{host}}, or closed to the login of data.prepare.catalog: correct the name, or grant "
-        f"USE CATALOG, USE SCHEMA and SELECT (Table '{TABLE}' does not exist.)",
+        f"{FIELD} is not in Unity Catalog at {{host}}, or the principal of data.prepare.catalog has no access to it: "
+        f"correct the name, or grant USE CATALOG, USE SCHEMA and SELECT (Table '{TABLE}' does not exist.)",
     ),
     "a table that is closed": (
         closed,
         "MissingSource",
-        f"{FIELD} is not in Unity Catalog at {{host}}, or closed to the login of data.prepare.catalog: correct the name, or grant "
-        "USE CATALOG, USE SCHEMA and SELECT (User does not have USE SCHEMA on Schema 'main.support'.)",
+        f"{FIELD} is not in Unity Catalog at {{host}}, or the principal of data.prepare.catalog has no access to it: "
+        "correct the name, or grant USE CATALOG, USE SCHEMA and SELECT (User does not have USE SCHEMA on Schema "
+        "'main.support'.)",
     ),
     "no right to the files": (
         no_grant,
@@ -414,7 +413,10 @@ def test_a_login_that_is_refused_is_said(tables: Tables, monkeypatch: pytest.Mon
         unity_catalog.locate(TABLE, "Delta", "data.source.table", at(address))
     assert (failed.value.exit_code, failed.value.message) == (
         65,
-        f"Unity Catalog at {address} does not accept the login of data.prepare.catalog: correct its Secret (No authorization found.)",
+        (
+            f"Unity Catalog at {address} rejects the credentials of data.prepare.catalog: correct its Secret (No "
+            "authorization found.)"
+        ),
     )
 
 
@@ -432,5 +434,5 @@ def test_a_server_that_does_not_answer_is_asked_again_later(monkeypatch: pytest.
         unity_catalog.locate(TABLE, "Delta", "data.source.table", at("http://127.0.0.1:9"))
     assert (failed.value.reason, failed.value.exit_code) == ("CatalogUnreachable", 1)
     assert failed.value.message.startswith(
-        f"Unity Catalog at http://127.0.0.1:9 does not answer the question for {FIELD}: "
+        f"Unity Catalog at http://127.0.0.1:9 does not answer the request for {FIELD}: "
     )

@@ -165,7 +165,7 @@ def test_conf_may_not_set_what_follows_from_the_pod(name: str) -> None:
     with pytest.raises(RecipeRefusedError) as refused:
         settings(conf={name: "x"})
     assert refused.value.message == (
-        f"data.prepare.spark.conf may not set {name}: it follows from the pod of the driver; remove it"
+        f"data.prepare.spark.conf may not set {name}: the operator sets it for the driver pod; remove it"
     )
 
 
@@ -193,5 +193,6 @@ def test_outside_of_such_a_pod_there_is_no_driver(environment: dict[str, str], m
     with pytest.raises(RecipeRefusedError) as refused:
         kubernetes.Driver.of(environment)
     assert refused.value.message == (
-        f"data.prepare.spark.mode Kubernetes needs a pod that the operator made, and {missing} is missing: use Local"
+        f"data.prepare.spark.mode Kubernetes requires a pod that the operator created, and {missing} is not set: use "
+        "mode Local"
     )

@@ -96,7 +96,7 @@ def test_counts_that_fail_stop_nothing(capsys: pytest.CaptureFixture[str]) -> No
     assert told.texts == ["reading 0%"]
     with progress.running(seconds=0.01):
         said = wait_for("the sentence", lambda: capsys.readouterr().out)
-    assert said == "the progress of the preparation is not known any more: Spark is gone\n"
+    assert said == "stopped showing the progress of the preparation: Spark is gone\n"
 
 
 def test_tasks_are_those_of_the_step(spark: SparkSession) -> None:

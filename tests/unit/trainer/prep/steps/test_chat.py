@@ -86,8 +86,8 @@ def test_a_conversation_that_the_chat_template_refuses_fails_the_preparation(
         prepare(CHATS, template=USER_FIRST, columns=None)
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
-        "the chat template of the model fails on a conversation of the roles assistant, user: Roles must alternate; drop "
-        "such rows with data.prepare.unrenderable: Drop",
+        "the chat template of the model fails on a conversation with the roles assistant, user: Roles must "
+        "alternate; to drop these rows, set data.prepare.unrenderable: Drop",
     )
     assert not (tmp_path / "table").exists()
 
@@ -114,5 +114,6 @@ def test_a_tokenizer_without_a_chat_template_is_refused(
     with pytest.raises(exit_status.RecipeRefusedError) as refused:
         prepare(CHATS, template=None, columns=None)
     assert refused.value.message == (
-        f"conversations need a chat template, and the tokenizer of {tmp_path / 'model'} has none: set model.chatTemplate"
+        f"the tokenizer of {tmp_path / 'model'} has no chat template, which conversations require: set "
+        "model.chatTemplate"
     )

@@ -280,8 +280,8 @@ def test_a_template_without_tools_is_refused_at_the_start(preparing: Callable[[s
     with pytest.raises(exit_status.RecipeRefusedError) as refused:
         preparer(ROWS, columns=WITH_TOOLS)
     assert refused.value.message == (
-        f"data.columns.tools needs a chat template that renders tools, and that of {preparer.folder / 'model'} does not: "
-        "set model.chatTemplate, remove data.columns.tools, or drop conversations that have tools with "
+        f"data.columns.tools requires a chat template that renders tools, and the one of {preparer.folder / 'model'} "
+        "does not: set model.chatTemplate, remove data.columns.tools, or drop conversations with tools by "
         "data.prepare.unrenderable: Drop"
     )
 
@@ -293,8 +293,9 @@ def test_calls_that_the_template_leaves_out_fail_the_preparation(
         preparing(CONTENTS)(ROWS[:1], columns={"type": "Messages"})
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
-        "the chat template of the model fails on a conversation of the roles user, assistant, tool, assistant: it does not "
-        "render tool calls: set model.chatTemplate to one that does; drop such rows with data.prepare.unrenderable: Drop",
+        "the chat template of the model fails on a conversation with the roles user, assistant, tool, assistant: it "
+        "does not render tool calls: set model.chatTemplate to one that does; to drop these rows, set "
+        "data.prepare.unrenderable: Drop",
     )
 
 
@@ -534,9 +535,9 @@ def test_answers_to_another_prompt_fail_the_preparation(preparing: Callable[[str
     with pytest.raises(exit_status.DataError) as failed:
         preparing(HERMES)([row], columns=PREFERENCE, objective=DPO)
     assert failed.value.message == (
-        "the chat template of the model fails on a conversation of the roles user, user, assistant, assistant: goes on from "
-        "the prompt with role user: an answer is the assistant's, alone or after the messages of the prompt; drop such rows "
-        "with data.prepare.unrenderable: Drop"
+        "the chat template of the model fails on a conversation with the roles user, user, assistant, assistant: "
+        "goes on from the prompt with role user: an answer is the assistant's, alone or after the messages of the "
+        "prompt; to drop these rows, set data.prepare.unrenderable: Drop"
     )
 
 

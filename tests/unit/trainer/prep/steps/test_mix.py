@@ -142,8 +142,8 @@ REFUSED: list[tuple[str, list[str], Json, str, str]] = [
         ["told", "chats"],
         {},
         "ColumnsDiffer",
-        "the sources of the mix do not hold their examples in the same columns: told has instruction and output; chats "
-        "has messages; name columns that all of them have in data.columns, or prepare them one by one",
+        "the sources of the mix have different example columns: told has instruction and output; chats has messages; "
+        "set data.columns to columns that all of them have, or prepare them separately",
     ),
     (
         "a column that one does not have",

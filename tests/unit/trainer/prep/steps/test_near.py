@@ -151,7 +151,7 @@ def test_a_crowd_of_examples_that_is_not_compared_is_told(
     assert found.crowded == 12
     assert len(left) < 12
     assert near.describe(found).endswith(
-        "; up to 12 examples share a part of their text, of which 5 are compared with each other"
+        "; up to 12 examples share part of their text; only 5 of them are compared with each other"
     )
 
 
