@@ -31,8 +31,8 @@ def spark(jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     """A session as the prep pod starts it, but that it does not compile plans, see `compiled`, and `worker_daemon` forks its workers."""
     scratch, settings = tmp_path_factory.mktemp("spark"), session.build_settings
 
-    def with_daemon(*arguments: Any, **named: Any) -> dict[str, str]:
-        return settings(*arguments, **named) | {
+    def with_daemon(*arguments: Any, **keywords: Any) -> dict[str, str]:
+        return settings(*arguments, **keywords) | {
             "spark.python.daemon.module": "unit.trainer.prep.worker_daemon"
         }
 

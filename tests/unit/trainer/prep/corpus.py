@@ -81,11 +81,11 @@ class Asker:
 
 def counted(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Rows and tokens of each split."""
-    made = {
+    counts = {
         "rows": {"train": 0, "validation": 0, "test": 0},
         "tokens": {"train": 0, "validation": 0, "test": 0},
     }
     for row in rows:
-        made["rows"][row["split"]] += 1
-        made["tokens"][row["split"]] += row["tokens"]
-    return made
+        counts["rows"][row["split"]] += 1
+        counts["tokens"][row["split"]] += row["tokens"]
+    return counts

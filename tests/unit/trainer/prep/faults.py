@@ -49,14 +49,14 @@ def fill(disk: Path) -> Path:
 
 def prepare_on_disk(spark: SparkSession, folder: Path, tokenizer: str, output: Path) -> list[Any]:
     """The number of rows of the table, or the exit code, the reason and the sentence of the error."""
-    asked = recipe(
+    job_recipe = recipe(
         source={"type": "Parquet", "path": str(folder / "corpus.parquet")},
         base=tokenizer,
         output=str(output),
         splitRatios={"train": 1, "validation": 0, "test": 0},
     )
     try:
-        result = prepared(spark, asked)
+        result = prepared(spark, job_recipe)
     except PodFailure as failure:
         return [failure.exit_code, failure.reason, failure.message]
     return [result.version, len(table_of(result))]
@@ -75,17 +75,17 @@ def prepare_on_full_disks(spark: SparkSession, folder: Path, tokenizer: str) -> 
     return results
 
 
-def main(folder: Path, asked: Recipe, *, disks: bool) -> None:
+def main(folder: Path, job_recipe: Recipe, *, disks: bool) -> None:
     if disks:
         mount_disks(folder)
         tempfile.tempdir = str(folder / "scratch")
     spark = session.start(Spark(driver_memory="1Gi", conf=QUICK))
     for name, value in INTERPRETED.items():
         spark.conf.set(name, value)
-    results = prepare_on_full_disks(spark, folder, asked.model.base) if disks else {}
+    results = prepare_on_full_disks(spark, folder, job_recipe.model.base) if disks else {}
     # NB: the steps of a preparation are printed too.
     (folder / "results.json").write_text(json.dumps(results))
-    prepared(spark, asked)
+    prepared(spark, job_recipe)
 
 
 if __name__ == "__main__":

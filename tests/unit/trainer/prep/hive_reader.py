@@ -50,17 +50,21 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def read_set(spark: SparkSession, folder: Path, catalog: Catalog) -> list[Any]:
     """The version, the number of rows and the name in the log of an evaluation set."""
-    asked = EvaluationSource.model_validate({"name": "tasks", "type": "Delta", "table": "support.chats"})
-    (found,) = decontaminate.read(spark, [asked], folder, catalog)
-    return [found.corpus.version, found.corpus.frame.count(), decontaminate.described(found)]
+    source = EvaluationSource.model_validate({"name": "tasks", "type": "Delta", "table": "support.chats"})
+    (evaluation_set,) = decontaminate.read(spark, [source], folder, catalog)
+    return [
+        evaluation_set.corpus.version,
+        evaluation_set.corpus.frame.count(),
+        decontaminate.described(evaluation_set),
+    ]
 
 
-def read(spark: SparkSession, asked: dict[str, Any], folder: Path, catalog: Catalog) -> list[Any]:
+def read(spark: SparkSession, source: dict[str, Any], folder: Path, catalog: Catalog) -> list[Any]:
     """The version and the number of rows of a table, or the reason and the sentence of the error."""
     try:
         with spark_errors.translate_errors(build_plan(recipe())):
-            found = reader.read(spark, Source.model_validate(asked), folder, catalog=catalog)
-            return [found.version, found.frame.count()]
+            corpus = reader.read(spark, Source.model_validate(source), folder, catalog=catalog)
+            return [corpus.version, corpus.frame.count()]
     except PodFailure as failure:
         return [failure.exit_code, failure.reason, failure.message]
 
@@ -70,8 +74,8 @@ def main(uri: str, folder: Path) -> None:
     spark = session.start(Spark(driver_memory="1Gi", conf=QUICK), catalog)
     for statement in TABLES:
         spark.sql(statement.format(folder=folder))
-    found = {name: read(spark, asked, folder, catalog) for name, asked in ASKED.items()}
-    print(json.dumps(found | {"an evaluation set": read_set(spark, folder, catalog)}), flush=True)
+    rows = {name: read(spark, source, folder, catalog) for name, source in ASKED.items()}
+    print(json.dumps(rows | {"an evaluation set": read_set(spark, folder, catalog)}), flush=True)
     for _ in sys.stdin:
         print(json.dumps(read(spark, ASKED["files"], folder, catalog)), flush=True)
     spark.stop()

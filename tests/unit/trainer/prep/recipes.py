@@ -92,15 +92,17 @@ def untold() -> Progress:
 
 
 def prepared(
-    spark: SparkSession, wanted: Recipe, publish: Callable[[Facts], object] = lambda _: None
+    spark: SparkSession, job_recipe: Recipe, publish: Callable[[Facts], object] = lambda _: None
 ) -> PrepResult:
     """Prepare as a recipe asks whose model is a folder."""
-    tokenizer = Loaded.of(wanted.model, Path(wanted.model.base))
-    return pipeline.prepare(spark, wanted, build_request(wanted), tokenizer, untold(), publish=publish)
+    tokenizer = Loaded.of(job_recipe.model, Path(job_recipe.model.base))
+    return pipeline.prepare(
+        spark, job_recipe, build_request(job_recipe), tokenizer, untold(), publish=publish
+    )
 
 
 def prepare_quickly(
-    spark: SparkSession, wanted: Recipe, publish: Callable[[Facts], object] = lambda _: None
+    spark: SparkSession, job_recipe: Recipe, publish: Callable[[Facts], object] = lambda _: None
 ) -> PrepResult:
     """Prepare as `prepared` does, but write a new table without Spark.
 
@@ -109,12 +111,12 @@ def prepare_quickly(
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output, "commit", commit_without_spark)
-        return prepared(spark, wanted, publish)
+        return prepared(spark, job_recipe, publish)
 
 
 def commit_without_spark(frame: DataFrame, _: Recipe, result: PrepResult) -> PrepResult:
     """Write the rows as version 0 of a table, with what training reads of the commit."""
-    (encoding,) = {found for field in frame.schema if (found := field.metadata.get(ENCODING))}
+    (encoding,) = {encoding for field in frame.schema if (encoding := field.metadata.get(ENCODING))}
     properties = CommitProperties(custom_metadata={"userMetadata": json.dumps({ENCODING: encoding})})
     write_deltalake(result.path, frame.toArrow(), mode="error", commit_properties=properties)
     return result
@@ -141,18 +143,18 @@ class Preparer:
         table = pa.Table.from_pylist(rows)
         for part in range(partitions):
             pq.write_table(table.take([*range(part, len(rows), partitions)]), corpus / f"{part}.parquet")
-        asked: Json = {
+        defaults: Json = {
             "source": {"type": "Parquet", "path": str(corpus)},
             "splitRatios": {"train": 1, "validation": 0, "test": 0},
             "output": str(self.folder / f"out-{number}"),
             "base": str(self._tokenizer),
             **WITHOUT_SAMPLES,
         }
-        wanted = recipe(**asked | changes)
+        job_recipe = recipe(**defaults | changes)
         # NB: Spark reads several small files as one partition.
         self._spark.conf.set(_LEAST_PARTITIONS, partitions)
         try:
-            return self.run(self._spark, wanted, self.shown.append)
+            return self.run(self._spark, job_recipe, self.shown.append)
         finally:
             self._spark.conf.unset(_LEAST_PARTITIONS)
 

@@ -68,7 +68,7 @@ def find_namespace() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def asked(corpus: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def job_recipe(corpus: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """A recipe whose folder has nothing but the table."""
     return recipe(
         source={"type": "Delta", "path": str(corpus / "delta"), "version": 0},
@@ -80,10 +80,12 @@ def asked(corpus: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="module")
-def killed(asked: Recipe, jars: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """What became of preparations on full disks in a process that was killed when it wrote the table of `asked`."""
+def killed_preparations(
+    job_recipe: Recipe, jars: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Any]]:
+    """What became of preparations on full disks in a process that was killed when it wrote the table of `job_recipe`."""
     folder = tmp_path_factory.mktemp("killed")
-    (folder / "recipe.yaml").write_text(asked.to_yaml())
+    (folder / "recipe.yaml").write_text(job_recipe.to_yaml())
     namespace = find_namespace()
     words = [
         *namespace,
@@ -94,8 +96,8 @@ def killed(asked: Recipe, jars: Path, tmp_path_factory: pytest.TempPathFactory) 
         f"{folder}/recipe.yaml",
     ]
     words += ["--disks"] if namespace else []
-    assert asked.data.prepare
-    table = Path(asked.data.prepare.output)
+    assert job_recipe.data.prepare
+    table = Path(job_recipe.data.prepare.output)
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             words,
@@ -121,10 +123,12 @@ def killed(asked: Recipe, jars: Path, tmp_path_factory: pytest.TempPathFactory) 
     return outcomes
 
 
-def test_a_disk_that_is_full_is_named_and_prepares_when_it_has_room(killed: dict[str, list[Any]]) -> None:
-    if not killed:
+def test_a_disk_that_is_full_is_named_and_prepares_when_it_has_room(
+    killed_preparations: dict[str, list[Any]],
+) -> None:
+    if not killed_preparations:
         pytest.skip("nobody may mount a file system here, not in a namespace either")
-    assert killed == {
+    assert killed_preparations == {
         "table is full": [
             1,
             "DiskFull",
@@ -157,20 +161,20 @@ def session_calls(spark: SparkSession, compiled_plans: None, monkeypatch: pytest
     return calls
 
 
-@pytest.mark.usefixtures("killed", "pod")
+@pytest.mark.usefixtures("killed_preparations", "pod")
 def test_the_command_leaves_a_result_also_after_one_that_was_killed(
-    asked: Recipe, session_calls: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    job_recipe: Recipe, session_calls: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert asked.data.prepare
-    table = Path(asked.data.prepare.output)
+    assert job_recipe.data.prepare
+    table = Path(job_recipe.data.prepare.output)
     assert any(table.glob("part-*"))
     assert not list(table.glob("_delta_log/*.json"))
-    (tmp_path / "here.yaml").write_text(asked.to_yaml())
+    (tmp_path / "here.yaml").write_text(job_recipe.to_yaml())
     options = ("--recipe", tmp_path / "here.yaml", "--report", tmp_path / "report")
     capsys.readouterr()
     code, message = run_command(*options)
     log = capsys.readouterr().out
-    assert session_calls == [(asked.data.prepare.spark, None), "stop"]
+    assert session_calls == [(job_recipe.data.prepare.spark, None), "stop"]
     assert code == 0
     assert message.prep
     result = message.prep
@@ -184,8 +188,8 @@ def test_the_command_leaves_a_result_also_after_one_that_was_killed(
         "columns": {"type": "PromptResponse", "prompt": "question", "response": "answer"},
     }
     assert len(DeltaTable(result.path).history()) == 1
-    assert asked.data.source
-    assert f"source {asked.data.source.path} version 0\n" in log
+    assert job_recipe.data.source
+    assert f"source {job_recipe.data.source.path} version 0\n" in log
     assert log[log.index("step ") :].splitlines()[:7] == [
         "step              dropped       left",
         "source                           104",

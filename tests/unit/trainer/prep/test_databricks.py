@@ -52,7 +52,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus"
 
 
-def asked(corpus: Path, tokenizer: Path, output: Path, **changes: Any) -> Recipe:
+def build_recipe(corpus: Path, tokenizer: Path, output: Path, **changes: Any) -> Recipe:
     return recipe(
         source={"type": "Delta", "path": str(corpus)},
         base=str(tokenizer),
@@ -75,10 +75,10 @@ def as_serverless(
     patch.setattr(type(spark.range(1)), "persist", persist)
 
 
-def run(folder: Path, wanted: Recipe, *arguments: str) -> PrepResult:
+def run(folder: Path, job_recipe: Recipe, *arguments: str) -> PrepResult:
     """What a run of the recipe leaves in its folder."""
     folder.mkdir()
-    (folder / contract.RECIPE_FILE).write_text(wanted.to_yaml())
+    (folder / contract.RECIPE_FILE).write_text(job_recipe.to_yaml())
     databricks.main(["--folder", str(folder), *arguments])
     report = RunReport.parse((folder / contract.REPORT_FILE).read_bytes())
     assert report
@@ -96,12 +96,12 @@ def test_rows_and_counts_are_those_of_a_pod_and_the_same_without_a_jvm_and_witho
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(session.ENV_RUNTIME, "17.3")
-        usual = run(tmp_path / "usual", asked(corpus, tokenizer_folder, tmp_path / "out"))
+        usual = run(tmp_path / "usual", build_recipe(corpus, tokenizer_folder, tmp_path / "out"))
         as_serverless(spark, patch)
         tokens._unzip.cache_clear()
-        bare = run(tmp_path / "bare", asked(corpus, tokenizer_folder, tmp_path / "bare-out"))
+        bare = run(tmp_path / "bare", build_recipe(corpus, tokenizer_folder, tmp_path / "bare-out"))
     assert f"the report is only in {tmp_path / 'bare'}: " in capsys.readouterr().out
-    local = prepare_quickly(spark, asked(corpus, tokenizer_folder, tmp_path / "local-out"))
+    local = prepare_quickly(spark, build_recipe(corpus, tokenizer_folder, tmp_path / "local-out"))
     assert local.model_copy(update={"path": usual.path}) == usual
     assert bare.model_copy(update={"path": usual.path}) == usual
     first, second, third = (
@@ -129,14 +129,14 @@ def workspace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
 
 
 @pytest.fixture
-def wanted(spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> Recipe:
+def job_recipe(spark: SparkSession, corpus: Path, tokenizer_folder: Path, tmp_path: Path) -> Recipe:
     """A recipe for the session of all tests."""
-    return asked(corpus, tokenizer_folder, tmp_path / "out")
+    return build_recipe(corpus, tokenizer_folder, tmp_path / "out")
 
 
 @pytest.mark.parametrize("denied", ["", "PUT /api/2.0/fs/"], ids=["with its report", "without"])
 def test_a_run_of_the_workspace_has_the_report_and_the_step(
-    wanted: Recipe,
+    job_recipe: Recipe,
     workspace: Workspace,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -144,20 +144,20 @@ def test_a_run_of_the_workspace_has_the_report_and_the_step(
 ) -> None:
     monkeypatch.setattr(output, "commit", commit_without_spark)
     workspace.denied |= {denied} if denied else set()
-    made = mlflow_run.client("databricks")
-    experiment = made.create_experiment("/Shared/team")
-    run_id = made.create_run(experiment).info.run_id
-    assert wanted.data.prepare
-    folder = Path(wanted.data.prepare.output).with_name("run")
-    run(folder, wanted, "--mlflow-run", run_id)
-    found = workspace.tracking.open().get_run(run_id)
-    assert found.data.tags[contract.TAG_PREPARATION].startswith("writing")
+    client = mlflow_run.client("databricks")
+    experiment = client.create_experiment("/Shared/team")
+    run_id = client.create_run(experiment).info.run_id
+    assert job_recipe.data.prepare
+    folder = Path(job_recipe.data.prepare.output).with_name("run")
+    run(folder, job_recipe, "--mlflow-run", run_id)
+    job_run = workspace.tracking.open().get_run(run_id)
+    assert job_run.data.tags[contract.TAG_PREPARATION].startswith("writing")
     place = f"/WorkspaceInternal/Mlflow/Artifacts/{experiment}/Runs/{run_id}/artifacts/preparation"
     logged = {name for name in PICTURES if has(workspace, f"{place}/{name}")}
     assert logged == (set() if denied else {*PICTURES})
     assert {*PICTURES} <= {path.name for path in folder.iterdir()}
-    said = capsys.readouterr().out
-    assert ("preparation is not uploaded to the run's artifacts" in said, "the report stays" in said) == (
+    log = capsys.readouterr().out
+    assert ("preparation is not uploaded to the run's artifacts" in log, "the report stays" in log) == (
         bool(denied),
         False,
     )
@@ -171,19 +171,19 @@ def has(workspace: Workspace, path: str) -> bool:
 
 
 def test_paths_are_those_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = session.spark_path("s3://a/b")
+    local_path = session.spark_path("s3://a/b")
     monkeypatch.setenv(session.ENV_RUNTIME, "17.3")
-    assert (here, session.spark_path("s3://a/b")) == ("s3a://a/b", "s3://a/b")
+    assert (local_path, session.spark_path("s3://a/b")) == ("s3a://a/b", "s3://a/b")
 
 
 def test_other_refusals_to_keep_a_frame_are_not_hidden(spark: SparkSession) -> None:
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as held:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as kept_frames:
         as_serverless(spark, patch)
         frame = spark.range(3)
-        assert keep(frame, held) is frame
+        assert keep(frame, kept_frames) is frame
         as_serverless(spark, patch, "UNSUPPORTED_OPERATION")
         with pytest.raises(AnalysisException):
-            keep(frame, held)
+            keep(frame, kept_frames)
 
 
 def test_a_filter_that_cannot_be_checked_is_refused(spark: SparkSession) -> None:
@@ -197,16 +197,16 @@ def test_a_filter_that_cannot_be_checked_is_refused(spark: SparkSession) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "taken"), [("theirs.csv", True), ("part-00000-a.parquet", False), ("_delta_log", False)]
+    ("name", "is_refused"), [("theirs.csv", True), ("part-00000-a.parquet", False), ("_delta_log", False)]
 )
 def test_an_output_with_other_files_is_left_alone(
-    spark: SparkSession, tmp_path: Path, name: str, taken: bool
+    spark: SparkSession, tmp_path: Path, name: str, is_refused: bool
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("a")
     with pytest.MonkeyPatch.context() as patch:
         as_serverless(spark, patch)
-        if taken:
+        if is_refused:
             with pytest.raises(DataError, match="contains files but is not a Delta table"):
                 output.list_versions(spark, recipe(), str(tmp_path / "out"))
         else:
@@ -214,8 +214,8 @@ def test_an_output_with_other_files_is_left_alone(
 
 
 def test_a_failure_is_in_the_report_and_in_the_error(tmp_path: Path) -> None:
-    wanted = recipe(dedupe={"exact": False, "near": {}})
-    (tmp_path / contract.RECIPE_FILE).write_text(wanted.to_yaml())
+    failing_recipe = recipe(dedupe={"exact": False, "near": {}})
+    (tmp_path / contract.RECIPE_FILE).write_text(failing_recipe.to_yaml())
     sentence = "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first"
     with pytest.raises(databricks.PreparationFailedError, match=f"RecipeRefused: {sentence}"):
         databricks.main(["--folder", str(tmp_path)])
@@ -237,16 +237,16 @@ def test_a_pod_refuses_the_recipe_of_a_run() -> None:
 def test_the_wheel_is_its_sources(tmp_path: Path) -> None:
     first, second = (WHEEL["build"](tmp_path / name) for name in ("first", "second"))
     assert (first.name, first.read_bytes()) == (second.name, second.read_bytes())
-    held = zipfile.ZipFile(io.BytesIO(first.read_bytes()))
+    archive = zipfile.ZipFile(io.BytesIO(first.read_bytes()))
     packages = {
-        "/".join(name.split("/")[:2]) for name in held.namelist() if name.startswith("finetune_trainer/")
+        "/".join(name.split("/")[:2]) for name in archive.namelist() if name.startswith("finetune_trainer/")
     }
     assert "finetune_trainer/prep" in packages
     assert "finetune_trainer/train" not in packages
-    (about,) = (name for name in held.namelist() if name.endswith("METADATA"))
+    (about,) = (name for name in archive.namelist() if name.endswith("METADATA"))
     needs = [
         line.split()[1].partition(">")[0]
-        for line in held.read(about).decode().splitlines()
+        for line in archive.read(about).decode().splitlines()
         if line.startswith("Requires-Dist")
     ]
     assert needs == [
@@ -264,9 +264,9 @@ def test_the_wheel_is_its_sources(tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "trainer_image/pyproject.toml").read_text("utf-8"))
     data = project["tool"]["setuptools"]["package-data"]["finetune_trainer"]
     assert "prep/steps/gitleaks.toml" in data
-    assert {f"finetune_trainer/{name}" for name in data} <= {*held.namelist()}
-    (entry,) = (name for name in held.namelist() if name.endswith("entry_points.txt"))
-    assert held.read(entry).decode() == (
+    assert {f"finetune_trainer/{name}" for name in data} <= {*archive.namelist()}
+    (entry,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+    assert archive.read(entry).decode() == (
         f"[console_scripts]\n{contract.PREP_WHEEL_ENTRY} = finetune_trainer.prep.databricks:main\n"
     )
     assert (WHEEL["NAME"], WHEEL["ENTRY"]) == (contract.PREP_WHEEL, contract.PREP_WHEEL_ENTRY)

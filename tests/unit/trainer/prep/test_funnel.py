@@ -28,7 +28,7 @@ ROWS = [
 
 
 @pytest.fixture
-def asked(prepare: Preparer) -> dict[str, Any]:
+def changes(prepare: Preparer) -> dict[str, Any]:
     """A step of each kind, which drops one of the rows."""
     (prepare.folder / "tasks.jsonl").write_text(json.dumps({"task": TASK}) + "\n", encoding="utf-8")
     tasks = {"name": "tasks", "type": "JSONLines", "path": str(prepare.folder / "tasks.jsonl")}
@@ -40,9 +40,9 @@ def asked(prepare: Preparer) -> dict[str, Any]:
     }
 
 
-def test_a_sample_of_each_step_that_drops(prepare: Preparer, asked: dict[str, Any]) -> None:
-    made = prepare(ROWS, **asked)
-    assert made.dropped == {"notNull": 0, "minChars": 1, "language": 1, "decontaminate": 1, "dedupe": 1}
+def test_a_sample_of_each_step_that_drops(prepare: Preparer, changes: dict[str, Any]) -> None:
+    result = prepare(ROWS, **changes)
+    assert result.dropped == {"notNull": 0, "minChars": 1, "language": 1, "decontaminate": 1, "dedupe": 1}
     (shown,) = prepare.shown
     assert {step: [text.partition("\n")[0] for text in texts] for step, texts in shown.samples.items()} == {
         "minChars": ["short"],
@@ -62,15 +62,15 @@ def test_rows_are_counted_again_where_something_failed_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = iter(failures)
-    monkeypatch.setattr(session, "count_failures", lambda _: next(told))
-    made = prepare(ROWS, minChars=30)
-    assert made.dropped == {"notNull": 0, "minChars": 1, "dedupe": 1}
+    answers = iter(failures)
+    monkeypatch.setattr(session, "count_failures", lambda _: next(answers))
+    result = prepare(ROWS, minChars=30)
+    assert result.dropped == {"notNull": 0, "minChars": 1, "dedupe": 1}
     assert ("counting the rows again" in capsys.readouterr().out) == again
 
 
-def test_no_sample_has_a_value_that_is_to_be_replaced(prepare: Preparer, asked: dict[str, Any]) -> None:
-    prepare(ROWS, **asked, redact=["Email"])
+def test_no_sample_has_a_value_that_is_to_be_replaced(prepare: Preparer, changes: dict[str, Any]) -> None:
+    prepare(ROWS, **changes, redact=["Email"])
     (shown,) = prepare.shown
     assert shown.samples.keys() == {"decontaminate", "dedupe"}
     assert "joe@" not in str(shown.samples).lower()

@@ -54,15 +54,15 @@ def lake(store: Store) -> str:
 
 
 def test_a_table_and_files_are_read(spark: SparkSession, lake: str, tmp_path: Path) -> None:
-    found = [
-        reader.read(spark, Source.model_validate({"path": f"{lake}/{path}", **given}), tmp_path)
-        for path, given in (
+    corpora = [
+        reader.read(spark, Source.model_validate({"path": f"{lake}/{path}", **options}), tmp_path)
+        for path, options in (
             ("chats", {"type": "Delta"}),
             ("chats", {"type": "Delta", "version": 0}),
             ("files", {"type": "Parquet"}),
         )
     ]
-    assert [(one.version, one.frame.count()) for one in found] == [(1, 20), (0, 5), (None, 20)]
+    assert [(corpus.version, corpus.frame.count()) for corpus in corpora] == [(1, 20), (0, 5), (None, 20)]
 
 
 def test_training_reads_the_table_that_is_written(
@@ -72,13 +72,13 @@ def test_training_reads_the_table_that_is_written(
     place = f"{store.uri}/splits"
     for rows in (ROWS[:5], ROWS):
         spark.createDataFrame(rows).write.format("delta").mode("overwrite").save(place)
-    found = [
+    read_rows = [
         DeltaTable(place, version=version, storage_options=filesystems.delta_options(place))
         .to_pyarrow_dataset()
         .count_rows()
         for version in (0, 1)
     ]
-    assert found == [5, 20]
+    assert read_rows == [5, 20]
 
 
 @pytest.mark.parametrize(
@@ -105,21 +105,21 @@ def test_training_reads_the_table_that_is_written(
 def test_what_is_not_there_is_said(
     path: str, kind: str, sentence: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    asked = Source.model_validate({"type": kind, "path": f"gs://{path}"})
+    source = Source.model_validate({"type": kind, "path": f"gs://{path}"})
     with pytest.raises(DataError) as failed, spark_errors.translate_errors(build_plan(recipe())):
-        reader.read(spark, asked, tmp_path)
+        reader.read(spark, source, tmp_path)
     assert failed.value.message == sentence
 
 
 def test_credentials_that_the_store_refuses(spark: SparkSession, lake: str, tmp_path: Path) -> None:
     body = {"error": {"code": 403, "message": "no access", "errors": [{"reason": "forbidden"}]}}
-    asked = Source.model_validate({"type": "Parquet", "path": "gs://closed/corpus"})
+    source = Source.model_validate({"type": "Parquet", "path": "gs://closed/corpus"})
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
     before = configuration.get("fs.gs.storage.root.url")
     with serving(lambda _: Answer(403, body, {"Content-Type": "application/json"})) as address:
         configuration.set("fs.gs.storage.root.url", f"{address}/")
         with pytest.raises(DataError) as failed, spark_errors.translate_errors(build_plan(recipe())):
-            reader.read(spark, asked, tmp_path)
+            reader.read(spark, source, tmp_path)
     configuration.set("fs.gs.storage.root.url", before)
     assert failed.value.reason == "AccessDenied"
     assert failed.value.message.startswith("gs://closed/corpus")
@@ -135,7 +135,7 @@ def test_the_client_of_azure_is_whole(spark: SparkSession, tmp_path: Path) -> No
         "fs.azure.io.retry.max.retries": "0",
     }.items():
         configuration.set(name, value)
-    asked = Source.model_validate({"type": "Parquet", "path": f"abfss://corpora@{host}/chats"})
+    source = Source.model_validate({"type": "Parquet", "path": f"abfss://corpora@{host}/chats"})
     with pytest.raises(TrainingError) as failed, spark_errors.translate_errors(build_plan(recipe())):
-        reader.read(spark, asked, tmp_path)
+        reader.read(spark, source, tmp_path)
     assert failed.value.reason == "StorageUnreachable"

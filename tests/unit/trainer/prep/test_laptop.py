@@ -39,26 +39,26 @@ def file(folder: Path, *parts: Any) -> Path:
 
 def test_the_job_of_a_manifest_runs_in_this_process(tmp_path: Path) -> None:
     spark = {"mode": "Kubernetes", "executors": 9, "driverMemory": "4Gi", "serviceAccountName": "spark"}
-    given = job(output="s3://splits/a", spark=spark)
-    given["spec"]["model"]["cache"] = {"claimName": "models"}
-    made = laptop.load_recipe(file(tmp_path, SECRET, given))
-    assert made.model.cache is None
-    assert made.job == JobReference(name="tune", namespace="team", uid="local")
-    assert made.data.prepare is not None
-    assert (made.data.prepare.output, made.data.prepare.spark) == (
+    manifest = job(output="s3://splits/a", spark=spark)
+    manifest["spec"]["model"]["cache"] = {"claimName": "models"}
+    loaded = laptop.load_recipe(file(tmp_path, SECRET, manifest))
+    assert loaded.model.cache is None
+    assert loaded.job == JobReference(name="tune", namespace="team", uid="local")
+    assert loaded.data.prepare is not None
+    assert (loaded.data.prepare.output, loaded.data.prepare.spark) == (
         "s3://splits/a",
         Spark(driver_memory="4Gi"),
     )
 
 
 def test_a_recipe_is_taken_too(tmp_path: Path) -> None:
-    given = plain()
+    plain_recipe = plain()
     path = tmp_path / "recipe.yaml"
-    path.write_text(given.to_yaml())
-    assert laptop.load_recipe(path) == given
-    made = laptop.load_recipe(path, output="/elsewhere")
-    assert made.data.prepare is not None
-    assert made.data.prepare.output == "/elsewhere"
+    path.write_text(plain_recipe.to_yaml())
+    assert laptop.load_recipe(path) == plain_recipe
+    loaded = laptop.load_recipe(path, output="/elsewhere")
+    assert loaded.data.prepare is not None
+    assert loaded.data.prepare.output == "/elsewhere"
 
 
 WRONG: list[tuple[str, list[Any], str]] = [

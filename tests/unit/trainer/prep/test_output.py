@@ -50,19 +50,19 @@ class Jobs:
     def recipe(self, name: str, **changes: Any) -> Recipe:
         """The recipe of the job of this name; `version` is that of the source."""
         source = {"type": "Delta", "path": str(self.delta), "version": changes.pop("version", None)}
-        asked: dict[str, Any] = {"source": source, "output": str(self.table), "base": str(self.tokenizer)}
-        return recipe(**STEPS | asked | {"uid": f"uid-of-{name}", "name": name} | changes)
+        defaults: dict[str, Any] = {"source": source, "output": str(self.table), "base": str(self.tokenizer)}
+        return recipe(**STEPS | defaults | {"uid": f"uid-of-{name}", "name": name} | changes)
 
     def __call__(self, name: str, **changes: Any) -> PrepResult:
         """Prepare as the job of this name."""
-        wanted = self.recipe(name, **changes)
-        return prepared(self.spark, wanted)
+        job_recipe = self.recipe(name, **changes)
+        return prepared(self.spark, job_recipe)
 
     def found(self, name: str, digest: str | None, **changes: Any) -> PrepResult | None:
         """The version of another job that the job of this name would use for rows with a digest."""
-        asked, path = self.recipe(name, **changes), str(self.table)
-        known = output.list_versions(self.spark, asked, path)
-        return output.find_reusable_result(self.spark, known, asked, path, digest or "")
+        job_recipe, path = self.recipe(name, **changes), str(self.table)
+        versions = output.list_versions(self.spark, job_recipe, path)
+        return output.find_reusable_result(self.spark, versions, job_recipe, path, digest or "")
 
     @property
     def versions(self) -> int:
@@ -82,10 +82,10 @@ def test_a_second_job_uses_the_version_of_the_first(
     second = prepare_as("second", image="mine:1", reportSamples=0)
     assert second == first.model_copy(update={"written_by": "first"})
     assert prepare_as.versions == 1
-    said = capsys.readouterr().out
+    log = capsys.readouterr().out
     assert (
         f"{prepare_as.table} version 0 was already written by FineTuneJob first from the same data with the same "
-        "settings: reusing it\n" in said
+        "settings: reusing it\n" in log
     )
     # A pod that is tried again finds it too; a job of another namespace does not.
     assert prepare_as.found("second", first.digest) == second
@@ -102,12 +102,12 @@ def test_a_second_job_uses_the_version_of_the_first(
     )
 
     # As VACUUM leaves the older version; the newer one is found.
-    (gone,) = DeltaTable(prepare_as.table, version=0).file_uris()
-    prepare_as.table.joinpath(gone.rpartition("/")[2]).unlink()
-    kept = prepare_as.found("fourth", first.digest)
-    assert (kept and kept.version, kept and kept.written_by) == (1, "alone")
-    (gone,) = DeltaTable(prepare_as.table).file_uris()
-    prepare_as.table.joinpath(gone.rpartition("/")[2]).unlink()
+    (file,) = DeltaTable(prepare_as.table, version=0).file_uris()
+    prepare_as.table.joinpath(file.rpartition("/")[2]).unlink()
+    reused = prepare_as.found("fourth", first.digest)
+    assert (reused and reused.version, reused and reused.written_by) == (1, "alone")
+    (file,) = DeltaTable(prepare_as.table).file_uris()
+    prepare_as.table.joinpath(file.rpartition("/")[2]).unlink()
     assert prepare_as.found("fourth", first.digest) is None
 
 
@@ -124,34 +124,34 @@ def test_the_version_that_is_read_decides(prepare_as: Jobs) -> None:
 
 
 def test_a_table_that_is_created_again_is_another_source(prepare_as: Jobs, tmp_path: Path) -> None:
-    asked = Source(type="Delta", path=str(prepare_as.delta))
-    before = reader.read(prepare_as.spark, asked, tmp_path).identity
-    assert reader.read(prepare_as.spark, asked, tmp_path).identity == before
+    source = Source(type="Delta", path=str(prepare_as.delta))
+    before = reader.read(prepare_as.spark, source, tmp_path).identity
+    assert reader.read(prepare_as.spark, source, tmp_path).identity == before
     prepare_as.delta.rename(tmp_path / "before")
     write_deltalake(prepare_as.delta, pa.Table.from_pylist(ROWS[:5]))
-    again = reader.read(prepare_as.spark, asked, tmp_path)
+    again = reader.read(prepare_as.spark, source, tmp_path)
     assert (again.version, again.identity != before) == (0, True)
 
 
 def test_files_are_the_same_while_their_listing_is(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "files"
     folder.mkdir()
-    asked = Source(type="Parquet", path=str(folder))
-    seen: list[str] = []
+    source = Source(type="Parquet", path=str(folder))
+    identities: list[str] = []
     for name, rows in (("a", ROWS), ("b", ROWS[:1]), ("a", ROWS[1:])):
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
-        seen.append(reader.read(spark, asked, tmp_path).identity)
-        assert reader.read(spark, asked, tmp_path).identity == seen[-1]
-    assert len({*seen}) == 3
+        identities.append(reader.read(spark, source, tmp_path).identity)
+        assert reader.read(spark, source, tmp_path).identity == identities[-1]
+    assert len({*identities}) == 3
 
 
 def test_a_job_may_replace_what_it_wrote(prepare_as: Jobs) -> None:
     """As people do who try settings on their own machine; and nobody uses the table of an earlier release."""
     for job in ("uid-of-first", "uid-of-old"):
-        said: dict[str, Any] = {"job": job, "recipe": "0123", "result": {"path": "/elsewhere"}}
+        metadata: dict[str, Any] = {"job": job, "recipe": "0123", "result": {"path": "/elsewhere"}}
         if job == "uid-of-first":
-            said |= {"name": "first", "namespace": "default", "settings": "4567"}
-        properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(said)})
+            metadata |= {"name": "first", "namespace": "default", "settings": "4567"}
+        properties = CommitProperties(custom_metadata={"userMetadata": json.dumps(metadata)})
         write_deltalake(
             prepare_as.table, pa.table({"id": ["a"]}), mode="overwrite", commit_properties=properties
         )
@@ -182,19 +182,19 @@ def test_a_commit_that_meets_another_one(prepare_as: Jobs, monkeypatch: pytest.M
     assert prepare_as.versions == 1
 
 
-def read_by_training(made: PrepResult, tokenizer: Path, folder: Path) -> tuple[str, list[int]]:
+def read_by_training(result: PrepResult, tokenizer: Path, folder: Path) -> tuple[str, list[int]]:
     """The digest of the training split, and its tokens in their order."""
     columns = Columns(type="PromptResponse", prompt="prompt", response="response")
     documents = Documents(load_tokenizer(Model(base="tiny"), tokenizer), columns, answers_only=True)
     encoder = encode.Encoder(documents, max_length=64, overlong="Drop")
-    splits = Splits(type="Delta", path=made.path, version=made.version)
+    splits = Splits(type="Delta", path=result.path, version=result.version)
     assert dataset.tokenize(splits, "train", encoder, folder, prepared=True)
     split = dataset.Split.load(folder)
     return split.digest, split.tokens.tolist()
 
 
-def ids_by_file(made: PrepResult) -> list[list[str]]:
-    files = DeltaTable(made.path, version=made.version).file_uris()
+def ids_by_file(result: PrepResult) -> list[list[str]]:
+    files = DeltaTable(result.path, version=result.version).file_uris()
     return sorted(pq.read_table(file)["id"].to_pylist() for file in files)
 
 
@@ -202,12 +202,15 @@ def test_a_table_of_several_files_has_the_same_rows(
     prepare_and_commit: Preparer, tokenizer_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare = prepare_and_commit
-    one = prepare(ROWS, **STEPS)
-    monkeypatch.setattr(output, "_TOKENS_PER_FILE", one.tokens.train // 4 + 1)
+    single = prepare(ROWS, **STEPS)
+    monkeypatch.setattr(output, "_TOKENS_PER_FILE", single.tokens.train // 4 + 1)
     four, again = (prepare(ROWS, partitions=partitions, **STEPS) for partitions in (1, 4))
-    assert [len(ids_by_file(made)) for made in (one, four, again)] == [1, 4, 4]
+    assert [len(ids_by_file(result)) for result in (single, four, again)] == [1, 4, 4]
     assert ids_by_file(four) == ids_by_file(again)
-    assert table_of(one) == table_of(four) == table_of(again)
-    read = [read_by_training(made, tokenizer_folder, tmp_path / str(n)) for n, made in enumerate((one, four))]
+    assert table_of(single) == table_of(four) == table_of(again)
+    read = [
+        read_by_training(result, tokenizer_folder, tmp_path / str(n))
+        for n, result in enumerate((single, four))
+    ]
     assert read[0] == read[1]
-    assert len(read[0][1]) == one.tokens.train
+    assert len(read[0][1]) == single.tokens.train

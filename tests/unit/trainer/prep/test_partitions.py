@@ -64,7 +64,7 @@ def test_the_same_rows_on_1_4_and_16_partitions(
     pq.write_table(pa.table({"task": [TASK]}), prepare.folder / "tasks" / "0.parquet")
     tasks = {"name": "tasks", "type": "Parquet", "path": str(prepare.folder / "tasks")}
     ratios = {"train": 0.6, "validation": 0.2, "test": 0.2, "key": "id", "stratifyBy": "topic"}
-    asked: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "languages": ["en"],
         "redact": ["Email"],
         "decontaminate": {"sources": [tasks]},
@@ -74,9 +74,9 @@ def test_the_same_rows_on_1_4_and_16_partitions(
         "splitRatios": ratios,
     }
     rows = corpus()
-    one = prepare(rows, **asked)
-    table = table_of(one)
-    assert one.dropped == {
+    on_one_partition = prepare(rows, **changes)
+    table = table_of(on_one_partition)
+    assert on_one_partition.dropped == {
         "notNull": 0,
         "language": 10,
         "decontaminate": 5,
@@ -85,8 +85,8 @@ def test_the_same_rows_on_1_4_and_16_partitions(
         "maxTokens": 5,
         "limit": 10,
     }
-    assert one.redacted == {"Email": 75}
-    assert Counter(row["split"] for row in table) == Counter(one.rows.to_json())
+    assert on_one_partition.redacted == {"Email": 75}
+    assert Counter(row["split"] for row in table) == Counter(on_one_partition.rows.to_json())
     splits: dict[int, list[str]] = {}
     for row in table:
         splits.setdefault(int(row["response"].split()[1]) // 2, []).append(row["split"])
@@ -95,7 +95,13 @@ def test_the_same_rows_on_1_4_and_16_partitions(
     for partitions, most, running in ((4, 0, compiled(spark)), (16, 2_000_000, nullcontext())):
         monkeypatch.setattr(decontaminate, "_MOST_RUNS_HELD", most)
         with running:
-            other = prepare(rows[:: 1 if partitions == 4 else -1], partitions=partitions, **asked)
-        assert (table_of(other), other.dropped, other.redacted) == (table, one.dropped, one.redacted)
-        assert other.evaluation_sets == one.evaluation_sets
+            on_several_partitions = prepare(
+                rows[:: 1 if partitions == 4 else -1], partitions=partitions, **changes
+            )
+        assert (
+            table_of(on_several_partitions),
+            on_several_partitions.dropped,
+            on_several_partitions.redacted,
+        ) == (table, on_one_partition.dropped, on_one_partition.redacted)
+        assert on_several_partitions.evaluation_sets == on_one_partition.evaluation_sets
     assert [shown.samples for shown in prepare.shown] == [{}] * 3

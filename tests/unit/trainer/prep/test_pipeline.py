@@ -48,8 +48,8 @@ def test_the_table_holds_what_the_result_says(ask: Asker, corpus: Path, tmp_path
             **({} if version is None else {"sourceVersion": version}),
         }
     assert list(tables[0][0]) == ["id", "prompt", "response", "input_ids", "loss_mask", "tokens", "split"]
-    wanted = {(f"Q: {row['question']}\nA:", f" {row['answer']}") for row in ROWS + DIRTY}
-    assert {(row["prompt"], row["response"]) for row in tables[0]} <= wanted
+    expected = {(f"Q: {row['question']}\nA:", f" {row['answer']}") for row in ROWS + DIRTY}
+    assert {(row["prompt"], row["response"]) for row in tables[0]} <= expected
     assert len({row["id"] for row in tables[0]}) == 70
 
 
@@ -60,8 +60,8 @@ def test_near_duplicates_are_removed_and_counted(
         "question": "What is in the old table beside the window of the hall?",
         "answer": "An answer of more words",
     }
-    others = [{"question": long["question"], "answer": f"{long['answer']} {end}"} for end in ("than", "then")]
-    pq.write_table(pa.Table.from_pylist([long, *others, *ROWS[:5]]), tmp_path / "corpus.parquet")
+    copies = [{"question": long["question"], "answer": f"{long['answer']} {end}"} for end in ("than", "then")]
+    pq.write_table(pa.Table.from_pylist([long, *copies, *ROWS[:5]]), tmp_path / "corpus.parquet")
     source = {"type": "Parquet", "path": str(tmp_path / "corpus.parquet")}
     result = ask(
         source=source,
@@ -129,10 +129,10 @@ def test_two_pods_at_once_write_one_version(ask_and_commit: Asker, monkeypatch: 
     with monkeypatch.context() as patch, ThreadPoolExecutor(2) as pods:
         patch.setattr(output, "commit", together)
         results = list(pods.map(pod, range(2)))
-    kept = ask(**STEPS)
+    committed_result = ask(**STEPS)
     committed = [result for result in results if isinstance(result, PrepResult)]
-    assert committed in ([kept], [kept, kept])
-    assert DeltaTable(ask.output).version() == kept.version == 0
+    assert committed in ([committed_result], [committed_result, committed_result])
+    assert DeltaTable(ask.output).version() == committed_result.version == 0
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_columns_of_the_table(
     row = {"question": "why", "answer": "so", "chat": json.dumps(chats)}
     (tmp_path / "corpus.jsonl").write_text(json.dumps(row) + "\n")
     source = {"type": "JSONLines", "path": str(tmp_path / "corpus.jsonl")}
-    (made,) = table_of(
+    (table_row,) = table_of(
         ask(source=source, columns=columns, splitRatios={"train": 1, "validation": 0, "test": 0})
     )
     # JSON text may have these fields in any row.
@@ -161,8 +161,8 @@ def test_columns_of_the_table(
     )
     turns = [chat | nothing for chat in chats]
     values = {"text": "why", "messages": turns}
-    assert list(made) == expected
-    assert [made[name] for name in expected if name in values] == [
+    assert list(table_row) == expected
+    assert [table_row[name] for name in expected if name in values] == [
         values[name] for name in expected if name in values
     ]
 
@@ -176,18 +176,18 @@ def test_columns_are_found_in_the_schema(
     row = {"messages": chats, "prompt": "hi", "prompt_id": 1}
     fields = [("messages", pa.list_(turn)), ("prompt", pa.string()), ("prompt_id", pa.int64())]
     pq.write_table(pa.Table.from_pylist([row], pa.schema(fields)), tmp_path / "chats.parquet")
-    whole = {"train": 1, "validation": 0, "test": 0}
+    only_train = {"train": 1, "validation": 0, "test": 0}
     source = {"type": "Parquet", "path": str(tmp_path / "chats.parquet")}
-    found = ask(source=source, columns=None, splitRatios=whole)
-    assert found.columns == Columns(type="Messages", messages="messages")
+    result = ask(source=source, columns=None, splitRatios=only_train)
+    assert result.columns == Columns(type="Messages", messages="messages")
     assert "columns messages\n" in capsys.readouterr().out
-    (made,) = table_of(found)
-    assert (list(made), made["messages"]) == (
+    (table_row,) = table_of(result)
+    assert (list(table_row), table_row["messages"]) == (
         ["id", "messages", "input_ids", "loss_mask", "tokens", "split"],
         [chat | {"weight": None} for chat in chats],
     )
     # A pod that is tried again still knows.
-    assert ask(source=source, columns=None, splitRatios=whole) == found
+    assert ask(source=source, columns=None, splitRatios=only_train) == result
 
 
 def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None:
@@ -212,26 +212,26 @@ def test_preferences_come_through_every_step(ask: Asker, tmp_path: Path) -> None
         limit=25,
         splitRatios={"train": 0.8, "validation": 0.2, "test": 0},
     )
-    made = table_of(result)
+    table = table_of(result)
     assert result.dropped == {"notNull": 3, "dedupe": 1, "maxTokens": 1, "limit": 6}
-    assert (result.to_json()["rows"], result.to_json()["tokens"]) == tuple(counted(made).values())
-    assert list(made[0]) == ["id", "prompt", "chosen", "rejected", *PAIR_TOKENS, "tokens", "split"]
-    wanted = {(f"Q: {row['ask']}\nA:", row["good"], row["bad"]) for row in [*rows, *dirty[:2]]}
-    assert {(row["prompt"], row["chosen"], row["rejected"]) for row in made} <= wanted
-    assert len(made) == 25
+    assert (result.to_json()["rows"], result.to_json()["tokens"]) == tuple(counted(table).values())
+    assert list(table[0]) == ["id", "prompt", "chosen", "rejected", *PAIR_TOKENS, "tokens", "split"]
+    expected = {(f"Q: {row['ask']}\nA:", row["good"], row["bad"]) for row in [*rows, *dirty[:2]]}
+    assert {(row["prompt"], row["chosen"], row["rejected"]) for row in table} <= expected
+    assert len(table) == 25
 
 
 def test_what_the_report_shows(ask: Asker) -> None:
-    made = ask(**STEPS | {"limit": None, "reportSamples": 2})
+    result = ask(**STEPS | {"limit": None, "reportSamples": 2})
     (shown,) = ask.shown
     assert (shown.title, shown.source, shown.output) == (
         "default/job",
         str(ask.corpus / "parquet"),
         str(ask.output),
     )
-    assert (shown.examples, shown.dropped, shown.rows) == (104, made.dropped, made.rows.to_json())
+    assert (shown.examples, shown.dropped, shown.rows) == (104, result.dropped, result.rows.to_json())
     before, after = shown.lengths
-    assert (sum(before), sum(after)) == (sum(after) + made.dropped["maxTokens"], sum(shown.rows.values()))
+    assert (sum(before), sum(after)) == (sum(after) + result.dropped["maxTokens"], sum(shown.rows.values()))
     assert shown.clusters is None
     assert {step: len(texts) for step, texts in shown.samples.items()} == {
         "notNull": 1,
@@ -261,8 +261,8 @@ def test_the_tokenizer_comes_from_the_claim_of_the_recipe(
         return tokenizer_folder
 
     monkeypatch.setattr("finetune_trainer.models.download.fetch_tokenizer", fetched)
-    asked = recipe(base="s3://bucket/base")
-    model = asked.model.model_copy(update={"cache": ModelCache(claim_name="models")})
-    with pipeline.fetch_tokenizer(asked.model_copy(update={"model": model})) as found:
-        assert (found, used) == (tokenizer_folder, [Cache.of(model)])
+    job_recipe = recipe(base="s3://bucket/base")
+    model = job_recipe.model.model_copy(update={"cache": ModelCache(claim_name="models")})
+    with pipeline.fetch_tokenizer(job_recipe.model_copy(update={"model": model})) as folder:
+        assert (folder, used) == (tokenizer_folder, [Cache.of(model)])
     assert used != [None]

@@ -163,14 +163,14 @@ def test_conversations_of_a_source(
 
 
 def test_a_field_of_weights_that_no_message_has_is_refused() -> None:
-    wanted = recipe(columns=CHAT | {"messageWeight": "train"})
-    form = build_plan(wanted, {"chat": ("weight",)})
+    job_recipe = recipe(columns=CHAT | {"messageWeight": "train"})
+    form = build_plan(job_recipe, {"chat": ("weight",)})
     assert form.form.weight == "train"
     # Structures show it at once, JSON text when it was read.
     shown: list[dict[str, tuple[str, ...]]] = [{"chat": ("name",)}, {"other": ()}]
     for fields in shown:
         with pytest.raises(DataError) as refused:
-            funnel.check(NO_WEIGHTS, build_plan(wanted, fields))
+            funnel.check(NO_WEIGHTS, build_plan(job_recipe, fields))
         assert f"{refused.value.reason}: {refused.value.message}" == (
             "MissingField: no message of column chat has the field train: correct data.columns.messageWeight, or remove it"
         )
@@ -185,7 +185,7 @@ def test_form_of_an_example(columns: dict[str, Any], templates: dict[str, Any], 
 
 
 def test_columns_that_the_source_must_have() -> None:
-    made = build_plan(
+    plan = build_plan(
         recipe(
             notNull=["license"],
             minQuality=0.5,
@@ -194,7 +194,7 @@ def test_columns_that_the_source_must_have() -> None:
             splitRatios={"key": "thread", "stratifyBy": "language"},
         )
     )
-    assert made.columns == ("question", "answer", "license", "score", "title", "thread", "language")
+    assert plan.columns == ("question", "answer", "license", "score", "title", "thread", "language")
     assert build_plan(recipe()).columns == ("question", "answer")
 
 
@@ -372,10 +372,10 @@ def test_refused(changes: dict[str, Any], sentence: str) -> None:
 
 
 def test_nothing_to_prepare() -> None:
-    asked = recipe()
-    data = asked.data.model_copy(update={"source": None, "prepare": None})
+    job_recipe = recipe()
+    data = job_recipe.data.model_copy(update={"source": None, "prepare": None})
     with pytest.raises(RecipeRefusedError) as refused:
-        build_plan(asked.model_copy(update={"data": data}))
+        build_plan(job_recipe.model_copy(update={"data": data}))
     assert refused.value.message == (
         "a preparation requires data.source and data.prepare: without them, training starts directly"
     )

@@ -167,26 +167,26 @@ def test_wrong_data(ask: Asker, changes: dict[str, Any], reason: str, sentence: 
     code, message = exit_status.describe(failed.value)
     expected = sentence.replace("{corpus}", str(ask.corpus))
     assert message.error is not None
-    said = message.error.message
+    reported = message.error.message
     # What Spark has to say about a row comes behind the colon.
-    said = said[: len(expected)] if expected.endswith(": ") else said
-    assert (code, failed.value.reason, said) == (EXIT_DATA, reason, expected)
+    reported = reported[: len(expected)] if expected.endswith(": ") else reported
+    assert (code, failed.value.reason, reported) == (EXIT_DATA, reason, expected)
     assert not ask.output.exists()
 
 
 def test_an_output_that_is_something_else_is_left_alone(ask: Asker, corpus: Path, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
-    said = CommitProperties(custom_metadata={"userMetadata": '{"job": "a job of theirs"}'})
-    write_deltalake(theirs, pa.table({"a": [1]}), commit_properties=said)
+    properties = CommitProperties(custom_metadata={"userMetadata": '{"job": "a job of theirs"}'})
+    write_deltalake(theirs, pa.table({"a": [1]}), commit_properties=properties)
     (tmp_path / "files").mkdir()
     (tmp_path / "files/_SUCCESS").write_text("")
-    told = {}
+    messages = {}
     for name in ("theirs", "files"):
         with pytest.raises(exit_status.DataError) as failed:
             ask(output=str(tmp_path / name))
         assert failed.value.reason == "OutputTaken"
-        told[name] = failed.value.message.replace(str(tmp_path), "")
-    assert told == {
+        messages[name] = failed.value.message.replace(str(tmp_path), "")
+    assert messages == {
         "theirs": (
             "data.prepare.output /theirs is a Delta table that was not written by a preparation: use another "
             "folder"

@@ -112,9 +112,9 @@ def throw(spark: SparkSession, kind: str, message: str) -> Any:
 def test_what_hadoop_throws(spark: SparkSession, kind: str, message: str, code: int, sentence: str) -> None:
     with pytest.raises(PodFailure) as failed, spark_errors.translate_errors(build_plan(recipe())):
         raise throw(spark, kind, message)
-    found, said = describe(failed.value)
-    assert said.error is not None
-    assert (found, said.error.message) == (code, sentence)
+    reason, reported = describe(failed.value)
+    assert reported.error is not None
+    assert (reason, reported.error.message) == (code, sentence)
 
 
 def test_what_is_not_known_stays_as_it_is(spark: SparkSession) -> None:
@@ -125,8 +125,8 @@ def test_what_is_not_known_stays_as_it_is(spark: SparkSession) -> None:
 
 
 def test_executors_in_pods_of_their_own_have_another_scratch_space(spark: SparkSession) -> None:
-    asked = build_plan(recipe(spark={"mode": "Kubernetes", "executors": 2}, output="s3://splits/out"))
-    with pytest.raises(PodFailure) as failed, spark_errors.translate_errors(asked):
+    plan = build_plan(recipe(spark={"mode": "Kubernetes", "executors": 2}, output="s3://splits/out"))
+    with pytest.raises(PodFailure) as failed, spark_errors.translate_errors(plan):
         raise throw(spark, "java.io.IOException", "No space left on device")
     assert (failed.value.exit_code, failed.value.reason, failed.value.message) == (
         1,

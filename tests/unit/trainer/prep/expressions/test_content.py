@@ -147,9 +147,9 @@ def test_an_evaluation_set_may_have_parts_and_names_of_other_formats(
     words = "what is the color of the large house beside the old river in this town"
     shared = [{"conversations": [{"from": "human", "value": words}, {"from": "gpt", "value": "Red."}]}]
     image = {"type": "image_url", "text": None}
-    seen = [{"messages": [{"role": "user", "content": [image, text(f"{words} now")]}]}]
+    evaluation_rows = [{"messages": [{"role": "user", "content": [image, text(f"{words} now")]}]}]
     sources = []
-    for name, rows in {"shared": shared, "parts": seen}.items():
+    for name, rows in {"shared": shared, "parts": evaluation_rows}.items():
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
         sources.append({"name": name, "type": "Parquet", "path": str(tmp_path / f"{name}.parquet")})
     (tmp_path / "lines").mkdir()
@@ -171,8 +171,10 @@ def test_conversations_of_sharegpt(as_text: bool, prepare: Preparer, tmp_path: P
     result = prepare(NOT_READ, **options(save_lines(rows, tmp_path), columns=columns))
     assert result.columns
     assert result.columns.messages == "conversations"
-    found = [[(turn["role"], turn["content"]) for turn in row["messages"]] for row in table_of(result)]
-    assert sorted(found) == [
+    conversations = [
+        [(turn["role"], turn["content"]) for turn in row["messages"]] for row in table_of(result)
+    ]
+    assert sorted(conversations) == [
         [("user", f"Is it {color}?"), ("assistant", "Yes.")] for color in ("blue", "red")
     ]
     assert all(any(row["loss_mask"]) for row in table_of(result))

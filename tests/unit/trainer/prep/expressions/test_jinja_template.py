@@ -55,9 +55,9 @@ RENDERED: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize(("text", "columns", "expected"), RENDERED.values(), ids=RENDERED)
 def test_a_template_renders_a_row(text: str, columns: tuple[str, ...], expected: str) -> None:
-    made = template(text)
-    assert made.columns == columns
-    assert jinja_template.render_text(made, {name: ROW[name] for name in columns}) == expected
+    parsed = template(text)
+    assert parsed.columns == columns
+    assert jinja_template.render_text(parsed, {name: ROW[name] for name in columns}) == expected
 
 
 REFUSED: dict[str, tuple[str, str]] = {
@@ -119,9 +119,9 @@ FAILING: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("text", "sentence"), FAILING.values(), ids=FAILING)
 def test_what_fails_on_a_row(text: str, sentence: str) -> None:
-    made, began = template(text), time.monotonic()
+    parsed, began = template(text), time.monotonic()
     with pytest.raises(ValueError, match=f"{FIELD} fails on a row: .*{sentence}"):
-        jinja_template.render_text(made, ROW)
+        jinja_template.render_text(parsed, ROW)
     assert time.monotonic() - began < 5
 
 
@@ -139,8 +139,8 @@ def asked(**prepare: Any) -> Json:
 
 def test_columns_are_what_they_are_in_the_source(prepare: Preparer) -> None:
     result = prepare(CHOICES[:2], **asked(responseTemplate=" {{ answer | upper }}"), partitions=2)
-    found = {row["prompt"]: row["response"] for row in table_of(result)}
-    assert found == {"Sky? (1) red (2) blue *": " BLUE", "Sea? (1) green": " GREEN"}
+    responses = {row["prompt"]: row["response"] for row in table_of(result)}
+    assert responses == {"Sky? (1) red (2) blue *": " BLUE", "Sea? (1) green": " GREEN"}
 
 
 def test_a_row_on_which_a_template_fails_fails_the_preparation(prepare: Preparer) -> None:
@@ -223,4 +223,4 @@ def test_values_are_replaced_before_a_template_sees_them_and_booleans_stay_what_
 def test_lists_with_the_same_text_are_no_duplicates(prepare: Preparer) -> None:
     rows = [{"question": "a", "answer": "b", "words": words} for words in (["a, b"], ["a", "b"])]
     result = prepare(rows, promptTemplate="{{ words | length }}", templateSyntax="Jinja")
-    assert sorted(made["text"] for made in table_of(result)) == ["1", "2"]
+    assert sorted(row["text"] for row in table_of(result)) == ["1", "2"]

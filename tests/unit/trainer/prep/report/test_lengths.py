@@ -23,7 +23,7 @@ def test_a_length_is_in_the_bin_that_begins_at_or_below_it(spark: SparkSession) 
         .orderBy("length")
         .collect()
     )
-    assert [found["bin"] for found in row] == BINS
+    assert [cell["bin"] for cell in row] == BINS
     counted = frame.agg(
         *(count.alias(name) for name, count in lengths.bins(sf.col("length")).items())
     ).first()

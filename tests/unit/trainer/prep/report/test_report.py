@@ -108,8 +108,8 @@ def test_it_is_in_the_runs_artifacts(tmp_path: Path, mlflow: Mlflow) -> None:
     folder.mkdir()
     with Tracker(mlflow.run_id, connect=mlflow.client) as tracker:
         report.publish(FACTS, tracker=tracker, folder=folder)
-    found = {file.path for file in mlflow.client().list_artifacts(mlflow.run_id, "preparation")}
-    assert found == {
+    artifacts = {file.path for file in mlflow.client().list_artifacts(mlflow.run_id, "preparation")}
+    assert artifacts == {
         f"preparation/{name}"
         for name in ("report.html", "funnel.png", "tokens.png", "near-duplicates.png", "near-duplicates.csv")
     }
@@ -130,6 +130,6 @@ def test_what_cannot_be_written_or_uploaded_is_told_and_stops_nothing(
         report.publish(FACTS, tracker=tracker, folder=tmp_path)
         tracker.tags({"later": "yes"})
     assert mlflow.client().get_run(mlflow.run_id).data.tags["later"] == "yes"
-    told = capsys.readouterr().out
-    assert "cannot write the report of the preparation: " in told
-    assert "preparation is not uploaded to the run's artifacts: the store is closed" in told
+    output = capsys.readouterr().out
+    assert "cannot write the report of the preparation: " in output
+    assert "preparation is not uploaded to the run's artifacts: the store is closed" in output

@@ -55,12 +55,12 @@ def test_a_condition_on_the_row_passes(frame: DataFrame) -> None:
 
 
 def test_what_is_more_than_that_is_refused_by_its_name(frame: DataFrame) -> None:
-    told = {}
+    messages = {}
     for text in FOUND:
         with pytest.raises(RecipeRefusedError) as refused:
             condition.check(frame, text)
-        told[text] = refused.value.message
-    assert told == {
-        text: f"data.prepare.filter `{text}` has {found}, but a filter may only use the columns of one row: remove it"
-        for text, found in FOUND.items()
+        messages[text] = refused.value.message
+    assert messages == {
+        text: f"data.prepare.filter `{text}` has {part}, but a filter may only use the columns of one row: remove it"
+        for text, part in FOUND.items()
     }

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 def rows(spark: SparkSession, folder: Path, **of: Any) -> list[dict[str, Any]]:
     """The rows of a source, as a preparation reads them."""
-    asked = build_request(recipe(source=of))
-    with spark_errors.translate_errors(asked):
+    request = build_request(recipe(source=of))
+    with spark_errors.translate_errors(request):
         return [
-            row.asDict(recursive=True) for row in reader.read(spark, asked.source, folder).frame.collect()
+            row.asDict(recursive=True) for row in reader.read(spark, request.source, folder).frame.collect()
         ]
 
 
 def failed(spark: SparkSession, folder: Path, **of: Any) -> tuple[str, str]:
     """The reason and the sentence of a source that cannot be read; `folder` is left out of the sentence."""
-    with pytest.raises(DataError) as found:
+    with pytest.raises(DataError) as raised:
         rows(spark, folder, **of)
-    return found.value.reason, found.value.message.replace(f"{folder}/", "")
+    return raised.value.reason, raised.value.message.replace(f"{folder}/", "")
 
 
 def test_csv(spark: SparkSession, tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_subfolders_are_read(spark: SparkSession, tmp_path: Path) -> None:
         file = tmp_path / "corpus" / f"{name}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({"n": number}))
-    found = rows(spark, tmp_path, type="JSONLines", path=str(tmp_path / "corpus"))
-    assert sorted(row["n"] for row in found) == [0, 1, 2]
+    read_rows = rows(spark, tmp_path, type="JSONLines", path=str(tmp_path / "corpus"))
+    assert sorted(row["n"] for row in read_rows) == [0, 1, 2]
 
 
 def test_partitions_of_files_are_columns(spark: SparkSession, tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_partitions_of_files_are_columns(spark: SparkSession, tmp_path: Path) ->
         file = tmp_path / "corpus" / f"year={year}" / "a.jsonl"
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps({"n": year - 2024}))
-    found = rows(spark, tmp_path, type="JSONLines", path=str(tmp_path / "corpus"))
-    assert sorted((row["n"], row["year"]) for row in found) == [(0, 2024), (1, 2025)]
+    read_rows = rows(spark, tmp_path, type="JSONLines", path=str(tmp_path / "corpus"))
+    assert sorted((row["n"], row["year"]) for row in read_rows) == [(0, 2024), (1, 2025)]
 
 
 def messages(**fields: Any) -> pa.Array:
@@ -188,8 +188,8 @@ def test_files_of_parquet_with_other_schemas(case: str, spark: SparkSession, tmp
     for number, table in enumerate(tables):
         (tmp_path / "corpus").mkdir(exist_ok=True)
         pq.write_table(table, tmp_path / "corpus" / f"[{number}].parquet")
-    found = rows(spark, tmp_path, type="Parquet", path=str(tmp_path / "corpus"))
-    assert sorted((row["m"] for row in found), key=str) == sorted(expected, key=str)
+    read_rows = rows(spark, tmp_path, type="Parquet", path=str(tmp_path / "corpus"))
+    assert sorted((row["m"] for row in read_rows), key=str) == sorted(expected, key=str)
 
 
 def test_files_of_partitions_with_other_types(spark: SparkSession, tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_files_of_partitions_with_other_types(spark: SparkSession, tmp_path: Pat
         folder.mkdir(parents=True)
         table = pa.table({"m": pa.array([1], kind), "input": pa.array([None], pa.string())})
         pq.write_table(table, folder / "a.parquet")
-    found = rows(spark, tmp_path, type="Parquet", path=str(tmp_path / "corpus"))
-    assert sorted(found, key=str) == [
+    read_rows = rows(spark, tmp_path, type="Parquet", path=str(tmp_path / "corpus"))
+    assert sorted(read_rows, key=str) == [
         {"m": 1, "year": 2024, "input": None},
         {"m": 1, "year": 2025, "input": None},
     ]
@@ -238,12 +238,12 @@ def committed(table: str) -> list[datetime]:
 def test_the_version_that_was_current_at_a_time(spark: SparkSession, table: str, tmp_path: Path) -> None:
     times = committed(table)
     later = times[1] + timedelta(microseconds=500)
-    found = []
+    versions = []
     for time in (times[0], later, times[2] + timedelta(milliseconds=1)):
-        asked = Source(type="Delta", path=table, version_time=time)
-        corpus = reader.read(spark, asked, tmp_path)
-        found.append((corpus.version, [row["version"] for row in corpus.frame.collect()]))
-    assert found == [(0, [0]), (1, [1]), (2, [2])]
+        source = Source(type="Delta", path=table, version_time=time)
+        corpus = reader.read(spark, source, tmp_path)
+        versions.append((corpus.version, [row["version"] for row in corpus.frame.collect()]))
+    assert versions == [(0, [0]), (1, [1]), (2, [2])]
 
 
 def test_a_time_without_a_version(spark: SparkSession, table: str, tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ DATASETS = {
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    with running(monkeypatch, tmp_path / "cache", DATASETS) as made:
-        yield made
+    with running(monkeypatch, tmp_path / "cache", DATASETS) as hub:
+        yield hub
 
 
 def fetched(folder: Path, **of: str) -> tuple[list[str], str]:
@@ -213,8 +213,8 @@ def test_a_data_set_that_cannot_be_read(
 ) -> None:
     with pytest.raises(PodFailure) as failed:
         fetched(tmp_path, **of)
-    told = (failed.value.exit_code, failed.value.reason, failed.value.message)
-    assert told == (code, reason, f"data.source.dataset {sentence}")
+    failure = (failed.value.exit_code, failed.value.reason, failed.value.message)
+    assert failure == (code, reason, f"data.source.dataset {sentence}")
 
 
 @pytest.mark.parametrize("offline", [False, True])

@@ -129,7 +129,7 @@ def test_lines_are_read_only_for_a_new_table(
     corpus.write_text("question,answer\n" + "".join(f"q{number},a{number}\n" for number in range(4)))
     evaluation.write_text("question\none two three four five six seven eight nine\n")
     sets = [{"name": "eval", "type": "CSV", "path": str(evaluation), "columns": ["question"]}]
-    asked: Json = {
+    changes: Json = {
         "source": {"type": "CSV", "path": str(corpus)},
         "base": str(tokenizer_folder),
         "output": str(tmp_path / "out"),
@@ -144,15 +144,15 @@ def test_lines_are_read_only_for_a_new_table(
         check(spark, kind, paths, settings)
 
     monkeypatch.setattr(text_files, "check", record)
-    first = prepared(spark, recipe(**asked, uid="uid-first", name="first"))
+    first = prepared(spark, recipe(**changes, uid="uid-first", name="first"))
     assert [path.rpartition("/")[2] for path in checked] == [corpus.name, evaluation.name]
     checked.clear()
-    second = prepared(spark, recipe(**asked, uid="uid-second", name="second"))
+    second = prepared(spark, recipe(**changes, uid="uid-second", name="second"))
     assert (second.written_by, second.digest, checked) == ("first", first.digest, [])
 
     evaluation.write_bytes("question\ncafé\n".encode("cp1252"))
     with pytest.raises(DataError, match=rf"^line 2 of {evaluation} cannot be read"):
-        prepared(spark, recipe(**asked, uid="uid-third", name="third"))
+        prepared(spark, recipe(**changes, uid="uid-third", name="third"))
 
 
 def text_of(*values: bytes) -> pa.Array:
@@ -166,8 +166,8 @@ def text_of(*values: bytes) -> pa.Array:
 def messages_of(contents: pa.Array) -> pa.Array:
     """A conversation of one question and its answer for each content."""
     roles = pa.array(["user", "assistant"] * len(contents))
-    spoken = pa.concat_arrays([contents.take([at, at]) for at in range(len(contents))])
-    turns = pa.StructArray.from_arrays([roles, spoken], names=["role", "content"])
+    repeated = pa.concat_arrays([contents.take([at, at]) for at in range(len(contents))])
+    turns = pa.StructArray.from_arrays([roles, repeated], names=["role", "content"])
     return pa.ListArray.from_arrays(pa.array(range(0, 2 * len(contents) + 1, 2), pa.int32()), turns)
 
 
@@ -192,9 +192,9 @@ def test_text_in_a_table_that_is_not_utf8_is_refused(
     questions, changes, shown = TABLES[case]
     pq.write_table(pa.table({"question": questions, "answer": ["b", "c"]}), tmp_path / "a.parquet")
     source = {"type": "Parquet", "path": str(tmp_path / "a.parquet")}
-    asked = recipe(source=source, base=str(tokenizer_folder), output=str(tmp_path / "out"), **changes)
+    job_recipe = recipe(source=source, base=str(tokenizer_folder), output=str(tmp_path / "out"), **changes)
     with pytest.raises(DataError) as refused:
-        prepare_quickly(spark, asked)
+        prepare_quickly(spark, job_recipe)
     assert refused.value.reason == "UnreadableSource"
     assert refused.value.message.startswith(f"{tmp_path / 'a.parquet'} has text that is not UTF-8 ({shown}")
     assert refused.value.message.endswith("): rewrite its files as UTF-8")

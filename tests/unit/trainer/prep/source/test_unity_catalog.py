@@ -62,27 +62,29 @@ def store(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iter
     (tables / "files").mkdir()
     pq.write_table(pa.Table.from_pylist(ROWS), tables / "files" / "a.parquet")
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
-    with s3.running(s3.Store(folder)) as held:
+    with s3.running(s3.Store(folder)) as running_store:
         settings = {
-            "endpoint": held.uri,
+            "endpoint": running_store.uri,
             "path.style.access": "true",
             "endpoint.region": "us-east-1",
             "connection.ssl.enabled": "false",
         }
         for name, value in settings.items():
             configuration.set(f"fs.s3a.bucket.lake.{name}", value)
-        yield held
+        yield running_store
 
 
 @pytest.fixture
 def tables(store: Store) -> Tables:
     """The tables of a catalog."""
-    held = Tables(store=store)
-    held.add(TABLE, "s3://lake/tables/chats")
-    held.add("main.support.other", "s3://lake/tables/other")
-    held.add(TASKS, "s3://lake/tables/tasks")
-    held.add("main.support.files", "s3://lake/tables/files", data_source_format=DataSourceFormat.PARQUET)
-    return held
+    catalog_tables = Tables(store=store)
+    catalog_tables.add(TABLE, "s3://lake/tables/chats")
+    catalog_tables.add("main.support.other", "s3://lake/tables/other")
+    catalog_tables.add(TASKS, "s3://lake/tables/tasks")
+    catalog_tables.add(
+        "main.support.files", "s3://lake/tables/files", data_source_format=DataSourceFormat.PARQUET
+    )
+    return catalog_tables
 
 
 @pytest.fixture
@@ -101,9 +103,9 @@ def test_a_table_is_prepared_at_its_version_with_its_own_credentials(
     prepare: Preparer, catalog: Catalog, store: Store
 ) -> None:
     before = set(store.grants)
-    asked = {"type": "Delta", "table": TABLE}
-    made = prepare([{"unused": 1}], source=asked, catalog=catalog.to_json())
-    assert (made.source_version, len(table_of(made))) == (1, 20)
+    source = {"type": "Delta", "table": TABLE}
+    result = prepare([{"unused": 1}], source=source, catalog=catalog.to_json())
+    assert (result.source_version, len(table_of(result))) == (1, 20)
     (key,) = set(store.grants) - before
     read = {path for path, by in store.reads if by == key}
     assert {path.split("/")[2] for path in read} == {"chats"}
@@ -116,10 +118,10 @@ def test_an_evaluation_set_is_a_table(
     before = set(store.grants)
     sets = {"sources": [{"name": "tasks", "type": "Delta", "table": TASKS}]}
     rows = [*ROWS[:3], {"question": f"Say {TASK}.", "answer": "The left one."}]
-    made = prepare(rows, decontaminate=sets, catalog=catalog.to_json())
-    assert sorted(row["prompt"] for row in table_of(made)) == [row["question"] for row in ROWS[:3]]
-    assert made.dropped == {"notNull": 0, "decontaminate": 1, "dedupe": 0}
-    assert [one.to_json() for one in made.evaluation_sets or []] == [
+    result = prepare(rows, decontaminate=sets, catalog=catalog.to_json())
+    assert sorted(row["prompt"] for row in table_of(result)) == [row["question"] for row in ROWS[:3]]
+    assert result.dropped == {"notNull": 0, "decontaminate": 1, "dedupe": 0}
+    assert [evaluation_set.to_json() for evaluation_set in result.evaluation_sets or []] == [
         {"name": "tasks", "examples": 1, "version": 1}
     ]
     assert f"evaluation set tasks: {TASKS} version 1, columns task\n" in capsys.readouterr().out
@@ -147,9 +149,9 @@ def test_an_evaluation_set_is_a_table(
 def test_an_evaluation_set_that_is_no_such_table_is_said(
     prepare: Preparer, catalog: Catalog, changes: dict[str, Any], sentence: str
 ) -> None:
-    asked = {"name": "tasks", "type": "Delta", "table": TASKS, **changes}
+    source = {"name": "tasks", "type": "Delta", "table": TASKS, **changes}
     with pytest.raises(DataError) as failed:
-        prepare(ROWS[:1], decontaminate={"sources": [asked]}, catalog=catalog.to_json())
+        prepare(ROWS[:1], decontaminate={"sources": [source]}, catalog=catalog.to_json())
     assert catalog.unity_catalog
     assert failed.value.message == sentence.replace("{host}", catalog.unity_catalog.uri)
 
@@ -178,8 +180,8 @@ def test_the_sample(
     data["prepare"]["output"] = str(tmp_path / "out")
     body["spec"]["model"]["base"] = str(tokenizer_folder)
     reference = JobReference(name=body["metadata"]["name"], namespace="default", uid="uid-1")
-    made = prepare_quickly(spark, Recipe.of(reference, FineTuneJob.model_validate(body).spec))
-    assert (made.source_version, len(table_of(made)), made.columns) == (
+    result = prepare_quickly(spark, Recipe.of(reference, FineTuneJob.model_validate(body).spec))
+    assert (result.source_version, len(table_of(result)), result.columns) == (
         0,
         200,
         Columns.model_validate(data["columns"]),
@@ -188,8 +190,8 @@ def test_the_sample(
 
 def test_an_old_version_and_parquet_files(spark: SparkSession, catalog: Catalog, tmp_path: Path) -> None:
     old = Source.model_validate({"type": "Delta", "table": TABLE, "version": 0})
-    found = reader.read(spark, old, tmp_path, catalog=catalog)
-    assert (found.version, found.frame.count()) == (0, 5)
+    corpus = reader.read(spark, old, tmp_path, catalog=catalog)
+    assert (corpus.version, corpus.frame.count()) == (0, 5)
     files = Source.model_validate({"type": "Parquet", "table": "main.support.files"})
     first, again = (reader.read(spark, files, tmp_path, catalog=catalog) for _ in range(2))
     assert first.frame.count() == 20
@@ -201,11 +203,11 @@ def test_an_old_version_and_parquet_files(spark: SparkSession, catalog: Catalog,
 def test_two_tables_of_one_bucket_are_read_each_with_its_credentials(
     spark: SparkSession, catalog: Catalog, tmp_path: Path
 ) -> None:
-    asked = [
+    sources = [
         Source.model_validate({"type": "Delta", "table": f"main.support.{name}"})
         for name in ("chats", "other")
     ]
-    first, second = (reader.read(spark, one, tmp_path, catalog=catalog).frame for one in asked)
+    first, second = (reader.read(spark, source, tmp_path, catalog=catalog).frame for source in sources)
     assert first.union(second).count() == 21
     assert first.count() == 20
 
@@ -214,8 +216,8 @@ def test_credentials_that_expire_are_said(
     spark: SparkSession, catalog: Catalog, store: Store, tmp_path: Path
 ) -> None:
     before = set(store.grants)
-    asked = Source.model_validate({"type": "Delta", "table": TABLE})
-    frame = reader.read(spark, asked, tmp_path, catalog=catalog).frame
+    source = Source.model_validate({"type": "Delta", "table": TABLE})
+    frame = reader.read(spark, source, tmp_path, catalog=catalog).frame
     store.expired |= set(store.grants) - before
     with pytest.raises(TrainingError) as failed, spark_errors.translate_errors(build_plan(recipe())):
         frame.collect()
@@ -256,15 +258,17 @@ LOGINS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     [{}, {"DATABRICKS_TOKEN": "dapi"}, {"DATABRICKS_HOST": "https://a", "DATABRICKS_CLIENT_ID": "b"}],
 )
 def test_a_secret_that_is_not_whole_is_not_completed_from_the_environment(
-    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABRICKS_HOST", "http://127.0.0.1:1")
     monkeypatch.setenv("DATABRICKS_TOKEN", "of-the-run")
-    for name, value in given.items():
+    for name, value in variables.items():
         monkeypatch.setenv(f"FINETUNE_CATALOG_{name}", value)
-    own = Catalog.model_validate({"type": "Databricks", "databricks": {"secretRef": {"name": "d"}}})
+    databricks_catalog = Catalog.model_validate(
+        {"type": "Databricks", "databricks": {"secretRef": {"name": "d"}}}
+    )
     with pytest.raises(DataError) as refused:
-        unity_catalog.locate(TABLE, "Delta", "data.source.table", own)
+        unity_catalog.locate(TABLE, "Delta", "data.source.table", databricks_catalog)
     assert refused.value.message == (
         "the login to Unity Catalog fails: Secret d of data.prepare.catalog needs DATABRICKS_HOST, and DATABRICKS_TOKEN or "
         "DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET"
@@ -273,9 +277,9 @@ def test_a_secret_that_is_not_whole_is_not_completed_from_the_environment(
 
 @pytest.fixture
 def workspace(tables: Tables) -> Iterator[Workspace]:
-    held = databricks.Workspace(tables=tables, federated={"projected": "principal"})
-    with databricks.running(held):
-        yield held
+    running_workspace = databricks.Workspace(tables=tables, federated={"projected": "principal"})
+    with databricks.running(running_workspace):
+        yield running_workspace
 
 
 @pytest.mark.parametrize(("spec", "environment"), LOGINS.values(), ids=LOGINS)
@@ -289,10 +293,10 @@ def test_a_workspace_is_logged_in_to(
     (tmp_path / "token").write_text("projected")
     for name, value in environment.items():
         monkeypatch.setenv(name, value.replace("{host}", workspace.uri).replace("{folder}", str(tmp_path)))
-    found = unity_catalog.locate(
+    place = unity_catalog.locate(
         TABLE, "Delta", "data.source.table", Catalog.model_validate({"type": "Databricks", **spec})
     )
-    assert found.path.endswith("://lake/tables/chats")
+    assert place.path.endswith("://lake/tables/chats")
     assert workspace.asked == [
         ("GET", f"/api/2.1/unity-catalog/tables/{TABLE}"),
         ("POST", "/api/2.0/unity-catalog/temporary-table-credentials"),

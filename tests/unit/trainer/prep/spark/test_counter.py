@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def test_rows_at_a_place_of_the_plan(spark: SparkSession, again: bool) -> None:
     before, after = Counter("before"), Counter("after")
     numbers = before.watch(spark.range(10, numPartitions=3), odd=sf.count_if(sf.col("id") % 2 == 1))
-    kept = after.watch(numbers.where(sf.col("id") < 4))
-    assert kept.count() == 4
+    watched = after.watch(numbers.where(sf.col("id") < 4))
+    assert watched.count() == 4
     assert (before.read(again=again), after.read(again=again)) == ({"all": 10, "odd": 5}, {"all": 4})
 
 

@@ -69,8 +69,8 @@ JVMS: dict[str, tuple[dict[str, str], str]] = {
 @pytest.mark.parametrize(("environment", "expected"), JVMS.values(), ids=JVMS)
 def test_java(environment: dict[str, str], expected: str, tmp_path: Path) -> None:
     (tmp_path / "java").touch(mode=0o755)
-    known = {name: value.format(folder=tmp_path) for name, value in environment.items()}
-    assert executor.find_java(known) == expected.format(folder=tmp_path)
+    variables = {name: value.format(folder=tmp_path) for name, value in environment.items()}
+    assert executor.find_java(variables) == expected.format(folder=tmp_path)
 
 
 def test_spark_is_where_its_jars_are() -> None:

@@ -63,28 +63,28 @@ def account(tmp_path: Path) -> Path:
 
 
 def test_executors_of_an_earlier_driver_are_deleted(account: Path) -> None:
-    asked: list[tuple[str, str, str | None]] = []
+    requests: list[tuple[str, str, str | None]] = []
 
     def answer(request: Request) -> Answer:
-        asked.append((request.method, request.target, request.headers["Authorization"]))
+        requests.append((request.method, request.target, request.headers["Authorization"]))
         return Answer(200, {})
 
     with serving(answer) as server:
         kubernetes.delete_executors(DRIVER.namespace, DRIVER.selector, account, server)
     selector = "labelSelector=finetune.dev%2Fcomponent%3Dprep-executor"
-    assert asked == [("DELETE", f"/api/v1/namespaces/team/pods?{selector}", "Bearer the-token")]
+    assert requests == [("DELETE", f"/api/v1/namespaces/team/pods?{selector}", "Bearer the-token")]
 
 
 def test_an_account_that_may_not_delete_pods_is_named(account: Path) -> None:
-    said = {"message": 'pods is forbidden: User "system:serviceaccount:team:spark" cannot delete'}
+    body = {"message": 'pods is forbidden: User "system:serviceaccount:team:spark" cannot delete'}
     with (
-        serving(lambda _: Answer(403, said)) as server,
+        serving(lambda _: Answer(403, body)) as server,
         pytest.raises(TrainingError) as failed,
     ):
         kubernetes.delete_executors(DRIVER.namespace, DRIVER.selector, account, server)
     assert (failed.value.reason, failed.value.message) == (
         "ExecutorsForbidden",
-        f"the API server refuses the driver's ServiceAccount: {said['message']}: bind it to a Role with the verbs that "
+        f"the API server refuses the driver's ServiceAccount: {body['message']}: bind it to a Role with the verbs that "
         "docs/finetunejob/data-spark.md lists",
     )
 
@@ -93,10 +93,10 @@ def test_settings_follow_from_the_drivers_pod() -> None:
     local = session.build_settings(
         Spark(), jars=Path("/jars"), scratch=Path("/tmp"), cores=2, environment={}, driver=None
     )
-    found = settings()
+    spark_settings = settings()
     # The work is not in the driver's JVM.
     options = local["spark.driver.extraJavaOptions"].removesuffix(" -XX:+UseSerialGC")
-    assert {name: value for name, value in found.items() if local.get(name) != value} == {
+    assert {name: value for name, value in spark_settings.items() if local.get(name) != value} == {
         "spark.master": "k8s://https://kubernetes.default.svc",
         "spark.driver.host": "tune-prep.team.svc",
         "spark.driver.bindAddress": "0.0.0.0",
@@ -129,15 +129,15 @@ def test_settings_follow_from_the_drivers_pod() -> None:
 
 
 def test_amounts_are_those_of_the_recipe() -> None:
-    found = settings(executors=7, executorCores=4, executorMemory="8Gi")
+    spark_settings = settings(executors=7, executorCores=4, executorMemory="8Gi")
     names = ("instances", "cores", "memory")
-    assert [found[f"spark.executor.{name}"] for name in names] == ["7", "4", "8388608k"]
+    assert [spark_settings[f"spark.executor.{name}"] for name in names] == ["7", "4", "8388608k"]
 
 
 def test_dynamic_allocation_has_the_executors_as_its_most() -> None:
-    found = settings(executors=7, conf={"spark.dynamicAllocation.enabled": "true"})
-    assert "spark.executor.instances" not in found
-    bounds = [found[f"spark.dynamicAllocation.{name}Executors"] for name in ("min", "max")]
+    spark_settings = settings(executors=7, conf={"spark.dynamicAllocation.enabled": "true"})
+    assert "spark.executor.instances" not in spark_settings
+    bounds = [spark_settings[f"spark.dynamicAllocation.{name}Executors"] for name in ("min", "max")]
     assert bounds == ["1", "7"]
 
 

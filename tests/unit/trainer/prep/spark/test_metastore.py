@@ -73,12 +73,12 @@ def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Pa
     with reader:
         assert reader.stdin
         assert reader.stdout
-        found: dict[str, Any] = json.loads(reader.stdout.readline())
+        tables: dict[str, Any] = json.loads(reader.stdout.readline())
         process.stop()
         reader.stdin.write("again\n")
         reader.stdin.close()
         after = json.loads(reader.stdout.readline())
-    assert found == {
+    assert tables == {
         "the newest version": [1, 8],
         "a version": [0, 5],
         "files": [None, 7],
@@ -117,9 +117,14 @@ def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Pa
 
 def test_the_session_of_a_hive_metastore() -> None:
     def settings(catalog: dict[str, Any] | None) -> dict[str, str]:
-        found = Catalog.model_validate(catalog) if catalog else None
+        session_catalog = Catalog.model_validate(catalog) if catalog else None
         return session.build_settings(
-            Spark(), jars=Path("/jars"), scratch=Path("/tmp"), cores=1, environment={}, catalog=found
+            Spark(),
+            jars=Path("/jars"),
+            scratch=Path("/tmp"),
+            cores=1,
+            environment={},
+            catalog=session_catalog,
         )
 
     usual, hive = settings(None), settings(CATALOG)

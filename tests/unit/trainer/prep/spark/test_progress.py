@@ -52,15 +52,15 @@ class Counted:
 
 
 def test_a_percent_only_grows_and_ends_with_the_next_step() -> None:
-    told, counted = Told(), Counted()
-    progress = Progress(partial(show_in_run, told), counted)
+    tracker, counted = Told(), Counted()
+    progress = Progress(partial(show_in_run, tracker), counted)
     progress.tell()
     progress.step(READING)
     for now in (Tasks(1, 4), Tasks(1, 4), Tasks(2, 10), Tasks(10, 10)):
         counted.now = now
         progress.tell()
     progress.step(WRITING)
-    assert told.texts == ["reading 0%", "reading 25%", "reading 99%", "writing 0%"]
+    assert tracker.texts == ["reading 0%", "reading 25%", "reading 99%", "writing 0%"]
 
 
 def test_a_percent_of_a_step_that_ended_meanwhile_is_not_told() -> None:
@@ -69,20 +69,20 @@ def test_a_percent_of_a_step_that_ended_meanwhile_is_not_told() -> None:
             progress.step(WRITING)
             return Tasks(1, 2)
 
-    told = Told()
-    progress = Progress(partial(show_in_run, told), Slow())
+    tracker = Told()
+    progress = Progress(partial(show_in_run, tracker), Slow())
     progress.step(READING)
     progress.tell()
-    assert told.texts == ["reading 0%", "writing 0%"]
+    assert tracker.texts == ["reading 0%", "writing 0%"]
 
 
 def test_without_counts_the_step_alone_is_told() -> None:
-    told = Told()
-    progress = Progress(partial(show_in_run, told), None)
+    tracker = Told()
+    progress = Progress(partial(show_in_run, tracker), None)
     progress.step(READING)
     progress.tell()
     progress.step(NEAR_DUPLICATES)
-    assert told.texts == ["reading", "near duplicates"]
+    assert tracker.texts == ["reading", "near duplicates"]
 
 
 def test_counts_that_fail_stop_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,13 +90,13 @@ def test_counts_that_fail_stop_nothing(capsys: pytest.CaptureFixture[str]) -> No
         def count(self, step: str) -> Tasks:
             raise ConnectionError("Spark is gone")
 
-    told = Told()
-    progress = Progress(partial(show_in_run, told), Broken())
+    tracker = Told()
+    progress = Progress(partial(show_in_run, tracker), Broken())
     progress.step(READING)
-    assert told.texts == ["reading 0%"]
+    assert tracker.texts == ["reading 0%"]
     with progress.running(seconds=0.01):
-        said = wait_for("the sentence", lambda: capsys.readouterr().out)
-    assert said == "stopped showing the progress of the preparation: Spark is gone\n"
+        output = wait_for("the sentence", lambda: capsys.readouterr().out)
+    assert output == "stopped showing the progress of the preparation: Spark is gone\n"
 
 
 def test_tasks_are_those_of_the_step(spark: SparkSession) -> None:

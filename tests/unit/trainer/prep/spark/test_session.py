@@ -18,8 +18,8 @@ def settings(spark: Spark, **environment: str) -> dict[str, str]:
 
 
 def test_settings_follow_the_recipe_and_the_pod() -> None:
-    made = settings(Spark(driver_memory="3Gi"))
-    wanted = {
+    spark_settings = settings(Spark(driver_memory="3Gi"))
+    expected = {
         "spark.master": "local[3]",
         "spark.driver.memory": "3145728k",
         "spark.driver.extraClassPath": "/jars/*",
@@ -27,7 +27,7 @@ def test_settings_follow_the_recipe_and_the_pod() -> None:
         "spark.sql.shuffle.partitions": "12",
         "spark.ui.enabled": "false",
     }
-    assert {name: made[name] for name in wanted} == wanted
+    assert {name: spark_settings[name] for name in expected} == expected
 
 
 GARBAGE_COLLECTORS = [
@@ -47,10 +47,10 @@ GARBAGE_COLLECTORS = [
 def test_garbage_is_collected_beside_the_work_where_there_are_cores_for_it(
     spark: Spark, cores: int, environment: dict[str, str], *, serial: bool
 ) -> None:
-    made = session.build_settings(
+    spark_settings = session.build_settings(
         spark, jars=Path("/jars"), scratch=Path("/tmp"), cores=cores, environment=environment
     )
-    assert ("-XX:+UseSerialGC" in made["spark.driver.extraJavaOptions"]) == serial
+    assert ("-XX:+UseSerialGC" in spark_settings["spark.driver.extraJavaOptions"]) == serial
 
 
 def test_conf_of_the_recipe_wins_or_is_put_behind_ours() -> None:
@@ -94,13 +94,13 @@ REFUSED_CONF = [
 
 
 def test_conf_takes_no_setting_that_loads_code_or_moves_the_driver() -> None:
-    taken = {
+    accepted = {
         "spark.sql.adaptive.enabled": "true",
         "spark.speculation": "true",
         "spark.memory.fraction": "0.5",
     }
     with pytest.raises(RecipeRefusedError) as refused:
-        settings(Spark(conf=taken | dict.fromkeys(REFUSED_CONF, "x")))
+        settings(Spark(conf=accepted | dict.fromkeys(REFUSED_CONF, "x")))
     begin, _, _ = refused.value.message.partition(": it takes settings of the work")
     assert begin == f"data.prepare.spark.conf may not set {', '.join(REFUSED_CONF)}"
 

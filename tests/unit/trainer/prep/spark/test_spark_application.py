@@ -42,15 +42,15 @@ def conf(words: list[str]) -> dict[str, str]:
 
 def command(jars: Path, patch: pytest.MonkeyPatch, **spark: Any) -> list[str]:
     patch.setenv(session.ENV_JARS, str(jars))
-    wanted = Prepare.model_validate({"output": "/out", "spark": {**MODE, **spark}})
+    prepare = Prepare.model_validate({"output": "/out", "spark": {**MODE, **spark}})
     words = ["--properties-file", "/conf/spark.properties", "--class", "C", "local:///prep.py"]
-    given = {"SPARK_DRIVER_BIND_ADDRESS": "10.0.0.7", "AWS_REGION": "eu-west-1"}
-    return spark_application.build_command(wanted, words, given, Path("/spark"))
+    variables = {"SPARK_DRIVER_BIND_ADDRESS": "10.0.0.7", "AWS_REGION": "eu-west-1"}
+    return spark_application.build_command(prepare, words, variables, Path("/spark"))
 
 
 def test_what_depends_on_the_image_goes_to_spark_submit(jars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = command(jars, monkeypatch, conf={"spark.sql.shuffle.partitions": "7"})
-    assert (found[0], found[-7:]) == (
+    words = command(jars, monkeypatch, conf={"spark.sql.shuffle.partitions": "7"})
+    assert (words[0], words[-7:]) == (
         "/spark/bin/spark-submit",
         [
             "--deploy-mode",
@@ -75,7 +75,7 @@ def test_what_depends_on_the_image_goes_to_spark_submit(jars: Path, monkeypatch:
         "spark.local.dir",
     }
     ours = {name: value for name, value in local.items() if name not in theirs}
-    assert conf(found) == ours | {
+    assert conf(words) == ours | {
         "spark.driver.bindAddress": "10.0.0.7",
         "spark.sql.shuffle.partitions": "7",
         "spark.authenticate": "true",
@@ -119,11 +119,11 @@ STARTS: dict[str, tuple[list[str], dict[str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize(("words", "environment", "said"), STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize(("words", "environment", "sentence"), STARTS.values(), ids=STARTS)
 def test_outside_of_such_a_pod_it_ends(
     words: list[str],
     environment: dict[str, str],
-    said: str,
+    sentence: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -131,17 +131,17 @@ def test_outside_of_such_a_pod_it_ends(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert spark_application.main() == 64
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(sentence)
 
 
 def test_without_spark_submit_there_is_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    with pytest.raises(RecipeRefusedError, match="the spark-operator submits: use Local here"):
+    with pytest.raises(RecipeRefusedError, match="the spark-operator submits: use mode Local here"):
         session.start(Spark.model_validate(MODE))
 
 
 @pytest.fixture
-def asked(tokenizer_folder: Path, tmp_path: Path) -> Recipe:
+def job_recipe(tokenizer_folder: Path, tmp_path: Path) -> Recipe:
     return recipe(
         source={"type": "Parquet", "path": str(tmp_path / "corpus.parquet")},
         base=str(tokenizer_folder),
@@ -152,16 +152,16 @@ def asked(tokenizer_folder: Path, tmp_path: Path) -> Recipe:
 
 @pytest.fixture
 def submit(
-    jars: Path, asked: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jars: Path, job_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[int, str, TerminationMessage]]:
     """Runs a preparation as in the pod of a driver, but for the master: its exit code, what it printed, and its message."""
     monkeypatch.setenv(session.ENV_JARS, str(jars))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "recipe.yaml").write_text(asked.to_yaml())
+    (tmp_path / "recipe.yaml").write_text(job_recipe.to_yaml())
     properties = {"spark.master": "local[1]", "spark.driver.memory": "1g", "spark.app.name": "tune-prep-1"}
     file = tmp_path / "spark.properties"
     file.write_text("\n".join(f"{name}={value}" for name, value in properties.items()))
-    given = {
+    variables = {
         **os.environ,
         **QUICK_JVM,
         "SPARK_DRIVER_BIND_ADDRESS": "127.0.0.1",
@@ -174,10 +174,10 @@ def submit(
     words = ["--properties-file", str(file), "--class", RUNNER, f"local://{FILE}"]
 
     def run() -> tuple[int, str, TerminationMessage]:
-        assert asked.data.prepare
+        assert job_recipe.data.prepare
         done = subprocess.run(
-            spark_application.build_command(asked.data.prepare, words, given, home),
-            env=spark_application.build_environment(given, home),
+            spark_application.build_command(job_recipe.data.prepare, words, variables, home),
+            env=spark_application.build_environment(variables, home),
             cwd=tmp_path,
             check=False,
             capture_output=True,
@@ -202,7 +202,7 @@ def test_the_exit_code_of_spark_submit_is_the_drivers(
 
 def test_a_preparation_has_the_session_of_spark_submit_and_the_rows_of_one_pod(
     submit: Callable[[], tuple[int, str, TerminationMessage]],
-    asked: Recipe,
+    job_recipe: Recipe,
     spark: SparkSession,
     tmp_path: Path,
 ) -> None:
@@ -215,11 +215,12 @@ def test_a_preparation_has_the_session_of_spark_submit_and_the_rows_of_one_pod(
     assert "Spark 4.2.0 on 1 cores" in log
     assert message.prep
     assert (code, message.prep.dropped) == (0, {"notNull": 0, "dedupe": 1})
-    prepare = asked.data.prepare
+    prepare = job_recipe.data.prepare
     assert prepare
     elsewhere = prepare.model_copy(update={"output": str(tmp_path / "local")})
     local = prepare_quickly(
-        spark, asked.model_copy(update={"data": asked.data.model_copy(update={"prepare": elsewhere})})
+        spark,
+        job_recipe.model_copy(update={"data": job_recipe.data.model_copy(update={"prepare": elsewhere})}),
     )
     assert table_of(local) == table_of(message.prep)
     same = {"path": message.prep.path, "columns": message.prep.columns}

@@ -50,8 +50,8 @@ def test_gs() -> None:
     client = stores.GS_CLIENT
     emulated = {"fs.gs.auth.type": "UNAUTHENTICATED", "fs.gs.storage.root.url": "http://gcs:4443/"}
     assert [
-        stores.gs_settings(given)
-        for given in (
+        stores.gs_settings(variables)
+        for variables in (
             {},
             {"GOOGLE_APPLICATION_CREDENTIALS": "/secrets/key.json"},
             {"STORAGE_EMULATOR_HOST": "gcs:4443"},
@@ -108,5 +108,5 @@ def test_abfs(environment: dict[str, str], expected: dict[str, str]) -> None:
 
 def test_secrets_stay_in_the_environment() -> None:
     key = {"AZURE_STORAGE_ACCOUNT": "lake", "AZURE_STORAGE_KEY": "hidden", "AWS_SECRET_ACCESS_KEY": "hidden"}
-    for given in (key, PRINCIPAL | {"AZURE_CLIENT_SECRET": "hidden"}):
-        assert "hidden" not in stores.build_settings(given).values()
+    for variables in (key, PRINCIPAL | {"AZURE_CLIENT_SECRET": "hidden"}):
+        assert "hidden" not in stores.build_settings(variables).values()

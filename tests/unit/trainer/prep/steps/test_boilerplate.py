@@ -37,9 +37,9 @@ def test_runs_of_many_texts_are_counted_once_a_text_in_a_sample(
         np.sort(np.concatenate([hash_shingles([run])[0] for run in runs]))
         for runs in (shared, [*shared, "in some texts"])
     )
-    found = boilerplate.find_boilerplate(frame, "text", 200)
-    assert found.shingles.tolist() == often.tolist()
-    assert found.shingles[found.of_most].tolist() == everywhere.tolist()
+    frequent = boilerplate.find_boilerplate(frame, "text", 200)
+    assert frequent.shingles.tolist() == often.tolist()
+    assert frequent.shingles[frequent.of_most].tolist() == everywhere.tolist()
     # About 5 of 40 texts have the other run.
     monkeypatch.setattr(boilerplate, "_SAMPLED_TEXTS", 30)
     assert boilerplate.find_boilerplate(frame, "text", 200).shingles.tolist() == everywhere.tolist()

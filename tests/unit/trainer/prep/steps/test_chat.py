@@ -58,15 +58,15 @@ def prepare(
             "splitRatios": ALL_TRAIN,
             **WITHOUT_SAMPLES,
         } | changes
-        asked = recipe(output=str(tmp_path / "table"), **changes)
-        return prepare_quickly(spark, asked, shown.append)
+        job_recipe = recipe(output=str(tmp_path / "table"), **changes)
+        return prepare_quickly(spark, job_recipe, shown.append)
 
     return made
 
 
 def test_a_prompt_and_its_answer_become_turns(prepare: Callable[..., PrepResult]) -> None:
-    made = prepare(PAIRS, conversation={"system": "Be brief."}, promptTemplate="{context}: {question}")
-    table = DeltaTable(made.path).to_pyarrow_table()
+    result = prepare(PAIRS, conversation={"system": "Be brief."}, promptTemplate="{context}: {question}")
+    table = DeltaTable(result.path).to_pyarrow_table()
     assert table["messages"].to_pylist() == [
         [
             {"role": "system", "content": "Be brief."},
@@ -76,7 +76,7 @@ def test_a_prompt_and_its_answer_become_turns(prepare: Callable[..., PrepResult]
     ]
     assert {"prompt", "response", "text"} & {*table.column_names} == set()
     # Turns count as the chat template renders them. The tokenizer has a token for each byte, and some for parts of words.
-    assert 10 < made.tokens.train < len("Be brief.a: What is the table?The answer.")
+    assert 10 < result.tokens.train < len("Be brief.a: What is the table?The answer.")
 
 
 def test_a_conversation_that_the_chat_template_refuses_fails_the_preparation(
@@ -93,10 +93,10 @@ def test_a_conversation_that_the_chat_template_refuses_fails_the_preparation(
 
 
 def test_or_is_dropped_and_counted_and_shown(prepare: Callable[..., PrepResult], shown: list[Facts]) -> None:
-    made = prepare(
+    result = prepare(
         CHATS, template=USER_FIRST, columns=None, unrenderable="Drop", maxTokens=100, reportSamples=3
     )
-    assert (made.dropped, made.rows.train) == (
+    assert (result.dropped, result.rows.train) == (
         {"notNull": 0, "dedupe": 0, "unrenderable": 1, "maxTokens": 0},
         2,
     )
@@ -104,8 +104,8 @@ def test_or_is_dropped_and_counted_and_shown(prepare: Callable[..., PrepResult],
 
 
 def test_a_program_that_fails_is_told_as_one_that_refuses(prepare: Callable[..., PrepResult]) -> None:
-    made = prepare(CHATS, template="{{ messages[2]['content'] + 'a' }}", columns=None, unrenderable="Drop")
-    assert made.dropped["unrenderable"] == 2
+    result = prepare(CHATS, template="{{ messages[2]['content'] + 'a' }}", columns=None, unrenderable="Drop")
+    assert result.dropped["unrenderable"] == 2
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(

@@ -121,17 +121,17 @@ class Trained:
 
     def __init__(self, result: PrepResult, model: Path, columns: Json, **prepare: Any) -> None:
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(Model(base=str(model)), model)
-        wanted: Columns = of_table(recipe(columns=columns, **prepare).data)
-        encoder = Encoder(Documents(self.tokenizer, wanted, answers_only=True), 100_000, "Fail")
+        table_columns: Columns = of_table(recipe(columns=columns, **prepare).data)
+        encoder = Encoder(Documents(self.tokenizer, table_columns, answers_only=True), 100_000, "Fail")
         splits = Splits(type="Delta", path=result.path, version=result.version)
         assert read.has_token_ids(splits, encoder.documents.encoding)
-        whole = token_columns(wanted)
-        ids = [name for each in whole for name in each]
+        names = token_columns(table_columns)
+        ids = [name for each in names for name in each]
         self.texts: list[str] = []
         self.learned: list[str] = []
         self.tokens: list[int] = []
-        for rows in read.read(splits, "train", wanted.named + ids, label=wanted.label):
-            assert [*from_table(rows, whole)] == [*encoder.documents.of(rows)]
+        for rows in read.read(splits, "train", table_columns.named + ids, label=table_columns.label):
+            assert [*from_table(rows, names)] == [*encoder.documents.of(rows)]
             for example in encoder.encode(rows):
                 self.tokens.append(len(example.tokens))
                 ends = example.lengths.cumsum()
@@ -155,11 +155,11 @@ def test_training_reads_what_the_template_makes_of_the_source(
     preparing: Callable[[str], Preparer], name: str, rows: list[Json]
 ) -> None:
     preparer = preparing(TEMPLATES[name])
-    named = {"messageWeight": "learned"} if rows is AS_TEXT else {}
-    result = preparer(rows, columns=WITH_TOOLS | named)
+    weight_columns = {"messageWeight": "learned"} if rows is AS_TEXT else {}
+    result = preparer(rows, columns=WITH_TOOLS | weight_columns)
     trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
-    wanted = [chat_templates.render(trained.tokenizer, row["messages"], row["tools"]) for row in ROWS]
-    assert sorted(trained.texts) == sorted(wanted)
+    expected = [chat_templates.render(trained.tokenizer, row["messages"], row["tools"]) for row in ROWS]
+    assert sorted(trained.texts) == sorted(expected)
     assert sorted(trained.tokens) == counted(result)
 
 
@@ -221,10 +221,10 @@ def test_the_table_has_structures_as_json_text(preparing: Callable[[str], Prepar
 def test_conversations_that_differ_in_calls_or_tools_alone_are_no_duplicates(
     preparing: Callable[[str], Preparer],
 ) -> None:
-    other = [ROWS[0]["messages"][0], calling("weather", city="Neu-Ulm"), *ROWS[0]["messages"][2:]]
+    other_call = [ROWS[0]["messages"][0], calling("weather", city="Neu-Ulm"), *ROWS[0]["messages"][2:]]
     rows = [
         ROWS[0],
-        ROWS[0] | {"messages": other},
+        ROWS[0] | {"messages": other_call},
         ROWS[0] | {"tools": ROWS[1]["tools"]},
         json.loads(json.dumps(ROWS[0])),
     ]
@@ -313,11 +313,11 @@ def test_a_mix_of_sources_with_tools_and_without(
         {
             "messages": [
                 turn | {"weight": weight}
-                for turn, weight in zip(counted, (asked, first, asked, second), strict=True)
+                for turn, weight in zip(counted, (weight, first, weight, second), strict=True)
             ]
         }
         # The last two are the same: an answer without a weight is learned, and that of another message says nothing.
-        for asked, first, second in ((None, 0, 1), (None, 1.0, 0), (0, 1, 1), (None, None, None))
+        for weight, first, second in ((None, 0, 1), (None, 1.0, 0), (0, 1, 1), (None, None, None))
     ]
     sources = []
     for name, rows in {"tools": ROWS[:3], "plain": plain + weighed}.items():
@@ -329,18 +329,18 @@ def test_a_mix_of_sources_with_tools_and_without(
     trained = Trained(result, preparer.folder / "model", WITH_TOOLS)
     rows = [*ROWS[:3], *plain[:2], *weighed[:3]]
     assert result.dropped == {"notNull": 1, "dedupe": 1}
-    wanted = [chat_templates.render(trained.tokenizer, row["messages"], row.get("tools")) for row in rows]
-    assert sorted(trained.texts) == sorted(wanted)
+    expected = [chat_templates.render(trained.tokenizer, row["messages"], row.get("tools")) for row in rows]
+    assert sorted(trained.texts) == sorted(expected)
     of_counts = [text for text in trained.learned if text[0] in "12"]
     assert sorted(of_counts) == ["1<|im_end|>\n", "1<|im_end|>\n2<|im_end|>\n", "2<|im_end|>\n"]
 
 
 def test_filters_see_the_tools_of_the_source(preparing: Callable[[str], Preparer]) -> None:
     preparer, rows = preparing(HERMES), [*ROWS[:2], ROWS[2] | {"tools": None}]
-    kept = preparer(rows, columns=WITH_TOOLS, filter="tools IS NOT NULL AND size(tools) > 0")
-    assert kept.dropped == {"notNull": 0, "filter": 1, "dedupe": 0}
-    kept = preparer(rows, columns=WITH_TOOLS, notNull=["tools"], output=f"{preparer.folder}/other")
-    assert kept.dropped == {"notNull": 1, "dedupe": 0}
+    result = preparer(rows, columns=WITH_TOOLS, filter="tools IS NOT NULL AND size(tools) > 0")
+    assert result.dropped == {"notNull": 0, "filter": 1, "dedupe": 0}
+    result = preparer(rows, columns=WITH_TOOLS, notNull=["tools"], output=f"{preparer.folder}/other")
+    assert result.dropped == {"notNull": 1, "dedupe": 0}
 
 
 def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Preparer]) -> None:
@@ -355,11 +355,11 @@ def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Prepa
         "tools": [tool("charge", of="card") | {"owner": "jane@example.com"}],
     }
     result = preparing(HERMES)([row], columns=WITH_TOOLS, redact=["Email", "CardNumber"])
-    (made,) = table_of(result)
-    (call,) = json.loads(made["messages"][1]["tool_calls"])
+    (table_row,) = table_of(result)
+    (call,) = json.loads(table_row["messages"][1]["tool_calls"])
     assert call["function"]["arguments"] == {"card": "<CARD_NUMBER>", "to": "<EMAIL>"}
-    assert json.loads(made["tools"])[0]["owner"] == "<EMAIL>"
-    assert [turn["reasoning_content"] for turn in made["messages"]] == [None, "It is for <EMAIL>.", None]
+    assert json.loads(table_row["tools"])[0]["owner"] == "<EMAIL>"
+    assert [turn["reasoning_content"] for turn in table_row["messages"]] == [None, "It is for <EMAIL>.", None]
     assert result.redacted == {"Email": 3, "CardNumber": 1}
 
 

@@ -77,16 +77,16 @@ def test_examples_that_share_a_run_of_words_are_dropped(
     prepare: Preparer, sets: list[Json], capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = prepare(ROWS, decontaminate={"sources": sets})
-    kept = [example["question"] for example, dropped in EXAMPLES.values() if not dropped]
-    assert sorted(made["prompt"] for made in table_of(result)) == sorted(kept)
+    clean = [example["question"] for example, dropped in EXAMPLES.values() if not dropped]
+    assert sorted(row["prompt"] for row in table_of(result)) == sorted(clean)
     assert result.dropped == {"notNull": 0, "decontaminate": 4, "dedupe": 0}
-    assert [one.to_json() for one in result.evaluation_sets or []] == [
+    assert [evaluation_set.to_json() for evaluation_set in result.evaluation_sets or []] == [
         {"name": "tasks", "examples": 3, "version": 0},
         {"name": "short", "examples": 2},
     ]
-    said = capsys.readouterr().out
-    assert f"evaluation set tasks: {sets[0]['path']} version 0, columns task\n" in said
-    assert f"evaluation set short: {sets[1]['path']}, columns chat, choices\n" in said
+    output = capsys.readouterr().out
+    assert f"evaluation set tasks: {sets[0]['path']} version 0, columns task\n" in output
+    assert f"evaluation set short: {sets[1]['path']}, columns chat, choices\n" in output
 
 
 def test_it_comes_behind_redaction_and_before_duplicates(prepare: Preparer, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_it_comes_behind_redaction_and_before_duplicates(prepare: Preparer, tmp_
         decontaminate={"sources": [source]},
     )
     assert result.dropped == {"notNull": 0, "decontaminate": 4, "dedupe": 0}
-    assert [made["response"] for made in table_of(result)] == ["clean"]
+    assert [row["response"] for row in table_of(result)] == ["clean"]
 
 
 def test_conversations_are_compared_without_their_roles(prepare: Preparer, sets: list[Json]) -> None:
@@ -116,7 +116,7 @@ def test_conversations_are_compared_without_their_roles(prepare: Preparer, sets:
         dedupe={"near": {}},
     )
     assert result.dropped == {"notNull": 0, "decontaminate": 1, "dedupe": 0, "near": 0}
-    assert [made["messages"] for made in table_of(result)] == [clean]
+    assert [row["messages"] for row in table_of(result)] == [clean]
 
 
 def test_what_the_texts_of_a_set_share_is_no_task(prepare: Preparer, tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ LABELS: dict[str, list[tuple[Any, bool | None]]] = {
 def test_labels_are_booleans_or_nothing(
     spark: SparkSession, kind: str, values: list[tuple[Any, bool | None]]
 ) -> None:
-    frame = spark.createDataFrame([(given,) for given, _ in values], f"`thumb up` {kind}")
-    found = frame.select(labels.as_boolean(frame, "thumb up")).collect()
-    assert [row[0] for row in found] == [label for _, label in values]
+    frame = spark.createDataFrame([(value,) for value, _ in values], f"`thumb up` {kind}")
+    booleans = frame.select(labels.as_boolean(frame, "thumb up")).collect()
+    assert [row[0] for row in booleans] == [label for _, label in values]
 
 
 def judged(number: int, **changes: Any) -> Json:
@@ -67,21 +67,21 @@ def test_an_answer_that_is_judged_both_ways_is_two_examples(prepare: Preparer, t
         dedupe={"near": {}},
         splitRatios={"train": 0.5, "validation": 0.5, "test": 0},
     )
-    made = table_of(result)
+    table_rows = table_of(result)
     assert result.dropped == {"notNull": 3, "dedupe": 1, "near": 1}
-    assert list(made[0]) == [
+    assert list(table_rows[0]) == [
         *("id", "prompt", "completion", "label", "input_ids", "loss_mask", "tokens", "split")
     ]
     good = [(f"Q: {row['ask']}", row["said"]) for row in [*rows, *both_ways] if row["thumb"]]
-    assert {(row["prompt"], row["completion"]) for row in made if row["label"]} >= set(good)
+    assert {(row["prompt"], row["completion"]) for row in table_rows if row["label"]} >= set(good)
     splits: dict[str, set[str]] = {}
     answers: dict[str, set[bool]] = {}
-    for row in made:
+    for row in table_rows:
         splits.setdefault(row["completion"], set()).add(row["split"])
         answers.setdefault(row["completion"], set()).add(row["label"])
     assert [answers[row["said"]] for row in rows[:8]] == [{True, False}] * 8
-    assert {len(found) for found in splits.values()} == {1}
-    assert len(made) == 16 + 8 + 1
+    assert {len(names) for names in splits.values()} == {1}
+    assert len(table_rows) == 16 + 8 + 1
 
 
 @pytest.mark.usefixtures("compiled_plans")
@@ -99,5 +99,5 @@ def test_sources_of_a_mix_may_write_labels_in_their_own_ways(
         [judged(0)], source={"type": "Mix", "sources": sources}, columns=None, objective=KTO, languages=["en"]
     )
     assert result.columns == Columns(type="Unpaired")
-    found = {(row["source"], row["prompt"], row["completion"], row["label"]) for row in table_of(result)}
-    assert found == {("a", "a?", "yes", True), ("b", "b?", "no", False), ("b", "c?", "yes", True)}
+    labelled = {(row["source"], row["prompt"], row["completion"], row["label"]) for row in table_of(result)}
+    assert labelled == {("a", "a?", "yes", True), ("b", "b?", "no", False), ("b", "c?", "yes", True)}

@@ -68,13 +68,13 @@ def test_what_is_not_certain_has_no_language(text: str, expected: str | None) ->
 
 
 def test_the_detector_knows_every_language_of_the_schema() -> None:
-    known = {language._PART_OF.get(code, code) for code in language._load_detector().nb_classes}
-    assert {*get_args(Language)} == {code for code in known if len(code) == 2}
+    detected_codes = {language._PART_OF.get(code, code) for code in language._load_detector().nb_classes}
+    assert {*get_args(Language)} == {code for code in detected_codes if len(code) == 2}
 
 
 def rows() -> list[Json]:
-    asked = [{"question": text, "answer": "42"} for text in TEXTS.values()]
-    return [*asked, {"question": PYTHON, "answer": "6"}, {"question": TEXTS["fr"], "answer": None}]
+    pairs = [{"question": text, "answer": "42"} for text in TEXTS.values()]
+    return [*pairs, {"question": PYTHON, "answer": "6"}, {"question": TEXTS["fr"], "answer": None}]
 
 
 def test_examples_in_other_languages_are_dropped(prepare: Preparer) -> None:
@@ -85,8 +85,8 @@ def test_examples_in_other_languages_are_dropped(prepare: Preparer) -> None:
     ]
     result = prepare([*rows(), *both], languages=["en", "de"])
     assert result.dropped == {"notNull": 1, "language": len(TEXTS) - 2 + 1, "dedupe": 0}
-    kept = {made["prompt"] for made in table_of(result)}
-    assert kept == {TEXTS["en"], TEXTS["de"], PYTHON, "Translate, please."}
+    prompts = {row["prompt"] for row in table_of(result)}
+    assert prompts == {TEXTS["en"], TEXTS["de"], PYTHON, "Translate, please."}
 
 
 def test_conversations_without_their_roles_and_instructions(prepare: Preparer) -> None:
@@ -97,4 +97,4 @@ def test_conversations_without_their_roles_and_instructions(prepare: Preparer) -
     ]
     columns = {"type": "Messages", "messages": "chat"}
     result = prepare([{"chat": chat} for chat in chats], columns=columns, languages=["fr"])
-    assert [made["messages"] for made in table_of(result)] == chats[1:]
+    assert [row["messages"] for row in table_of(result)] == chats[1:]

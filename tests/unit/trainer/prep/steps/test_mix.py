@@ -28,12 +28,12 @@ WHOLE = {"train": 1, "validation": 0, "test": 0}
 @pytest.fixture
 def sources(tmp_path: Path) -> list[Json]:
     """A Delta table of 400 rows, JSON lines of 100, and CSV of 100, of which 10 are in the JSON lines too."""
-    asked = [
+    questions = [
         {"question": f"What is in table {n}?", "answer": f"Answer {n}.", "stars": n % 5} for n in range(400)
     ]
-    write_deltalake(tmp_path / "table", pa.Table.from_pylist(asked))
-    told = [{"instruction": f"Tell me of hall {n}.", "output": f"Hall {n}."} for n in range(100)]
-    (tmp_path / "told.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+    write_deltalake(tmp_path / "table", pa.Table.from_pylist(questions))
+    instructions = [{"instruction": f"Tell me of hall {n}.", "output": f"Hall {n}."} for n in range(100)]
+    (tmp_path / "told.jsonl").write_text("".join(json.dumps(row) + "\n" for row in instructions))
     lines = [f"Tell me of hall {n}.,Hall {n}.,{n % 5}" for n in range(90, 190)]
     (tmp_path / "lines.csv").write_text("\n".join(["prompt,response,stars", *lines]) + "\n")
     return [
@@ -52,8 +52,8 @@ def prepare(
         "output": str(folder / "out"),
         **WITHOUT_SAMPLES,
     } | changes
-    asked = recipe(source={"type": "Mix", "sources": sources}, base=str(tokenizer), **changes)
-    return prepare_quickly(spark, asked)
+    job_recipe = recipe(source={"type": "Mix", "sources": sources}, base=str(tokenizer), **changes)
+    return prepare_quickly(spark, job_recipe)
 
 
 def table_of(result: PrepResult) -> list[Json]:
@@ -66,11 +66,11 @@ def test_rows_of_each_source_by_its_weight(
 ) -> None:
     result = prepare(spark, tokenizer_folder, tmp_path, sources, dedupe={"exact": False})
     rows = table_of(result)
-    found = Counter(row["source"] for row in rows)
+    counts = Counter(row["source"] for row in rows)
     # told limits the mix. Four standard deviations of a fair draw of half of 400 and of 100.
-    assert found["told"] == 100
-    assert abs(found["asked"] - 200) < 40
-    assert abs(found["lines"] - 50) < 20
+    assert counts["told"] == 100
+    assert abs(counts["asked"] - 200) < 40
+    assert abs(counts["lines"] - 50) < 20
     assert list(rows[0]) == [
         "id",
         "prompt",
@@ -82,9 +82,9 @@ def test_rows_of_each_source_by_its_weight(
         "split",
     ]
     assert [part.to_json() for part in result.sources or []] == [
-        {"name": "asked", "rows": found["asked"], "version": 0},
+        {"name": "asked", "rows": counts["asked"], "version": 0},
         {"name": "told", "rows": 100},
-        {"name": "lines", "rows": found["lines"]},
+        {"name": "lines", "rows": counts["lines"]},
     ]
     assert (result.source_version, result.to_json()["columns"]) == (
         None,
@@ -189,8 +189,8 @@ def test_what_a_mix_lacks(
     chosen = [part for part in [*sources, *more] if part["name"] in names]
     with pytest.raises(DataError) as failed:
         prepare(spark, tokenizer_folder, tmp_path, chosen, **changes)
-    told = (failed.value.reason, failed.value.message.replace(str(tmp_path), "{folder}"))
-    assert told == (reason, sentence)
+    failure = (failed.value.reason, failed.value.message.replace(str(tmp_path), "{folder}"))
+    assert failure == (reason, sentence)
     assert not (tmp_path / "out").exists()
 
 

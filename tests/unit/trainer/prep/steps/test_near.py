@@ -27,10 +27,10 @@ WORDS = [
 def clusters(spark: SparkSession, rows: dict[str, str], partitions: int) -> tuple[set[str], Clusters]:
     """The ids that stay, and what was found."""
     frame = spark.createDataFrame([*rows.items()], f"id string, {near.TEXT} string").repartition(partitions)
-    with ExitStack() as held:
-        left, found = near.remove_near_duplicates(frame, NearDedupe(), held)
-        assert left.columns == ["id"]
-        return {row["id"] for row in left.collect()}, found
+    with ExitStack() as kept_frames:
+        remaining, near_duplicates = near.remove_near_duplicates(frame, NearDedupe(), kept_frames)
+        assert remaining.columns == ["id"]
+        return {row["id"] for row in remaining.collect()}, near_duplicates
 
 
 def instruction(number: int = 0) -> str:
@@ -58,8 +58,8 @@ SHARED = {
 @pytest.mark.parametrize("texts", SHARED.values(), ids=SHARED)
 def test_what_many_examples_share_makes_no_duplicates(spark: SparkSession, texts: list[str]) -> None:
     rows = {f"{number:02}": text for number, text in enumerate(texts)}
-    left, found = clusters(spark, rows, 2)
-    assert (sorted(left), found.dropped) == (sorted(rows), 0)
+    remaining, near_duplicates = clusters(spark, rows, 2)
+    assert (sorted(remaining), near_duplicates.dropped) == (sorted(rows), 0)
 
 
 @pytest.mark.parametrize(("copies", "texts"), [(12, 100), (12, 1_000), (60, 1_000)])
@@ -71,9 +71,9 @@ def test_copies_of_an_article_behind_headlines_are_removed(
         f"{number:03}": f"{own(number, 6)} {article}" if number < copies else own(number, 60)
         for number in range(texts)
     }
-    left, found = clusters(spark, rows, 2)
-    assert (len(left), found.sizes) == (texts - copies + 1, {copies: 1})
-    assert min(pair.similarity for pair in found.pairs) > 0.9
+    remaining, near_duplicates = clusters(spark, rows, 2)
+    assert (len(remaining), near_duplicates.sizes) == (texts - copies + 1, {copies: 1})
+    assert min(pair.similarity for pair in near_duplicates.pairs) > 0.9
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +93,12 @@ def result(spark: SparkSession, corpus: list[Row]) -> tuple[set[str], Clusters]:
 def test_edited_copies_are_removed_and_texts_that_look_alike_stay(
     corpus: list[Row], result: tuple[set[str], Clusters]
 ) -> None:
-    left, found = result
-    removed = {pair.removed for pair in found.pairs}
-    assert removed == {row.id for row in corpus} - left
-    assert found.dropped == len(removed)
-    assert {pair.kept for pair in found.pairs} <= left
-    reached = score(corpus, ((pair.removed, pair.closest) for pair in found.pairs))
+    remaining, near_duplicates = result
+    removed = {pair.removed for pair in near_duplicates.pairs}
+    assert removed == {row.id for row in corpus} - remaining
+    assert near_duplicates.dropped == len(removed)
+    assert {pair.kept for pair in near_duplicates.pairs} <= remaining
+    reached = score(corpus, ((pair.removed, pair.closest) for pair in near_duplicates.pairs))
     assert reached.precision >= 0.99
     assert reached.recall >= 0.95
 
@@ -134,8 +134,8 @@ def test_nothing_is_removed_from_nothing(spark: SparkSession) -> None:
 def test_more_copies_than_are_compared_with_each_other_are_one_cluster(spark: SparkSession) -> None:
     """Each copy has another word of its own, and all share most bands: they say nothing besides what they share."""
     rows = {f"{place:02}": " ".join([*WORDS[:place], "other", *WORDS[place + 1 :]]) for place in range(3, 63)}
-    left, found = clusters(spark, rows, 2)
-    assert (left, found.sizes) == ({"03"}, {60: 1})
+    remaining, near_duplicates = clusters(spark, rows, 2)
+    assert (remaining, near_duplicates.sizes) == ({"03"}, {60: 1})
 
 
 def test_a_crowd_of_examples_that_is_not_compared_is_told(
@@ -143,14 +143,14 @@ def test_a_crowd_of_examples_that_is_not_compared_is_told(
 ) -> None:
     rows = {f"{place:02}": " ".join([*WORDS, f"end{place}"]) for place in range(12)}
     monkeypatch.setattr(near, "_MAX_BAND_SIZE", 12)
-    left, found = clusters(spark, rows, 2)
-    assert (left, found.sizes, found.crowded) == ({"00"}, {12: 1}, 0)
+    remaining, near_duplicates = clusters(spark, rows, 2)
+    assert (remaining, near_duplicates.sizes, near_duplicates.crowded) == ({"00"}, {12: 1}, 0)
     monkeypatch.setattr(near, "_MAX_BAND_SIZE", 5)
-    left, found = clusters(spark, rows, 2)
+    remaining, near_duplicates = clusters(spark, rows, 2)
     # Some share a band with fewer others.
-    assert found.crowded == 12
-    assert len(left) < 12
-    assert near.describe(found).endswith(
+    assert near_duplicates.crowded == 12
+    assert len(remaining) < 12
+    assert near.describe(near_duplicates).endswith(
         "; up to 12 examples share part of their text; only 5 of them are compared with each other"
     )
 
@@ -159,18 +159,18 @@ def test_a_crowd_of_examples_that_is_not_compared_is_told(
 def test_components_are_those_of_a_walk_along_the_edges(seed: int) -> None:
     chance = np.random.default_rng(seed)
     size = 60
-    one, other = chance.integers(0, size, (2, 45))
-    label = near.find_components(one, other, size)
+    starts, ends = chance.integers(0, size, (2, 45))
+    label = near.find_components(starts, ends, size)
     expected = np.arange(size)
     for _ in range(size):
-        for a, b in zip(one, other, strict=True):
+        for a, b in zip(starts, ends, strict=True):
             expected[[a, b]] = expected[[a, b]].min()
     assert label.tolist() == expected.tolist()
 
 
 def test_the_closest_node_is_that_of_the_most_similar_edge() -> None:
-    one, other = np.array([0, 0, 1, 3]), np.array([1, 2, 2, 1])
-    nearest, similarity = near.find_closest(one, other, np.array([0.7, 0.9, 0.9, 0.8]), 4)
+    starts, ends = np.array([0, 0, 1, 3]), np.array([1, 2, 2, 1])
+    nearest, similarity = near.find_closest(starts, ends, np.array([0.7, 0.9, 0.9, 0.8]), 4)
     assert (nearest.tolist(), similarity.tolist()) == ([2, 2, 0, 1], [0.9, 0.9, 0.9, 0.8])
 
 

@@ -13,9 +13,9 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "and", 
 
 def shares(example: str, evaluation: str, ngram: int = 5, fewest: int = 3) -> bool:
     """Whether an example has a run by which a text of an evaluation set is found."""
-    wanted, lengths = of_evaluation([evaluation], ngram, fewest)
-    found, _ = of_examples([example], {*lengths.tolist()})
-    return bool({*wanted.tolist()} & {*found.tolist()})
+    evaluation_hashes, lengths = of_evaluation([evaluation], ngram, fewest)
+    example_hashes, _ = of_examples([example], {*lengths.tolist()})
+    return bool({*evaluation_hashes.tolist()} & {*example_hashes.tolist()})
 
 
 SHARED: dict[str, tuple[str, str, bool]] = {
@@ -48,10 +48,10 @@ def test_what_shares_a_run(example: str, evaluation: str, expected: bool) -> Non
 
 
 def test_a_run_does_not_reach_from_one_text_into_the_next() -> None:
-    found = hash_runs(["one two", "three four", "", "one two"], [2, 3])
-    assert found.owners.tolist() == [0, 1, 3]
-    assert found.lengths.tolist() == [2, 2, 2]
-    assert found.hashes[0] == found.hashes[2] != found.hashes[1]
+    runs = hash_runs(["one two", "three four", "", "one two"], [2, 3])
+    assert runs.owners.tolist() == [0, 1, 3]
+    assert runs.lengths.tolist() == [2, 2, 2]
+    assert runs.hashes[0] == runs.hashes[2] != runs.hashes[1]
 
 
 def test_each_run_of_an_example_is_there_once() -> None:
@@ -64,15 +64,15 @@ def test_each_run_of_an_example_is_there_once() -> None:
 def test_runs_have_equal_hashes_where_they_have_equal_words(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311
     texts = [chance.choices(WORDS, k=chance.randint(0, 30)) for _ in range(40)]
-    found = hash_runs([" ".join(words) for words in texts], [1, 3, 4])
-    said = [
+    runs = hash_runs([" ".join(words) for words in texts], [1, 3, 4])
+    word_runs = [
         (length, tuple(words[start : start + length]), owner)
         for length in (1, 3, 4)
         for owner, words in enumerate(texts)
         for start in range(len(words) - length + 1)
     ]
-    assert [(length, owner) for length, _, owner in said] == [
-        *zip(found.lengths.tolist(), found.owners.tolist(), strict=True)
+    assert [(length, owner) for length, _, owner in word_runs] == [
+        *zip(runs.lengths.tolist(), runs.owners.tolist(), strict=True)
     ]
-    pairs = {(run, value) for (_, run, _), value in zip(said, found.hashes.tolist(), strict=True)}
+    pairs = {(run, value) for (_, run, _), value in zip(word_runs, runs.hashes.tolist(), strict=True)}
     assert len(pairs) == len({run for run, _ in pairs}) == len({value for _, value in pairs})

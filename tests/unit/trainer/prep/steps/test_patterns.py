@@ -88,9 +88,9 @@ def test_what_is_found(kind: RedactKind) -> None:
 @pytest.mark.parametrize("kind", FOUND)
 def test_each_placeholder_counts_once_and_stays_when_the_text_is_read_again(kind: RedactKind) -> None:
     pattern = PATTERNS[kind]
-    for text, made in FOUND[kind].items():
-        assert replaced(text, pattern)[1] == made.count(pattern.placeholder)
-        assert replaced(made, pattern) == (made, 0)
+    for text, redacted in FOUND[kind].items():
+        assert replaced(text, pattern)[1] == redacted.count(pattern.placeholder)
+        assert replaced(redacted, pattern) == (redacted, 0)
 
 
 # What no pattern may touch.

@@ -74,9 +74,9 @@ def test_every_text_of_an_example_gets_placeholders(
     prepare_and_commit: Preparer, columns: Json, row: Json, texts: Json, counted: Json
 ) -> None:
     result = prepare_and_commit([row], columns=columns, redact=ALL)
-    (made,) = table_of(result)
+    (table_row,) = table_of(result)
     ours = ("id", "tokens", "split", "input_ids", "loss_mask", *PAIR_TOKENS)
-    assert {name: value for name, value in made.items() if name not in ours} == texts
+    assert {name: value for name, value in table_row.items() if name not in ours} == texts
     assert result.redacted == dict.fromkeys(ALL, 0) | counted
 
 
@@ -86,8 +86,8 @@ def test_values_of_all_columns_of_a_template_are_replaced_and_its_own_text_is_no
     row = {"question": "Whose is it?", "answer": "Mine.", "card": 4111111111111111}
     template = "Ask help@example.com. {question} {card}"
     result = prepare([row], promptTemplate=template, responseTemplate="{answer}", redact=ALL)
-    (made,) = table_of(result)
-    assert made["prompt"] == "Ask help@example.com. Whose is it? <CARD_NUMBER>"
+    (table_row,) = table_of(result)
+    assert table_row["prompt"] == "Ask help@example.com. Whose is it? <CARD_NUMBER>"
     assert result.redacted == dict.fromkeys(ALL, 0) | {"CardNumber": 1}
 
 
@@ -126,12 +126,12 @@ def test_a_key_decides_on_the_split_as_it_is(prepare: Preparer) -> None:
         for number in range(60)
     ]
     ratios = {"train": 0.5, "validation": 0.25, "test": 0.25, "key": "from"}
-    made = prepare(
+    result = prepare(
         rows,
         redact=["Email"],
         splitRatios=ratios,
         promptTemplate="{from}: {question}",
         dedupe={"exact": False},
     )
-    assert min(made.rows.to_json().values()) > 0
-    assert {row["text"] for row in table_of(made)} == {"<EMAIL>: <EMAIL> asks"}
+    assert min(result.rows.to_json().values()) > 0
+    assert {row["text"] for row in table_of(result)} == {"<EMAIL>: <EMAIL> asks"}

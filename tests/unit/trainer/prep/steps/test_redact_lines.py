@@ -23,30 +23,30 @@ def test_precision_and_recall_are_those_of_the_documentation() -> None:
     figures = {}
     for kind, pattern in PATTERNS.items():
         hints = pc.match_substring_regex(texts, pattern.hint).to_pylist()
-        found = {
+        measured = {
             (number, begin, end)
             for number, line in enumerate(labelled)
             if hints[number]
             for begin, end in merged(sorted(pattern.find(line.text)))
         }
-        wanted = {
+        expected = {
             (number, *place)
             for number, line in enumerate(labelled)
             for of, *place in line.values
             if of == kind
         }
-        right = len(found & wanted)
-        figures[kind] = (str(len(wanted)), f"{right / len(found):.2f}", f"{right / len(wanted):.2f}")
+        right = len(measured & expected)
+        figures[kind] = (str(len(expected)), f"{right / len(measured):.2f}", f"{right / len(expected):.2f}")
     documented = {kind: tuple(numbers) for kind, *numbers in ROW.findall(PAGE.read_text(encoding="utf-8"))}
     assert figures == documented
 
 
 def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Spans without those that others cover."""
-    apart: list[tuple[int, int]] = []
+    disjoint: list[tuple[int, int]] = []
     for begin, end in spans:
-        if apart and begin < apart[-1][1]:
-            apart[-1] = apart[-1][0], max(end, apart[-1][1])
+        if disjoint and begin < disjoint[-1][1]:
+            disjoint[-1] = disjoint[-1][0], max(end, disjoint[-1][1])
         else:
-            apart.append((begin, end))
-    return apart
+            disjoint.append((begin, end))
+    return disjoint

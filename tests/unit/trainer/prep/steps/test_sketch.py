@@ -15,12 +15,12 @@ from finetune_trainer.prep.steps.sketch import (
 )
 
 
-def shingles(found: Sketches) -> list[set[int]]:
+def shingles(sketches: Sketches) -> list[set[int]]:
     """The shingles of each text."""
-    starts = [0, *found.ends.tolist()]
+    starts = [0, *sketches.ends.tolist()]
     return [
-        set(found.shingles[start:end].tolist())
-        for start, end in zip(starts, found.ends.tolist(), strict=False)
+        set(sketches.shingles[start:end].tolist())
+        for start, end in zip(starts, sketches.ends.tolist(), strict=False)
     ]
 
 
@@ -49,27 +49,27 @@ SHINGLES = [
 
 @pytest.mark.parametrize(("text", "count"), SHINGLES)
 def test_shingles_are_distinct_runs_of_three_words(text: str, count: int) -> None:
-    assert [len(found) for found in shingles(sketch([text], choose_banding(0.7)))] == [count]
+    assert [len(hashes) for hashes in shingles(sketch([text], choose_banding(0.7)))] == [count]
 
 
 def test_a_text_has_the_same_sketch_beside_any_other() -> None:
     texts = ["", "one", "one two", "one two three four", "five one two three four", "one"]
     together = sketch(texts, choose_banding(0.7))
     alone = [sketch([text], choose_banding(0.7)) for text in texts]
-    assert shingles(together) == [shingles(found)[0] for found in alone]
-    assert together.bands.tolist() == [found.bands[0].tolist() for found in alone]
+    assert shingles(together) == [shingles(sketches)[0] for sketches in alone]
+    assert together.bands.tolist() == [sketches.bands[0].tolist() for sketches in alone]
     assert together.bands[1].tolist() == together.bands[5].tolist() != together.bands[2].tolist()
 
 
 def test_a_text_has_the_same_sketch_in_every_process() -> None:
-    found = sketch(["the answer to the question"], Banding(2, 64))
-    assert found.shingles.tolist() == [4040344567790176928, 11660623596785761380, 15062717866719320911]
-    assert found.bands.tolist() == [[2720516737519856323, 9841510069980253992]]
+    sketches = sketch(["the answer to the question"], Banding(2, 64))
+    assert sketches.shingles.tolist() == [4040344567790176928, 11660623596785761380, 15062717866719320911]
+    assert sketches.bands.tolist() == [[2720516737519856323, 9841510069980253992]]
 
 
 def test_the_share_of_common_shingles_is_that_of_common_runs_of_words() -> None:
-    one, other = shingles(sketch(["a b c d e f", "a b c d x f"], choose_banding(0.7)))
-    assert (len(one & other), len(one | other)) == (2, 6)
+    first, second = shingles(sketch(["a b c d e f", "a b c d x f"], choose_banding(0.7)))
+    assert (len(first & second), len(first | second)) == (2, 6)
 
 
 # A text of which runs of three words are boilerplate, these runs, and the runs that count.
@@ -103,10 +103,12 @@ def test_boilerplate_counts_for_nothing_in_a_text_that_says_more(
 ) -> None:
     shared = boilerplate_of(boilerplate, of_most=[])
     # Beside another text, whose words are not part of this one.
-    others = ["some other words", text, "some more words"]
-    found, owners = hash_shingles(others, shared)
-    wanted = [hash_shingles([run])[0] for run in counted]
-    assert found[owners == 1].tolist() == np.sort(np.concatenate([np.empty(0, np.uint64), *wanted])).tolist()
+    texts = ["some other words", text, "some more words"]
+    hashes, owners = hash_shingles(texts, shared)
+    expected = [hash_shingles([run])[0] for run in counted]
+    assert (
+        hashes[owners == 1].tolist() == np.sort(np.concatenate([np.empty(0, np.uint64), *expected])).tolist()
+    )
 
 
 FRAME, ARTICLE = (" ".join(f"{name}{at}" for at in range(30)) for name in ("frame", "article"))
@@ -135,5 +137,5 @@ def test_what_fewer_texts_share_counts_for_nothing_where_a_tenth_of_the_words_is
     text: str, counted: list[str]
 ) -> None:
     runs = [" ".join(shared.split()[at : at + 3]) for shared in (FRAME, ARTICLE) for at in range(28)]
-    found = shingles(sketch([text], choose_banding(0.7), boilerplate_of(runs, of_most=runs[:28])))
-    assert found == [{hashed for part in counted for hashed in hash_shingles([part])[0].tolist()}]
+    hashes = shingles(sketch([text], choose_banding(0.7), boilerplate_of(runs, of_most=runs[:28])))
+    assert hashes == [{hashed for part in counted for hashed in hash_shingles([part])[0].tolist()}]

@@ -31,16 +31,18 @@ def splits_of(
     # NB: from Arrow, since Spark checks each value of a list.
     frame = spark.createDataFrame(pa.table({"group": groups, "stratum": strata})).repartition(partitions)
     frame = frame.selectExpr("*", "stratum AS own")
-    made = split.with_split(frame, SplitRatios.model_validate({"stratifyBy": "language", **ratios}))
-    assert made.columns == ["group", "stratum", "own", "split"]
-    return {(row["group"], row["own"]): row["split"] for row in made.collect()}
+    frame_with_split = split.with_split(
+        frame, SplitRatios.model_validate({"stratifyBy": "language", **ratios})
+    )
+    assert frame_with_split.columns == ["group", "stratum", "own", "split"]
+    return {(row["group"], row["own"]): row["split"] for row in frame_with_split.collect()}
 
 
 def test_strata_have_their_shares_in_each_split_on_any_partitions(spark: SparkSession) -> None:
-    found = splits_of(spark, MANY)
-    same = {partitions: splits_of(spark, MANY[::-1], partitions) == found for partitions in (1, 16)}
+    splits = splits_of(spark, MANY)
+    same = {partitions: splits_of(spark, MANY[::-1], partitions) == splits for partitions in (1, 16)}
     assert same == {1: True, 16: True}
-    sizes, strata = Counter(found.values()), Counter((split, key[1]) for key, split in found.items())
+    sizes, strata = Counter(splits.values()), Counter((name, key[1]) for key, name in splits.items())
     wrong = {
         (name, stratum): strata[name, stratum] / sizes[name]
         for name in sizes
@@ -72,11 +74,11 @@ def test_a_group_stays_in_one_split_also_with_several_strata(spark: SparkSession
     rows = [(f"thread {number % 300}", ("en", "de", "fr")[number % 7 % 3]) for number in range(3000)]
     # Of another stratum are some groups only, which stand elsewhere among these.
     rows += [(f"thread {number}", "it") for number in range(0, 300, 3)]
-    found: dict[str, set[str]] = {}
+    splits: dict[str, set[str]] = {}
     for (group, _), name in splits_of(spark, rows, train=0.4, validation=0.3, test=0.3).items():
-        found.setdefault(group, set()).add(name)
-    assert {len(names) for names in found.values()} == {1}
-    assert set.union(*found.values()) == {"train", "validation", "test"}
+        splits.setdefault(group, set()).add(name)
+    assert {len(names) for names in splits.values()} == {1}
+    assert set.union(*splits.values()) == {"train", "validation", "test"}
 
 
 def test_another_seed_splits_otherwise(spark: SparkSession) -> None:

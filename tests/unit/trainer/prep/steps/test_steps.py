@@ -25,21 +25,23 @@ NAN = "NaN"
 
 
 def pair(
-    question: str | None = "what", answer: str | None = "that", quality: str | None = "1", **rest: Any
+    question: str | None = "what", answer: str | None = "that", quality: str | None = "1", **columns: Any
 ) -> Row:
-    return {"question": question, "answer": answer, "quality": quality, "thread": None, **rest}
+    return {"question": question, "answer": answer, "quality": quality, "thread": None, **columns}
 
 
 def frame(spark: SparkSession, rows: list[Row], schema: str = SCHEMA, partitions: int = 1) -> DataFrame:
     return spark.createDataFrame(rows, schema).repartition(partitions)
 
 
-def dropped_by(spark: SparkSession, rows: list[Row], asked: Recipe, schema: str = SCHEMA) -> list[str | None]:
+def dropped_by(
+    spark: SparkSession, rows: list[Row], job_recipe: Recipe, schema: str = SCHEMA
+) -> list[str | None]:
     """The verdict on each row, in the order of the rows."""
     numbered = [row | {"n": number} for number, row in enumerate(rows)]
-    wanted = build_plan(asked)
-    source = conversations.parsed(frame(spark, numbered, f"{schema}, n int"), wanted.form)
-    verdicts = steps.flag_rows(source, wanted).orderBy("n").collect()
+    plan = build_plan(job_recipe)
+    source = conversations.parsed(frame(spark, numbered, f"{schema}, n int"), plan.form)
+    verdicts = steps.flag_rows(source, plan).orderBy("n").collect()
     return [row[steps.DROPPED_BY] for row in verdicts]
 
 
@@ -112,11 +114,11 @@ FILTERS: list[tuple[str, dict[str, Any], list[tuple[Row, str | None]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "table"), [row[1:] for row in FILTERS], ids=[row[0] for row in FILTERS])
-def test_filters(spark: SparkSession, asked: dict[str, Any], table: list[tuple[Row, str | None]]) -> None:
+@pytest.mark.parametrize(("changes", "table"), [row[1:] for row in FILTERS], ids=[row[0] for row in FILTERS])
+def test_filters(spark: SparkSession, changes: dict[str, Any], table: list[tuple[Row, str | None]]) -> None:
     rows = [row for row, _ in table]
-    found = dropped_by(spark, rows, recipe(**asked))
-    assert list(zip(rows, found, strict=True)) == table
+    verdicts = dropped_by(spark, rows, recipe(**changes))
+    assert list(zip(rows, verdicts, strict=True)) == table
 
 
 CHAT: list[dict[str, str | None]] = [
@@ -136,21 +138,21 @@ CONVERSATIONS: list[tuple[list[dict[str, str | None]] | None, str | None]] = [
 
 @pytest.mark.parametrize("as_text", [False, True], ids=["lists", "JSON text"])
 def test_conversations(spark: SparkSession, as_text: bool) -> None:
-    asked = recipe(columns={"type": "Messages", "messages": "chat"}, maxChars=10)
+    job_recipe = recipe(columns={"type": "Messages", "messages": "chat"}, maxChars=10)
     kind = "string" if as_text else "array<struct<content: string, role: string, weight: int>>"
     rows = [{"chat": json.dumps(chat) if as_text and chat is not None else chat} for chat, _ in CONVERSATIONS]
-    wanted = [verdict for _, verdict in CONVERSATIONS]
+    expected = [verdict for _, verdict in CONVERSATIONS]
     if as_text:
         rows += [{"chat": "{not JSON"}, {"chat": '"a text"'}]
-        wanted += ["notNull", "notNull"]
-    assert dropped_by(spark, rows, asked, f"chat {kind}") == wanted
+        expected += ["notNull", "notNull"]
+    assert dropped_by(spark, rows, job_recipe, f"chat {kind}") == expected
 
 
 def test_conversations_become_lists_of_role_and_content(spark: SparkSession) -> None:
     source = frame(spark, [{"chat": CHAT}], "chat array<struct<content: string, role: string, weight: int>>")
-    made = identified(source, recipe(columns={"type": "Messages", "messages": "chat"})).first()
-    assert made is not None
-    assert [turn.asDict() for turn in made["messages"]] == CHAT
+    examples = identified(source, recipe(columns={"type": "Messages", "messages": "chat"})).first()
+    assert examples is not None
+    assert [turn.asDict() for turn in examples["messages"]] == CHAT
 
 
 WRONG: list[tuple[str, dict[str, Any], type[PodFailure], str]] = [
@@ -178,32 +180,32 @@ WRONG: list[tuple[str, dict[str, Any], type[PodFailure], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "sentence"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG]
+    ("changes", "kind", "sentence"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG]
 )
-def test_wrong(spark: SparkSession, asked: dict[str, Any], kind: type[PodFailure], sentence: str) -> None:
-    wanted = build_plan(recipe(**asked))
-    schema = "size int" if "columns" in asked else SCHEMA
+def test_wrong(spark: SparkSession, changes: dict[str, Any], kind: type[PodFailure], sentence: str) -> None:
+    plan = build_plan(recipe(**changes))
+    schema = "size int" if "columns" in changes else SCHEMA
     source = frame(spark, [], schema)
     with pytest.raises(kind) as failed:
-        steps.flag_rows(conversations.parsed(source, wanted.form), wanted)
+        steps.flag_rows(conversations.parsed(source, plan.form), plan)
     assert failed.value.message == sentence
 
 
-def identified(source: DataFrame, asked: Recipe) -> DataFrame:
-    wanted = build_plan(asked)
-    flagged = steps.flag_rows(conversations.parsed(source, wanted.form), wanted)
-    return steps.identify_examples(steps.select_passed(flagged, wanted), wanted)
+def identified(source: DataFrame, job_recipe: Recipe) -> DataFrame:
+    plan = build_plan(job_recipe)
+    flagged = steps.flag_rows(conversations.parsed(source, plan.form), plan)
+    return steps.identify_examples(steps.select_passed(flagged, plan), plan)
 
 
 def test_templates_render(spark: SparkSession) -> None:
-    asked = recipe(
+    job_recipe = recipe(
         columns={"type": "Text", "text": "question"},
         promptTemplate="{{{thread}}} Q: {question}\nA:",
         responseTemplate=" {answer}",
     )
     rows = [pair("why", None, thread="t"), pair("how {answer}", "so")]
-    made = identified(frame(spark, rows), asked).select("prompt", "response").collect()
-    assert sorted(map(tuple, made)) == [("{t} Q: why\nA:", " "), ("{} Q: how {answer}\nA:", " so")]
+    examples = identified(frame(spark, rows), job_recipe).select("prompt", "response").collect()
+    assert sorted(map(tuple, examples)) == [("{t} Q: why\nA:", " "), ("{} Q: how {answer}\nA:", " so")]
 
 
 def test_of_duplicates_the_same_one_stays_however_the_rows_lie(spark: SparkSession) -> None:
@@ -211,8 +213,8 @@ def test_of_duplicates_the_same_one_stays_however_the_rows_lie(spark: SparkSessi
     rows = [pair(text, "that") for text in spellings] + [pair("what is it", "that")]
     survivors = []
     for partitions, order in ((1, rows), (4, rows), (6, rows[::-1])):
-        made = steps.drop_duplicates(identified(frame(spark, order, partitions=partitions), recipe()))
-        survivors.append(sorted(row["prompt"] for row in made.collect()))
+        examples = steps.drop_duplicates(identified(frame(spark, order, partitions=partitions), recipe()))
+        survivors.append(sorted(row["prompt"] for row in examples.collect()))
     assert survivors[0] == survivors[1] == survivors[2]
     assert len(survivors[0]) == 2
     assert "what is it" in survivors[0]
@@ -226,16 +228,16 @@ def test_of_rows_with_one_id_the_same_one_stays_however_they_lie(spark: SparkSes
         for stratum in ("en", "de")
         for source in ("b", "a")
     ]
-    wanted = build_plan(recipe(splitRatios={"train": 1, "validation": 0, "test": 0, "stratifyBy": "thread"}))
-    kept, few = [], []
+    plan = build_plan(recipe(splitRatios={"train": 1, "validation": 0, "test": 0, "stratifyBy": "thread"}))
+    first_rows, few = [], []
     for partitions, order in ((1, rows), (1, rows[::-1]), (4, rows)):
         read = frame(spark, order, f"{SCHEMA}, source string", partitions)
         read = read.withColumnRenamed("source", steps.MIXED_FROM)
-        made = steps.identify_examples(steps.select_passed(steps.flag_rows(read, wanted), wanted), wanted)
-        told = ("prompt", steps.STRATUM, steps.SOURCE)
-        kept.append(sorted(map(tuple, steps.drop_duplicates(made).select(*told).collect())))
-        few.append(sorted(map(tuple, steps.limit_rows(made, 13, seed=7).select(*told).collect())))
-    assert kept == [[(f"what {number}", "de", "a") for number in range(10)]] * 3
+        examples = steps.identify_examples(steps.select_passed(steps.flag_rows(read, plan), plan), plan)
+        columns = ("prompt", steps.STRATUM, steps.SOURCE)
+        first_rows.append(sorted(map(tuple, steps.drop_duplicates(examples).select(*columns).collect())))
+        few.append(sorted(map(tuple, steps.limit_rows(examples, 13, seed=7).select(*columns).collect())))
+    assert first_rows == [[(f"what {number}", "de", "a") for number in range(10)]] * 3
     assert few == [few[0]] * 3
     # Three examples are whole, and of the fourth the row that comes first.
     assert sorted(Counter(prompt for prompt, *_ in few[0]).values()) == [1, 4, 4, 4]
@@ -251,9 +253,9 @@ def fold(text: str) -> str:
 def test_white_space_inside_lines_counts_as_one_space(spark: SparkSession) -> None:
     texts = ["".join(parts) for length in range(5) for parts in product(" \n\u00a0a", repeat=length)]
     around = [f"b{text}c" for text in texts] + [f"{text}b{text}" for text in texts]
-    made = identified(frame(spark, [pair(text, "that") for text in around]), recipe())
+    examples = identified(frame(spark, [pair(text, "that") for text in around]), recipe())
     folded: dict[str, set[str]] = {}
-    for row in made.collect():
+    for row in examples.collect():
         folded.setdefault(row["fingerprint"], set()).add(fold(row["prompt"]))
     assert len(folded) == len({fold(text) for text in around})
     assert {len(same) for same in folded.values()} == {1}
@@ -263,19 +265,22 @@ PROGRAM = "for a in b:\n    print(a)\n    print(b)"
 
 
 def test_programs_that_differ_in_their_indentation_are_no_duplicates(spark: SparkSession) -> None:
-    others = [PROGRAM.replace("    print(b)", "print(b)"), PROGRAM.replace("\n", "\n\n", 1)]
+    programs = [PROGRAM.replace("    print(b)", "print(b)"), PROGRAM.replace("\n", "\n\n", 1)]
     same = [PROGRAM.replace("\n", "\r\n"), PROGRAM.replace("a in", "a  in"), PROGRAM + " ", PROGRAM + "\n"]
-    rows = [pair("b?", answer) for answer in (PROGRAM, *others, *same)]
-    made = identified(frame(spark, rows), recipe())
-    assert steps.drop_duplicates(made).count() == 3
+    rows = [pair("b?", answer) for answer in (PROGRAM, *programs, *same)]
+    examples = identified(frame(spark, rows), recipe())
+    assert steps.drop_duplicates(examples).count() == 3
     # But none of them is evaluated on where another is learned.
-    assert made.select("group").distinct().count() == 1
+    assert examples.select("group").distinct().count() == 1
 
 
 def test_rows_that_differ_in_one_column_of_the_example_are_no_duplicates(spark: SparkSession) -> None:
     rows = [pair("a b", "c"), pair("a", "b c"), pair("a", "b c", quality="0", thread="other")]
-    made = steps.drop_duplicates(identified(frame(spark, rows), recipe()))
-    assert sorted((row["prompt"], row["response"]) for row in made.collect()) == [("a", "b c"), ("a b", "c")]
+    examples = steps.drop_duplicates(identified(frame(spark, rows), recipe()))
+    assert sorted((row["prompt"], row["response"]) for row in examples.collect()) == [
+        ("a", "b c"),
+        ("a b", "c"),
+    ]
 
 
 def test_duplicates_in_the_columns_that_the_recipe_names(spark: SparkSession) -> None:
@@ -287,21 +292,21 @@ def test_duplicates_in_the_columns_that_the_recipe_names(spark: SparkSession) ->
     ]
 
     def kept(*columns: str) -> int:
-        asked = recipe(dedupe={"columns": [*columns]})
-        return int(steps.drop_duplicates(identified(frame(spark, rows), asked)).count())
+        job_recipe = recipe(dedupe={"columns": [*columns]})
+        return int(steps.drop_duplicates(identified(frame(spark, rows), job_recipe)).count())
 
     assert [kept("thread"), kept("question"), kept("question", "thread"), kept("answer")] == [3, 2, 4, 3]
 
 
-def prepared(spark: SparkSession, rows: list[Row], partitions: int, **asked: Any) -> dict[str, str]:
+def prepared(spark: SparkSession, rows: list[Row], partitions: int, **changes: Any) -> dict[str, str]:
     """The split of each prompt that is left."""
-    wanted = recipe(**asked)
-    made = steps.drop_duplicates(identified(frame(spark, rows, partitions=partitions), wanted))
-    prepare = build_plan(wanted).prepare
-    made = split.with_split(
-        steps.limit_rows(made, prepare.limit, prepare.split_ratios.seed), prepare.split_ratios
+    job_recipe = recipe(**changes)
+    examples = steps.drop_duplicates(identified(frame(spark, rows, partitions=partitions), job_recipe))
+    prepare = build_plan(job_recipe).prepare
+    examples = split.with_split(
+        steps.limit_rows(examples, prepare.limit, prepare.split_ratios.seed), prepare.split_ratios
     )
-    return {row["prompt"]: row["split"] for row in made.collect()}
+    return {row["prompt"]: row["split"] for row in examples.collect()}
 
 
 MANY = [pair(f"question {number}", "answer", thread=f"thread {number % 40}") for number in range(400)]
@@ -310,20 +315,20 @@ MANY = [pair(f"question {number}", "answer", thread=f"thread {number % 40}") for
 def test_limit_and_split_do_not_depend_on_partitions(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "limit": 200,
         "splitRatios": {"train": 0.5, "validation": 0.3, "test": 0.2, "seed": 7},
     }
-    four, six = prepared(spark, MANY, 4, **asked), prepared(spark, MANY[::-1], 6, **asked)
+    four, six = prepared(spark, MANY, 4, **changes), prepared(spark, MANY[::-1], 6, **changes)
     assert four == six
     assert len(four) == 200
     monkeypatch.setattr(steps, "_MAX_ROWS_IN_MEMORY", 199)
-    assert prepared(spark, MANY, 6, **asked) == four
-    asked["splitRatios"]["seed"] = 8
-    other = prepared(spark, MANY, 4, **asked)
-    assert set(other) != set(four)
-    both = set(other) & set(four)
-    assert any(other[prompt] != four[prompt] for prompt in both)
+    assert prepared(spark, MANY, 6, **changes) == four
+    changes["splitRatios"]["seed"] = 8
+    on_four_partitions = prepared(spark, MANY, 4, **changes)
+    assert set(on_four_partitions) != set(four)
+    both = set(on_four_partitions) & set(four)
+    assert any(on_four_partitions[prompt] != four[prompt] for prompt in both)
 
 
 def test_splits_have_about_their_ratios(spark: SparkSession) -> None:
@@ -350,7 +355,7 @@ def test_what_has_one_key_is_in_one_split(spark: SparkSession) -> None:
         thread: {splits[row["question"]] for row in MANY if row["thread"] == thread}
         for thread in {row["thread"] for row in MANY}
     }
-    assert [thread for thread, found in of_thread.items() if len(found) != 1] == []
+    assert [thread for thread, splits in of_thread.items() if len(splits) != 1] == []
     assert set.union(*of_thread.values()) == {"train", "validation", "test"}
 
 
@@ -358,12 +363,12 @@ def test_duplicates_that_are_kept_share_a_split(spark: SparkSession) -> None:
     rows = [
         row | {"question": text} for row in MANY[:50] for text in (row["question"], row["question"].upper())
     ]
-    wanted = recipe(splitRatios={"train": 0.5, "validation": 0.5, "test": 0.0})
-    made = split.with_split(
-        identified(frame(spark, rows), wanted), build_plan(wanted).prepare.split_ratios
+    job_recipe = recipe(splitRatios={"train": 0.5, "validation": 0.5, "test": 0.0})
+    examples = split.with_split(
+        identified(frame(spark, rows), job_recipe), build_plan(job_recipe).prepare.split_ratios
     ).collect()
-    found: dict[str, set[str]] = {}
-    for row in made:
-        found.setdefault(row["prompt"].lower(), set()).add(row["split"])
-    assert len(made) == 100
-    assert [len(splits) for splits in found.values()] == [1] * 50
+    splits: dict[str, set[str]] = {}
+    for row in examples:
+        splits.setdefault(row["prompt"].lower(), set()).add(row["split"])
+    assert len(examples) == 100
+    assert [len(splits) for splits in splits.values()] == [1] * 50

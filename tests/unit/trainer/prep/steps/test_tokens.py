@@ -65,16 +65,17 @@ def test_token_ids_beside_the_rows(
 ) -> None:
     numbered = [(number, *row) for number, row in enumerate(rows)]
     frame = spark.createDataFrame(numbered, f"id int, {schema}").repartition(2)
-    made = tokens.with_tokens(frame, MODEL, Loaded.of(MODEL, tokenizer_folder), columns, Objective())
+    tokenized = tokens.with_tokens(frame, MODEL, Loaded.of(MODEL, tokenizer_folder), columns, Objective())
     documents = Documents(load_tokenizer(MODEL, tokenizer_folder), columns, answers_only=True)
     expected = documents.of({name: [row[at] for row in rows] for at, name in enumerate(columns.named)})
     prefixes = ("chosen_", "rejected_") if columns.chosen else ("",)
-    found = made.orderBy("id").collect()
-    assert [row["tokens"] for row in found] == [
-        sum(len(row[f"{prefix}input_ids"]) for prefix in prefixes) for row in found
+    tokenized_rows = tokenized.orderBy("id").collect()
+    assert [row["tokens"] for row in tokenized_rows] == [
+        sum(len(row[f"{prefix}input_ids"]) for prefix in prefixes) for row in tokenized_rows
     ]
     assert [
-        tuple((row[f"{prefix}input_ids"], row[f"{prefix}loss_mask"]) for prefix in prefixes) for row in found
+        tuple((row[f"{prefix}input_ids"], row[f"{prefix}loss_mask"]) for prefix in prefixes)
+        for row in tokenized_rows
     ] == list(expected)
 
 
@@ -89,8 +90,11 @@ def test_training_reads_the_token_ids_of_the_table(
     splits = Splits(type="Delta", path=result.path, version=result.version)
     tokenizer = load_tokenizer(MODEL, tokenizer_folder)
     documents = Documents(tokenizer, Columns(type="PromptResponse"), answers_only=True)
-    other = Documents(tokenizer, Columns(type="PromptResponse"), answers_only=False)
-    assert [read.has_token_ids(splits, each.encoding) for each in (documents, other)] == [True, False]
+    other_documents = Documents(tokenizer, Columns(type="PromptResponse"), answers_only=False)
+    assert [read.has_token_ids(splits, each.encoding) for each in (documents, other_documents)] == [
+        True,
+        False,
+    ]
     arrays = []
     for prepared in (True, False):
         encoder = Encoder(documents, max_length=40, overlong="Truncate")
@@ -114,7 +118,7 @@ def test_training_reads_the_token_ids_of_the_table(
 def test_rows_that_a_template_refused_have_no_tokens(spark: SparkSession, tokenizer_folder: Path) -> None:
     frame = spark.createDataFrame([("a", "b"), (None, "b")], "prompt string, response string")
     columns = Columns(type="PromptResponse")
-    made = tokens.with_tokens(
+    tokenized = tokens.with_tokens(
         frame.coalesce(1),
         MODEL,
         Loaded.of(MODEL, tokenizer_folder),
@@ -123,8 +127,8 @@ def test_rows_that_a_template_refused_have_no_tokens(spark: SparkSession, tokeni
         unrenderable="Drop",
     )
     names = ("tokens", "input_ids", "loss_mask")
-    found = made.select(*(sf.col(name).isNull() for name in names)).collect()
-    assert [tuple(row) for row in found] == [(False,) * 3, (True,) * 3]
+    nulls = tokenized.select(*(sf.col(name).isNull() for name in names)).collect()
+    assert [tuple(row) for row in nulls] == [(False,) * 3, (True,) * 3]
 
 
 def test_executors_in_other_pods_get_the_tokenizer(
@@ -134,12 +138,12 @@ def test_executors_in_other_pods_get_the_tokenizer(
     folder = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
     frame = spark.createDataFrame([(TURNS * 2,)], f"messages {TURNS_TYPE}")
     columns, loaded = Columns(type="Messages"), Loaded.of(MODEL, folder)
-    made = tokens.with_tokens(frame, MODEL, loaded, columns, Objective(loss_on="LastAnswer"))
+    tokenized = tokens.with_tokens(frame, MODEL, loaded, columns, Objective(loss_on="LastAnswer"))
     shutil.rmtree(folder)
     documents = Documents(load_tokenizer(MODEL, tokenizer_folder), columns, True, last_only=True)
     ((document,),) = documents.of({"messages": [TURNS * 2]})
     assert document != next(replace(documents, last_only=False).of({"messages": [TURNS * 2]}))[0]
-    assert [(row["input_ids"], row["loss_mask"]) for row in made.collect()] == [document]
+    assert [(row["input_ids"], row["loss_mask"]) for row in tokenized.collect()] == [document]
 
 
 def test_workers_tokenize_texts_without_transformers(tokenizer_folder: Path) -> None:
@@ -160,8 +164,8 @@ def test_workers_tokenize_texts_without_transformers(tokenizer_folder: Path) -> 
         capture_output=True,
         check=True,
     )
-    wanted = [*Documents(tokenizer, columns, answers_only=True).of(examples)]
-    assert json.loads(worker.stdout) == json.loads(json.dumps([wanted, False]))
+    expected = [*Documents(tokenizer, columns, answers_only=True).of(examples)]
+    assert json.loads(worker.stdout) == json.loads(json.dumps([expected, False]))
 
 
 @pytest.mark.parametrize("split", [True, False])
@@ -175,7 +179,7 @@ def test_special_tokens_in_texts_are_those_of_the_tokenizer(
     load = tokenizers.of_texts(tokenizer)
     assert load is not None
     text = "the </s> answer"
-    wanted = [*tokenizer([text])["input_ids"][0], tokenizer.eos_token_id]
+    expected = [*tokenizer([text])["input_ids"][0], tokenizer.eos_token_id]
     for used in (load(), load_tokenizer(MODEL, folder)):
         ((document,),) = Documents(used, Columns(type="Text"), answers_only=True).of({"text": [text]})
-        assert document.tokens == wanted
+        assert document.tokens == expected
