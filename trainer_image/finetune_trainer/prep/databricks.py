@@ -3,7 +3,7 @@
 The wheel that holds this entry point, its recipe and its result are files in a folder of a volume. The operator, which
 submitted the run, reads the result there: the output of a run has the last of its log at best.
 
-Where the job's MLflow run is in the same workspace, the report and the progress are logged to it as well, with the login that
+If the job's MLflow run is in the same workspace, the report and the progress are also logged to it, with the login that
 every Databricks run has. An MLflow server elsewhere has a login that is in the cluster alone.
 """
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the preparation of the recipe in a folder, and leave its report there.
 
     Raises:
-        PreparationFailedError: it failed; the report says how.
+        PreparationFailedError: the preparation failed; the report has the reason.
     """
     parser = argparse.ArgumentParser(prog=contract.PREP_WHEEL_ENTRY)
     parser.add_argument(contract.PARAMETER_FOLDER, type=Path, required=True, help="with recipe.yaml")
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def tell(code: int, message: TerminationMessage | None) -> None:
         nonlocal reported_error
         report = RunReport(exit_code=code, message=message or TerminationMessage())
-        # NB: a volume has no rename: a report that was cut off is no JSON, and counts as none.
+        # NB: a volume has no rename. A truncated report is not valid JSON and is ignored.
         (folder / contract.REPORT_FILE).write_text(
             report.model_dump_json(by_alias=True, exclude_none=True), encoding="utf-8"
         )

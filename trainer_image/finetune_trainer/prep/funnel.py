@@ -219,7 +219,7 @@ class Funnel:
     def apply(self, frame: DataFrame) -> DataFrame:
         """Return the plan of all steps: `id`, the example's columns, its token ids, `tokens` and `split`.
 
-        Near duplicates, and examples of evaluation sets, are searched at once; nothing else runs.
+        Only the searches for near duplicates and for examples of evaluation sets run now.
         """
         self._failures = session.count_failures(frame.sparkSession)
         for step in self._steps:
@@ -443,10 +443,10 @@ def _is_learned(documents: Sequence[TokenColumns]) -> Column:
 
 
 def check(counts: Counts, plan: Plan) -> None:
-    """Check that training examples are left.
+    """Check that training examples remain.
 
     Raises:
-        DataError: no rows are left, or none for the training or validation split.
+        DataError: no rows remain, or the training or validation split is empty.
     """
     examples = sum(counts.rows.values())
     if not counts.examples:

@@ -20,19 +20,19 @@ _MORE_TEMPLATES = "additional_chat_templates"
 
 
 def digest_settings(recipe: Recipe) -> str:
-    """Return the digest of a recipe's preparation, whichever versions its sources have."""
+    """Return the digest of a recipe's preparation, regardless of the versions of its sources."""
     return settings_digest(recipe.data, recipe.model, recipe.objective)
 
 
 def digest(recipe: Recipe, sources: Sequence[str], tokenizer: Path, day: date | None = None) -> str:
     """Return the digest of the rows that a recipe makes.
 
-    Another release counts as another preparation, since it may drop or replace what this one leaves.
+    Another release is another preparation: it may drop or replace what this release keeps.
 
     Args:
-        read: identities of the sources and of the evaluation sets, in the order of the recipe.
+        sources: identities of the sources and of the evaluation sets, in the order of the recipe.
         tokenizer: folder with the model's tokenizer.
-        day: the one that its chat template writes; None where it writes none.
+        day: the date that the chat template writes; None if it writes no date.
     """
     days = [] if day is None else [str(day)]
     return digest_of(digest_settings(recipe), [*sources], _digest_content(tokenizer), release(), *days)

@@ -21,13 +21,13 @@ _UID = "local"
 
 
 def load_recipe(path: Path, output: str | None = None) -> Recipe:
-    """Return the recipe in a file: of the FineTuneJob in it, or as a pod gets it. Spark runs in this process.
+    """Return the recipe in a file, which holds a FineTuneJob or a pod's recipe. Spark runs in this process.
 
     Args:
-        output: in place of data.prepare.output.
+        output: replaces data.prepare.output.
 
     Raises:
-        RecipeError: the file cannot be read, or has neither, or something in it is wrong.
+        RecipeError: the file cannot be read, holds neither, or is invalid.
     """
     manifest = _load_job(path)
     loaded = Recipe.load(path) if manifest is None else _build_recipe(path, manifest)
@@ -40,7 +40,7 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
     prepare = prepare.model_copy(update={"spark": spark, "output": output or prepare.output})
     if not prepare.output:
         raise RecipeError(f"{path} has no data.prepare.output: set a folder with --output")
-    # A claim of the cluster is not here.
+    # The claims of the cluster are not available here.
     model = loaded.model.model_copy(update={"cache": None})
     return loaded.model_copy(
         update={"model": model, "data": loaded.data.model_copy(update={"prepare": prepare})}
@@ -48,13 +48,13 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
 
 
 def _load_job(path: Path) -> dict[str, Any] | None:
-    """The FineTuneJob of a file that may hold other resources; None where the file is no list of resources."""
+    """Return the FineTuneJob in a file that may contain other resources; None if the file contains no resources."""
     try:
         parts = [
             part for part in yaml.safe_load_all(path.read_text(encoding="utf-8")) if isinstance(part, dict)
         ]
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        # Reading it as a recipe says what is wrong.
+        # Recipe.load reports what is wrong with the file.
         return None
     if not any("apiVersion" in part for part in parts):
         return None
@@ -94,7 +94,7 @@ class Bar:
             self.close()
             self._step = step
             form = "{desc:<16} {percentage:3.0f}% |{bar:40}| {elapsed}"
-            # NB: None leaves the bar out where the output is no terminal.
+            # NB: None disables the bar if the output is not a terminal.
             self._bar = tqdm(
                 total=100, desc=step, bar_format=form, leave=False, disable=None, file=sys.stderr
             )

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 # A file of this many tokens has about 50 MB: few files for a small corpus, and enough for parallel reads of a large
 # one.
 _TOKENS_PER_FILE = 16_000_000
-# How many commits a job searches for its own, and for one that it can use.
+# Commits that a job searches for its own version, and for one that it can reuse.
 _MAX_COMMITS = 100
-# How often a commit is tried that others get in the way of.
+# Attempts to commit while other commits conflict.
 _MAX_ATTEMPTS = 5
 
-# What Delta writes before it commits, and the checksums of local files.
+# Files that Delta writes before it commits, and checksums of local files.
 _UNCOMMITTED_FILE = re.compile(r"_delta_log|part-.*[.]parquet|[.].*")
 
 
 @dataclass(frozen=True)
 class Version:
-    """A version of the table, and what its commit says of the preparation that wrote it.
+    """A version of the table, with the metadata of the preparation that wrote it.
 
     Attributes:
         job: the uid of the FineTuneJob, whose name and namespace are None in tables of earlier releases.
@@ -60,10 +60,10 @@ class Version:
 
 
 def list_versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Version]:
-    """Return the versions of the table at `path` that preparations wrote, the oldest first; none where there is no table.
+    """Return the versions of the table at `path` that preparations wrote, oldest first; empty if there is no table.
 
     Raises:
-        DataError: `path` holds what no preparation wrote, or what a job wrote whose preparation is another one; a new version
+        DataError: `path` holds data that no preparation wrote, or the table of a job with another preparation; a new version
             would hide it.
     """
     from delta.tables import DeltaTable
@@ -95,7 +95,7 @@ def list_versions(spark: SparkSession, recipe: Recipe, path: str) -> list[Versio
 
 
 def _parse_version(number: int, metadata: str) -> Version | None:
-    """What a commit says; None where no preparation wrote it."""
+    """Return the version of a commit; None if no preparation wrote it."""
     try:
         properties = json.loads(metadata)
         optional = {name: properties.get(name) for name in ("name", "namespace", "settings")}
@@ -128,7 +128,7 @@ def _has_files(spark: SparkSession, location: str) -> bool:
 
 
 def _has_files_without_jvm(spark: SparkSession, location: str) -> bool:
-    """The same without a JVM: Spark lists the files, without those that begin with a dot or an underscore."""
+    """Do the same without a JVM: Spark lists the files, except those whose name begins with a dot or an underscore."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -176,14 +176,14 @@ def _has_all_files(spark: SparkSession, path: str, number: int) -> bool:
     try:
         table = spark.read.format("delta").option("versionAsOf", number).load(spark_path(path))
         files = [unquote(file) for file in table.inputFiles()]
-        # NB: Spark looks for each file before it says what its columns are.
+        # NB: Spark looks for each file before it returns the columns.
         return bool(files) and bool(spark.read.format("binaryFile").load(files).columns)
     except AnalysisException:
         return False
 
 
 def _parse_result(version: Version, path: str) -> PrepResult | None:
-    """The result of a version; None where another release wrote what this one cannot read."""
+    """Return the result of a version; None if it has the format of another release."""
     try:
         # NB: a table may have been copied to where it is now.
         return PrepResult.model_validate(version.result | {"version": version.number, "path": path})
@@ -205,7 +205,7 @@ def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
         frame: the rows; they are read again when the write is tried again.
 
     Raises:
-        DataError: another job has written something else meanwhile.
+        DataError: another job wrote a different preparation in the meantime.
     """
     spark = frame.sparkSession
     for tries_left in reversed(range(_MAX_ATTEMPTS)):
@@ -225,7 +225,7 @@ def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
 
 
 def _find_concurrent_result(spark: SparkSession, recipe: Recipe, result: PrepResult) -> PrepResult | None:
-    """What another commit has written meanwhile, if this job may use it."""
+    """Return the result of a concurrent commit, if this job may use it."""
     table_versions, prepare = list_versions(spark, recipe, result.path), recipe.data.prepare
     own_result = find_own_result(table_versions, recipe, result.path)
     if own_result or prepare is None or prepare.reuse == "Never" or result.digest is None:
@@ -234,7 +234,7 @@ def _find_concurrent_result(spark: SparkSession, recipe: Recipe, result: PrepRes
 
 
 def _list_conflicts() -> tuple[type[Exception], ...]:
-    """What Delta raises for a commit that met another one. NB: they have no class in common."""
+    """Return the exceptions of Delta for conflicting commits. NB: they have no common class."""
     from delta import exceptions
 
     return (
@@ -250,7 +250,7 @@ def _list_conflicts() -> tuple[type[Exception], ...]:
 
 
 def _find_encoding(frame: DataFrame) -> str | None:
-    """What made the token ids of a frame."""
+    """Return the encoding that produced the token ids of a frame."""
     encodings = (field.metadata.get(ENCODING) for field in frame.schema.fields)
     return next((encoding for encoding in encodings if encoding), None)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.steps.decontaminate import EvaluationSet
 
 
-# What the run misses of a preparation is a last percent, for which training does not wait.
+# Training does not wait longer for the last progress to reach the MLflow run.
 _MLFLOW_CLOSE_TIMEOUT_SECONDS = 5.0
 
 
@@ -62,10 +62,10 @@ def run(
         Tracker(run_id, patience=_MLFLOW_CLOSE_TIMEOUT_SECONDS) as tracker,
         ThreadPoolExecutor(1) as background,
     ):
-        # Both need a core for seconds: what loads tokenizers is imported while the JVM starts.
+        # Both take a core for seconds: the tokenizer is loaded while the JVM starts.
         loading = background.submit(Loaded.of, recipe.model, folder)
         if request.prepare.spark.executor_pods:
-            # No pods are created for a recipe that is refused.
+            # A refused recipe creates no pods.
             loading.result()
         with _start_spark(request) as spark:
             tokenizer = loading.result()
@@ -73,7 +73,7 @@ def run(
             progress = Progress(show or partial(show_in_run, tracker), SparkTasks(spark.sparkContext))
             write = partial(report.publish, tracker=tracker, folder=reports or Path(scratch))
             with progress.running():
-                # NB: the report is drawn while Spark writes the table; the end of `beside` waits for it.
+                # NB: the report is drawn while Spark writes the table; `background` waits for it when it closes.
                 publish = partial(background.submit, write)
                 return prepare(spark, recipe, request, tokenizer, progress, publish=publish)
 
@@ -87,12 +87,12 @@ def prepare(
     *,
     publish: Callable[[report.Facts], object] = lambda _: None,
 ) -> PrepResult:
-    """Write the table of a recipe, or find the version that this job already wrote, or another one from the same data.
+    """Write the table of a recipe, or return a version that this job, or another job from the same data, already wrote.
 
     Args:
         tokenizer: the model's.
-        told: learns which step runs.
-        publish: gets what a report shows, also where too little is left for a table.
+        progress: shows which step runs.
+        publish: receives what the report shows, even if too few rows remain for a table.
     """
     progress.step(READING)
     with (
@@ -123,7 +123,7 @@ def prepare(
 def _find_reusable_result(
     spark: SparkSession, recipe: Recipe, request: Request, versions: list[output.Version], digest: str
 ) -> PrepResult | None:
-    """The version with the same rows that another job wrote, if there is one and it may be used."""
+    """Return the version with the same rows that another job wrote, if there is one and the recipe allows its use."""
     if request.prepare.reuse == "Never":
         return None
     result = output.find_reusable_result(spark, versions, recipe, request.prepare.output, digest)
@@ -140,8 +140,8 @@ def _find_reusable_result(
 class Corpus:
     """The rows to prepare: of one source, or of the sources of a mix, each as it was read.
 
-    get_rows: returns the rows; of a mix, it counts those of each part. plan: the preparation, with the columns that hold an example, named by the recipe or found. evaluation: sets that examples
-    may share no words with.
+    get_rows: returns the rows; for a mix, it counts the rows of each part. plan: the preparation, with the columns of an example, which
+    the recipe names or which were detected. evaluation: sets that examples may share no words with.
     """
 
     get_rows: Callable[[], DataFrame]
@@ -274,7 +274,7 @@ def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: funnel.Co
 
 
 def _list_versions(corpus: Corpus, request: Request, counts: funnel.Counts) -> dict[str, Any]:
-    """What was read, as the result has it: of one source, or by source."""
+    """Return the versions that were read, as fields of the result: of one source, or by source."""
     if request.source.sources is None:
         (source,) = corpus.read
         return {"source_version": source.version, "source_revision": source.revision}

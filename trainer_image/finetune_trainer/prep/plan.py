@@ -36,12 +36,12 @@ class Form:
     rendered: the table's text columns, each with its template.
     messages: source column with a conversation; `rendered` is then empty.
     prompt: source column with the prompt.
-    conversation: what makes the prompt and the answers in `rendered` the turns of a conversation, if they are.
+    conversation: makes turns of a conversation from the prompt and the answers in `rendered`, if set.
     tools: source column with the tools of the conversation in `messages`.
     lists: source columns of a preference that hold conversations.
-    carried: fields of messages that are kept besides role and content.
-    label: source column that says whether the answer in the example is a good one, if one does.
-    weight: field of the source's messages that says whether they are learned, if the recipe names it.
+    carried: fields of messages that are kept in addition to role and content.
+    label: source column that labels the answer as good or bad, if there is one.
+    weight: field of the source's messages with their weight in the loss, if the recipe names it.
     """
 
     required: tuple[str, ...]
@@ -65,7 +65,7 @@ class Form:
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """The table's columns with answers that were judged, each a column also where they are turns."""
+        """The table's columns with judged answers; each is a column of its own even if it is a conversation."""
         return tuple(name for name in (CHOSEN, REJECTED, COMPLETION) if name in self.rendered)
 
     @property
@@ -86,7 +86,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Request:
-    """What a recipe asks of the preparation, as far as it is known before the source is read.
+    """The preparation that a recipe requests, before the source is read.
 
     templates: the source columns that templates name.
     """
@@ -124,10 +124,10 @@ class Plan(Request):
 
 
 def build_request(recipe: Recipe) -> Request:
-    """Return what a recipe asks of the preparation; it may name no columns.
+    """Return the preparation that a recipe requests. The recipe may name no columns.
 
     Raises:
-        RecipeRefusedError: it requests nothing, or something that is not available, or contradicts itself.
+        RecipeRefusedError: it requests nothing, requests what is not available, or contradicts itself.
     """
     data = recipe.data
     if data.source is None or data.prepare is None:
@@ -150,7 +150,7 @@ def build_plan(recipe: Recipe, conversations: Mapping[str, tuple[str, ...]] | No
 
     Raises:
         RecipeRefusedError: as `build_request`; or the recipe has fields for text, and the columns hold conversations.
-        DataError: messages do not have the field that says whether they are learned.
+        DataError: messages do not have the field with their weight.
     """
     request, columns = build_request(recipe), recipe.data.columns
     assert columns is not None  # noqa: S101 - the caller has found them
@@ -282,12 +282,12 @@ def _evaluation_sets(prepare: Prepare) -> list[EvaluationSource]:
 
 
 def _location(source: Source | NamedSource) -> tuple[str | None, ...]:
-    """What a source reads, at whatever version."""
+    """Return what a source reads, regardless of its version."""
     return source.path, source.table, source.dataset, source.config, source.split
 
 
 def _is_misplaced(source: Source | NamedSource) -> bool:
-    """Whether a source is nowhere, or at several places."""
+    """Whether a source has no location, or several."""
     locations = [location for location in (source.path, source.table, source.dataset) if location is not None]
     return len(locations) != 1 or (source.dataset is not None) != (source.type == "Hub")
 
@@ -354,7 +354,7 @@ def _build_preference_form(
     prepare: Prepare,
     conversations: Mapping[str, tuple[str, ...]] | None,
 ) -> Form:
-    """A prompt with two answers, or with one and its label; a template renders only the prompt."""
+    """Build the form of a prompt with two answers, or with one answer and its label. A template renders only the prompt."""
     carried_fields = conversations or {}
     lists = tuple(name for name in (prompt, *answers.values()) if name in carried_fields)
     refusals = [

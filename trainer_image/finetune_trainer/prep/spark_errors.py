@@ -34,20 +34,20 @@ _ROW_CONDITIONS = (
     "INVALID_ARRAY_INDEX",
     "ARITHMETIC_OVERFLOW",
 )
-# What Spark, and a Python worker, say of bytes in a table that are no text. Spark shows them behind the last colon.
+# Messages of Spark and of a Python worker about bytes that are not text. Spark shows them after the last colon.
 _NOT_UTF8 = ("INVALID_UTF8_STRING", "UnicodeDecodeError: ")
 _FILE_CONDITIONS = ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER")
 # A message may quote a line of the corpus.
 _MAX_MESSAGE_CHARS = 200
 _FILE_DELETED = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _DISK_FULL = "No space left on device"
-# What is on the stack of the JVM while the files of the table, or its commit, are written.
+# Packages on the stack of the JVM while it writes the files of the table, or its commit.
 _WRITERS = ("org.apache.parquet.hadoop.", "io.delta.storage.")
 # NB: the answer to a HEAD request has no body, and so no code of S3.
 _EXPIRED_TOKEN = re.compile("ExpiredToken|Status Code: 400")
-# What S3 answers with the same status, of a region that is not the bucket's.
+# Answers of S3 with the same status, for a region other than the bucket's.
 _WRONG_REGION = re.compile("AuthorizationHeaderMalformed|IllegalLocationConstraintException")
-# What Spark says of a Hive metastore that cannot be reached.
+# Messages of Spark about a Hive metastore that cannot be reached.
 _METASTORE_UNREACHABLE = re.compile(
     "SessionHiveMetaStoreClient|TTransportException|Could not connect to meta store"
 )
@@ -68,10 +68,10 @@ _UNREACHABLE_CLASSES = (
 
 @contextmanager
 def translate_errors(request: Request) -> Iterator[None]:
-    """Raise an error with one sentence for a JVM exception with a known cause.
+    """Translate exceptions of the JVM with a known cause into errors of the pod.
 
     Raises:
-        DataError: a row that the filter cannot take, a file that is none, a bucket that is not there or not open.
+        DataError: the filter fails on a row, a file is invalid, or a bucket is missing or not accessible.
         TrainingError: the storage does not answer, the disk is full, or Spark gave up.
     """
     try:
@@ -109,7 +109,7 @@ def translate_errors(request: Request) -> Iterator[None]:
 
 
 def _find_text_error(request: Request, message: str) -> PodFailure | None:
-    """The error of text in a table that is not UTF-8."""
+    """Return the error of text in a table that is not UTF-8."""
     line = next((line for line in message.splitlines() if any(mark in line for mark in _NOT_UTF8)), None)
     if line is None:
         return None
@@ -140,7 +140,7 @@ def _find_spark_error(request: Request, condition: str, detail: str) -> PodFailu
 
 
 def _find_column_error(request: Request, condition: str, detail: str) -> PodFailure | None:
-    """The error of columns that Spark cannot read, or cannot tell from each other."""
+    """Return the error of columns that Spark cannot read, or cannot distinguish."""
     if condition == "COLUMN_ALREADY_EXISTS":
         return DataError(
             "ColumnsAmbiguous",
@@ -158,7 +158,7 @@ def _find_column_error(request: Request, condition: str, detail: str) -> PodFail
 
 
 def _find_file_error(request: Request, causes: list[tuple[str, str]]) -> PodFailure | None:
-    """The error of a file that Spark cannot read: it names the file, and its last cause says why."""
+    """Return the error of a file that Spark cannot read. It names the file; its last cause is the reason."""
     failure = next((detail for _, detail in causes if detail.startswith("[FAILED_READ_FILE")), None)
     if failure is None:
         return None
@@ -176,7 +176,7 @@ def _find_file_error(request: Request, causes: list[tuple[str, str]]) -> PodFail
 
 
 def _find_table(request: Request, detail: str) -> Source | NamedSource | None:
-    """The Delta table whose file a message names."""
+    """Return the Delta table whose file a message names."""
     tables = [part for part in [*request.source.parts, *request.evaluation] if part.type == "Delta"]
     matches = [part for part in tables if part.path and spark_path(part.path).rstrip("/") + "/" in detail]
     return next(iter(matches or tables), None)
@@ -193,7 +193,7 @@ def _shorten(detail: str) -> str:
 def _find_disk_error(
     request: Request, causes: list[tuple[str, str]], error: Py4JJavaError
 ) -> PodFailure | None:
-    """The error of a disk that is full: that of the table, or else that of the scratch space.
+    """Return the error of a full disk: the disk of the table, or the scratch space.
 
     NB: the table's rows are sorted, in the scratch space, by the task that writes them; and Hadoop's clients of stores keep files
     there until they are uploaded.
@@ -253,7 +253,7 @@ def _find_first_address(causes: list[tuple[str, str]]) -> str:
 
 
 def _find_credentials_error(causes: list[tuple[str, str]]) -> PodFailure | None:
-    """The error of credentials of a catalog whose time is over, wherever Spark noticed it."""
+    """Return the error of expired credentials of a catalog."""
     details = [detail for _, detail in causes]
     file = next((_find_address(detail) for detail in details if OWN_SCHEME in detail), None)
     if file is None or not any(_EXPIRED_TOKEN.search(detail) for detail in details):
@@ -268,7 +268,7 @@ def _find_credentials_error(causes: list[tuple[str, str]]) -> PodFailure | None:
 
 
 def _find_missing_error(kind: str, detail: str) -> PodFailure | None:
-    """The error of a store or a file that cannot be found."""
+    """Return the error of a store or a file that cannot be found."""
     place = _find_address(detail)
     if kind in _UNSUPPORTED_CLASSES:
         return DataError("UnsupportedPlace", f"{detail}: a path is {PLACES}")
@@ -283,7 +283,7 @@ def _find_missing_error(kind: str, detail: str) -> PodFailure | None:
 
 
 def _find_job_error(causes: list[tuple[str, str]]) -> PodFailure | None:
-    """The error of a Spark job that was given up; its first line names the task and what happened to it."""
+    """Return the error of an aborted Spark job. Its first line names the task and its failure."""
     failure = next((detail for kind, detail in causes if kind == _ABORTED_CLASS), "")
     if _EXECUTOR_LOST in failure:
         return TrainingError(

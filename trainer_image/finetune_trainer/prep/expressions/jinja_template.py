@@ -1,6 +1,6 @@
 """Templates of prompts and answers in Jinja, rendered in a sandbox in Spark's Python workers.
 
-A template sees the columns of its row and nothing else. What it can do is bounded: the sandbox closes attributes that begin with
+A template sees only the columns of its row. The sandbox bounds what it can do: it hides attributes that begin with
 an underscore and limits ranges, loops have at most `MAX_PASSES` passes for a row, and a text has at most `MAX_CHARACTERS`.
 The memory of what it makes inside is not bounded: the template is the author's own, and so is the pod that it ends.
 """
@@ -63,7 +63,7 @@ class JinjaTemplate:
         """Parse the template in a field of the recipe.
 
         Raises:
-            RecipeRefusedError: it is no Jinja template, or has what the sandbox does not allow.
+            RecipeRefusedError: the text is not a Jinja template, or uses what the sandbox does not allow.
         """
         try:
             tree = _build_environment().parse(text)
@@ -83,7 +83,7 @@ class JinjaTemplate:
         return f"__finetune_{self.field}"
 
     def render(self) -> Column:
-        """Return the text of the template as a Spark expression, on a frame that `render_templates` made; null where it failed."""
+        """Return the text of the template as a Spark expression, on a frame from `render_templates`; null if the template failed."""
         from pyspark.sql import functions as sf
 
         return sf.col(f"`{self.output_column}`")
@@ -109,7 +109,7 @@ def render_text(template: JinjaTemplate, row: Mapping[str, Any]) -> str:
     """Render a template on a row.
 
     Raises:
-        ValueError: it fails, loops without an end, or its text is too long.
+        ValueError: the template fails, has too many passes of loops, or its text is too long.
     """
     return _render_row(_compile(template.text), template.field, row)
 
@@ -209,7 +209,7 @@ def _compile(text: str) -> Template:
     """Compile a template whose loops count their passes.
 
     Raises:
-        TemplateSyntaxError: it is no Jinja template.
+        TemplateSyntaxError: the text is not a Jinja template.
     """
     environment = _build_environment()
     tree = environment.parse(text)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PAGE, PAIRS = "report.html", "near-duplicates.csv"
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")
 _WIDTH, _DPI = 8.0, 110
-# Where the bars of the sizes of clusters begin.
+# Lower bounds of the bars of the chart of cluster sizes.
 _CLUSTER_SIZES = (2, 3, 4, 5, 6, 11, 21, 51, 101, 1001)
 _REMAINING_COLOR, _DROPPED_COLOR = "#2f6f9f", "#c8553d"
 
@@ -38,15 +38,15 @@ class Facts:
 
     Attributes:
         title: the job.
-        source: the source, and its version where it has one.
+        source: the source, with its version if it has one.
         output: the table.
         examples: rows of the source.
         dropped: rows that each step dropped, in order.
         rows: rows of each split.
         tokens: tokens of each split.
         lengths: examples in each bin of `lengths.EDGES`, before the limits of tokens and examples, and after.
-        clusters: number of clusters of near duplicates by their size; None where none were searched.
-        crowded: a sentence on those that were not compared; empty where all were.
+        clusters: number of clusters of near duplicates by their size; None if they were not searched.
+        crowded: a sentence about examples that were not compared; empty if all were.
         pairs: near duplicates that were removed, each with the example that is most similar to it.
         warnings: what the author should look at, a sentence each.
         samples: the beginning of some examples that a step dropped, by step.

@@ -1,4 +1,4 @@
-"""The SQL filter of a recipe: a condition on the columns of one row, and nothing else.
+"""The SQL filter of a recipe, which may only use the columns of one row.
 
 Spark's parser and analyser say what an expression is, so another spelling of it makes no difference.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-# What an expression without others in it may be, as it is parsed and as it is analysed.
+# Leaf expressions that are allowed, as parsed and as analysed.
 _PARSED = ("Literal", "UnresolvedAttribute", "UnresolvedNamedLambdaVariable", "UnresolvedCollation")
 _ANALYSED = (
     "Literal",
@@ -52,7 +52,7 @@ def check(frame: DataFrame, condition: str) -> None:
 
 
 def _find_refused_syntax(frame: DataFrame, condition: str) -> str | None:
-    """What is refused before Spark looks up what it names."""
+    """Return the part of a parsed condition that is refused before Spark resolves names."""
     spark: Any = frame.sparkSession
     # NB: pyspark has no other way to the parser.
     parsed = spark._jsparkSession.sessionState().sqlParser().parseExpression(condition)  # noqa: SLF001
@@ -72,7 +72,7 @@ def _find_refused_syntax(frame: DataFrame, condition: str) -> str | None:
 
 
 def _find_refused_function(frame: DataFrame, condition: str) -> str | None:
-    """What is no function of the row, now that every name has its meaning."""
+    """Return the part of an analysed condition that does not depend on the row alone."""
     analysed: Any = frame.selectExpr(condition)._jdf.queryExecution().analyzed()  # noqa: SLF001 - the same
     if _class_name(analysed) != "Project":
         return "an aggregate"
@@ -87,14 +87,14 @@ def _find_refused_function(frame: DataFrame, condition: str) -> str | None:
 
 
 def _walk(expression: Any) -> Iterator[Any]:
-    """An expression of the JVM, and all that it is made of."""
+    """Yield an expression of the JVM and its descendants."""
     yield expression
     for part in _list_items(expression.children()):
         yield from _walk(part)
 
 
 def _list_items(sequence: Any) -> list[Any]:
-    """The items of a sequence of Scala."""
+    """Return the items of a Scala sequence."""
     return [sequence.apply(index) for index in range(sequence.size())]
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 def read(
     spark: SparkSession, source: OneSource, place: Place | None, field: str
 ) -> tuple[DataFrame, int, str]:
-    """Read a table, and return its version too: the one asked for, or the newest; and the id of the table.
+    """Read a table at the requested version, or at the newest; return the rows, the version and the id of the table.
 
     A table that is deleted and created again has another id, and the same versions.
 
     Args:
-        place: where it is; None for a table that the session finds by its name.
+        place: the location; None for a table that the session finds by its name.
         field: the recipe's field that holds the source, for messages.
 
     Raises:

@@ -31,7 +31,7 @@ def fetch(source: OneSource, scratch: Path, field: str) -> tuple[list[str], str]
         field: the recipe's field that holds the source, for messages.
 
     Raises:
-        RecipeRefusedError: the data set needs code of its own to be loaded.
+        RecipeRefusedError: the data set requires its own loading script.
         DataError: the Hub does not have the data set, its revision, configuration or split, or does not open it to the
             pod; or its files do not parse.
         TrainingError: the Hub does not answer.
@@ -51,7 +51,7 @@ def fetch(source: OneSource, scratch: Path, field: str) -> tuple[list[str], str]
 
 @contextmanager
 def _translate_errors(source: OneSource, field: str) -> Iterator[None]:
-    """Raise an error with one sentence for what the Hub answers."""
+    """Translate errors of the Hub into errors of the pod."""
     from datasets.data_files import EmptyDatasetError
     from datasets.exceptions import DataFilesNotFoundError, DatasetGenerationError
     from huggingface_hub.errors import (
@@ -99,7 +99,7 @@ def _translate_errors(source: OneSource, field: str) -> Iterator[None]:
 
 
 def _find_commit(source: OneSource, field: str) -> str:
-    """Return the commit of a revision; a data set that a script of its own loads is refused."""
+    """Return the commit of a revision. A data set with its own loading script is refused."""
     from huggingface_hub import HfApi
 
     dataset = source.address
@@ -116,10 +116,10 @@ def _find_commit(source: OneSource, field: str) -> str:
 
 
 def _load_builder(source: OneSource, commit: str, scratch: Path, field: str) -> DatasetBuilder:
-    """Return what `datasets` loads the configuration with.
+    """Return the builder with which `datasets` loads the configuration.
 
     Raises:
-        DataError: there is no such configuration, or none is named and there are several.
+        DataError: the configuration does not exist, or there are several and the source names none.
     """
     from datasets import config, get_dataset_config_names, load_dataset_builder
 
@@ -149,7 +149,7 @@ def _choose_split(source: OneSource, builder: DatasetBuilder, field: str) -> str
     """Return the split to read.
 
     Raises:
-        DataError: there is no such split, or none is named and there are several.
+        DataError: the split does not exist, or there are several and the source names none.
     """
     splits = [str(name) for name in builder.config.data_files or {}]
     if source.split is None and len(splits) == 1:
@@ -163,7 +163,7 @@ def _choose_split(source: OneSource, builder: DatasetBuilder, field: str) -> str
 def _download_parquet(
     source: OneSource, builder: DatasetBuilder, split: str, commit: str, scratch: Path
 ) -> list[str]:
-    """Download the files of a split that are Parquet already; an empty list where they are not."""
+    """Download the files of a split if they are Parquet; otherwise return an empty list."""
     from huggingface_hub import snapshot_download
 
     prefix = f"hf://datasets/{source.dataset}@{commit}/"

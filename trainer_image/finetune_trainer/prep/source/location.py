@@ -1,4 +1,4 @@
-"""Where Spark reads a source."""
+"""Locations of sources, as Spark reads them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ S3 = rf"(?:s3a|{OWN_SCHEME}[0-9a-f]{{8}})://"
 
 
 def as_named(file: str) -> str:
-    """Return the address of a file, as Spark has it, as a recipe names it."""
+    """Return the address of a file as a recipe writes it, from Spark's address."""
     return re.sub(S3, "s3://", re.sub(r"^file:/+", "/", file), count=1)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder or file, and settings of Hadoop's file systems for reading it and nothing else."""
+    """A folder or file, with settings of Hadoop's file systems that apply only to reading it."""
 
     path: str
     options: Mapping[str, str] = field(default_factory=dict)

@@ -63,7 +63,7 @@ _UNLEARNED: dict[type[DataType], str] = {BinaryType: BYTES, MapType: MAPS, Struc
 class Corpus:
     """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set.
 
-    identity: the same for the same rows of the source, as far as can be told without reading them. texts: the files of text, whose
+    identity: equal for equal rows of the source, as far as can be determined without reading them. texts: the text files, whose
     lines must be checked before the rows are read.
     """
 
@@ -116,7 +116,7 @@ def read(
 
 
 def _locate(source: Source | NamedSource, field: str, catalog: Catalog | None) -> Place | None:
-    """Return where a source is; None for a table that the session finds by its name.
+    """Return the location of a source; None for a table that the session finds by its name.
 
     Raises:
         DataError: a table has no catalog, or Unity Catalog does not let it be read.
@@ -143,8 +143,8 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
     """Check the columns that the recipe names; `where` is the source, for messages.
 
     Raises:
-        DataError: one of them is missing, a preference holds lists that are no conversations or labels that are none, or values
-            are to be replaced in a column that is no text.
+        DataError: a column is missing, a preference has lists that are not conversations or invalid labels, or values are to be
+            replaced in a column that is not text.
     """
     require(frame, plan.columns, where)
     form = plan.form
@@ -187,7 +187,7 @@ def _find_texts(plan: Plan) -> list[str]:
 def jinja_values(frame: DataFrame, plan: Plan) -> set[str]:
     """Return the columns that Jinja templates get as they are: numbers, booleans, lists and structures; others are text.
 
-    Where values in text are to be replaced, only booleans, which text would make true.
+    If values in text are to be replaced, these are only booleans: as text, false would be true.
     """
     columns = {column for template in plan.form.jinja for column in template.columns}
     kinds = BooleanType if plan.prepare.redact else _NUMBERS + _NESTED
@@ -203,7 +203,7 @@ def find_conversations(frame: DataFrame, weight: str | None = None) -> dict[str,
     """Return the columns that hold lists of {role, content}, and the other fields of these that are kept.
 
     Args:
-        weight: the field of the source that is kept as `turns.WEIGHT`. Default: the one of this name.
+        weight: the field of the source that is kept as `chat_messages.WEIGHT`. Default: the field of this name.
     """
     source_fields = {
         chat_messages.WEIGHT: {weight or chat_messages.WEIGHT},

@@ -1,6 +1,6 @@
 """Refuses text files that are not UTF-8, and JSON with half of a character.
 
-NB: Spark reads other bytes as U+FFFD, and half of a surrogate pair as a question mark, both without a word.
+NB: Spark silently reads other bytes as U+FFFD, and half of a surrogate pair as a question mark.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class TextFiles(NamedTuple):
 
 @contextmanager
 def checking_on_failure(spark: SparkSession, files: TextFiles | None) -> Iterator[None]:
-    """Where the columns of files are refused, check whether their lines are the cause.
+    """If the columns of files are refused, check whether unreadable lines are the cause.
 
     Raises:
-        DataError: a line cannot be read; else, the error of the columns.
+        DataError: a line cannot be read; otherwise the error of the columns.
     """
     try:
         yield
@@ -65,7 +65,7 @@ def check(
         settings: of the reader.
 
     Raises:
-        DataError: a line is not; the message names it.
+        DataError: a line is not text; the message names it.
     """
     lines = _read_lines(spark, [*paths], settings)
     pointer = _find_pointer(lines)
@@ -110,7 +110,7 @@ def _read_lines(spark: SparkSession, paths: list[str], settings: Mapping[str, st
 
 
 def _find_reason(kind: str) -> Column:
-    """Why a line cannot be read, or null."""
+    """Return why a line cannot be read, or null."""
     value = sf.col(_VALUE)
     reason = sf.when(~sf.is_valid_utf8(value), NOT_UTF8)
     if kind != "JSONLines":
@@ -120,7 +120,7 @@ def _find_reason(kind: str) -> Column:
 
 
 def _find_line(lines: DataFrame, kind: str) -> tuple[int, str]:
-    """The number of the first wrong line of a file, from 1, and why it cannot be read.
+    """Return the number of the first unreadable line of a file, from 1, and the reason.
 
     NB: the blocks of a large file are read in any order, and the lines of each in theirs.
     """

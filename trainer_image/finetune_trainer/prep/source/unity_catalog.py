@@ -55,7 +55,7 @@ _DATABRICKS_ADVICE = "use data.prepare.spark.mode Databricks"
 # A message of a server may be long.
 _MAX_MESSAGE_CHARS = 300
 
-# NB: the SDK warns of each server that is no workspace, and logs the bodies of requests at level DEBUG.
+# NB: the SDK warns about each server that is not a workspace, and logs the bodies of requests at level DEBUG.
 logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
 # NB: the SDK collects the attributes once, on the first class used, which must not be the subclass.
 Config.attributes()
@@ -75,7 +75,7 @@ class _TableReference(NamedTuple):
 
 
 def locate(table: str, kind: str, field: str, catalog: Catalog) -> Place:
-    """Return where a table is, with credentials that read its files for about an hour.
+    """Return the location of a table, with credentials that read its files for about an hour.
 
     Args:
         table: catalog.schema.table.
@@ -83,7 +83,7 @@ def locate(table: str, kind: str, field: str, catalog: Catalog) -> Place:
         field: the recipe's field that names the table, for messages.
 
     Raises:
-        DataError: there is no such table, it is of another type, its files are not in S3, or the login may not read it.
+        DataError: the table does not exist, has another type, has files outside S3, or is not readable with the login.
         TrainingError: the server does not answer.
     """
     with _log_in(catalog) as client:
@@ -128,12 +128,12 @@ def _build_config(catalog: Catalog) -> Config:
         return _Login(host=host, token=token, auth_type="pat")
     if client and secret:
         return _Login(host=host, client_id=client, client_secret=secret, auth_type="oauth-m2m")
-    # That of the environment: of the pods, or of a person's machine.
+    # The login of the environment: of the pods, or of the user's machine.
     return _Login()
 
 
 class _Login(Config):
-    """The SDK's configuration, which it leaves out of its messages."""
+    """The SDK's configuration, without its values in error messages."""
 
     def __init__(self, **login: Any) -> None:
         super().__init__(
@@ -162,10 +162,10 @@ class _Anonymous(CredentialsStrategy):
 def _translate_errors(
     reference: _TableReference, refusal: Callable[[_TableReference, str], DataError]
 ) -> Iterator[None]:
-    """Raise an error with one sentence for an answer of the server that is none.
+    """Translate errors of the server into errors of the pod.
 
     Args:
-        refusal: makes the error of a refusal from what the server says.
+        refusal: builds the error of a refusal from the message of the server.
     """
     try:
         yield
@@ -204,7 +204,7 @@ def _build_credentials_error(reference: _TableReference, answer: str) -> DataErr
 
 
 def _check_table(info: TableInfo, kind: str, reference: _TableReference) -> None:
-    """Check that the files of a table are all of it, and of the type that the recipe names.
+    """Check that the files of a table hold all of its rows, and have the type that the recipe names.
 
     Raises:
         DataError: they are not.
@@ -264,8 +264,8 @@ def _build_place(location: str, credentials: AwsCredentials | None, reference: _
         )
     if credentials is None or not credentials.access_key_id or not credentials.secret_access_key:
         raise _build_credentials_error(reference, "the answer has no credentials for S3")
-    # NB: Hadoop keeps one client for each scheme and bucket. A scheme of their own keeps the credentials of one table from
-    # other tables of the bucket, and from the output.
+    # NB: Hadoop keeps one client for each scheme and bucket. With a separate scheme, the credentials of one table do not apply
+    # to other tables of the bucket, or to the output.
     digest = hashlib.sha256(f"{credentials.access_key_id} {credentials.session_token}".encode()).hexdigest()
     scheme = f"{OWN_SCHEME}{digest[:8]}"
     provider = "Temporary" if credentials.session_token else "Simple"
@@ -283,5 +283,5 @@ def _build_place(location: str, credentials: AwsCredentials | None, reference: _
 
 
 def _shorten(error: Exception) -> str:
-    """Return the first line of what a server or the SDK says."""
+    """Return the first line of a message of the server or the SDK."""
     return first_line(error)[:_MAX_MESSAGE_CHARS]

@@ -15,7 +15,7 @@ class Counter:
     """Counts the rows of a frame, in the pass that another action runs.
 
     NB: Spark adds what it observed in each task. When an executor is lost, the tasks whose results went with it run again, and
-    their rows count twice. The counts are then made again, by an action of their own, whose result is that of each row once.
+    their rows count twice. A separate action then counts the rows again, each once.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +36,7 @@ class Counter:
         """Return the counts, by name.
 
         Args:
-            again: count in an action of its own. Otherwise an action on the observed frame must have ended.
+            again: count in a separate action. Otherwise an action on the observed frame must have ended.
         """
         if not again or self._frame is None:
             return dict(self._observation.get)

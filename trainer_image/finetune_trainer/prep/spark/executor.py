@@ -33,7 +33,7 @@ _OPTION = re.compile(r"SPARK_JAVA_OPT_(\d+)")
 
 
 def main() -> int:
-    """Become the executor; return only where that is not possible."""
+    """Become the executor; return only if that is not possible."""
     environment = dict(os.environ)
     missing = [name for name in (*_ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY") if name not in environment]
     if missing:

@@ -16,10 +16,10 @@ _REFUSED = "NOT_SUPPORTED_WITH_SERVERLESS"
 
 
 def keep(frame: DataFrame, kept_frames: ExitStack) -> DataFrame:
-    """Return the frame, kept on disk until `held` ends: memory for it would grow with the corpus.
+    """Return the frame, kept on disk until `kept_frames` closes: in memory it would grow with the corpus.
 
     NB: serverless compute keeps nothing. The frame is then computed again for each reader, with the same rows: all of it
-    depends on the source alone, which is pinned where it is a table.
+    depends only on the source, which is pinned if it is a table.
     """
     try:
         persisted = frame.persist(StorageLevel.DISK_ONLY)

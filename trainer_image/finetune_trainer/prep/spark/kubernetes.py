@@ -72,7 +72,7 @@ class Driver:
         """The driver that the operator describes in variables.
 
         Raises:
-            RecipeRefusedError: this is no pod that the operator made.
+            RecipeRefusedError: the operator did not create this pod.
         """
         try:
             template = environment[contract.ENV_EXECUTOR_TEMPLATE]
@@ -103,14 +103,14 @@ class Driver:
 def build_settings(
     spark: Spark, driver: Driver, *, jars: Path, scratch: Path, options: str, memory: str
 ) -> dict[str, str]:
-    """Return Spark's settings besides those of every mode.
+    """Return Spark's settings for this mode, in addition to those of every mode.
 
     Args:
         options: of the JVM.
         memory: heap of an executor, as the JVM reads it.
 
     Raises:
-        RecipeRefusedError: the conf sets what has a field, or what follows from where the driver runs.
+        RecipeRefusedError: the conf sets a setting that has a field, or that the driver's location determines.
     """
     return build_executor_settings(spark, jars=jars, options=options) | {
         "spark.master": f"k8s://{API_SERVER}",
@@ -133,13 +133,13 @@ def build_settings(
 
 
 def build_executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[str, str]:
-    """Return Spark's settings of executors in pods, whoever made the pod of the driver.
+    """Return Spark's settings for executors in pods, in every mode that has them.
 
     Args:
         options: of the JVM.
 
     Raises:
-        RecipeRefusedError: the conf sets what has a field, or what follows from where the driver runs.
+        RecipeRefusedError: the conf sets a setting that has a field, or that the driver's location determines.
     """
     _check_conf(spark)
     number = str(spark.executor_pods)
@@ -152,7 +152,7 @@ def build_executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[s
         "spark.executor.extraClassPath": f"{jars}/*",
         "spark.executor.extraJavaOptions": options,
         "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
-        # NB: a quota that refuses a pod counts as a failed executor; the operator says so, and Spark tries again.
+        # NB: a pod that a quota rejects counts as a failed executor; the operator reports it, and Spark retries.
         "spark.executor.maxNumFailures": str(2**31 - 1),
         # What follows keeps Spark to pods: its account needs no right on anything else.
         "spark.kubernetes.executor.disableConfigMap": "true",
@@ -177,7 +177,7 @@ def _check_conf(spark: Spark) -> None:
 def delete_executors(
     namespace: str, selector: str, account: Path = ACCOUNT, server: str = API_SERVER
 ) -> None:
-    """Delete executors of an earlier driver of this job, which may wait for a node for ever and hold a part of a quota.
+    """Delete the executors of an earlier driver of this job: they may stay pending forever and take part of a quota.
 
     Args:
         selector: the labels of the executors.

@@ -28,7 +28,7 @@ def read_parquet(spark: SparkSession, table: str, field: str) -> DataFrame:
         field: the recipe's field that names the table, for messages.
 
     Raises:
-        DataError: there is no such table, or it is of another format.
+        DataError: the table does not exist, or has another format.
     """
     require(spark, table, field)
     name = ".".join(quoted(part) for part in table.split("."))
@@ -49,7 +49,7 @@ def require(spark: SparkSession, table: str, field: str) -> None:
     """Check that the session's catalog has a table.
 
     Raises:
-        DataError: it has not.
+        DataError: the table does not exist.
     """
     if not spark.catalog.tableExists(table):
         raise DataError(

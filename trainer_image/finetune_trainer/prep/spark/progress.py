@@ -23,7 +23,7 @@ _INTERVAL_SECONDS = 2.0
 
 
 class Tasks(NamedTuple):
-    """Tasks of a step so far."""
+    """Tasks of a step that Spark has created and completed."""
 
     done: int
     total: int
@@ -61,7 +61,7 @@ class SparkTasks:
 
 
 Show = Callable[[str, int | None], None]
-"""Shows a step and its percent; None where the percent is not known."""
+"""Shows a step and its percent; None if the percent is unknown."""
 
 
 def describe(step: str, percent: int | None) -> str:
@@ -98,7 +98,7 @@ class Progress:
             self._show(name, 0 if self._counter else None)
 
     def tell(self) -> None:
-        """Tell the percent of the step, if it has grown.
+        """Show the percent of the step, if it has grown.
 
         NB: Spark makes the later stages of a step when it knows the results of the earlier ones. So the percent only
         grows, and a step is not at 100% before the next one begins.
@@ -109,14 +109,14 @@ class Progress:
         tasks = self._counter.count(step)
         percent = min(100 * tasks.done // tasks.total, 99) if tasks.total else 0
         with self._lock:
-            # The next step may have begun meanwhile.
+            # The next step may have begun in the meantime.
             if step == self._step and percent > self._percent:
                 self._percent = percent
                 self._show(step, percent)
 
     @contextmanager
     def running(self, seconds: float = _INTERVAL_SECONDS) -> Iterator[None]:
-        """Tell the progress every few seconds for the time of a block."""
+        """Show the progress every few seconds while a block runs."""
         thread = threading.Thread(target=self._work, args=(seconds,), name="progress", daemon=True)
         thread.start()
         try:

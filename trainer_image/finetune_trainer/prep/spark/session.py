@@ -33,11 +33,11 @@ DEFAULT_JARS = "/opt/finetune/jars"
 _ENV_GATEWAY = "PYSPARK_GATEWAY_PORT"
 _CGROUP = Path("/sys/fs/cgroup")
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
-# NB: G1, the JVM's choice, collects garbage beside the work and on the same cores: on two of them, 500,000 rows took 131 s with it
+# NB: G1, the JVM's default, collects garbage concurrently on the same cores: on two of them, 500,000 rows took 131 s with it
 # and 113 s without (docs/design/speed.md).
 _SERIAL, _FEW_CORES = "-XX:+UseSerialGC", 2
 _COLLECTOR, _JVM_OPTIONS = re.compile(r"-XX:\+Use\w*GC\b"), ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
-# How long Spark may take to tell what its listeners learn.
+# Limit for Spark's listeners to receive their events.
 _LISTENER_TIMEOUT_MILLISECONDS = 10_000
 
 # NB: these optimizer rules remove empty parts of a plan with the row counts observed in them; the message about a step
@@ -50,7 +50,7 @@ _JOINED_SETTINGS = {
     "spark.sql.optimizer.excludedRules": ",",
     "spark.sql.adaptive.optimizer.excludedRules": ",",
 }
-# Settings that spark-submit has made where it made the pod of the driver.
+# Settings that spark-submit sets if it created the pod of the driver.
 _SUBMITTED_SETTINGS = (
     "spark.app.name",
     "spark.master",
@@ -75,8 +75,8 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
         catalog: where tables are found by their names.
 
     Raises:
-        RecipeRefusedError: the recipe's conf sets what it may not, or the recipe is for a Databricks run or a SparkApplication.
-        TrainingError: the jars are not where FINETUNE_JARS says, or the driver may not create pods.
+        RecipeRefusedError: the recipe's conf has a setting that is not allowed, or the recipe is for a Databricks run or a SparkApplication.
+        TrainingError: the jars are not in the folder FINETUNE_JARS, or the driver may not create pods.
     """
     if spark.mode == "Databricks":
         raise RecipeRefusedError(
@@ -117,7 +117,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
 
 
 def _start_driver(spark: Spark) -> kubernetes.Driver | None:
-    """The driver of executors in pods, without executors of an earlier one; None where Spark runs in this pod alone."""
+    """Return the driver of executors in pods, and delete those of an earlier driver; None if Spark runs in this pod alone."""
     if not spark.executor_pods:
         return None
     driver = kubernetes.Driver.of(os.environ)
@@ -147,7 +147,7 @@ def attach() -> SparkSession:
         ("spark.sql.optimizer.excludedRules", _EXCLUDED_RULES),
         ("spark.sql.adaptive.optimizer.excludedRules", _EXCLUDED_ADAPTIVE_RULES),
     ):
-        # Serverless compute has none of them; what a step dropped is then counted again.
+        # Serverless compute does not have these settings; dropped rows are then counted again.
         with contextlib.suppress(PySparkException):
             spark.conf.set(name, value)
     return spark
@@ -167,11 +167,11 @@ def context(spark: SparkSession) -> SparkContext | None:
 
 
 def count_failures(spark: SparkSession) -> int | None:
-    """Return how many executors, tasks and stages failed so far: as many before and after an action, and no task ran twice.
+    """Return how many executors, tasks and stages have failed. If an action does not change the number, no task ran twice.
 
-    None where Spark cannot be asked.
+    None if Spark does not report it.
 
-    NB: neither sign is enough. The stages that miss the results of an executor fail before Kubernetes tells Spark that it is lost, and an
+    NB: neither number is sufficient. Stages that miss the results of an executor fail before Kubernetes reports that it is lost, and an
     executor that is lost between two stages fails no task.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -180,7 +180,7 @@ def count_failures(spark: SparkSession) -> int | None:
     if spark_context is None:
         return None
     try:
-        # What the store knows comes over this bus.
+        # The store receives its events over this bus.
         spark_context._jsc.sc().listenerBus().waitUntilEmpty(_LISTENER_TIMEOUT_MILLISECONDS)  # noqa: SLF001 - Spark has no other way
         return _count_lost_executors(spark_context) + _count_failed_tasks_and_stages(spark_context)
     except Py4JError:
@@ -188,10 +188,10 @@ def count_failures(spark: SparkSession) -> int | None:
 
 
 def _count_lost_executors(spark_context: SparkContext) -> int:
-    """The number of executors that Spark has had, and gives no more tasks.
+    """Return the number of executors that Spark no longer uses.
 
-    NB: the store alone has them seconds late. Spark disables an executor that is disconnected, and others make its results anew, but tells
-    the store when Kubernetes has told the reason: after 30 seconds, where Spark misses the deletion of a pod.
+    NB: the store has them seconds late. Spark disables a disconnected executor, and other executors recompute its results, but the store
+    is updated when Kubernetes reports the reason: after 30 seconds, if Spark misses the deletion of a pod.
     """
     spark = spark_context._jsc.sc()  # noqa: SLF001 - Spark has no other way
     executors = spark.statusStore().executorList(False)
@@ -250,7 +250,7 @@ def build_settings(
     """Return Spark's settings: ours, then those of stores from the environment, then the recipe's conf.
 
     Args:
-        driver: this pod, where executors are pods of their own. None where they are, too: spark-submit made this pod.
+        driver: this pod, if it creates executors in pods. None if Spark runs in this pod alone, or if spark-submit made this pod.
         catalog: where tables are found by their names; Spark itself knows a Hive metastore.
 
     Raises:
@@ -309,7 +309,7 @@ def build_settings(
 
 
 def _names_collector(environment: Mapping[str, str]) -> bool:
-    """Whether the environment says how the JVM collects garbage: it does not start with two answers."""
+    """Whether the environment names a garbage collector: the JVM does not start with two."""
     return any(_COLLECTOR.search(environment.get(name, "")) for name in _JVM_OPTIONS)
 
 

@@ -31,7 +31,7 @@ _ADDRESS = "SPARK_DRIVER_BIND_ADDRESS"
 
 
 def main() -> int:
-    """Become the driver; return only where that is not possible."""
+    """Become the driver; return only if that is not possible."""
     role, words = sys.argv[1:2], sys.argv[2:]
     missing = [
         name for name in (_ADDRESS, ENV_POD_NAMESPACE, ENV_EXECUTOR_SELECTOR) if name not in os.environ
@@ -61,12 +61,12 @@ def build_command(
 
     Args:
         words: the arguments of the container after its role: the file of properties, the class and the file to run.
-        given: the variables of the pod.
+        variables: the environment variables of the pod.
         home: folder with Spark's `bin`.
 
     Raises:
-        RecipeRefusedError: the recipe's conf sets what it may not.
-        TrainingError: the jars are not where FINETUNE_JARS says.
+        RecipeRefusedError: the recipe's conf has a setting that is not allowed.
+        TrainingError: the jars are not in the folder FINETUNE_JARS.
     """
     spark = prepare.spark
     chosen = session.build_settings(

@@ -1,4 +1,4 @@
-"""Text that many texts of a corpus share, such as a template, a licence or a fixed instruction: it says nothing about one of them."""
+"""Text that many texts of a corpus share, for example a template, a licence or a fixed instruction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-# The runs of words that no more texts share are no boilerplate, in a corpus of any size: GPT-3's decontamination leaves out those
+# Runs of words that this many texts share are not boilerplate, in a corpus of any size: GPT-3's decontamination leaves out those
 # that more texts share (Brown et al. 2020, appendix C).
 _MAX_TEXTS = 10
 # Of the texts of a corpus. Fewer are copies of a text, which near duplicates are.

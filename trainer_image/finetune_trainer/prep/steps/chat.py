@@ -1,6 +1,6 @@
-"""What the model's chat template refuses, in Spark's Python workers.
+"""Conversations that the model's chat template rejects, in Spark's Python workers.
 
-NB: of a worker's exception only the text reaches the driver.
+NB: only the text of a worker's exception reaches the driver.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MARK = "the chat template of the model fails on "
 
 
 def build_refusal(example: Mapping[str, Any], error: DataError) -> ValueError:
-    """Return the error of an example that the chat template does not take; `find_failure` finds its sentence in what Spark says.
+    """Return the error of an example that the chat template rejects. `find_failure` finds its sentence in Spark's message.
 
     Args:
         example: columns of the table, by name.
-        error: what `documents` says of it; its cause is what the template says.
+        error: the error of `documents`; its cause is the error of the template.
     """
     conversations = [value for value in example.values() if isinstance(value, list)]
     roles = ", ".join(str(turn["role"]) for messages in conversations for turn in messages)
@@ -38,8 +38,8 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
     """Check that a tokenizer has a chat template, and that this renders tools where the recipe names a column of them.
 
     Raises:
-        RecipeRefusedError: it has none, or it leaves out tools and data.prepare.unrenderable is Fail, or its blocks that mark answers
-            hold nothing.
+        RecipeRefusedError: there is no template, it ignores tools and data.prepare.unrenderable is Fail, or its blocks that mark
+            answers are empty.
     """
     base, columns, prepare = recipe.model.base, recipe.data.columns, recipe.data.prepare
     if tokenizer.chat_template is None:
@@ -60,7 +60,7 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
 
 
 def find_failure(message: str) -> DataError | None:
-    """Return the error of an example that a template did not take, from the text of Spark's exception."""
+    """Return the error of an example that a template rejected, from the text of Spark's exception."""
     marks = f"{re.escape(_MARK)}|data[.]prepare[.][a-zA-Z]+ {re.escape(jinja_template.MARK)}"
     match = re.search(f"ValueError: ((?:{marks}).*)", message)
     if match is None:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.plan import Form
 
 COLUMN = "__finetune_label"
-"""Column with the label, beside those of the source."""
+"""Column with the label, in addition to those of the source."""
 
 
 def as_boolean(frame: DataFrame, name: str) -> Column:
-    """Return the labels in a column of booleans, of integers, or of texts, as booleans; null for what is none.
+    """Return the labels in a column of booleans, of integers, or of texts, as booleans; null for an invalid label.
 
     True are 1 and the texts true and 1, in any case; false are 0 and the texts false and 0.
     """

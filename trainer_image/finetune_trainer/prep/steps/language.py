@@ -1,4 +1,4 @@
-"""Drops examples that are certainly in another language than those that are wanted.
+"""Drops examples that are certainly not in the languages of the recipe.
 
 The detector is py3langid: its model comes with the package, and the same text has the same language everywhere.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.cleaning import Language
 
-# Columns beside those of the source.
+# Columns in addition to those of the source.
 FOREIGN, _TEXT = "__finetune_foreign", "__finetune_said"
 # The language of a text is uncertain below this probability.
 _MIN_PROBABILITY = 0.5
@@ -33,7 +33,7 @@ _PART_OF = {"ary": "ar", "arz": "ar", "nn": "no", "sdh": "ku", "uzs": "uz", "wuu
 
 
 def with_foreign(frame: DataFrame, text: Column, languages: Sequence[Language]) -> DataFrame:
-    """Add the column FOREIGN: whether a text is certainly in another language than those that are wanted."""
+    """Add the column FOREIGN: whether a text is certainly in none of the languages."""
     schema = StructType([*frame.schema.fields, StructField(FOREIGN, BooleanType(), nullable=False)])
     # NB: a function of Arrow arrays (arrow_udf) is not in the Spark of every Databricks Runtime.
     detected_in = frame.withColumn(_TEXT, sf.substring(text, 1, 2 * _MAX_CHARS))
@@ -54,7 +54,7 @@ def _flag_batches(
 
 
 def detect(text: str) -> str | None:
-    """Return the code of a text's language, or None where it is not certain: a short text, code, numbers or names.
+    """Return the code of a text's language, or None if it is uncertain, as for a short text, code, numbers or names.
 
     Code between fences and addresses of the web are left out.
     """

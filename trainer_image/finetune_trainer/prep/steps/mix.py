@@ -1,4 +1,4 @@
-"""Mixes several sources: each gives its share of the rows, chosen by a hash, and keeps its name beside them."""
+"""Mixes several sources: each contributes its share of the rows, selected by a hash, with its name in a column."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list
 
 
 def _rename_columns(part: Part, columns: Columns) -> Part:
-    """A part whose columns have the default names of their type; another column of such a name is left out."""
+    """Return a part whose columns have the default names of their type. Other columns with these names are dropped."""
     names = {getattr(part.columns, field): field for field in COLUMNS_OF[columns.type]}
     names |= {plain_text.written(name): plain_text.written(field) for name, field in names.items()}
     columns_to_keep = [name for name in part.frame.columns if name in names or name not in names.values()]
@@ -137,7 +137,7 @@ def mix_parts(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
 
 
 def compute_shares(parts: Sequence[Part], counts: Sequence[int]) -> list[float]:
-    """Return which share of its rows each part gives."""
+    """Return the share of its rows that each part contributes."""
     weights = [part.source.weight for part in parts]
     scale = min(count / weight for count, weight in zip(counts, weights, strict=True))
     return [weight * scale / count for count, weight in zip(counts, weights, strict=True)]
@@ -151,7 +151,7 @@ def _sample(frame: DataFrame, form: Form, share: float, salt: str) -> DataFrame:
 
 
 def _union(frames: list[DataFrame]) -> DataFrame:
-    """The rows of all frames. Values of a column that has several types become text, or are left out where they cannot."""
+    """Return the rows of all frames. A column with several types becomes text, or is dropped if it cannot."""
     kinds: dict[str, list[DataType]] = {}
     for frame in frames:
         for field in frame.schema.fields:

@@ -1,6 +1,6 @@
 """Near duplicates: MinHash finds candidates, and a pair counts when its exact Jaccard similarity reaches the threshold.
 
-What many examples share counts for nothing, see `boilerplate`. Which examples stay depends on their texts and ids alone, never on
+Text that many examples share is ignored, see `boilerplate`. Which examples stay depends only on their texts and ids, never on
 partitions or order.
 """
 
@@ -44,11 +44,11 @@ _CLUSTER_SCHEMA = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SI
 # The examples of a band are compared with its first ones, and each with those before it: pairs grow with the number of
 # examples, not with its square.
 _MAX_FIRST_PARTNERS, _MAX_PRECEDING_PARTNERS = 8, 8
-# Examples of one band that are compared; a band with more is that of a text which half the corpus shares.
+# Examples of one band that are compared; a larger band comes from text that half of the corpus shares.
 _MAX_BAND_SIZE = 50_000
-# What takes the bands of bad answers away from those of good ones.
+# Separates the bands of bad answers from those of good ones.
 _BAD_ANSWER_MASK = np.uint64(0x9E3779B97F4A7C15)
-# Texts that are sketched at once: their hashes stay in the processor's cache.
+# The hashes of a batch fit into the processor's cache.
 _TEXTS_PER_BATCH = 500
 
 
@@ -93,7 +93,7 @@ class Clusters(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """Where more than half of the examples of the corpus or of a source are removed, a sentence for each."""
+        """A sentence for the corpus and for each source if more than half of its examples are removed."""
         examples, largest = (
             sum(source.examples for source in self.sources.values()),
             max(self.sizes, default=1) - 1,
@@ -125,7 +125,7 @@ def remove_near_duplicates(
 
     Args:
         frame: examples with distinct ids, and labels if they have any. It is read several times.
-        held: ends what the returned frame needs.
+        kept_frames: ends what the returned frame needs.
         characters: how much of the text of a pair is reported.
         source: the column with the source of an example, in a mix.
     """
@@ -215,7 +215,7 @@ def _list_pairs(frame: DataFrame, duplicates: DataFrame, characters: int) -> lis
 def _sketch_batches(
     batches: Iterable[pa.RecordBatch], *, shape: Banding, boilerplate: Boilerplate
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the sketches of examples. Those without words are like none."""
+    """Yield the sketches of examples that have words."""
     import pyarrow as pa
 
     for batch in batches:
@@ -223,7 +223,7 @@ def _sketch_batches(
             part = batch.slice(start, _TEXTS_PER_BATCH)
             sketches = sketch(part.column(TEXT).to_pylist(), shape, boilerplate)
             if LABEL in part.schema.names:
-                # Of examples that are judged differently, none is a duplicate.
+                # Examples with different labels are not duplicates.
                 bad = ~part.column(LABEL).to_numpy(zero_copy_only=False).astype(bool)
                 sketches.bands[bad] ^= _BAD_ANSWER_MASK
             ends = np.append(0, sketches.ends).astype(np.int32)
@@ -242,7 +242,7 @@ def find_candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
 
     Args:
         sketched: `id`, `shingles` and `bands` of each example.
-        bands: learns the size of the largest band.
+        bands: counts the size of the largest band.
     """
     band = sf.explode(_BANDS).alias("band")
     shared = sketched.select(_ID, band).groupBy("band").agg(sf.collect_list(_ID).alias("ids"))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Pattern(NamedTuple):
     """What one kind of value looks like.
 
-    hint: an expression of RE2; a text in which it finds nothing has no such value.
+    hint: an expression of RE2; a text without a match has no value of this kind.
     find: returns where the values of a text are.
     """
 
@@ -128,7 +128,7 @@ _SECRET = re.compile(
     # A JSON web token: two objects of JSON, and a signature.
     r"|(?<![\w-])eyJ[A-Za-z0-9_-]{8,5000}\.eyJ[A-Za-z0-9_-]{8,5000}\.[A-Za-z0-9_-]{0,2000}"
 )
-# What a word before it says to be a secret.
+# Secrets that are recognizable by a word before them.
 _ASSIGNED = (
     # AWS, in a file of settings, as a variable, and in the JSON of its command line, which may be text in JSON.
     re.compile(
@@ -170,7 +170,7 @@ def _is_account_of_server(text: str, address: re.Match[str]) -> bool:
 
 
 def _find_phones(text: str) -> Iterator[Span]:
-    """Yield phone numbers: those that a country gives out, as far as their form or a word before them says that they are some."""
+    """Yield phone numbers: valid numbers of a country that are recognizable by their form or by a word before them."""
     for match in _ANNOUNCED_FROM_ZERO.finditer(text):
         if 7 <= sum(character.isdigit() for character in match["value"]) <= 15:
             yield match.span("value")
@@ -255,7 +255,7 @@ PATTERNS: dict[RedactKind, Pattern] = {
 
 
 def replaced(text: str, pattern: Pattern) -> tuple[str, int]:
-    """Return a text with a placeholder for each value of a kind, and how many there were. Values that overlap are one."""
+    """Return a text with a placeholder for each value of a kind, and how many there were. Overlapping values count as one."""
     pieces, end, count = [], 0, 0
     for begin, stop in sorted(pattern.find(text)):
         if begin >= end:

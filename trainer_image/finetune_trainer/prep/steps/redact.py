@@ -101,7 +101,7 @@ def _redact_texts(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # NB: most texts have nothing to find, and become no Python strings.
+    # NB: most texts have no matches, and are not converted to Python strings.
     hinted = {kind: pc.match_substring_regex(texts, PATTERNS[kind].hint).to_pylist() for kind in counts}
     changed: dict[int, str] = {}
     for place in sorted({place for hints in hinted.values() for place, is_in in enumerate(hints) if is_in}):
@@ -119,7 +119,7 @@ def _redact_texts(
 
 
 def _replace_in_json(text: str, pattern: Pattern) -> tuple[str, int]:
-    """Replace values in the strings and numbers of JSON, so that it stays JSON, or in text that is none."""
+    """Replace values in the strings and numbers of JSON, which stays JSON, or in text that is not JSON."""
     count = 0
 
     def replace_in_value(value: str) -> str:

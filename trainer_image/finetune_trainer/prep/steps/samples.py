@@ -19,7 +19,7 @@ def sample_aggregates(step: str, number: int, text: Column, dropped: Column) -> 
     """Return the aggregates that draw `number` examples of a step, by name.
 
     Args:
-        text: the text of an example, of which the beginning is kept.
+        text: the text of an example; its beginning is kept.
         dropped: whether the step drops it.
     """
     # NB: aggregates compute the text of each row, unless it is of one that is dropped.

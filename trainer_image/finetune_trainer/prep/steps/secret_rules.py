@@ -25,7 +25,7 @@ _MIN_KEYWORD = 4
 
 
 class Allowlist(NamedTuple):
-    """What is no secret though a rule matches it.
+    """Matches of a rule that are not secrets.
 
     target: what the expressions are searched in: the secret, the whole match, or its line. needs_all: whether an expression and a stop
     word must be there.
@@ -47,7 +47,7 @@ class Allowlist(NamedTuple):
         return cls(entry.get("regexTarget", "secret"), expressions, stopwords, needs_all)
 
     def allows(self, secret: str, match: str, line: str) -> bool:
-        """Return whether a match is no secret."""
+        """Return whether a match is not a secret."""
         target = {"match": match, "line": line}.get(self.target, secret)
         has_expression = any(expression.search(target) for expression in self.expressions)
         has_stopword = any(word in secret.lower() for word in self.stopwords)
@@ -59,8 +59,8 @@ class Allowlist(NamedTuple):
 class SecretRule(NamedTuple):
     """A rule.
 
-    group: the group with the secret; 0: the first that matches, or the whole match where there is none. entropy: the least of a
-    secret, in bits a character.
+    group: the group with the secret; 0: the first group that matches, or the whole match if there are no groups. entropy: the
+    minimum of a secret, in bits per character.
     """
 
     name: str
@@ -93,7 +93,7 @@ def find(text: str) -> Iterator[Span]:
 
 
 def build_hint() -> str:
-    """Return an expression of RE2; a text in which it finds nothing has no secret."""
+    """Return an expression of RE2; a text without a match has no secret."""
     keywords = {
         keyword for rule in _load_rules() for keyword in rule.keywords if len(keyword) >= _MIN_KEYWORD
     }

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 SHINGLE_WORDS = 3
 """Words in a shingle."""
 OWN_WORDS = 3
-"""Words in a row by which a text says something besides boilerplate; fewer may be edits of a copy."""
-# The least share of a text's words that are its own beside boilerplate. With less, the text is a copy of the boilerplate, such as
-# an article behind another headline.
+"""Consecutive words outside boilerplate that make a text more than a copy; fewer may be edits of a copy."""
+# Minimum share of a text's words outside boilerplate. A text with less is a copy of the boilerplate, for example an article
+# with another headline.
 _MIN_OWN_SHARE = 0.1
 _HASHES = 128
 # Least probability that a pair just at the threshold shares a band.
@@ -90,7 +90,7 @@ def choose_banding(threshold: float) -> Banding:
 
 
 def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_BOILERPLATE) -> Sketches:
-    """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle, and one without words has none.
+    """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle; a text without words has no shingles.
 
     Args:
         boilerplate: shingles that count for nothing in a text that says something else: that has OWN_WORDS words in a row

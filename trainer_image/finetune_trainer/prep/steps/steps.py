@@ -1,7 +1,6 @@
 """The steps on a DataFrame: filters, deduplication, templates and limit.
 
-Each step is a plan of the JVM's; none of them runs anything. A row's fate never depends on partitions or
-order.
+Each step is only a plan of the JVM. Which rows a step drops never depends on partitions or order.
 """
 
 from __future__ import annotations
@@ -222,7 +221,8 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, label and weights, or of the text
     of dedupe.columns, but for case and white space within lines: programs differ in their indentation. group: the text that decides on
     the split. stratum: the value whose share each split has, if it is stratified. plain: what the user and the assistant say, which is
-    compared for near duplicates, if they are removed. said: the text that is compared with evaluation sets, if there are any. source: where the row is from, in a mix.
+    compared for near duplicates, if they are removed. said: the text
+    that is compared with evaluation sets, if there are any. source: the source of the row, in a mix.
     """
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
@@ -260,7 +260,7 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
 
 
 def _structures_as_json(frame: DataFrame, form: Form) -> list[Column]:
-    """The lists and structures of templates as JSON: as text, values with commas in them are no longer told apart."""
+    """The lists and structures of templates as JSON: as text, values with commas could not be distinguished."""
     nested = [
         name
         for name in form.content
@@ -270,7 +270,7 @@ def _structures_as_json(frame: DataFrame, form: Form) -> list[Column]:
 
 
 def _conversations_as_json(form: Form) -> list[Column]:
-    """The conversations as JSON: as text, a message's fields are no longer told apart."""
+    """The conversations as JSON: as text, the fields of a message could not be distinguished."""
     return [sf.to_json(sf.struct(*map(sf.col, map(quoted, form.spoken))))] if form.spoken else []
 
 

@@ -59,9 +59,9 @@ def with_tokens(
     Args:
         loaded: the tokenizer of the model.
         columns: of an example in the frame.
-        objective: which says what the targets of the loss are.
-        day: the one that a chat template writes which writes the date; None: today.
-        unrenderable: Drop gives null for an example that a template refuses. Fail fails the task.
+        objective: determines the targets of the loss.
+        day: the date for chat templates that write the date; None: today.
+        unrenderable: Drop: an example that a template rejects gets null. Fail: it fails the task.
     """
     drop = unrenderable == "Drop"
     encoding = Documents.of_recipe(loaded.tokenizer, columns, objective, day).encoding

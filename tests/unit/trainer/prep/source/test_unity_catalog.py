@@ -254,7 +254,7 @@ LOGINS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(
-    "given",
+    "variables",
     [{}, {"DATABRICKS_TOKEN": "dapi"}, {"DATABRICKS_HOST": "https://a", "DATABRICKS_CLIENT_ID": "b"}],
 )
 def test_a_secret_that_is_not_whole_is_not_completed_from_the_environment(
