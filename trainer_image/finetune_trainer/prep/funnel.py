@@ -432,7 +432,7 @@ def _is_long(prepare: Prepare) -> Column:
 
 
 def _is_learned(documents: Sequence[TokenColumns]) -> Column:
-    """Whether an example has a token that the loss is on, or a template that hides which these are."""
+    """Return whether the loss covers a token of an example; true if the template does not mark these tokens."""
     return reduce(
         or_,
         (

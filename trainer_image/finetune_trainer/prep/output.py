@@ -117,7 +117,7 @@ def _refuse_other_preparations(table_versions: Sequence[Version], recipe: Recipe
 
 
 def _has_files(spark: SparkSession, location: str) -> bool:
-    """Whether a folder has files other than those that a killed pod of a preparation leaves before its commit."""
+    """Return whether a folder has files other than those that a killed preparation leaves before its commit."""
     context: Any = session.context(spark)
     if context is None:
         return _has_files_without_jvm(spark, location)
@@ -170,7 +170,7 @@ def find_reusable_result(
 
 
 def _has_all_files(spark: SparkSession, path: str, number: int) -> bool:
-    """Whether the files of a version exist, which VACUUM removes some days after it was replaced."""
+    """Return whether all files of a version exist: VACUUM removes them some days after the version was replaced."""
     from pyspark.errors import AnalysisException
 
     try:

@@ -254,7 +254,7 @@ def _write_table(
 
 
 def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: funnel.Counts) -> report.Facts:
-    """What the report shows."""
+    """Return what the report shows."""
     read = zip(plan.source.parts, corpus.read, strict=True)
     return report.Facts(
         title=f"{recipe.job.namespace}/{recipe.job.name}",

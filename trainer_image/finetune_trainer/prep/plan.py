@@ -277,7 +277,7 @@ def _list_evaluation_refusals(source: Source, prepare: Prepare) -> list[tuple[bo
 
 
 def _evaluation_sets(prepare: Prepare) -> list[EvaluationSource]:
-    """The evaluation sets of a preparation."""
+    """Return the evaluation sets of a preparation."""
     return prepare.decontaminate.sources if prepare.decontaminate else []
 
 
@@ -287,13 +287,13 @@ def _location(source: Source | NamedSource) -> tuple[str | None, ...]:
 
 
 def _is_misplaced(source: Source | NamedSource) -> bool:
-    """Whether a source has no location, or several."""
+    """Return whether a source has no location, or several."""
     locations = [location for location in (source.path, source.table, source.dataset) if location is not None]
     return len(locations) != 1 or (source.dataset is not None) != (source.type == "Hub")
 
 
 def _can_refuse(prepare: Prepare) -> bool:
-    """Whether a template that can refuse a row renders texts."""
+    """Return whether a template that can reject a row renders the texts."""
     return prepare.conversation is not None or prepare.template_syntax == "Jinja"
 
 
@@ -304,7 +304,7 @@ _UNRENDERABLE = (
 
 
 def _parse_templates(prepare: Prepare) -> dict[str, Template | JinjaTemplate]:
-    """The templates of a recipe, by field."""
+    """Parse the templates of a recipe, by field."""
     texts = {"promptTemplate": prepare.prompt_template, "responseTemplate": prepare.response_template}
     kind = JinjaTemplate if prepare.template_syntax == "Jinja" else Template
     return {

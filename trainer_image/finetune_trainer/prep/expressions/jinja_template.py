@@ -186,7 +186,7 @@ def _build_environment() -> _Sandbox:
 
 
 def _finalize(value: Any) -> Any:
-    """What a template writes of a value: of floats the shortest decimal, and nothing of null."""
+    """Return what a template writes for a value: the shortest decimal of a float, and an empty text for null."""
     return (plain_text.write(value) or "") if value is None or isinstance(value, float) else value
 
 
@@ -196,7 +196,7 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 @pass_context
 def _count_passes(context: Context, values: Iterable[Any]) -> list[Any]:
-    """What a loop runs over, as far as the row has passes left."""
+    """Return the items of a loop, and count them as passes of the row."""
     passes = context[_PASSES]
     items = list(islice(values, MAX_PASSES + 1 - passes[0]))
     passes[0] += len(items)
@@ -220,7 +220,7 @@ def _compile(text: str) -> Template:
 
 
 def _find_forbidden(tree: nodes.Template) -> Iterator[str]:
-    """What a template has that is not allowed, as its author writes it."""
+    """Yield the constructs of a template that are not allowed, as its author knows them."""
     for node in tree.find_all(_FORBIDDEN_NODES):
         yield f"a block of type {type(node).__name__}"
     if any(loop.recursive for loop in tree.find_all(nodes.For)):
@@ -231,7 +231,7 @@ def _find_forbidden(tree: nodes.Template) -> Iterator[str]:
 
 
 def _list_columns(tree: nodes.Template) -> tuple[str, ...]:
-    """The columns that a template names, in the order in which it first does."""
+    """Return the columns that a template names, in the order of their first use."""
     columns = meta.find_undeclared_variables(tree) - {*_GLOBALS}
     names = (node.name for node in tree.find_all(nodes.Name) if node.name in columns)
     return tuple(dict.fromkeys(names))

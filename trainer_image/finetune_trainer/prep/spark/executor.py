@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def find_spark_home() -> Path:
-    """The folder of the pyspark wheel, found without its import, which takes a second."""
+    """Return the folder of the pyspark wheel without importing it, which takes a second."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise RuntimeError("pyspark is not installed")
@@ -56,14 +56,14 @@ def find_spark_home() -> Path:
 
 
 def find_java(environment: Mapping[str, str]) -> str:
-    """The JVM of JAVA_HOME, or the one on the path."""
+    """Return the JVM of JAVA_HOME, or the one on the path."""
     home = environment.get("JAVA_HOME")
     executable = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
     return executable or "/usr/bin/java"
 
 
 def build_command(environment: Mapping[str, str], home: Path) -> list[str]:
-    """The command line of the JVM.
+    """Return the command line of the JVM.
 
     Args:
         home: folder with Spark's jars in `jars`.

@@ -69,7 +69,7 @@ class Driver:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Driver:
-        """The driver that the operator describes in variables.
+        """Return the driver that the operator describes in environment variables.
 
         Raises:
             RecipeRefusedError: the operator did not create this pod.

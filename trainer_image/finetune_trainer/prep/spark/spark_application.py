@@ -57,7 +57,7 @@ def _become_driver(words: Sequence[str]) -> NoReturn:
 def build_command(
     prepare: Prepare, words: Sequence[str], variables: Mapping[str, str], home: Path
 ) -> list[str]:
-    """The command line of spark-submit.
+    """Return the command line of spark-submit.
 
     Args:
         words: the arguments of the container after its role: the file of properties, the class and the file to run.
@@ -83,7 +83,7 @@ def build_command(
 
 
 def build_environment(variables: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The variables of spark-submit, and so of Python's processes in the driver."""
+    """Return the environment variables of spark-submit, and so of the Python processes of the driver."""
     return {
         **variables,
         "SPARK_HOME": str(home),

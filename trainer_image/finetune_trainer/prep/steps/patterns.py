@@ -161,7 +161,7 @@ def _find_emails(text: str) -> Iterator[Span]:
 
 
 def _is_account_of_server(text: str, address: re.Match[str]) -> bool:
-    """Whether an address is that of a repository or of a file, such as `git@host.com:code`."""
+    """Return whether an address names a repository or a file, for example `git@host.com:code`."""
     before = max(0, address.start() - _MAX_COMMAND_CHARS)
     return text[address.end() : address.end() + 1] == ":" and (
         address["account"] in _ACCOUNTS_OF_SERVERS
@@ -217,7 +217,7 @@ def _find_secrets(text: str) -> Iterator[Span]:
 
 
 def _is_card(value: str) -> bool:
-    """Whether a number is in the range of a network of cards, and its check digit is right (ISO/IEC 7812-1)."""
+    """Return whether a number is in the range of a card network and has a valid check digit (ISO/IEC 7812-1)."""
     digits = re.sub(r"\D", "", value)
     return bool(_CARD_NETWORKS.fullmatch(digits)) and _has_valid_check_digit(digits)
 
@@ -228,7 +228,7 @@ def _has_valid_check_digit(digits: str) -> bool:
 
 
 def _is_secret(value: str) -> bool:
-    """Whether a string is random: a class of a style sheet begins with sk- too."""
+    """Return whether a string is random: classes of style sheets also begin with sk-."""
     return not value.startswith("sk-") or not _CLASS_NAME.fullmatch(value)
 
 

@@ -109,7 +109,7 @@ def build_hint() -> str:
 
 @cache
 def _index_keywords() -> tuple[Any, list[list[int]]]:
-    """The set of all keywords, and the numbers of the rules of each."""
+    """Return the set of all keywords, and the indices of the rules of each keyword."""
     keywords = sorted({keyword for rule in _load_rules() for keyword in rule.keywords})
     searched = re2.Set.SearchSet()
     for keyword in keywords:
@@ -135,7 +135,7 @@ def _find_line(text: str, begin: int, end: int) -> str:
 
 @cache
 def _load_rules() -> tuple[SecretRule, ...]:
-    """The rules that apply to text without a path."""
+    """Load the rules that apply to text without a path."""
     file = resources.files("finetune_trainer.prep.steps") / "gitleaks.toml"
     config = tomllib.loads(file.read_text(encoding="utf-8"))
     everywhere = [config["allowlist"]]

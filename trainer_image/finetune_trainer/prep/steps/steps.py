@@ -40,7 +40,7 @@ _AROUND_LINES = r"(?U)\A\s+|\s+\z|[^\S\n]+(?=\n)"
 
 
 def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
-    """Add the column `dropped_by`: the first filter that a row fails, or null. What is learned becomes text.
+    """Add the column `dropped_by`: the first filter that a row fails, or null. Learned values become text.
 
     Raises:
         RecipeRefusedError: data.prepare.filter is not an SQL condition on the columns of a row.
@@ -57,7 +57,7 @@ def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
 
 
 def _list_learned_values(frame: DataFrame, plan: Plan) -> list[str]:
-    """The columns whose values are learned, or compared, as text, and that are neither text nor lists nor structures."""
+    """Return the columns that are learned or compared as text, but are neither text nor lists nor structures."""
     form = plan.form
     as_is = reader.jinja_values(frame, plan) | {*form.spoken}
     names = dict.fromkeys([*form.content, *(plan.prepare.dedupe.columns or [])])
@@ -104,9 +104,9 @@ def _build_filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
 
 
 def require_valid_text(frame: DataFrame, form: Form) -> DataFrame:
-    """Fail on text that is not UTF-8, in columns of text: an expression of Spark that changes it would replace its bytes.
+    """Fail on text that is not UTF-8 in columns of text: Spark's expressions would replace its bytes.
 
-    Python's workers fail on those in conversations.
+    Python's workers fail on such text in conversations.
     """
     text_columns = [name for name in form.content if isinstance(frame.schema[name].dataType, StringType)]
     return frame.withColumns({name: sf.validate_utf8(sf.col(quoted(name))) for name in text_columns})
@@ -260,7 +260,7 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
 
 
 def _structures_as_json(frame: DataFrame, form: Form) -> list[Column]:
-    """The lists and structures of templates as JSON: as text, values with commas could not be distinguished."""
+    """Return the lists and structures of templates as JSON: as text, values with commas could not be distinguished."""
     nested = [
         name
         for name in form.content
@@ -270,7 +270,7 @@ def _structures_as_json(frame: DataFrame, form: Form) -> list[Column]:
 
 
 def _conversations_as_json(form: Form) -> list[Column]:
-    """The conversations as JSON: as text, the fields of a message could not be distinguished."""
+    """Return the conversations as JSON: as text, the fields of a message could not be distinguished."""
     return [sf.to_json(sf.struct(*map(sf.col, map(quoted, form.spoken))))] if form.spoken else []
 
 
@@ -311,7 +311,7 @@ def drop_duplicates(frame: DataFrame) -> DataFrame:
 
 
 def _sort_columns(frame: DataFrame) -> list[str]:
-    """The columns that put any examples in one order: those with one id may still differ in stratum and source."""
+    """Return the columns that order examples uniquely: examples with one id may differ in stratum and source."""
     return [name for name in (ID, STRATUM, SOURCE) if name in frame.columns]
 
 

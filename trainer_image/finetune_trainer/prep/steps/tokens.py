@@ -103,7 +103,7 @@ def _zip_folder(folder: Path) -> bytes:
 
 @lru_cache(maxsize=1)
 def _unzip(archive: bytes) -> Path:
-    """The folder that an archive holds, on the disk of this Python worker."""
+    """Unpack an archive onto the disk of this Python worker, and return its folder."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     folder = Path(tempfile.mkdtemp(prefix="finetune-tokenizer-"))
     zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
@@ -126,12 +126,12 @@ def _tokenize_batches(
     documents = Documents.of_recipe(load(), columns, objective, day)
     for batch in batches:
         rows = {name: batch.column(name).to_pylist() for name in columns.named}
-        token_columns_of_rows, begin = _AddedColumns(columns), 0
+        added, begin = _AddedColumns(columns), 0
         for end, row in enumerate(tokenize_rows(documents, rows, drop=drop), start=1):
-            token_columns_of_rows.append(row)
-            if token_columns_of_rows.tokens >= _MAX_TOKENS_PER_BATCH or end == batch.num_rows:
-                yield token_columns_of_rows.beside(batch.slice(begin, end - begin))
-                token_columns_of_rows, begin = _AddedColumns(columns), end
+            added.append(row)
+            if added.tokens >= _MAX_TOKENS_PER_BATCH or end == batch.num_rows:
+                yield added.append_to(batch.slice(begin, end - begin))
+                added, begin = _AddedColumns(columns), end
 
 
 class _AddedColumns:
@@ -158,8 +158,8 @@ class _AddedColumns:
         for column, value in zip(self._lists.values(), values, strict=True):
             column.append(value)
 
-    def beside(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with the columns behind theirs."""
+    def append_to(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with the added columns after their own."""
         import pyarrow as pa
 
         added = [pa.array(self._lengths, pa.int32()), *(column.as_arrow() for column in self._lists.values())]
