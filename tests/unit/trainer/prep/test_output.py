@@ -58,7 +58,7 @@ class Jobs:
         job_recipe = self.recipe(name, **changes)
         return prepared(self.spark, job_recipe)
 
-    def found(self, name: str, digest: str | None, **changes: Any) -> PrepResult | None:
+    def find_reusable(self, name: str, digest: str | None, **changes: Any) -> PrepResult | None:
         """The version of another job that the job of this name would use for rows with a digest."""
         job_recipe, path = self.recipe(name, **changes), str(self.table)
         versions = output.list_versions(self.spark, job_recipe, path)
@@ -88,8 +88,8 @@ def test_a_second_job_uses_the_version_of_the_first(
         "settings: reusing it\n" in log
     )
     # A pod that is tried again finds it too; a job of another namespace does not.
-    assert prepare_as.found("second", first.digest) == second
-    assert prepare_as.found("second", first.digest, namespace="other") is None
+    assert prepare_as.find_reusable("second", first.digest) == second
+    assert prepare_as.find_reusable("second", first.digest, namespace="other") is None
     alone = prepare_as("alone", reuse="Never")
     assert (alone.version, alone.written_by, alone.digest) == (1, None, first.digest)
 
@@ -104,11 +104,11 @@ def test_a_second_job_uses_the_version_of_the_first(
     # As VACUUM leaves the older version; the newer one is found.
     (file,) = DeltaTable(prepare_as.table, version=0).file_uris()
     prepare_as.table.joinpath(file.rpartition("/")[2]).unlink()
-    reused = prepare_as.found("fourth", first.digest)
+    reused = prepare_as.find_reusable("fourth", first.digest)
     assert (reused and reused.version, reused and reused.written_by) == (1, "alone")
     (file,) = DeltaTable(prepare_as.table).file_uris()
     prepare_as.table.joinpath(file.rpartition("/")[2]).unlink()
-    assert prepare_as.found("fourth", first.digest) is None
+    assert prepare_as.find_reusable("fourth", first.digest) is None
 
 
 def test_the_version_that_is_read_decides(prepare_as: Jobs) -> None:
@@ -155,9 +155,9 @@ def test_a_job_may_replace_what_it_wrote(prepare_as: Jobs) -> None:
         write_deltalake(
             prepare_as.table, pa.table({"id": ["a"]}), mode="overwrite", commit_properties=properties
         )
-    assert prepare_as.found("first", "0123") is None
+    assert prepare_as.find_reusable("first", "0123") is None
     with pytest.raises(DataError, match="is the table of FineTuneJob default/first"):
-        prepare_as.found("second", "0123")
+        prepare_as.find_reusable("second", "0123")
 
 
 def test_a_commit_that_meets_another_one(prepare_as: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

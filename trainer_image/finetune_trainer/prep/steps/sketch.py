@@ -62,7 +62,7 @@ class Banding(NamedTuple):
     bands: int
     rows: int
 
-    def found(self, similarity: float) -> float:
+    def match_probability(self, similarity: float) -> float:
         """Return the probability that two texts of this Jaccard similarity meet."""
         return float(1 - (1 - similarity**self.rows) ** self.bands)
 
@@ -84,7 +84,7 @@ def choose_banding(threshold: float) -> Banding:
     """Return the bands that find a pair at the threshold with a probability of 0.97, with few false candidates."""
     candidates = (Banding(_HASHES // rows, rows) for rows in range(_HASHES, 0, -1))
     return next(
-        (candidate for candidate in candidates if candidate.found(threshold) >= _MIN_RECALL),
+        (candidate for candidate in candidates if candidate.match_probability(threshold) >= _MIN_RECALL),
         Banding(_HASHES, 1),
     )
 

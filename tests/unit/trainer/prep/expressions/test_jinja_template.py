@@ -133,19 +133,19 @@ CHOICES: list[Json] = [
 LETTERED = "{{ question }}{% for one in choices %} ({{ loop.index }}) {{ one }}{% endfor %}{% if stars > 4 %} *{% endif %}"
 
 
-def asked(**prepare: Any) -> Json:
+def build_changes(**prepare: Any) -> Json:
     return {"promptTemplate": LETTERED, "templateSyntax": "Jinja"} | prepare
 
 
 def test_columns_are_what_they_are_in_the_source(prepare: Preparer) -> None:
-    result = prepare(CHOICES[:2], **asked(responseTemplate=" {{ answer | upper }}"), partitions=2)
+    result = prepare(CHOICES[:2], **build_changes(responseTemplate=" {{ answer | upper }}"), partitions=2)
     responses = {row["prompt"]: row["response"] for row in table_of(result)}
     assert responses == {"Sky? (1) red (2) blue *": " BLUE", "Sea? (1) green": " GREEN"}
 
 
 def test_a_row_on_which_a_template_fails_fails_the_preparation(prepare: Preparer) -> None:
     with pytest.raises(exit_status.DataError) as failed:
-        prepare(CHOICES, **asked())
+        prepare(CHOICES, **build_changes())
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
         "data.prepare.promptTemplate fails on a row: 'NoneType' object is not iterable; to drop these rows, set "
@@ -159,7 +159,7 @@ def test_a_row_on_which_a_template_fails_fails_the_preparation(prepare: Preparer
     ids=["a text", "a pair", "a conversation"],
 )
 def test_or_is_dropped_and_counted(prepare: Preparer, more: Json) -> None:
-    result = prepare(CHOICES, **asked(unrenderable="Drop", maxTokens=1000, **more))
+    result = prepare(CHOICES, **build_changes(unrenderable="Drop", maxTokens=1000, **more))
     assert (result.dropped, result.rows.train) == (
         {"notNull": 0, "dedupe": 0, "unrenderable": 1, "maxTokens": 0},
         2,
@@ -200,7 +200,7 @@ def test_what_is_refused_before_a_row_is_read(
     prepare: Preparer, change: Json, kind: type[exit_status.PodFailure], sentence: str
 ) -> None:
     with pytest.raises(kind) as refused:
-        prepare(CHOICES[:1], **asked(**change))
+        prepare(CHOICES[:1], **build_changes(**change))
     assert refused.value.message.endswith(sentence)
 
 

@@ -44,7 +44,7 @@ def prepare(
 ) -> Callable[..., PrepResult]:
     """Prepares rows with changes to a good recipe; all examples are for training."""
 
-    def made(rows: Sequence[dict[str, Any]], template: str | None = PLAIN, **changes: Any) -> PrepResult:
+    def run(rows: Sequence[dict[str, Any]], template: str | None = PLAIN, **changes: Any) -> PrepResult:
         model = tmp_path / "model"
         shutil.copytree(tokenizer_folder, model)
         (model / "chat_template.jinja").unlink()
@@ -61,7 +61,7 @@ def prepare(
         job_recipe = recipe(output=str(tmp_path / "table"), **changes)
         return prepare_quickly(spark, job_recipe, shown.append)
 
-    return made
+    return run
 
 
 def test_a_prompt_and_its_answer_become_turns(prepare: Callable[..., PrepResult]) -> None:

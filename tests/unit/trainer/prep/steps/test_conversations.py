@@ -52,7 +52,7 @@ def calling(name: str, **arguments: Any) -> Json:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def said(role: str, content: str) -> Json:
+def build_message(role: str, content: str) -> Json:
     return {"role": role, "content": content}
 
 
@@ -64,23 +64,23 @@ def returned(content: str) -> Json:
 ROWS: list[Json] = [
     {
         "messages": [
-            said("user", "Rain in Ulm?"),
+            build_message("user", "Rain in Ulm?"),
             calling("weather", city="Ulm"),
             returned("dry"),
-            said("assistant", "No."),
+            build_message("assistant", "No."),
         ],
         "tools": [tool("weather", of="city")],
     },
     {
         "messages": [
-            said("user", "What time is it?"),
+            build_message("user", "What time is it?"),
             calling("clock", zone="CET"),
             returned("12:00"),
-            said("assistant", "Noon."),
+            build_message("assistant", "Noon."),
         ],
         "tools": [tool("clock", of="zone"), tool("weather", of="city")],
     },
-    {"messages": [said("user", "Hi!"), said("assistant", "Hello.")], "tools": None},
+    {"messages": [build_message("user", "Hi!"), build_message("assistant", "Hello.")], "tools": None},
 ]
 AS_TEXT: list[Json] = [
     {
@@ -105,12 +105,12 @@ CALLS_AS_TEXT: list[Json] = [
 def preparing(spark: SparkSession, tokenizer_folder: Path, tmp_path: Path) -> Callable[[str], Preparer]:
     """Makes what prepares rows for a model with a chat template."""
 
-    def made(template: str) -> Preparer:
+    def build_preparer(template: str) -> Preparer:
         model = Path(shutil.copytree(tokenizer_folder, tmp_path / "model"))
         (model / "chat_template.jinja").write_text(template)
         return Preparer(spark, model, tmp_path)
 
-    return made
+    return build_preparer
 
 
 class Trained:
@@ -168,7 +168,7 @@ def test_calls_and_answers_are_learned_and_neither_results_nor_answers_of_weight
 ) -> None:
     preparer, more = (
         preparing(HERMES),
-        [said("user", "Sure?"), said("assistant", "Yes.") | {"learned": False}],
+        [build_message("user", "Sure?"), build_message("assistant", "Yes.") | {"learned": False}],
     )
     result = preparer(
         [ROWS[0] | {"messages": ROWS[0]["messages"] + more}],
@@ -185,10 +185,10 @@ def test_calls_and_answers_are_learned_and_neither_results_nor_answers_of_weight
 def test_calls_of_before_tool_calls(preparing: Callable[[str], Preparer], as_text: bool) -> None:
     call = {"name": "weather", "arguments": '{"city": "Ulm"}'}
     legacy = [
-        said("user", "How is Ulm?") | {"function_call": None},
+        build_message("user", "How is Ulm?") | {"function_call": None},
         {"role": "assistant", "content": None, "function_call": call},
         {"role": "function", "content": "Rain.", "function_call": None},
-        said("assistant", "It rains.") | {"function_call": None},
+        build_message("assistant", "It rains.") | {"function_call": None},
     ]
     preparer = preparing(HERMES)
     rows = [{"messages": json.dumps(legacy) if as_text else legacy}]
@@ -211,7 +211,7 @@ def test_the_table_has_structures_as_json_text(preparing: Callable[[str], Prepar
     nothing = {"tool_calls": None, "tool_call_id": None}
     assert (plain["tools"], plain["messages"]) == (
         "[]",
-        [said("user", "Hi!") | nothing, said("assistant", "Hello.") | nothing],
+        [build_message("user", "Hi!") | nothing, build_message("assistant", "Hello.") | nothing],
     )
     assert json.loads(called["tools"]) == ROWS[1]["tools"]
     assert [turn["tool_call_id"] for turn in called["messages"]] == [None, None, "c1", None]
@@ -243,7 +243,8 @@ DROPPED: dict[str, tuple[str, list[Json], Json]] = {
         HERMES,
         [
             *NO_TOOLS,
-            NO_TOOLS[0] | {"messages": [said("user", "a"), {"role": "assistant", "tool_calls": "{"}]},
+            NO_TOOLS[0]
+            | {"messages": [build_message("user", "a"), {"role": "assistant", "tool_calls": "{"}]},
         ],
         {"notNull": 0, "dedupe": 0, "unrenderable": 1},
     ),
@@ -304,11 +305,17 @@ def test_a_mix_of_sources_with_tools_and_without(
 ) -> None:
     preparer = preparing(HERMES)
     plain: list[Json] = [
-        {"messages": [said("user", f"Say {word}."), said("assistant", word)]} for word in ("a", "b", "c")
+        {"messages": [build_message("user", f"Say {word}."), build_message("assistant", word)]}
+        for word in ("a", "b", "c")
     ]
     # Tools that are no list are not no tools.
     plain[2]["tools"] = "{"
-    counted = [said("user", "Count."), said("assistant", "1"), said("user", "On."), said("assistant", "2")]
+    counted = [
+        build_message("user", "Count."),
+        build_message("assistant", "1"),
+        build_message("user", "On."),
+        build_message("assistant", "2"),
+    ]
     weighed: list[Json] = [
         {
             "messages": [
@@ -346,11 +353,11 @@ def test_filters_see_the_tools_of_the_source(preparing: Callable[[str], Preparer
 def test_values_in_calls_and_tools_are_replaced(preparing: Callable[[str], Preparer]) -> None:
     row = {
         "messages": [
-            said("user", "Charge it."),
+            build_message("user", "Charge it."),
             calling("charge", card=4111111111111111, to="jane@example.com")
             | {"reasoning_content": "It is for jane@example.com."},
             # A template may leave out what was thought before an earlier answer.
-            said("assistant", "Done."),
+            build_message("assistant", "Done."),
         ],
         "tools": [tool("charge", of="card") | {"owner": "jane@example.com"}],
     }
@@ -368,7 +375,7 @@ DPO: Json = {"type": "DPO"}
 
 
 def pair(name: str) -> list[Json]:
-    return [said("user", name), said("assistant", f"{name}!")]
+    return [build_message("user", name), build_message("assistant", f"{name}!")]
 
 
 def hermes(*turns: Json) -> str:
@@ -376,9 +383,9 @@ def hermes(*turns: Json) -> str:
     return "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in turns)
 
 
-DEFAULT, BRIEF = said("system", "You may call tools."), said("system", "Be brief.")
-GOOD, BAD = said("assistant", "Blue."), said("assistant", "Red.")
-SKY = said("user", "Sky?")
+DEFAULT, BRIEF = build_message("system", "You may call tools."), build_message("system", "Be brief.")
+GOOD, BAD = build_message("assistant", "Blue."), build_message("assistant", "Red.")
+SKY = build_message("user", "Sky?")
 PREFERENCES: dict[str, tuple[Json, Json, list[Json]]] = {
     "texts": (
         {"prompt": "Sky?", "chosen": "Blue.", "rejected": "Red."},
@@ -474,7 +481,7 @@ def test_an_answer_can_be_a_call(preparing: Callable[[str], Preparer]) -> None:
     row = {
         "prompt": "Rain?",
         "chosen": [calling("weather", city="Ulm")],
-        "rejected": [said("assistant", "No.")],
+        "rejected": [build_message("assistant", "No.")],
     }
     trained = Trained(
         preparer([row], columns=PREFERENCE, objective=DPO), preparer.folder / "model", PREFERENCE
@@ -493,8 +500,8 @@ def test_preferences_that_are_conversations_come_through_every_step(
         prompt = f"Sky {number}?"
         return {
             "prompt": prompt,
-            "chosen": [said("user", prompt), said("assistant", good)],
-            "rejected": [said("user", prompt), said("assistant", bad)],
+            "chosen": [build_message("user", prompt), build_message("assistant", good)],
+            "rejected": [build_message("user", prompt), build_message("assistant", bad)],
         }
 
     rows = [row(number) for number in range(6)]
@@ -502,8 +509,8 @@ def test_preferences_that_are_conversations_come_through_every_step(
         row(0, good="BLUE. "),  # the same but for case and white space
         row(1, bad="Green."),  # another preference of the same prompt
         row(2) | {"chosen": []},
-        row(3) | {"rejected": [said("user", "Sky 3?"), {"role": "assistant", "content": None}]},
-        row(4) | {"rejected": [said("user", "Sky 4?")]},  # nothing behind the prompt
+        row(3) | {"rejected": [build_message("user", "Sky 3?"), {"role": "assistant", "content": None}]},
+        row(4) | {"rejected": [build_message("user", "Sky 4?")]},  # nothing behind the prompt
         row(5) | {"prompt": "Sea?"},  # answers to another prompt
         row(6, good="nowhere " * 200),
         row(7, good="Write to jane@example.com"),
@@ -550,11 +557,11 @@ def test_near_duplicates_are_told_by_what_the_user_and_the_assistant_say(
     def row(number: int, end: str = "") -> Json:
         words = [f"word{number}x{place}" for place in range(24)]
         turns = [
-            said("system", long),
-            said("user", " ".join(words[:12])),
+            build_message("system", long),
+            build_message("user", " ".join(words[:12])),
             calling("weather", city=words[0]),
             returned(long),
-            said("assistant", " ".join(words[12:]) + end),
+            build_message("assistant", " ".join(words[12:]) + end),
         ]
         return {"messages": turns, "tools": [tool(f"weather{at}", of=f"city {long}") for at in range(6)]}
 

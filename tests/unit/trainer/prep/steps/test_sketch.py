@@ -27,10 +27,10 @@ def shingles(sketches: Sketches) -> list[set[int]]:
 @pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1])
 def test_a_pair_at_the_threshold_is_found(threshold: float) -> None:
     shape = choose_banding(threshold)
-    assert shape.found(threshold) >= 0.97
+    assert shape.match_probability(threshold) >= 0.97
     # One more row in a band would find too few, unless there is no such band.
     narrower = Banding(128 // (shape.rows + 1), shape.rows + 1)
-    assert narrower.bands == 0 or narrower.found(threshold) < 0.97
+    assert narrower.bands == 0 or narrower.match_probability(threshold) < 0.97
 
 
 SHINGLES = [

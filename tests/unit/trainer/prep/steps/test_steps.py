@@ -291,11 +291,16 @@ def test_duplicates_in_the_columns_that_the_recipe_names(spark: SparkSession) ->
         pair("two", "z"),
     ]
 
-    def kept(*columns: str) -> int:
+    def count_remaining(*columns: str) -> int:
         job_recipe = recipe(dedupe={"columns": [*columns]})
         return int(steps.drop_duplicates(identified(frame(spark, rows), job_recipe)).count())
 
-    assert [kept("thread"), kept("question"), kept("question", "thread"), kept("answer")] == [3, 2, 4, 3]
+    assert [
+        count_remaining("thread"),
+        count_remaining("question"),
+        count_remaining("question", "thread"),
+        count_remaining("answer"),
+    ] == [3, 2, 4, 3]
 
 
 def prepared(spark: SparkSession, rows: list[Row], partitions: int, **changes: Any) -> dict[str, str]:
