@@ -157,7 +157,7 @@ def test_a_run_of_the_workspace_has_the_report_and_the_step(
     assert logged == (set() if denied else {*PICTURES})
     assert {*PICTURES} <= {path.name for path in folder.iterdir()}
     log = capsys.readouterr().out
-    assert ("preparation is not uploaded to the run's artifacts" in log, "the report stays" in log) == (
+    assert ("preparation is not uploaded to the run's artifacts" in log, "the report is only in" in log) == (
         bool(denied),
         False,
     )

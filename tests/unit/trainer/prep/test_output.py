@@ -156,7 +156,7 @@ def test_a_job_may_replace_what_it_wrote(prepare_as: Jobs) -> None:
             prepare_as.table, pa.table({"id": ["a"]}), mode="overwrite", commit_properties=properties
         )
     assert prepare_as.find_reusable("first", "0123") is None
-    with pytest.raises(DataError, match="is the table of FineTuneJob default/first"):
+    with pytest.raises(DataError, match="belongs to FineTuneJob default/first"):
         prepare_as.find_reusable("second", "0123")
 
 
