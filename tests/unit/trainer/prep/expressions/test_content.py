@@ -153,7 +153,7 @@ def test_an_evaluation_set_may_have_parts_and_names_of_other_formats(
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
         sources.append({"name": name, "type": "Parquet", "path": str(tmp_path / f"{name}.parquet")})
     (tmp_path / "lines").mkdir()
-    sources.append({"name": "lines", **save_lines(seen, tmp_path / "lines")})
+    sources.append({"name": "lines", **save_lines(evaluation_rows, tmp_path / "lines")})
     rows = [chat(1, f"Tell me: {words}?"), chat(2, "And another question?")]
     result = prepare(NOT_READ, **options(save_lines(rows, tmp_path), decontaminate={"sources": sources}))
     assert result.dropped["decontaminate"] == 1
