@@ -302,7 +302,7 @@ class Funnel:
         # NB: the filters see the tools of the source. Those of a mix are JSON text, since its sources may have other types.
         # Its conversations are parsed too.
         is_mix = steps.MIXED_FROM in frame.columns
-        frame = steps.flag_rows(frame if is_mix else conversations.parsed(frame, form), self._plan)
+        frame = steps.flag_rows(frame if is_mix else conversations.parse(frame, form), self._plan)
         frame = labels.with_labels(conversations.with_tools(frame, form), form)
         dropped_by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(form))
         number = 0 if prepare.redact else prepare.report_samples
@@ -341,7 +341,7 @@ class Funnel:
         """Drop examples that share words with an evaluation set."""
         self._progress.step(EVALUATION_SETS)
         frame = self.keep(frame)
-        frame, self._shared = decontaminate.removed(
+        frame, self._shared = decontaminate.remove_contaminated(
             frame, self._evaluation, self._plan.prepare, self._kept_frames
         )
         return self._watch(_CLEAN, frame)

@@ -166,7 +166,7 @@ def _read(spark: SparkSession, recipe: Recipe, request: Request, scratch: Path) 
     corpus = _read_sources(spark, recipe, request, scratch)
     sets = decontaminate.read(spark, request.evaluation, scratch / "evaluation", request.prepare.catalog)
     for evaluation_set in sets:
-        log(decontaminate.described(evaluation_set))
+        log(decontaminate.describe(evaluation_set))
     return replace(corpus, evaluation=sets)
 
 
@@ -244,7 +244,7 @@ def _write_table(
             dropped=counts.dropped,
             redacted=counts.redacted,
             warnings=counts.warnings or None,
-            evaluation_sets=decontaminate.told(corpus.evaluation, counts.shared) or None,
+            evaluation_sets=decontaminate.build_results(corpus.evaluation, counts.shared) or None,
             columns=corpus.columns,
             digest=digest,
         )

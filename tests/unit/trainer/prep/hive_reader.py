@@ -55,7 +55,7 @@ def read_set(spark: SparkSession, folder: Path, catalog: Catalog) -> list[Any]:
     return [
         evaluation_set.corpus.version,
         evaluation_set.corpus.frame.count(),
-        decontaminate.described(evaluation_set),
+        decontaminate.describe(evaluation_set),
     ]
 
 

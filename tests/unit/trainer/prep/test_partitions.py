@@ -93,7 +93,7 @@ def test_the_same_rows_on_1_4_and_16_partitions(
     assert {len(set(names)) for names in splits.values()} == {1}
     assert (len(table), {len(names) for names in splits.values()}) == (30, {1, 2})
     for partitions, most, running in ((4, 0, compiled(spark)), (16, 2_000_000, nullcontext())):
-        monkeypatch.setattr(decontaminate, "_MOST_RUNS_HELD", most)
+        monkeypatch.setattr(decontaminate, "_MAX_RUNS_IN_MEMORY", most)
         with running:
             on_several_partitions = prepare(
                 rows[:: 1 if partitions == 4 else -1], partitions=partitions, **changes

@@ -78,9 +78,9 @@ def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Co
         joined = sf.array_join(texts, BETWEEN_PARTS)
         if only_texts:
             return joined
-        other = sf.filter(split, lambda part: (part[_TYPE] != TEXT_PART) | part[_TEXT].isNull())
-        refused = sf.concat(sf.lit(OTHER_PART), other[0][_TYPE], sf.lit("\0"), joined)
-        return sf.when(sf.size(other) > 0, refused).otherwise(joined)
+        other_parts = sf.filter(split, lambda part: (part[_TYPE] != TEXT_PART) | part[_TEXT].isNull())
+        refused = sf.concat(sf.lit(OTHER_PART), other_parts[0][_TYPE], sf.lit("\0"), joined)
+        return sf.when(sf.size(other_parts) > 0, refused).otherwise(joined)
 
     return sf.when(parts.isNotNull(), plain_text.evaluate_once(split, join))
 
@@ -104,7 +104,7 @@ def _parse(text: Column, names: list[str], finish: Callable[[Column], Column]) -
     contents = [name for name in _CONTENTS if name in names]
     shapes = {f"shape{number}": shape for number, (_, shape) in enumerate(_SHAPES)}
     # NB: most conversations have no such content, and need not be parsed for it.
-    others = (
+    other_columns = (
         sf.when(
             reduce(or_, (text.rlike(rf'"{name}"\s*:\s*{beginning}') for name in contents)),
             sf.from_json(text, _list_of(contents, shape), PARSER),
@@ -112,13 +112,16 @@ def _parse(text: Column, names: list[str], finish: Callable[[Column], Column]) -
         for beginning, shape in _SHAPES
     )
     turns = sf.from_json(text, _list_of(names, StringType()), PARSER)
-    columns = zip(("turns", *shapes), (turns, *others), strict=True)
+    columns = zip(("turns", *shapes), (turns, *other_columns), strict=True)
 
     def read_field(parsed: Column, turn: Column, name: str, number: Column) -> Column:
         if name not in contents:
             return finish(turn[name]).alias(name)
-        found = [join_parts(sf.get(parsed[other], number)[name], shape) for other, shape in shapes.items()]
-        return finish(sf.coalesce(*found, turn[name])).alias(name)
+        joined = [
+            join_parts(sf.get(parsed[parsed_name], number)[name], shape)
+            for parsed_name, shape in shapes.items()
+        ]
+        return finish(sf.coalesce(*joined, turn[name])).alias(name)
 
     def read_turns(parsed: Column) -> Column:
         return sf.transform(

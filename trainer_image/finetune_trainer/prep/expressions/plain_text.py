@@ -83,8 +83,8 @@ def unmark_numbers(text: Column) -> Column:
 
 def without_nulls(text: Column) -> Column:
     """Return the JSON text of lists and objects without the keys that have no value."""
-    others = sf.regexp_replace(sf.regexp_replace(text, _NULL, "$1"), _LAST_COMMA, "$1")
-    return sf.when(text.contains("null"), others).otherwise(text)
+    without_members = sf.regexp_replace(sf.regexp_replace(text, _NULL, "$1"), _LAST_COMMA, "$1")
+    return sf.when(text.contains("null"), without_members).otherwise(text)
 
 
 def _has_numbers(kind: DataType) -> bool:
@@ -136,8 +136,8 @@ def with_numbers(frame: DataFrame, columns: Mapping[str, DataType]) -> DataFrame
     texts = {name: sf.col(quoted(name)) for name in columns}
     numbers = {name: text.try_cast(columns[name]) for name, text in texts.items()}
     # NB: JSON has no numbers such as NaN, but readers take them.
-    kept = {written(name): sf.when(text.rlike("^-?[0-9]"), text) for name, text in texts.items()}
-    return frame.withColumns(kept).withColumns(numbers)
+    number_columns = {written(name): sf.when(text.rlike("^-?[0-9]"), text) for name, text in texts.items()}
+    return frame.withColumns(number_columns).withColumns(numbers)
 
 
 def with_texts(frame: DataFrame, columns: Iterable[str]) -> DataFrame:
@@ -164,12 +164,12 @@ def _write_float(value: Column, kind: DataType) -> Column:
 def _without_exponent(text: Column) -> Column:
     """A decimal without an exponent; one that has an exponent loses the zeros at its end too."""
     sign = sf.regexp_extract(text, "^-?", 0)
-    whole = sf.regexp_extract(text, r"^-?(\d+)", 1)
+    integer = sf.regexp_extract(text, r"^-?(\d+)", 1)
     fraction = sf.regexp_extract(text, r"\.(\d*?)0*(?:[eE]|$)", 1)
     exponent = sf.regexp_extract(text, r"[eE]\+?(-?\d+)$", 1).try_cast("int")
-    digits = sf.concat(whole, fraction)
+    digits = sf.concat(integer, fraction)
     # Where the point is in the digits; it may be before the first one and behind the last one.
-    point = sf.length(whole) + exponent
+    point = sf.length(integer) + exponent
     padded = sf.concat(
         sf.repeat(sf.lit("0"), sf.greatest(-point + 1, sf.lit(0))),
         digits,

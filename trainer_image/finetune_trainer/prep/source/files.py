@@ -191,27 +191,33 @@ def frame(
     reader = spark.read.format(_FORMATS[kind]).options(**literal)
     options = _HEADER[kind]
     # NB: with FAILFAST in this first look, which keeps a broken line in a column of its own, nothing would name the file.
-    found = reader.options(**options).load(paths).schema
-    known = StructType([field for field in found.fields if field.name != _CORRUPT])
+    inferred = reader.options(**options).load(paths).schema
+    schema = StructType([field for field in inferred.fields if field.name != _CORRUPT])
     strict = {**literal, **options, **_STRICT[kind], "mode": "FAILFAST"}
     # NB: where some contents are text and some are lists, Spark takes all for text, and where some arguments are integers and some are
     # not, it takes all for floats. Only the whole text of the conversation says which was which. And only the text of a number says how
     # it is written.
-    spoken = [field.name for field in known.fields if content.is_conversation(field.dataType)]
-    numbers = [field.name for field in known.fields if isinstance(field.dataType, DoubleType | DecimalType)]
-    lists = [field.name for field in known.fields if field.name not in spoken and _has_objects(field)]
+    conversation_columns = [field.name for field in schema.fields if content.is_conversation(field.dataType)]
+    numbers = [field.name for field in schema.fields if isinstance(field.dataType, DoubleType | DecimalType)]
+    lists = [
+        field.name
+        for field in schema.fields
+        if field.name not in conversation_columns and _has_objects(field)
+    ]
     as_text = [
-        StructField(field.name, StringType()) if field.name in (*spoken, *numbers, *lists) else field
-        for field in known.fields
+        StructField(field.name, StringType())
+        if field.name in (*conversation_columns, *numbers, *lists)
+        else field
+        for field in schema.fields
     ]
     rows = spark.read.format(_FORMATS[kind]).options(**strict).schema(StructType(as_text)).load(paths)
-    for name in spoken:
-        rows = rows.withColumn(name, content.parse_conversations(sf.col(quoted(name)), known[name].dataType))
+    for name in conversation_columns:
+        rows = rows.withColumn(name, content.parse_conversations(sf.col(quoted(name)), schema[name].dataType))
     for name in lists:
         text = sf.col(quoted(name))
-        parsed = sf.from_json(text, known[name].dataType, content.PARSER)
+        parsed = sf.from_json(text, schema[name].dataType, content.PARSER)
         rows = rows.withColumns({plain_text.written(name): text, name: parsed})
-    return plain_text.with_numbers(rows, {name: known[name].dataType for name in numbers})
+    return plain_text.with_numbers(rows, {name: schema[name].dataType for name in numbers})
 
 
 def _has_objects(field: StructField) -> bool:

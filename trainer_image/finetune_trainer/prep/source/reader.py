@@ -180,8 +180,8 @@ def _find_texts(plan: Plan) -> list[str]:
     """The columns whose values become text, other than those that may hold conversations, tools or labels."""
     form = plan.form
     as_is = {*form.spoken, *(column for template in form.jinja for column in template.columns)}
-    others = {form.tools, form.label, *(form.required if form.judged else ())}
-    return [name for name in form.content if name not in as_is | others]
+    structured = {form.tools, form.label, *(form.required if form.judged else ())}
+    return [name for name in form.content if name not in as_is | structured]
 
 
 def jinja_values(frame: DataFrame, plan: Plan) -> set[str]:
@@ -265,6 +265,6 @@ def _kind(kind: DataType) -> Kind:
     return "messages" if is_conversation(kind) else "other"
 
 
-def has(frame: DataFrame) -> str:
+def describe_columns(frame: DataFrame) -> str:
     """Return the available columns, for a message."""
     return f"it has {join_names(sorted(column.name for column in list_columns(frame)))}"

@@ -123,15 +123,15 @@ def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
         columns |= {field.name: field for field in frame.schema.fields}
         frames.append(_without_empty_columns(frame) if len(groups) > 1 else frame)
     # The schemas of the frames, and a file of each, for messages.
-    (merged, first), *others = zip(
+    (merged, first), *remaining = zip(
         (frame.schema for frame in frames), (some[0] for some in groups.values()), strict=True
     )
-    for schema, file in others:
+    for schema, file in remaining:
         merged = _merge_fields(merged, schema, file, first)
     # A column that is empty in every file is one, of whatever type.
     empty = columns.keys() - {*merged.fieldNames()}
     merged = StructType([*merged.fields, *(field for name, field in columns.items() if name in empty)])
-    frame = reduce(lambda one, other: one.unionByName(other), (frame.to(merged) for frame in frames))
+    frame = reduce(lambda union, part: union.unionByName(part), (frame.to(merged) for frame in frames))
     return _with_refusals(frame, files)
 
 
@@ -148,7 +148,9 @@ def _with_refusals(frame: DataFrame, files: Mapping[str, Footer]) -> DataFrame:
     unreadable = {name: (kind, file) for file, of in files.items() for name, kind in of.unreadable.items()}
     for name, (kind, file) in unreadable.items():
         is_group = kind.startswith("group ")
-        unlearned = next((known for mark, known in _UNLEARNED.items() if mark in kind and not is_group), kind)
+        unlearned = next(
+            (kind_name for mark, kind_name in _UNLEARNED.items() if mark in kind and not is_group), kind
+        )
         sentence = explain_type(name, as_named(file), unlearned)
         # NB: the type of an error alone would be that of null.
         frame = frame.withColumn(name, sf.raise_error(sf.lit(f"{_REFUSAL}{sentence}")).cast("string"))
@@ -157,8 +159,8 @@ def _with_refusals(frame: DataFrame, files: Mapping[str, Footer]) -> DataFrame:
 
 def find_refusal(message: str) -> DataError | None:
     """Return the error of a column that Spark does not read, if a message of Spark has it."""
-    found = re.search(rf"{_REFUSAL}(.*?)(?:\s+SQLSTATE: \w+|$)", message, re.MULTILINE)
-    return DataError("WrongColumnType", found.group(1)) if found else None
+    match = re.search(rf"{_REFUSAL}(.*?)(?:\s+SQLSTATE: \w+|$)", message, re.MULTILINE)
+    return DataError("WrongColumnType", match.group(1)) if match else None
 
 
 def _check_pointers(
@@ -187,10 +189,12 @@ def _without_empty_columns(frame: DataFrame) -> DataFrame:
     return frame.select(*(quoted(name) for name, count in counts.asDict().items() if count))
 
 
-def _merge_fields(one: StructType, other: StructType, file: str, first: str, prefix: str = "") -> StructType:
-    theirs = {field.name: field.dataType for field in other.fields}
+def _merge_fields(
+    left_type: StructType, right_type: StructType, file: str, first: str, prefix: str = ""
+) -> StructType:
+    theirs = {field.name: field.dataType for field in right_type.fields}
     fields = []
-    for field in one.fields:
+    for field in left_type.fields:
         kind = field.dataType
         if field.name in theirs:
             kind = _merge_types(kind, theirs.pop(field.name), file, first, f"{prefix}{field.name}")
@@ -198,19 +202,19 @@ def _merge_fields(one: StructType, other: StructType, file: str, first: str, pre
     return StructType([*fields, *(StructField(name, kind) for name, kind in theirs.items())])
 
 
-def _merge_types(one: DataType, other: DataType, file: str, first: str, name: str) -> DataType:
+def _merge_types(left_type: DataType, right_type: DataType, file: str, first: str, name: str) -> DataType:
     """The type that holds the values of both without a loss."""
-    if one == other:
-        return one
-    if isinstance(one, StructType) and isinstance(other, StructType):
-        return _merge_fields(one, other, file, first, f"{name}.")
-    if isinstance(one, ArrayType) and isinstance(other, ArrayType):
-        return ArrayType(_merge_types(one.elementType, other.elementType, file, first, name))
+    if left_type == right_type:
+        return left_type
+    if isinstance(left_type, StructType) and isinstance(right_type, StructType):
+        return _merge_fields(left_type, right_type, file, first, f"{name}.")
+    if isinstance(left_type, ArrayType) and isinstance(right_type, ArrayType):
+        return ArrayType(_merge_types(left_type.elementType, right_type.elementType, file, first, name))
     for widening in _WIDENED:
-        if one in widening and other in widening:
-            return widening[max(widening.index(one), widening.index(other))]
+        if left_type in widening and right_type in widening:
+            return widening[max(widening.index(left_type), widening.index(right_type))]
     raise DataError(
         "WrongColumnType",
-        f"column {name} holds {other.simpleString()} in {as_named(file)}, and {one.simpleString()} in {as_named(first)} and others: write the files "
+        f"column {name} holds {right_type.simpleString()} in {as_named(file)}, and {left_type.simpleString()} in {as_named(first)} and others: write the files "
         "with one type",
     )

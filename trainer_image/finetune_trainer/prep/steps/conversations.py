@@ -36,14 +36,14 @@ _NO_TOOLS = "[]"
 _CALLS = "tool_calls"
 
 
-def parsed(frame: DataFrame, form: Form) -> DataFrame:
+def parse(frame: DataFrame, form: Form) -> DataFrame:
     """Parse the conversations of a source, which may have `messages` as JSON text. Text that is no such list becomes null.
 
     Raises:
         DataError: a column is neither.
     """
     for name in form.spoken:
-        frame = frame.withColumn(name, _conversation(name, frame.schema[name].dataType, form))
+        frame = frame.withColumn(name, _parse_column(name, frame.schema[name].dataType, form))
     return frame
 
 
@@ -68,19 +68,19 @@ def tools(frame: DataFrame, name: str) -> Column:
         return sf.when(blank, sf.lit(_NO_TOOLS)).when(is_list, column)
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType | MapType):
         is_written = plain_text.written(name) in frame.columns
-        text = (
+        json_text = (
             plain_text.without_nulls(sf.col(quoted(plain_text.written(name))))
             if is_written
             else plain_text.write_json(column, kind)
         )
-        return sf.coalesce(text, sf.lit(_NO_TOOLS))
+        return sf.coalesce(json_text, sf.lit(_NO_TOOLS))
     raise DataError(
         "WrongColumnType",
         f"column {name} holds {kind.simpleString()}: tools are a list of definitions, or the same as JSON text",
     )
 
 
-def _conversation(name: str, kind: DataType, form: Form) -> Column:
+def _parse_column(name: str, kind: DataType, form: Form) -> Column:
     column, carried = sf.col(quoted(name)), form.carried
     # The fields of a message, and what they are in the source.
     fields = {field: field for field in ("role", "content", *carried)}
@@ -88,8 +88,8 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
         fields[WEIGHT] = form.weight
     if isinstance(kind, StringType):
         names = dict.fromkeys([*fields.values(), *FIELDS.values(), LEGACY_CALL])
-        given = [StructField(field, StringType()) for field in names]
-        kind = ArrayType(StructType(given))
+        string_fields = [StructField(field, StringType()) for field in names]
+        kind = ArrayType(StructType(string_fields))
         column = content.parse_conversations(column, kind)
     if not content.is_conversation(kind):
         raise DataError(
@@ -112,8 +112,8 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
         if name == "content":
             return content.text_of(turn, message)
         if name == "role":
-            names = [one for one in (name, FIELDS[name]) if one in kinds]
-            return sf.coalesce(*(turn[one].cast("string") for one in names))
+            names = [field_name for field_name in (name, FIELDS[name]) if field_name in kinds]
+            return sf.coalesce(*(turn[field_name].cast("string") for field_name in names))
         if name not in kinds:
             return sf.lit(None).cast("string")
         structure = isinstance(kinds[name], ArrayType | StructType | MapType) and name in (
@@ -124,19 +124,20 @@ def _conversation(name: str, kind: DataType, form: Form) -> Column:
         return write(turn[name], kinds[name])
 
     return sf.transform(
-        column, lambda turn: _message({name: field(turn, of_source) for name, of_source in fields.items()})
+        column,
+        lambda turn: _build_message({name: field(turn, of_source) for name, of_source in fields.items()}),
     )
 
 
-def _wrap_call(text: Column) -> Column:
+def _wrap_call(call: Column) -> Column:
     """A call as a list of calls; null where it has no name, as some writers have it in messages without a call."""
     before, after = wrap_call("\0").split("\0")
     return sf.when(
-        sf.get_json_object(text, "$.name").isNotNull(), sf.concat(sf.lit(before), text, sf.lit(after))
+        sf.get_json_object(call, "$.name").isNotNull(), sf.concat(sf.lit(before), call, sf.lit(after))
     )
 
 
-def _message(fields: dict[str, Column]) -> Column:
+def _build_message(fields: dict[str, Column]) -> Column:
     """A message; an empty list of calls is none, and weights are 1 and 0, as far as they are weights."""
     role = fields["role"]
     for theirs, ours in ROLES.items():
@@ -146,8 +147,8 @@ def _message(fields: dict[str, Column]) -> Column:
         fields = fields | {_CALLS: sf.nullif(fields[_CALLS], sf.lit("[]"))}
     if WEIGHT in fields:
         word = sf.lower(sf.trim(fields[WEIGHT]))
-        for number, wanted in (("1", True), ("0", False)):
-            same = [text for text, weight in WEIGHTS.items() if weight is wanted]
+        for number, is_learned in (("1", True), ("0", False)):
+            same = [word_of_weight for word_of_weight, weight in WEIGHTS.items() if weight is is_learned]
             fields = fields | {WEIGHT: sf.when(word.isin(same), sf.lit(number)).otherwise(fields[WEIGHT])}
     return sf.struct(*(value.alias(name) for name, value in fields.items()))
 
@@ -159,14 +160,14 @@ def is_blank(name: str, form: Form) -> Column:
         return turn[_CALLS].isNotNull() if _CALLS in form.carried else sf.lit(False)
 
     column = sf.col(quoted(name))
-    whole = sf.forall(
+    is_complete = sf.forall(
         column, lambda turn: turn["role"].isNotNull() & (turn["content"].isNotNull() | calls(turn))
     )
-    spoken = sf.exists(column, lambda turn: turn["content"].rlike(r"\S") | calls(turn))
-    return ~(whole & spoken)
+    has_text = sf.exists(column, lambda turn: turn["content"].rlike(r"\S") | calls(turn))
+    return ~(is_complete & has_text)
 
 
-def text(name: str, form: Form) -> Column:
+def conversation_text(name: str, form: Form) -> Column:
     """Return the text of a conversation: the fields of its messages, a line for each, but for weights."""
     fields = [field for field in ("role", "content", *form.carried) if field != WEIGHT]
     turns = sf.transform(
@@ -194,19 +195,19 @@ def contents(name: str) -> Column:
     return sf.concat_ws("\n", sf.transform(sf.col(quoted(name)), lambda turn: turn["content"]))
 
 
-def said(name: str, form: Form) -> Column:
+def spoken_text(name: str, form: Form) -> Column:
     """Return what the user and the assistant say in a conversation, a line for each field: contents, thoughts and calls.
 
     Instructions and the results of tools are left out: conversations of one application share them.
     """
-    spoken = sf.filter(sf.col(quoted(name)), lambda turn: ~turn["role"].isin(*UNSPOKEN))
+    turns = sf.filter(sf.col(quoted(name)), lambda turn: ~turn["role"].isin(*UNSPOKEN))
     fields = [field for field in ("content", *REASONING, _CALLS) if field in ("content", *form.carried)]
     return sf.concat_ws(
-        "\n", sf.transform(spoken, lambda turn: sf.concat_ws("\n", *(turn[field] for field in fields)))
+        "\n", sf.transform(turns, lambda turn: sf.concat_ws("\n", *(turn[field] for field in fields)))
     )
 
 
-def characters(name: str) -> Column:
+def count_characters(name: str) -> Column:
     """Return the number of characters of the contents."""
     lengths = sf.transform(
         sf.col(quoted(name)), lambda turn: sf.coalesce(sf.length(turn["content"]), sf.lit(0))
@@ -214,48 +215,48 @@ def characters(name: str) -> Column:
     return sf.aggregate(lengths, sf.lit(0), lambda total, length: total + length)
 
 
-def made(form: Form) -> list[Column]:
+def build_columns(form: Form) -> list[Column]:
     """Return the columns of the table whose examples the chat template renders."""
     if form.messages is not None:
-        found = [sf.col(quoted(form.messages)).alias(MESSAGES)]
-        return found + ([sf.col(quoted(form.tools)).alias(TOOLS)] if form.tools else [])
+        message_columns = [sf.col(quoted(form.messages)).alias(MESSAGES)]
+        return message_columns + ([sf.col(quoted(form.tools)).alias(TOOLS)] if form.tools else [])
     rendered = {name: template.render() for name, template in form.rendered.items()}
     if not form.judged:
         turns = [
-            *_system(form),
-            _turn("user", rendered[PROMPT], form),
-            _turn("assistant", rendered[RESPONSE], form),
+            *_build_system_turn(form),
+            _build_turn("user", rendered[PROMPT], form),
+            _build_turn("assistant", rendered[RESPONSE], form),
         ]
-        whole = rendered[PROMPT].isNotNull() & rendered[RESPONSE].isNotNull()
-        return [sf.when(whole, sf.array(*turns)).alias(MESSAGES)]
-    said = [name for name in form.required if name != form.label]
-    columns = dict(zip((PROMPT, *form.judged), said, strict=True))
+        is_rendered = rendered[PROMPT].isNotNull() & rendered[RESPONSE].isNotNull()
+        return [sf.when(is_rendered, sf.array(*turns)).alias(MESSAGES)]
+    names = [name for name in form.required if name != form.label]
+    columns = dict(zip((PROMPT, *form.judged), names, strict=True))
     return [
         (
             sf.col(quoted(column))
             if column in form.spoken
             else sf.when(
                 rendered[name].isNotNull(),
-                sf.array(*_system(form), _turn("user", rendered[name], form))
+                sf.array(*_build_system_turn(form), _build_turn("user", rendered[name], form))
                 if name == PROMPT
-                else sf.array(_turn("assistant", rendered[name], form)),
+                else sf.array(_build_turn("assistant", rendered[name], form)),
             )
         ).alias(name)
         for name, column in columns.items()
     ]
 
 
-def _system(form: Form) -> list[Column]:
-    said = form.conversation.system if form.conversation else None
-    return [_turn("system", sf.lit(said), form)] if said is not None else []
+def _build_system_turn(form: Form) -> list[Column]:
+    instruction = form.conversation.system if form.conversation else None
+    return [_build_turn("system", sf.lit(instruction), form)] if instruction is not None else []
 
 
-def _turn(role: str, content: Column, form: Form) -> Column:
+def _build_turn(role: str, text: Column, form: Form) -> Column:
     nothing = {name: sf.lit(None).cast("string") for name in form.carried}
-    return _message({"role": sf.lit(role), "content": content, **nothing})
+    return _build_message({"role": sf.lit(role), "content": text, **nothing})
 
 
-def shown(form: Form) -> Column:
+def display_text(form: Form) -> Column:
     """Return the conversations of an example in its columns of the table, for people."""
 
     def turns(column: str) -> Column:

@@ -23,8 +23,8 @@ from finetune_trainer.prep.expressions.template import quoted
 from finetune_trainer.prep.source import reader, text_files
 from finetune_trainer.prep.spark.keep import keep
 from finetune_trainer.prep.steps import boilerplate
-from finetune_trainer.prep.steps.ngrams import of_evaluation, of_examples
-from finetune_trainer.prep.steps.patterns import PATTERNS, in_order, replaced
+from finetune_trainer.prep.steps.ngrams import hash_evaluation_texts, hash_examples
+from finetune_trainer.prep.steps.patterns import PATTERNS, replace_values, sort_kinds
 from finetune_trainer.prep.steps.samples import beginnings
 
 if TYPE_CHECKING:
@@ -46,17 +46,17 @@ _ID = "id"
 _FIELD = "data.prepare.decontaminate.sources"
 _SET, _GRAM, _WORDS, _GRAMS = "set", "gram", "words", "grams"
 # Runs of words of all evaluation sets that each executor keeps in memory; more are joined by a shuffle.
-_MOST_RUNS_HELD = 2_000_000
+_MAX_RUNS_IN_MEMORY = 2_000_000
 # The share of a set's texts that have a run of words, from which on it is of a template.
 _SHARE = 0.01
 # Texts that are hashed at once.
-_AT_ONCE = 500
+_TEXTS_PER_BATCH = 500
 
 
 class EvaluationSet(NamedTuple):
     """An evaluation set, as it was read at one version."""
 
-    asked: EvaluationSource
+    source: EvaluationSource
     corpus: reader.Corpus
 
 
@@ -71,7 +71,7 @@ class Shared(NamedTuple):
 
 
 def read(
-    spark: SparkSession, wanted: Sequence[EvaluationSource], scratch: Path, catalog: Catalog | None = None
+    spark: SparkSession, sources: Sequence[EvaluationSource], scratch: Path, catalog: Catalog | None = None
 ) -> list[EvaluationSet]:
     """Read evaluation sets, each at one version.
 
@@ -83,37 +83,39 @@ def read(
         RecipeRefusedError, DataError, TrainingError: as `source.read`.
         DataError: a column is missing or holds no text, or no column does.
     """
-    found = []
-    for one in wanted:
-        field = f"{_FIELD}[{one.name}]"
-        made = EvaluationSet(one, reader.read(spark, one, scratch / one.name, field, catalog))
-        with text_files.checking_on_failure(spark, made.corpus.texts):
-            reader.require(made.corpus.frame, one.columns or [], one.address)
-            _texts(made)
-        found.append(made)
-    return found
+    sets = []
+    for source in sources:
+        field = f"{_FIELD}[{source.name}]"
+        evaluation_set = EvaluationSet(
+            source, reader.read(spark, source, scratch / source.name, field, catalog)
+        )
+        with text_files.checking_on_failure(spark, evaluation_set.corpus.texts):
+            reader.require(evaluation_set.corpus.frame, source.columns or [], source.address)
+            _texts(evaluation_set)
+        sets.append(evaluation_set)
+    return sets
 
 
-def described(one: EvaluationSet) -> str:
+def describe(evaluation_set: EvaluationSet) -> str:
     """Return what was read as a line of the log."""
-    return f"evaluation set {one.asked.name}: {one.asked.address}{one.corpus.at}, columns {', '.join(_texts(one))}"
+    return f"evaluation set {evaluation_set.source.name}: {evaluation_set.source.address}{evaluation_set.corpus.at}, columns {', '.join(_texts(evaluation_set))}"
 
 
-def told(sets: Sequence[EvaluationSet], shared: dict[str, int]) -> list[status_parts.EvaluationSet]:
+def build_results(sets: Sequence[EvaluationSet], shared: dict[str, int]) -> list[status_parts.EvaluationSet]:
     """Return what was read, with the number of examples that share words with each set, for the result."""
     return [
         status_parts.EvaluationSet(
-            name=one.asked.name,
-            examples=shared[one.asked.name],
-            version=one.corpus.version,
-            revision=one.corpus.revision,
+            name=evaluation_set.source.name,
+            examples=shared[evaluation_set.source.name],
+            version=evaluation_set.corpus.version,
+            revision=evaluation_set.corpus.revision,
         )
-        for one in sets
+        for evaluation_set in sets
     ]
 
 
-def removed(
-    frame: DataFrame, sets: Sequence[EvaluationSet], prepare: Prepare, held: ExitStack
+def remove_contaminated(
+    frame: DataFrame, sets: Sequence[EvaluationSet], prepare: Prepare, kept_frames: ExitStack
 ) -> tuple[DataFrame, Shared]:
     """Return the frame without examples that share a run of words with a set, and what shares one.
 
@@ -126,92 +128,110 @@ def removed(
     Raises:
         DataError: a set has no text that is long enough.
     """
-    wanted = prepare.decontaminate
-    assert wanted is not None  # noqa: S101 - the caller has asked
-    known = keep(_runs(sets, wanted, prepare.redact or []), held)
-    lengths, size = _measured(known, sets, wanted)
-    found = frame.select(_ID, TEXT).mapInArrow(
-        partial(_of_examples, lengths=lengths), f"{_ID} string, {_GRAMS} array<bigint>"
+    decontaminate = prepare.decontaminate
+    assert decontaminate is not None  # noqa: S101 - the caller has asked
+    evaluation_runs = keep(_hash_runs(sets, decontaminate, prepare.redact or []), kept_frames)
+    lengths, size = _measure_runs(evaluation_runs, sets, decontaminate)
+    example_runs = frame.select(_ID, TEXT).mapInArrow(
+        partial(_hash_example_batches, lengths=lengths), f"{_ID} string, {_GRAMS} array<bigint>"
     )
-    runs = known.select(_SET, _GRAM)
-    runs = sf.broadcast(runs) if size <= _MOST_RUNS_HELD else runs
-    shared = found.select(_ID, sf.explode(_GRAMS).alias(_GRAM)).join(runs, _GRAM)
-    hits = keep(shared.select(_ID, _SET).distinct(), held)
+    runs = evaluation_runs.select(_SET, _GRAM)
+    runs = sf.broadcast(runs) if size <= _MAX_RUNS_IN_MEMORY else runs
+    shared = example_runs.select(_ID, sf.explode(_GRAMS).alias(_GRAM)).join(runs, _GRAM)
+    hits = keep(shared.select(_ID, _SET).distinct(), kept_frames)
     counts = {row[_SET]: row["count"] for row in hits.groupBy(_SET).count().collect()}
     clean = frame.drop(TEXT).join(hits.select(_ID), _ID, "left_anti")
-    examples = {one.asked.name: counts.get(one.asked.name, 0) for one in sets}
-    return clean, Shared(examples, _drawn(frame, hits, prepare.report_samples))
+    examples = {
+        evaluation_set.source.name: counts.get(evaluation_set.source.name, 0) for evaluation_set in sets
+    }
+    return clean, Shared(examples, _read_samples(frame, hits, prepare.report_samples))
 
 
-def _drawn(frame: DataFrame, hits: DataFrame, samples: int) -> list[str]:
-    found = (
+def _read_samples(frame: DataFrame, hits: DataFrame, samples: int) -> list[str]:
+    set_of_example = (
         {row[_ID]: row[_SET] for row in hits.orderBy(_ID, _SET).limit(samples).collect()} if samples else {}
     )
-    texts = beginnings(frame, TEXT, found)
-    return [f"{found[name]}:\n{text}" for name, text in texts.items()]
+    texts = beginnings(frame, TEXT, set_of_example)
+    return [f"{set_of_example[name]}:\n{text}" for name, text in texts.items()]
 
 
-def _measured(
-    known: DataFrame, sets: Sequence[EvaluationSet], wanted: Decontaminate
+def _measure_runs(
+    evaluation_runs: DataFrame, sets: Sequence[EvaluationSet], decontaminate: Decontaminate
 ) -> tuple[list[int], int]:
     """Return the numbers of words of the runs of all sets, and the number of runs."""
-    rows = known.groupBy(_SET, _WORDS).count().collect()
-    for one in sets:
-        if not any(row[_SET] == one.asked.name for row in rows):
+    rows = evaluation_runs.groupBy(_SET, _WORDS).count().collect()
+    for evaluation_set in sets:
+        if not any(row[_SET] == evaluation_set.source.name for row in rows):
             raise DataError(
                 "NothingToCompare",
-                f"the evaluation set {one.asked.name}, {one.asked.address}, has no text of {wanted.fewest_words} words or more "
-                f"in {' and '.join(_texts(one))}: name its text columns in data.prepare.decontaminate.sources, or lower minWords",
+                f"the evaluation set {evaluation_set.source.name}, {evaluation_set.source.address}, has no text of {decontaminate.fewest_words} words or more "
+                f"in {' and '.join(_texts(evaluation_set))}: name its text columns in data.prepare.decontaminate.sources, or lower minWords",
             )
     return sorted({row[_WORDS] for row in rows}), sum(row["count"] for row in rows)
 
 
-def _runs(sets: Sequence[EvaluationSet], wanted: Decontaminate, kinds: Sequence[RedactKind]) -> DataFrame:
+def _hash_runs(
+    sets: Sequence[EvaluationSet], decontaminate: Decontaminate, kinds: Sequence[RedactKind]
+) -> DataFrame:
     """Return the different runs of words by which texts of the sets are found: `set`, `gram` and `words`."""
-    hashed = partial(_of_evaluation, ngram=wanted.ngram, fewest=wanted.fewest_words, kinds=in_order(kinds))
-    found = None
-    for one in sets:
+    hashed = partial(
+        _hash_evaluation_batches,
+        ngram=decontaminate.ngram,
+        fewest=decontaminate.fewest_words,
+        kinds=sort_kinds(kinds),
+    )
+    runs = None
+    for evaluation_set in sets:
         texts = sf.flatten(
-            sf.array(*(sf.coalesce(text, sf.array().cast("array<string>")) for text in _texts(one).values()))
+            sf.array(
+                *(
+                    sf.coalesce(text, sf.array().cast("array<string>"))
+                    for text in _texts(evaluation_set).values()
+                )
+            )
         )
         rows = (
-            one.corpus.frame.select(sf.explode(texts).alias(TEXT)).where(sf.col(TEXT).isNotNull()).distinct()
+            evaluation_set.corpus.frame.select(sf.explode(texts).alias(TEXT))
+            .where(sf.col(TEXT).isNotNull())
+            .distinct()
         )
         counts = rows.mapInArrow(hashed, f"{_GRAM} bigint, {_WORDS} int").groupBy(_GRAM, _WORDS).count()
         # A run that many texts of a set share is of their template, which tasks of others may have too.
         grams = counts.where(sf.col("count") <= boilerplate.limit(rows.count(), _SHARE))
-        named = grams.select(sf.lit(one.asked.name).alias(_SET), _GRAM, _WORDS)
-        found = named if found is None else found.union(named)
-    assert found is not None  # noqa: S101 - the schema wants a set
-    return found
+        runs_of_set = grams.select(sf.lit(evaluation_set.source.name).alias(_SET), _GRAM, _WORDS)
+        runs = runs_of_set if runs is None else runs.union(runs_of_set)
+    assert runs is not None  # noqa: S101 - the schema wants a set
+    return runs
 
 
-def _texts(one: EvaluationSet) -> dict[str, Column]:
+def _texts(evaluation_set: EvaluationSet) -> dict[str, Column]:
     """Return the texts of an evaluation set as lists, by column."""
     fields = {
         field.name: field.dataType
-        for field in one.corpus.frame.schema.fields
+        for field in evaluation_set.corpus.frame.schema.fields
         if not plain_text.is_written(field.name)
     }
-    found = {name: _listed(name, fields[name]) for name in one.asked.columns or fields}
-    wrong = [name for name, texts in found.items() if texts is None]
-    if wrong and one.asked.columns:
+    texts_by_column = {
+        name: _list_texts(name, fields[name]) for name in evaluation_set.source.columns or fields
+    }
+    wrong = [name for name, texts in texts_by_column.items() if texts is None]
+    if wrong and evaluation_set.source.columns:
         raise DataError(
             "WrongColumnType",
-            f"column {wrong[0]} of the evaluation set {one.asked.name} holds {fields[wrong[0]].simpleString()}: name columns "
+            f"column {wrong[0]} of the evaluation set {evaluation_set.source.name} holds {fields[wrong[0]].simpleString()}: name columns "
             "with texts, lists of texts, or lists of {role, content}",
         )
-    texts = {name: column for name, column in found.items() if column is not None}
+    texts = {name: column for name, column in texts_by_column.items() if column is not None}
     if not texts:
         raise DataError(
             "ColumnsUnknown",
-            f"the evaluation set {one.asked.name}, {one.asked.address}, has no column with text: "
-            f"{reader.has(one.corpus.frame)}",
+            f"the evaluation set {evaluation_set.source.name}, {evaluation_set.source.address}, has no column with text: "
+            f"{reader.describe_columns(evaluation_set.corpus.frame)}",
         )
     return texts
 
 
-def _listed(name: str, kind: DataType) -> Column | None:
+def _list_texts(name: str, kind: DataType) -> Column | None:
     column = sf.col(quoted(name))
     if isinstance(kind, StringType):
         return sf.array(column)
@@ -225,7 +245,7 @@ def _listed(name: str, kind: DataType) -> Column | None:
     return None
 
 
-def _of_evaluation(
+def _hash_evaluation_batches(
     batches: Iterable[pa.RecordBatch], *, ngram: int, fewest: int, kinds: list[RedactKind]
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
@@ -234,19 +254,21 @@ def _of_evaluation(
         texts = batch.column(TEXT).to_pylist()
         # NB: the examples have placeholders by now.
         for kind in kinds:
-            texts = [replaced(text, PATTERNS[kind])[0] for text in texts]
-        hashes, words = of_evaluation(texts, ngram, fewest)
+            texts = [replace_values(text, PATTERNS[kind])[0] for text in texts]
+        hashes, words = hash_evaluation_texts(texts, ngram, fewest)
         columns = [pa.array(hashes.view(np.int64)), pa.array(words, pa.int32())]
         yield pa.RecordBatch.from_arrays(columns, [_GRAM, _WORDS])
 
 
-def _of_examples(batches: Iterable[pa.RecordBatch], *, lengths: Collection[int]) -> Iterator[pa.RecordBatch]:
+def _hash_example_batches(
+    batches: Iterable[pa.RecordBatch], *, lengths: Collection[int]
+) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for batch in batches:
-        for start in range(0, batch.num_rows, _AT_ONCE):
-            part = batch.slice(start, _AT_ONCE)
-            hashes, ends = of_examples(part.column(TEXT).to_pylist(), lengths)
+        for start in range(0, batch.num_rows, _TEXTS_PER_BATCH):
+            part = batch.slice(start, _TEXTS_PER_BATCH)
+            hashes, ends = hash_examples(part.column(TEXT).to_pylist(), lengths)
             offsets = pa.array(np.append(0, ends), pa.int32())
             grams = pa.ListArray.from_arrays(offsets, pa.array(hashes.view(np.int64)))
             yield pa.RecordBatch.from_arrays([part.column(_ID), grams], [_ID, _GRAMS])

@@ -119,7 +119,7 @@ def mix_parts(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
         DataError: a part has no rows.
     """
     frames = [
-        labels.with_labels(spoken.with_tools(spoken.parsed(part.frame, form), form), form) for part in parts
+        labels.with_labels(spoken.with_tools(spoken.parse(part.frame, form), form), form) for part in parts
     ]
     counts = [frame.count() for frame in frames]
     for part, count in zip(parts, counts, strict=True):

@@ -55,7 +55,7 @@ def hash_runs(texts: Sequence[str], lengths: Collection[int]) -> Runs:
     return matching
 
 
-def of_examples(texts: Sequence[str], lengths: Collection[int]) -> tuple[Longs, Counts]:
+def hash_examples(texts: Sequence[str], lengths: Collection[int]) -> tuple[Longs, Counts]:
     """Return the different hashes of each text's runs, one text after the other, and the end of each text's."""
     distinct_runs = _deduplicate(hash_runs(texts, lengths))
     return distinct_runs.hashes, np.searchsorted(distinct_runs.owners, np.arange(len(texts)), side="right")
@@ -70,7 +70,7 @@ def _deduplicate(all_runs: Runs) -> Runs:
     return Runs(hashes[new], owners[new], all_runs.lengths[order][new])
 
 
-def of_evaluation(texts: Sequence[str], ngram: int, fewest: int) -> tuple[Longs, Counts]:
+def hash_evaluation_texts(texts: Sequence[str], ngram: int, fewest: int) -> tuple[Longs, Counts]:
     """Return the hashes of the runs by which texts of an evaluation set are found, each once for a text, and the words of each.
 
     Of a text of `ngram` words and more: all runs of `ngram` words. Of one with at least `fewest`: the whole text.

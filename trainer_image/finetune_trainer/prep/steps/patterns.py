@@ -254,7 +254,7 @@ PATTERNS: dict[RedactKind, Pattern] = {
 }
 
 
-def replaced(text: str, pattern: Pattern) -> tuple[str, int]:
+def replace_values(text: str, pattern: Pattern) -> tuple[str, int]:
     """Return a text with a placeholder for each value of a kind, and how many there were. Overlapping values count as one."""
     pieces, end, count = [], 0, 0
     for begin, stop in sorted(pattern.find(text)):
@@ -265,6 +265,6 @@ def replaced(text: str, pattern: Pattern) -> tuple[str, int]:
     return "".join([*pieces, text[end:]]), count
 
 
-def in_order(kinds: Sequence[RedactKind]) -> list[RedactKind]:
+def sort_kinds(kinds: Sequence[RedactKind]) -> list[RedactKind]:
     """Return kinds in the order in which they are replaced."""
     return [kind for kind in PATTERNS if kind in kinds]

@@ -10,7 +10,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, IntegerType, StructField, StructType
 
 from finetune_trainer.examples import chat_messages
-from finetune_trainer.prep.steps.patterns import PATTERNS, in_order, replaced
+from finetune_trainer.prep.steps.patterns import PATTERNS, replace_values, sort_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,9 +34,9 @@ def redact_columns(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) ->
     """Return the frame with placeholders in the columns of an example, and the number of values in a column for each kind.
 
     Args:
-        frame: its columns of an example are texts, or conversations as `conversations.parsed` makes them. Booleans stay.
+        frame: its columns of an example are texts, or conversations as `conversations.parse` makes them. Booleans stay.
     """
-    ordered = in_order(kinds)
+    ordered = sort_kinds(kinds)
     counts = [StructField(_count_column(kind), IntegerType(), nullable=False) for kind in ordered]
     schema = StructType([*frame.schema.fields, *counts])
     columns = tuple(name for name in form.content if not isinstance(frame.schema[name].dataType, BooleanType))
@@ -109,7 +109,7 @@ def _redact_texts(
             if not hinted[kind][place]:
                 continue
             original = changed.get(place) or texts[place].as_py()
-            text, count = (_replace_in_json if is_json else replaced)(original, PATTERNS[kind])
+            text, count = (_replace_in_json if is_json else replace_values)(original, PATTERNS[kind])
             if count:
                 changed[place] = text
                 number[rows[place]] += count
@@ -124,12 +124,12 @@ def _replace_in_json(text: str, pattern: Pattern) -> tuple[str, int]:
 
     def replace_in_value(value: str) -> str:
         nonlocal count
-        redacted, number = replaced(value, pattern)
+        redacted, number = replace_values(value, pattern)
         count += number
         return redacted
 
     try:
         redacted_json = chat_messages.with_texts(text, replace_in_value)
     except ValueError:
-        return replaced(text, pattern)
+        return replace_values(text, pattern)
     return (redacted_json, count) if count else (text, 0)

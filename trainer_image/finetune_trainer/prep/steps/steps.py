@@ -137,12 +137,15 @@ def _count_characters(form: Form) -> Column:
 
 
 def _length(name: str, form: Form) -> Column:
-    return conversations.characters(name) if name in form.spoken else sf.length(_text(name))
+    return conversations.count_characters(name) if name in form.spoken else sf.length(_text(name))
 
 
 def texts(form: Form) -> list[Column]:
     """Return the texts of an example."""
-    return [conversations.text(name, form) if name in form.spoken else _text(name) for name in form.content]
+    return [
+        conversations.conversation_text(name, form) if name in form.spoken else _text(name)
+        for name in form.content
+    ]
 
 
 def contents(form: Form) -> Column:
@@ -156,7 +159,7 @@ def contents(form: Form) -> Column:
 def spoken_texts(form: Form) -> list[Column]:
     """Return what the user and the assistant say in an example, by its columns."""
     names = [name for name in form.content if name != form.tools]
-    return [conversations.said(name, form) if name in form.spoken else _text(name) for name in names]
+    return [conversations.spoken_text(name, form) if name in form.spoken else _text(name) for name in names]
 
 
 def _text(column: str) -> Column:
@@ -179,7 +182,7 @@ def _with_condition(frame: DataFrame, plan: Plan) -> DataFrame:
             raise DataError(
                 "MissingColumn",
                 f"data.prepare.filter `{plan.prepare.filter}` names a column that {plan.source_name} does not have: "
-                f"{reader.has(frame)}",
+                f"{reader.describe_columns(frame)}",
             ) from error
         raise RecipeRefusedError(
             f"the filters of data.prepare do not fit the source: {first_line(error)}"
@@ -291,13 +294,13 @@ def _normalize(parts: list[Column]) -> Column:
 
 def _render_columns(form: Form) -> list[Column]:
     if form.has_turns:
-        return conversations.made(form)
+        return conversations.build_columns(form)
     return [template.render().alias(name) for name, template in form.rendered.items()]
 
 
 def display_text(form: Form) -> Column:
     """Return the text of an example in its columns of the table, for people."""
-    return conversations.shown(form) if form.has_turns else sf.concat_ws("\n", *form.columns)
+    return conversations.display_text(form) if form.has_turns else sf.concat_ws("\n", *form.columns)
 
 
 def drop_duplicates(frame: DataFrame) -> DataFrame:

@@ -153,7 +153,7 @@ def test_numbers_in_messages(name: str, spark: SparkSession, tmp_path: Path) -> 
     ]
     frame = files.frame(spark, "JSONLines", [str(tmp_path)])
     form = build_plan(recipe(columns={"type": "Messages"}), reader.find_conversations(frame)).form
-    prepared = [row.asDict(recursive=True)["messages"] for row in conversations.parsed(frame, form).collect()]
+    prepared = [row.asDict(recursive=True)["messages"] for row in conversations.parse(frame, form).collect()]
     direct = direct_texts("JSONLines", tmp_path, ["messages"])["messages"]
     for values in (prepared, direct):
         made = [documents.conversation(value, "messages") for value in values]
@@ -209,7 +209,7 @@ def test_numbers_in_structures_of_parquet(spark: SparkSession, tmp_path: Path) -
     form = build_plan(
         recipe(columns={"type": "Messages", "tools": "tools"}), reader.find_conversations(frame)
     ).form
-    prepared = conversations.with_tools(conversations.parsed(frame, form), form).collect()
+    prepared = conversations.with_tools(conversations.parse(frame, form), form).collect()
     direct = direct_texts("Parquet", tmp_path, ["messages", "tools"])
     expected = [f'[{{"name": "f", "arguments": {text}}}]' for _, text in STRUCTURES]
     for messages, tools_of_rows in (

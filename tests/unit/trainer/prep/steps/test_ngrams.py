@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from finetune_trainer.prep.steps.ngrams import hash_runs, of_evaluation, of_examples
+from finetune_trainer.prep.steps.ngrams import hash_evaluation_texts, hash_examples, hash_runs
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "and", "runs", "far", "away", "into"]
 
 
 def shares(example: str, evaluation: str, ngram: int = 5, fewest: int = 3) -> bool:
     """Whether an example has a run by which a text of an evaluation set is found."""
-    evaluation_hashes, lengths = of_evaluation([evaluation], ngram, fewest)
-    example_hashes, _ = of_examples([example], {*lengths.tolist()})
+    evaluation_hashes, lengths = hash_evaluation_texts([evaluation], ngram, fewest)
+    example_hashes, _ = hash_examples([example], {*lengths.tolist()})
     return bool({*evaluation_hashes.tolist()} & {*example_hashes.tolist()})
 
 
@@ -55,7 +55,7 @@ def test_a_run_does_not_reach_from_one_text_into_the_next() -> None:
 
 
 def test_each_run_of_an_example_is_there_once() -> None:
-    hashes, ends = of_examples(["a b a b a b", "", "a b"], [2])
+    hashes, ends = hash_examples(["a b a b a b", "", "a b"], [2])
     assert ends.tolist() == [2, 2, 3]
     assert hashes[2] in hashes[:2]
 

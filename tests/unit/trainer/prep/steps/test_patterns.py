@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 import pytest
 
 from finetune_crds.cleaning import RedactKind
-from finetune_trainer.prep.steps.patterns import PATTERNS, replaced
+from finetune_trainer.prep.steps.patterns import PATTERNS, replace_values
 
 # NB: keys in one piece would be found by the scanners that read this repository.
 AWS, GITHUB = "AKIA" + "IOSFODNN7EXAMPLE", "ghp_" + "16C7e42F292c6912E7710c838347Ae178B4a"
@@ -82,15 +82,15 @@ FOUND: dict[RedactKind, dict[str, str]] = {
 
 @pytest.mark.parametrize("kind", FOUND)
 def test_what_is_found(kind: RedactKind) -> None:
-    assert {text: replaced(text, PATTERNS[kind])[0] for text in FOUND[kind]} == FOUND[kind]
+    assert {text: replace_values(text, PATTERNS[kind])[0] for text in FOUND[kind]} == FOUND[kind]
 
 
 @pytest.mark.parametrize("kind", FOUND)
 def test_each_placeholder_counts_once_and_stays_when_the_text_is_read_again(kind: RedactKind) -> None:
     pattern = PATTERNS[kind]
     for text, redacted in FOUND[kind].items():
-        assert replaced(text, pattern)[1] == redacted.count(pattern.placeholder)
-        assert replaced(redacted, pattern) == (redacted, 0)
+        assert replace_values(text, pattern)[1] == redacted.count(pattern.placeholder)
+        assert replace_values(redacted, pattern) == (redacted, 0)
 
 
 # What no pattern may touch.
@@ -144,12 +144,12 @@ NO_PASSWORDS = (
 
 @pytest.mark.parametrize("text", NO_PASSWORDS)
 def test_what_follows_an_address_in_a_command_or_a_sentence_stays(text: str) -> None:
-    assert replaced(text, PATTERNS["Secret"]) == (text, 0)
+    assert replace_values(text, PATTERNS["Secret"]) == (text, 0)
 
 
 @pytest.mark.parametrize("text", STAYS.values(), ids=STAYS)
 def test_what_stays(text: str) -> None:
-    assert {kind: replaced(text, pattern)[0] for kind, pattern in PATTERNS.items()} == dict.fromkeys(
+    assert {kind: replace_values(text, pattern)[0] for kind, pattern in PATTERNS.items()} == dict.fromkeys(
         PATTERNS, text
     )
 
@@ -175,4 +175,4 @@ def test_a_long_text_takes_no_long_time() -> None:
         "eyJa." * 40_000,
     ):
         for pattern in PATTERNS.values():
-            assert replaced(text, pattern) == (text, 0)
+            assert replace_values(text, pattern) == (text, 0)

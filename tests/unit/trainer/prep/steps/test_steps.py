@@ -40,7 +40,7 @@ def dropped_by(
     """The verdict on each row, in the order of the rows."""
     numbered = [row | {"n": number} for number, row in enumerate(rows)]
     plan = build_plan(job_recipe)
-    source = conversations.parsed(frame(spark, numbered, f"{schema}, n int"), plan.form)
+    source = conversations.parse(frame(spark, numbered, f"{schema}, n int"), plan.form)
     verdicts = steps.flag_rows(source, plan).orderBy("n").collect()
     return [row[steps.DROPPED_BY] for row in verdicts]
 
@@ -187,13 +187,13 @@ def test_wrong(spark: SparkSession, changes: dict[str, Any], kind: type[PodFailu
     schema = "size int" if "columns" in changes else SCHEMA
     source = frame(spark, [], schema)
     with pytest.raises(kind) as failed:
-        steps.flag_rows(conversations.parsed(source, plan.form), plan)
+        steps.flag_rows(conversations.parse(source, plan.form), plan)
     assert failed.value.message == sentence
 
 
 def identified(source: DataFrame, job_recipe: Recipe) -> DataFrame:
     plan = build_plan(job_recipe)
-    flagged = steps.flag_rows(conversations.parsed(source, plan.form), plan)
+    flagged = steps.flag_rows(conversations.parse(source, plan.form), plan)
     return steps.identify_examples(steps.select_passed(flagged, plan), plan)
 
 
