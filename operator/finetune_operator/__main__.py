@@ -85,7 +85,7 @@ class Operator:
     @classmethod
     def of(cls, kube: Kube, settings: Settings) -> Operator:
         """Create the parts and connect them."""
-        store = Store(children.owner, children.recorded_jobs)
+        store = Store(children.find_owner, children.recorded_jobs)
         queues = Queues(WorkQueue(clock=time.monotonic), WorkQueue(clock=time.monotonic))
         health = Health(queues, settings.resync_seconds)
         observer = FineTuneJobObserver(

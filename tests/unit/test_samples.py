@@ -24,7 +24,7 @@ from finetune_crds.evaluation import BASE, NAMES
 from finetune_crds.gates import Gate
 from finetune_crds.reference import SAMPLES, sample_files
 from finetune_crds.schema import Schema, crd
-from finetune_operator.finetunejob.decide.accept import not_implemented
+from finetune_operator.finetunejob.decide.accept import unsupported_fields
 from finetune_operator.finetunejob.draft import mistakes
 from finetune_operator.modelpromotion.decide import accept as promotion
 from finetune_operator.policy.address import passwords
@@ -65,7 +65,7 @@ def test_no_sample_is_refused(sample: Path) -> None:
                 *mistakes.of_preparation(spec),
                 *mistakes.of_evaluation(spec),
             ] == []
-            assert [*not_implemented(spec)] == []
+            assert [*unsupported_fields(spec)] == []
         if part["kind"] == "ModelPromotion":
             assert [*promotion.mistakes(ModelPromotion.model_validate(part).spec, INSTALLED)] == []
 

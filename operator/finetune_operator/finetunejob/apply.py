@@ -17,7 +17,7 @@ from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.children import is_being_deleted, is_child
 from finetune_operator.finetunejob.decide import created_run
-from finetune_operator.finetunejob.decide.failed_action import failed_action
+from finetune_operator.finetunejob.decide.failed_action import record_failed_action
 from finetune_operator.finetunejob.model import (
     Action,
     CancelRun,
@@ -80,7 +80,7 @@ class FineTuneJobApplier:
             try:
                 if isinstance(action, SubmitRun | CancelRun):
                     run_id = await self.observer.preparations.act(ftj, action)
-                    decision = databricks.noted(decision, run_id)
+                    decision = databricks.record_run_id(decision, run_id)
                 else:
                     decision = await self._act(ftj, decision, action, now)
             except (ExternalError, LeaseBusy) as error:
@@ -91,7 +91,7 @@ class FineTuneJobApplier:
         if failure:
             raise failure
         if decision.finalizer is not None:
-            await self._finalizer(ftj, wanted=decision.finalizer)
+            await self._finalizer(ftj, is_needed=decision.finalizer)
 
     def _failed(
         self,
@@ -106,11 +106,11 @@ class FineTuneJobApplier:
             if isinstance(error, ExternalError)
             else Problem(ConditionReason.MOVE_DELAYED, f"{error}: trying again")
         )
-        return failed_action(ftj, decision, action, problem, now=now)
+        return record_failed_action(ftj, decision, action, problem, now=now)
 
     async def _delete(self, ftj: FineTuneJob, decision: Decision) -> None:
         if decision.sweep:
-            for kind in ("Service", "ConfigMap", *spark_application.swept(ftj)):
+            for kind in ("Service", "ConfigMap", *spark_application.leftover_kinds(ftj)):
                 await self._sweep(ftj, kind)
         for item in decision.delete:
             await self._delete_child(ftj, item)
@@ -142,9 +142,9 @@ class FineTuneJobApplier:
                 self._keep(kind, await self.kube.create(body))
                 log.info("created %s %s/%s", kind, ftj.namespace, name)
                 return
-            held = await self.kube.get(kind, ftj.namespace, name)
-            if held is not None and not is_child(held, ftj):
-                raise NameTaken(_taken(body, held))
+            existing = await self.kube.get(kind, ftj.namespace, name)
+            if existing is not None and not is_child(existing, ftj):
+                raise NameTaken(_explain_taken_name(body, existing))
             await self.kube.apply(body)
         except KubeError as error:
             if created_once and error.status in (400, 422):
@@ -156,19 +156,19 @@ class FineTuneJobApplier:
     async def _adopt(self, ftj: FineTuneJob, body: Json) -> None:
         """Use the existing child of this name if it is the FineTuneJob's, from a pass that was interrupted."""
         kind, name = body["kind"], body["metadata"]["name"]
-        held = await self.kube.get(kind, ftj.namespace, name)
-        if held is None:
+        existing = await self.kube.get(kind, ftj.namespace, name)
+        if existing is None:
             raise KubeError(409, f"{kind} {name} was deleted meanwhile: trying again")
-        if not is_child(held, ftj) or is_being_deleted(held):
-            raise NameTaken(_taken(body, held))
-        self._keep(kind, held)
+        if not is_child(existing, ftj) or is_being_deleted(existing):
+            raise NameTaken(_explain_taken_name(body, existing))
+        self._keep(kind, existing)
 
     def _keep(self, kind: str, body: Json) -> None:
         """Put a Job into the cache, which the watch would do later. SparkApplications are not watched."""
         if kind == "Job":
             self.store.put(kind, body)
 
-    async def _finalizer(self, ftj: FineTuneJob, *, wanted: bool) -> None:
+    async def _finalizer(self, ftj: FineTuneJob, *, is_needed: bool) -> None:
         written = await self.kube.apply(
             {
                 "apiVersion": API_VERSION,
@@ -177,7 +177,7 @@ class FineTuneJobApplier:
                     "name": ftj.name,
                     "namespace": ftj.namespace,
                     "uid": ftj.uid,
-                    "finalizers": [names.RUN_FINALIZER] if wanted else [],
+                    "finalizers": [names.RUN_FINALIZER] if is_needed else [],
                 },
             }
         )
@@ -222,9 +222,9 @@ class FineTuneJobApplier:
         return created_run.record_run(ftj, decision, run, server.uri, self.observer.settings, now=now)
 
     async def _set_alias(self, tracked: Tracked, action: SetAlias) -> None:
-        wanted = MoveAlias(expected=ANYWHERE, to=action.version)
+        move = MoveAlias(expected=ANYWHERE, to=action.version)
         registry = await asyncio.to_thread(tracked.registry)
-        await self.writer.move(registry, action.model, action.alias, wanted)
+        await self.writer.move(registry, action.model, action.alias, move)
 
     async def _status(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
         if decision.status == ftj.status:
@@ -258,10 +258,10 @@ def _remedy(body: Json) -> str:
     return f"correct {field}, and the job goes on"
 
 
-def _taken(body: Json, held: Json) -> str:
+def _explain_taken_name(body: Json, existing: Json) -> str:
     kind, name = body["kind"], body["metadata"]["name"]
-    if is_being_deleted(held) or any(
-        owner["kind"] == "FineTuneJob" for owner in held["metadata"].get("ownerReferences") or []
+    if is_being_deleted(existing) or any(
+        owner["kind"] == "FineTuneJob" for owner in existing["metadata"].get("ownerReferences") or []
     ):
         return f"{kind} {name} of an earlier job is still being deleted: waiting until it no longer exists"
     return (

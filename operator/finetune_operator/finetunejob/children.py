@@ -23,11 +23,14 @@ class Owner(NamedTuple):
     uid: str
 
 
-def owner(kind: str, body: Json) -> Owner | None:
+def find_owner(kind: str, body: Json) -> Owner | None:
     """The FineTuneJob that controls a Job, or the Job that controls a pod; None when neither does."""
-    wanted = (GROUP, "FineTuneJob") if kind == "Job" else ("batch", "Job")
+    controller_kind = (GROUP, "FineTuneJob") if kind == "Job" else ("batch", "Job")
     reference = _controller(body)
-    if reference is None or (str(reference["apiVersion"]).split("/")[0], reference["kind"]) != wanted:
+    if (
+        reference is None
+        or (str(reference["apiVersion"]).split("/")[0], reference["kind"]) != controller_kind
+    ):
         return None
     # NB: an owner is in the namespace of what it owns, or does not exist.
     return Owner(body["metadata"]["namespace"], reference["uid"])
@@ -35,7 +38,7 @@ def owner(kind: str, body: Json) -> Owner | None:
 
 def is_child(body: Json, ftj: FineTuneJob) -> bool:
     """Whether a FineTuneJob controls a Job, Service or ConfigMap of its namespace."""
-    return owner("Job", body) == Owner(ftj.namespace, ftj.uid)
+    return find_owner("Job", body) == Owner(ftj.namespace, ftj.uid)
 
 
 def controlling_pod(body: Json) -> str | None:
@@ -57,22 +60,24 @@ def _controller(body: Json) -> Json | None:
     return next((dict(item) for item in references if item.get("controller") is True), None)
 
 
-class Sorted(NamedTuple):
+class ComponentChildren(NamedTuple):
     """The children of one component, preparation, training or evaluation, as one of its Jobs sees them."""
 
-    current: Json | None
+    current_job: Json | None
     """The Job itself, unless it is being deleted before it is complete."""
     pods: list[Json]
     """Its pods, by completion index."""
-    ghosts: list[Json]
+    stale_jobs: list[Json]
     """Jobs of earlier attempts that still run, and Jobs that are being deleted."""
-    ghost_pods: list[Json]
+    stale_pods: list[Json]
     """Pods of other Jobs that have not ended; their Jobs may no longer exist."""
-    ended: list[Json]
+    ended_jobs: list[Json]
     """Jobs of earlier attempts that are complete or failed."""
 
 
-def sort(jobs: Mapping[str, Json], pods: Sequence[Json], component: str, name: str) -> Sorted:
+def classify_children(
+    jobs: Mapping[str, Json], pods: Sequence[Json], component: str, name: str
+) -> ComponentChildren:
     """Sort a FineTuneJob's children of a component.
 
     Args:
@@ -80,20 +85,25 @@ def sort(jobs: Mapping[str, Json], pods: Sequence[Json], component: str, name: s
         pods: the pods of these Jobs, and of Jobs that no longer exist.
         name: of the current Job, whether it exists or not.
     """
-    known = [job for job in jobs.values() if _component(job) == component]
+    component_jobs = [job for job in jobs.values() if _component(job) == component]
     # NB: a Job may fail because it is deleted; one that is complete keeps its result.
-    deleted = [job for job in known if is_being_deleted(job) and job_condition(job, "Complete") is None]
-    staying = [job for job in known if job not in deleted]
-    current = next((job for job in staying if job["metadata"]["name"] == name), None)
-    mine = of_job(pods, current) if current else []
-    return Sorted(
-        current=current,
-        pods=mine,
-        ghosts=[*deleted, *(job for job in staying if job is not current and not job_ended(job))],
-        ghost_pods=[
-            pod for pod in pods if _component(pod) == component and is_alive(pod) and pod not in mine
+    deleted_jobs = [
+        job for job in component_jobs if is_being_deleted(job) and job_condition(job, "Complete") is None
+    ]
+    lasting_jobs = [job for job in component_jobs if job not in deleted_jobs]
+    current = next((job for job in lasting_jobs if job["metadata"]["name"] == name), None)
+    job_pods = pods_of_job(pods, current) if current else []
+    return ComponentChildren(
+        current_job=current,
+        pods=job_pods,
+        stale_jobs=[
+            *deleted_jobs,
+            *(job for job in lasting_jobs if job is not current and not has_ended(job)),
         ],
-        ended=[job for job in staying if job is not current and job_ended(job)],
+        stale_pods=[
+            pod for pod in pods if _component(pod) == component and is_alive(pod) and pod not in job_pods
+        ],
+        ended_jobs=[job for job in lasting_jobs if job is not current and has_ended(job)],
     )
 
 
@@ -119,19 +129,19 @@ def job_condition(child: Json, kind: str) -> Json | None:
     return None
 
 
-def job_ended(child: Json) -> bool:
+def has_ended(child: Json) -> bool:
     """Whether a batch Job is complete or failed."""
     return job_condition(child, "Complete") is not None or job_condition(child, "Failed") is not None
 
 
-def of_job(pods: Iterable[Json], child: Json) -> list[Json]:
+def pods_of_job(pods: Iterable[Json], child: Json) -> list[Json]:
     """The pods of one child Job, by completion index.
 
     The Job's uid identifies them: pods of an earlier Job of the same name may still be stopping.
     """
     meta = child["metadata"]
-    mine = [pod for pod in pods if owner("Pod", pod) == (meta["namespace"], meta["uid"])]
-    return sorted(mine, key=lambda pod: (node_rank(pod) or 0, pod["metadata"]["name"]))
+    job_pods = [pod for pod in pods if find_owner("Pod", pod) == (meta["namespace"], meta["uid"])]
+    return sorted(job_pods, key=lambda pod: (node_rank(pod) or 0, pod["metadata"]["name"]))
 
 
 def node_rank(pod: Json) -> int | None:

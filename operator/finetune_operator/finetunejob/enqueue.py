@@ -6,24 +6,24 @@ from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
-from finetune_operator.finetunejob.children import owner
+from finetune_operator.finetunejob.children import find_owner
 
 
 def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> None:
     """Store a FineTuneJob that a watch delivers, and queue a pass."""
-    _store(store, "FineTuneJob", kind, body)
+    _update_store(store, "FineTuneJob", kind, body)
     queue.add(f"{body['metadata']['namespace']}/{body['metadata']['name']}")
 
 
 def on_child(store: Store, queue: WorkQueue, child: str, kind: str | None, body: Json) -> None:
     """Store a Job or a Pod that a watch delivers, and queue a pass over the FineTuneJob that its label names."""
-    _store(store, child, kind, body)
+    _update_store(store, child, kind, body)
     meta = body["metadata"]
-    if owner(child, body):
+    if find_owner(child, body):
         queue.add(f"{meta['namespace']}/{meta['labels'].get(names.LABEL_JOB)}")
 
 
-def _store(store: Store, resource: str, kind: str | None, body: Json) -> None:
+def _update_store(store: Store, resource: str, kind: str | None, body: Json) -> None:
     if kind == "DELETED":
         store.drop(resource, body)
     else:

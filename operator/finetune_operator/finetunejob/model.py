@@ -57,8 +57,8 @@ class FineTuneJob:
     @property
     def reference(self) -> JobReference:
         """What its recipes say of it."""
-        known = {} if self.created is None else {"created": self.created.astimezone(UTC).date()}
-        return JobReference(name=self.name, namespace=self.namespace, uid=self.uid, **known)
+        created = {} if self.created is None else {"created": self.created.astimezone(UTC).date()}
+        return JobReference(name=self.name, namespace=self.namespace, uid=self.uid, **created)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ APPLICATION_ENDED = ("Completed", "Failed", "Deleted")
 class Applications:
     """The SparkApplications of a preparation, by name, and the pods of their drivers; a problem where they cannot be read."""
 
-    found: Mapping[str, Json] = field(default_factory=dict)
+    by_name: Mapping[str, Json] = field(default_factory=dict)
     drivers: tuple[Json, ...] = ()
     problem: Problem | None = None
 
@@ -106,7 +106,7 @@ class PreparationLease:
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumedJob:
     """The FineTuneJob that checkpoint.resumeFrom names, None where it does not exist, and how many pods it still has."""
 
     job: FineTuneJob | None = None
@@ -114,7 +114,7 @@ class Resumed:
 
 
 @dataclass(frozen=True)
-class Holder:
+class AliasVersion:
     """The version that an alias of a registered model points at, None for none; a problem where the registry cannot be read."""
 
     exists: bool = False
@@ -123,16 +123,16 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class CodeFound:
+class ResolvedRevision:
     """The commit of trainer.code.git as its server tells it, and the branch that was asked for; a problem where it does not.
 
-    `again_seconds`: when the server is asked again after a problem.
+    `retry_seconds`: when the server is asked again after a problem.
     """
 
     commit: str = ""
     branch: str | None = None
     problem: Problem | None = None
-    again_seconds: float | None = None
+    retry_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class PodEvent:
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueueState:
     """What Kueue says of a Job that waits in a queue.
 
     Attributes:
@@ -168,16 +168,16 @@ class Queued:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class DryRunAnswer:
     """What the API server said of the pods in a dry run: a condition without its type and times.
 
-    `again_seconds`: when the same dry run is made again; None for never. `component`: whose pod or Job the answer is about.
+    `retry_seconds`: when the same dry run is made again; None for never. `component`: whose pod or Job the answer is about.
     """
 
     admitted: bool | None
     reason: ConditionReason
     message: str
-    again_seconds: float | None = None
+    retry_seconds: float | None = None
     component: str = names.TRAIN
 
 
@@ -185,16 +185,16 @@ class Rehearsal:
 class Observed:
     """What exists: the job's child Jobs by name, its pods, and its run and version in MLflow.
 
-    `rejections` are the messages of Jobs whose pods the API server refused to create, by Job name. `owned` are the
+    `rejections` are the messages of Jobs whose pods the API server refused to create, by Job name. `promoted_aliases` are the
     aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias. `pod_events` are
-    the Events about pods that wait, the oldest first, by pod name. `queued` is what Kueue says of the suspended Job;
+    the Events about pods that wait, the oldest first, by pod name. `queue_state` is what Kueue says of the suspended Job;
     None when none is suspended, or Kueue cannot be read. `node_labels` are labels by node, as far as nodes were read.
-    `offered` are the resources that any node offers, where a pod waits for a GPU; None where that is not known.
-    `rehearsal` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
+    `offered_resources` are the resources that any node offers, where a pod waits for a GPU; None where that is not known.
+    `dry_run_answer` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
     while it runs. `preparation` is the Databricks run that the status names, while it is followed. `applications` are the
     SparkApplications of a preparation that has them, until it is complete. `lease` is that of the preparation that the job is
     about to begin; None where nothing is shared with other jobs. `resumed` is the job that checkpoint.resumeFrom names, until its
-    checkpoints are known. `holders` are the versions that the aliases of the job's models point at, by the field of
+    checkpoints are known. `alias_versions` are the versions that the aliases of the job's models point at, by the field of
     `status.pinned`, until they are pinned. `code` is the commit of trainer.code.git, until the status has it.
     """
 
@@ -202,19 +202,19 @@ class Observed:
     pods: tuple[Json, ...] = ()
     mlflow: Mlflow | None = None
     rejections: Mapping[str, str] = field(default_factory=dict)
-    owned: Mapping[str, str] = field(default_factory=dict)
+    promoted_aliases: Mapping[str, str] = field(default_factory=dict)
     pod_events: Mapping[str, tuple[PodEvent, ...]] = field(default_factory=dict)
-    queued: Queued | None = None
+    queue_state: QueueState | None = None
     node_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    offered: frozenset[str] | None = None
-    rehearsal: Rehearsal | None = None
+    offered_resources: frozenset[str] | None = None
+    dry_run_answer: DryRunAnswer | None = None
     executors: tuple[Json, ...] = ()
     preparation: Preparation | None = None
     applications: Applications | None = None
     lease: PreparationLease | None = None
-    resumed: Resumed | None = None
-    holders: Mapping[str, Holder] = field(default_factory=dict)
-    code: CodeFound | None = None
+    resumed: ResumedJob | None = None
+    alias_versions: Mapping[str, AliasVersion] = field(default_factory=dict)
+    code: ResolvedRevision | None = None
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class Decision:
         sweep: whether to delete the other children too.
         actions: writes to MLflow and Databricks.
         finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
-        rehearse: objects to create as dry runs. The rest of the decision counts only when it is made again with the answer.
+        dry_runs: objects to create as dry runs. The rest of the decision counts only when it is made again with the answer.
         requeue_seconds: when the next pass is due if no event comes before; None for the next resync.
     """
 
@@ -319,5 +319,5 @@ class Decision:
     sweep: bool = False
     actions: tuple[Action, ...] = ()
     finalizer: bool | None = None
-    rehearse: tuple[Json, ...] = ()
+    dry_runs: tuple[Json, ...] = ()
     requeue_seconds: float | None = None

@@ -16,7 +16,7 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, ut
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
 from finetune_operator.finetunejob.decide import decide, decide_deletion
-from finetune_operator.finetunejob.decide.ready import summarized
+from finetune_operator.finetunejob.decide.ready import summarize_status
 from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, Observed
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.preparation import databricks
@@ -48,9 +48,9 @@ class FineTuneJobReconciler(Reconciler):
             observed = await self.observer.observe(ftj, self.now())
             now = self.now()
             decision = decide(ftj, observed, now, self.settings)
-            if decision.rehearse:
-                answer = await self.observer.rehearser.rehearse(ftj, decision.rehearse)
-                decision = decide(ftj, replace(observed, rehearsal=answer), now, self.settings)
+            if decision.dry_runs:
+                answer = await self.observer.dry_runner.run(ftj, decision.dry_runs)
+                decision = decide(ftj, replace(observed, dry_run_answer=answer), now, self.settings)
             await self.applier.apply(ftj, decision, now)
         except LeaseBusy as error:
             log.debug("%s: %s", ftj.key, error)
@@ -72,7 +72,7 @@ class FineTuneJobReconciler(Reconciler):
         try:
             await self.applier.apply(ftj, decision, now)
         except ExternalError as error:
-            if not databricks.may_go(ftj, error.problem):
+            if not databricks.may_delete(ftj, error.problem):
                 raise
             log.warning("%s is deleted without a look for its Databricks run: %s", ftj.key, error)
             await self.applier.apply(ftj, Decision(status=ftj.status, finalizer=False), now)
@@ -85,7 +85,7 @@ class FineTuneJobReconciler(Reconciler):
             return
         kind, reason = ConditionType.ACCEPTED, ConditionReason.INTERNAL_ERROR
         status = with_condition(ftj.status, kind, None, reason, message, now=now, generation=ftj.generation)
-        await self.applier.apply(ftj, Decision(status=summarized(ftj, status, now)), now)
+        await self.applier.apply(ftj, Decision(status=summarize_status(ftj, status, now)), now)
 
     async def _report(self, ftj: FineTuneJob, error: KubeError | NameTaken) -> None:
         """Say on the resource itself why its children cannot be made."""
@@ -102,6 +102,6 @@ class FineTuneJobReconciler(Reconciler):
             ftj.status, kind, False, reason, str(error), now=now, generation=ftj.generation
         )
         try:
-            await self.applier.apply(ftj, Decision(status=summarized(ftj, status, now)), now)
+            await self.applier.apply(ftj, Decision(status=summarize_status(ftj, status, now)), now)
         except KubeError as second:
             log.warning("%s: its status could not be written: %s", ftj.key, second)

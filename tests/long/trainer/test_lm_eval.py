@@ -62,5 +62,5 @@ def test_the_example_writes_the_accuracy_of_a_merged_adapter(
     }
     subprocess.run([*wanted.command, *arguments], env=environment, check=True, timeout=SECONDS)
     assert json.loads(metrics.read_text("utf-8"))["intents_acc"] in (0.0, 0.5, 1.0)
-    found = evaluation_result.of_command(metrics.read_text("utf-8"), "d1")
+    found = evaluation_result.from_command(metrics.read_text("utf-8"), "d1")
     assert [item.name for item in found.metrics or []] == ["intents_acc"]

@@ -15,7 +15,7 @@ from finetune_crds.status import FineTuneJobStatus
 from finetune_operator import names
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.decide import decide
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Mlflow, Observed, Rehearsal
+from finetune_operator.finetunejob.model import Decision, DryRunAnswer, FineTuneJob, Mlflow, Observed
 from finetune_operator.finetunejob.pods import gang
 from finetune_operator.finetunejob.resolve import resolve
 from finetune_operator.mlflow.model import Run
@@ -253,7 +253,7 @@ def tracked(
     return Mlflow(run=run, version=version)
 
 
-FINE = Rehearsal(admitted=True, reason=ConditionReason.PODS_ADMITTED, message="they would be created")
+FINE = DryRunAnswer(admitted=True, reason=ConditionReason.PODS_ADMITTED, message="they would be created")
 
 
 def conclude(
@@ -262,13 +262,13 @@ def conclude(
     *,
     at: datetime = NOW,
     settings: Settings = NO_MLFLOW,
-    answer: Rehearsal | None = FINE,
+    answer: DryRunAnswer | None = FINE,
 ) -> Decision:
     """The decision; by default there is no MLflow, so that training needs no run.
 
     answer: what the API server says to dry runs; None: they are still to come.
     """
-    return decide(ftj, replace(seen or observed(), rehearsal=answer), at, settings)
+    return decide(ftj, replace(seen or observed(), dry_run_answer=answer), at, settings)
 
 
 CORRECTED = "; this job has ended: apply the corrected one under another name, or delete this one first"

@@ -24,21 +24,21 @@ from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import FineTuneJobStatus, SplitCounts
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.children import is_alive, is_being_deleted, job_ended, owner
+from finetune_operator.finetunejob.children import find_owner, has_ended, is_alive, is_being_deleted
 from finetune_operator.finetunejob.decide import decide
 from finetune_operator.finetunejob.decide.phase import phase
-from finetune_operator.finetunejob.decide.usage import span
+from finetune_operator.finetunejob.decide.usage import running_span
 from finetune_operator.finetunejob.model import (
     CancelRun,
     Decision,
     Deletion,
+    DryRunAnswer,
     EnsureRun,
     FineTuneJob,
     FinishRun,
     LogMetrics,
     Mlflow,
     Observed,
-    Rehearsal,
     SetAlias,
     SubmitRun,
     TagVersion,
@@ -77,7 +77,7 @@ EVALUATED = TerminationMessage(
 RESULTS = {names.PREP: PREPARED, names.TRAIN: TRAINED, names.EVALUATE: EVALUATED}
 CONTAINERS = {names.PREP: "prep", names.TRAIN: "trainer", names.EVALUATE: "evaluate"}
 FAILED = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
-REFUSED = Rehearsal(admitted=False, reason=ConditionReason.POD_REJECTED, message="they would be refused")
+REFUSED = DryRunAnswer(admitted=False, reason=ConditionReason.POD_REJECTED, message="they would be refused")
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow is away")
 
 
@@ -117,7 +117,7 @@ class World:
     def observed(self) -> Observed:
         mlflow = Mlflow(problem=AWAY) if self.away else Mlflow(run=self.run, version=self.version)
         answer = FINE if self.admits else REFUSED
-        return Observed(jobs=dict(self.jobs), pods=tuple(self.pods), mlflow=mlflow, rehearsal=answer)
+        return Observed(jobs=dict(self.jobs), pods=tuple(self.pods), mlflow=mlflow, dry_run_answer=answer)
 
     def decide(self) -> Decision:
         return decide(self.ftj(), self.observed(), self.now, SETTINGS)
@@ -180,11 +180,11 @@ class World:
             self.version = dataclasses.replace(self.version, aliases=frozenset(aliases))
 
     def at_work(self) -> list[str]:
-        return [name for name, item in self.jobs.items() if not job_ended(item)]
+        return [name for name, item in self.jobs.items() if not has_ended(item)]
 
     def pods_of(self, name: str) -> list[Json]:
         uid = self.jobs[name]["metadata"]["uid"]
-        return [item for item in self.pods if owner("Pod", item) == ("team", uid)]
+        return [item for item in self.pods if find_owner("Pod", item) == ("team", uid)]
 
     # What may happen.
 
@@ -228,7 +228,7 @@ class World:
         uids = {
             ("team", item["metadata"]["uid"]) for item in self.jobs.values() if not is_being_deleted(item)
         }
-        self.pods = [item for item in self.pods if not all_of_them and owner("Pod", item) in uids]
+        self.pods = [item for item in self.pods if not all_of_them and find_owner("Pod", item) in uids]
         self._collect()
 
     def a_child_vanishes(self, *, index: int) -> None:
@@ -451,7 +451,7 @@ def at_least(world: World) -> Counted:
         return world.counted
     found = dict(world.counted)
     for item in world.pods:
-        ran = span(item)
+        ran = running_span(item)
         if ran is None:
             continue
         end = ran.end or world.now - timedelta(minutes=10)

@@ -27,7 +27,7 @@ class Parts(NamedTuple):
 
 def parts(kube: Kube, settings: Settings, clock: Callable[[], float], identity: str = "operator-1") -> Parts:
     """Make and connect the parts; `clock` counts seconds from the start of the test."""
-    store, queue = Store(children.owner, children.recorded_jobs), WorkQueue(clock=clock)
+    store, queue = Store(children.find_owner, children.recorded_jobs), WorkQueue(clock=clock)
     observer = FineTuneJobObserver(kube, store, settings, clock=clock, wake=queue.add)
     applier = FineTuneJobApplier(kube, store, observer, AliasWriter(kube, settings, identity))
     reconciler = FineTuneJobReconciler(store, queue, observer, applier, settings, now=lambda: later(clock()))

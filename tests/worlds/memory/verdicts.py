@@ -9,7 +9,7 @@ from typing import Any, Literal
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import FineTuneJob, Mlflow, Observed, Rehearsal
+from finetune_operator.finetunejob.model import DryRunAnswer, FineTuneJob, Mlflow, Observed
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.settings import Settings
 from standins.databricks import running as databricks
@@ -104,7 +104,7 @@ def judged(admitted: bool | None, reason: ConditionReason) -> Callable[[], Await
     """A FineTuneJob with a preparation, after a dry run with this answer."""
 
     async def body() -> Json:
-        answer = Rehearsal(admitted, reason, "the API server said so")
+        answer = DryRunAnswer(admitted, reason, "the API server said so")
         decision = conclude(ftj(data=SOURCE), answer=answer)
         return _resource("FineTuneJob", decision.status.to_json())
 

@@ -31,19 +31,19 @@ from finetune_operator.settings import Settings
 
 # In this order; a policy that returns Stop ends the pass.
 POLICIES = (
-    record.record,
+    record.record_jobs,
     accept.accept,
     suspend.resume,
     checkout.resolve,
-    dry_run.admit,
-    resolve_alias.pin,
-    resume_from.resume_from,
+    dry_run.check_pods,
+    resolve_alias.pin_versions,
+    resume_from.find_checkpoints,
     track.track,
     suspend.suspend,
-    deadline.deadline,
+    deadline.enforce_deadline,
     prepare.prepare,
     train.train,
-    version.version,
+    version.await_version,
     evaluate.evaluate,
     register.register,
     finish.succeed,
@@ -55,14 +55,14 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
     if not finish.is_finished(draft):
         run_policies(POLICIES, draft)
-        usage.account(draft, final=finish.is_finished(draft))
-        links.link(draft)
+        usage.record_usage(draft, final=finish.is_finished(draft))
+        links.record_links(draft)
         track.clear_eta(draft)
         track.show_preparation(draft)
     if finish.is_finished(draft):
-        finish.after_the_end(draft)
-    databricks.guard(draft)
-    draft.status = ready.summarized(ftj, draft.status, draft.now)
+        finish.clean_up(draft)
+    databricks.set_finalizer(draft)
+    draft.status = ready.summarize_status(ftj, draft.status, draft.now)
     return draft.conclude()
 
 
@@ -70,5 +70,5 @@ def decide_deletion(ftj: FineTuneJob, observed: Observed, now: datetime, setting
     """What has to be done for a job that is being deleted and that the operator's finalizer holds."""
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
     databricks.release(draft)
-    draft.status = ready.summarized(ftj, draft.status, draft.now)
+    draft.status = ready.summarize_status(ftj, draft.status, draft.now)
     return draft.conclude()

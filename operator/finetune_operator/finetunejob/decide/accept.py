@@ -42,11 +42,11 @@ def accept(draft: Draft) -> Outcome:
     if draft.ftj.spec is None:
         return _leave_alone(draft)
     if draft.holds(ConditionType.ACCEPTED):
-        _note_acceptance(draft)
+        _record_acceptance(draft)
         return Continue
     if _was_at_work(draft):
         return _accept(draft)
-    wrong = [*passwords(draft.spec.tracking), *lasting_mistakes(draft.ftj)]
+    wrong = [*passwords(draft.spec.tracking), *permanent_mistakes(draft.ftj)]
     if wrong:
         return refuse(draft, ConditionType.ACCEPTED, Refusal(ConditionReason.INVALID_SPEC, "; ".join(wrong)))
     waits = next(obstacles(draft.spec, draft.settings, draft.ftj.namespace), None)
@@ -62,11 +62,11 @@ def _accept(draft: Draft) -> Outcome:
             draft.spec, namespace=draft.ftj.namespace, name=draft.ftj.name, defaults=draft.settings.defaults
         )
     )
-    _note_acceptance(draft)
+    _record_acceptance(draft)
     return Continue
 
 
-def _note_acceptance(draft: Draft) -> None:
+def _record_acceptance(draft: Draft) -> None:
     """Write that the spec can be run, with a warning of paths that the pods may not have. A pod template may come to mount them."""
     reason, message = ConditionReason.ACCEPTED, "the spec can be run"
     paths = parameters.unmounted_paths(draft.spec)
@@ -98,13 +98,17 @@ def _was_at_work(draft: Draft) -> bool:
     return unknown and draft.status.start_time is not None
 
 
-def lasting_mistakes(ftj: FineTuneJob) -> list[str]:
+def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
     """What is wrong with fields that cannot change, whatever the values of the chart: the job can never be run."""
     if ftj.written is None:
         return []
     spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, known=None, defaults=Defaults())
-    found, *others = ([*mistakes_of_fixed_fields(spec, settings)] for settings in _INSTALLATIONS)
-    return [mistake for mistake in found if all(mistake in other for other in others)]
+    mistakes_by_server = [[*mistakes_of_fixed_fields(spec, settings)] for settings in _INSTALLATIONS]
+    return [
+        mistake
+        for mistake in mistakes_by_server[0]
+        if all(mistake in server_mistakes for server_mistakes in mistakes_by_server)
+    ]
 
 
 def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
@@ -131,7 +135,7 @@ def obstacles(
     wrong = [*mistakes_of_pods(spec)]
     if wrong:
         yield ConditionReason.POD_TEMPLATE_INVALID, "; ".join(wrong)
-    missing = [*not_implemented(spec)]
+    missing = [*unsupported_fields(spec)]
     if missing:
         message = (
             f"this version of the operator cannot do: {'; '.join(missing)}; the job waits for one that can"
@@ -143,9 +147,9 @@ def obstacles(
     if wrong:
         yield ConditionReason.INSTALLATION_MISMATCH, _MISMATCH.format(mistakes="; ".join(wrong))
     yield from databricks.obstacles(spec, settings, namespace)
-    if lacking := catalog.missing(spec):
+    if lacking := catalog.find_missing_catalog(spec):
         yield ConditionReason.CATALOG_NOT_CONFIGURED, lacking
-    if lacking := catalog.no_workspace(spec, settings):
+    if lacking := catalog.find_missing_workspace(spec, settings):
         yield ConditionReason.DATABRICKS_NOT_CONFIGURED, lacking
     if spec.prepare and not spec.prepare.output:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.data.prepare.output")
@@ -155,12 +159,12 @@ def obstacles(
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint.uri")
 
 
-def not_implemented(spec: FineTuneJobSpec) -> Iterator[str]:
+def unsupported_fields(spec: FineTuneJobSpec) -> Iterator[str]:
     """The parts of a spec that are in the API and not in this version, each with what to use meanwhile."""
-    named = (
+    addresses = (
         ("uri", spec.tracking.uri, DATABRICKS),
         ("registryUri", spec.tracking.registry_uri, UNITY_CATALOG),
     )
-    for name, uri, workspace in named:
+    for name, uri, workspace in addresses:
         if uri and uri != workspace and not uri.startswith(("http://", "https://")):
             yield f"tracking.{name} {uri} (use the http or https address of an MLflow server, or {workspace})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from finetune_crds import contract
 from finetune_crds.base import Json
@@ -11,74 +12,120 @@ from finetune_crds.finetunejob import RunPolicy
 from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob.decide import checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
 from finetune_operator.finetunejob.pods import backoff, gang, own_code, pod_state
 from finetune_operator.text import short
 
 # The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.37).
 _RULE = re.compile(r"rule at index (\d+)")
-# Characters of what is said of the attempt before, while the next one starts.
-_CAUSE = 200
+# Characters of the previous attempt's error in the message of the next attempt.
+_MAX_CAUSE_CHARS = 200
 _POD_DELETED = "PodDeleted"
 
 
-def after_failure(draft: Draft, number: int, mine: list[Json], child: Json, failed: Json) -> None:
+@dataclass(frozen=True)
+class Preempted:
+    """The gang was preempted, or somebody deleted one of its pods."""
+
+
+@dataclass(frozen=True)
+class NotStarted:
+    """The command did not start, since a server that its init containers need did not answer."""
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """No other attempt can succeed."""
+
+    reason: ConditionReason
+
+
+@dataclass(frozen=True)
+class Retryable:
+    """Another attempt may succeed."""
+
+
+FailureCause = Preempted | NotStarted | Fatal | Retryable
+
+
+def after_failure(draft: Draft, number: int, attempt_pods: list[Json], job: Json, failed: Json) -> None:
     """Record the failure, then restart the gang or fail the job.
 
     Args:
-        mine: the pods of the attempt.
-        child: the attempt's Job.
+        attempt_pods: the pods of the attempt.
+        job: the attempt's Job.
         failed: the Job's condition Failed; empty where the Job has not failed.
     """
-    failure = _explain(draft, number, mine, failed)
-    deleted = _deleted(failure, mine)
-    step = own_code.failed(failure, mine, draft.spec.trainer)
-    if deleted:
-        failure = failure.model_copy(update={"reason": _POD_DELETED})
-    elif step and failure.reason == pod_state.UNEXPLAINED:
-        failure = failure.model_copy(update={"reason": step.value})
-    before = draft.status.last_failure
-    saved = draft.status.checkpoint.step if draft.status.checkpoint else None
-    draft.update(last_failure=failure.model_copy(update={"checkpoint_step": saved}))
-    if was_preempted(failure, mine, child, failed, draft.spec.run_policy.fatal_exit_codes):
-        seconds = backoff.run_seconds(child, draft.now)
-        backoff.delay(draft, backoff.Attempt(seconds, saved, before.checkpoint_step if before else None))
-        restart(draft, number + 1, counted=False, why=_interruption(draft, number, failure, deleted))
-        return
-    sentence = _sentence(failure, deleted)
+    policy = draft.spec.run_policy
+    failure = _explain_failure(draft, number, attempt_pods, failed)
+    deleted_pod = _find_deleted_pod(failure, attempt_pods)
+    step = own_code.find_failed_step(failure, attempt_pods, draft.spec.trainer)
+    cause = classify_failure(failure, step, attempt_pods, job=job, failed=failed, policy=policy)
+    previous_step = draft.status.last_failure.checkpoint_step if draft.status.last_failure else None
+    saved_step = draft.status.checkpoint.step if draft.status.checkpoint else None
+    reason = _failure_reason(failure, deleted_pod, step)
+    draft.update(last_failure=failure.model_copy(update={"reason": reason, "checkpoint_step": saved_step}))
+    sentence = _describe_failure(failure, deleted_pod)
+    match cause:
+        case Preempted():
+            seconds = backoff.run_seconds(job, draft.now)
+            backoff.record_delay(draft, backoff.Attempt(seconds, saved_step, previous_step))
+            why = _describe_interruption(draft, number, failure, deleted_pod)
+            restart(draft, number + 1, counted=False, why=why)
+        case NotStarted():
+            # NB: however long the pods waited for a server, nothing was trained.
+            backoff.record_delay(draft, backoff.Attempt(seconds=0))
+            why = f"attempt {number} failed to start and does not count as a restart; {sentence}"
+            restart(draft, number + 1, counted=False, why=why)
+        case Fatal(fatal_reason):
+            _fail(draft, fatal_reason, sentence)
+        case Retryable() if (draft.status.restarts or 0) < policy.max_restarts:
+            restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
+        case Retryable():
+            message = f"attempt {number} failed and runPolicy.maxRestarts = {policy.max_restarts} is used up; {sentence}"
+            _fail(draft, ConditionReason.MAX_RESTARTS_REACHED, message)
+
+
+def classify_failure(
+    failure: LastFailure,
+    step: ConditionReason | None,
+    attempt_pods: list[Json],
+    *,
+    job: Json,
+    failed: Json,
+    policy: RunPolicy,
+) -> FailureCause:
+    """Why an attempt failed, as far as it decides what follows.
+
+    Args:
+        failure: the failure that ended the attempt.
+        step: the reason of the init container of the operator that failed; None where the command failed.
+        attempt_pods: the pods of the attempt.
+        job: the attempt's Job.
+        failed: the Job's condition Failed; empty where the Job has not failed.
+    """
+    if was_preempted(failure, attempt_pods, job, failed, policy.fatal_exit_codes):
+        return Preempted()
     if step and failure.exit_code == contract.EXIT_UNAVAILABLE:
-        # NB: however long the pods waited for a server, nothing was trained.
-        backoff.delay(draft, backoff.Attempt(seconds=0))
-        restart(
-            draft,
-            number + 1,
-            counted=False,
-            why=f"attempt {number} could not begin and does not count; {sentence}",
-        )
-        return
+        return NotStarted()
     if step:
         # NB: the codes of runPolicy are those of the command, which has not begun.
-        verdict = step if failure.exit_code == contract.EXIT_RECIPE else None
-    else:
-        verdict = fatal(failure, draft.spec.run_policy)
-    restarts = draft.status.restarts or 0
-    if verdict:
-        draft.set(ConditionType.TRAINED, False, verdict, sentence)
-        draft.fail(verdict, sentence)
-    elif restarts >= draft.spec.run_policy.max_restarts:
-        limit = draft.spec.run_policy.max_restarts
-        message = f"attempt {number} failed and runPolicy.maxRestarts = {limit} is used up; {sentence}"
-        draft.set(ConditionType.TRAINED, False, ConditionReason.MAX_RESTARTS_REACHED, message)
-        draft.fail(ConditionReason.MAX_RESTARTS_REACHED, message)
-    else:
-        restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
+        return Fatal(step) if failure.exit_code == contract.EXIT_RECIPE else Retryable()
+    fatal_reason = find_fatal_reason(failure, policy)
+    return Fatal(fatal_reason) if fatal_reason else Retryable()
 
 
-def _explain(draft: Draft, number: int, mine: list[Json], failed: Json) -> LastFailure:
-    """The failure that ended an attempt, as its pods tell it."""
-    own = bool(draft.spec.trainer.command)
-    use_less = "have your command use less" if own else "lower training.perDeviceBatchSize"
+def _fail(draft: Draft, reason: ConditionReason, message: str) -> None:
+    draft.set(ConditionType.TRAINED, False, reason, message)
+    draft.fail(reason, message)
+
+
+def _explain_failure(draft: Draft, number: int, attempt_pods: list[Json], failed: Json) -> LastFailure:
+    """The failure that ended an attempt, as its pods report it."""
+    has_command = bool(draft.spec.trainer.command)
+    use_less = "have your command use less" if has_command else "lower training.perDeviceBatchSize"
     per_node = draft.spec.distributed.ranks_per_node
-    failure = pod_state.first_failure(mine, gang.CONTAINER, number, per_node, use_less)
+    failure = pod_state.first_failure(attempt_pods, gang.CONTAINER, number, per_node, use_less)
     return failure or LastFailure(
         reason=failed.get("reason"),
         message=f"no pod is left to explain it: {failed.get('message', '')}",
@@ -86,60 +133,75 @@ def _explain(draft: Draft, number: int, mine: list[Json], failed: Json) -> LastF
     )
 
 
-def _deleted(failure: LastFailure, mine: list[Json]) -> pod_state.Exit | None:
-    """The pod whose deletion by a person is the failure; None where it is another one."""
-    deleted = pod_state.deleted_before_the_end(mine, gang.CONTAINER)
+def _failure_reason(
+    failure: LastFailure, deleted_pod: pod_state.Exit | None, step: ConditionReason | None
+) -> str | None:
+    """The reason of a failure in the status."""
+    if deleted_pod:
+        return _POD_DELETED
+    return step.value if step and failure.reason == pod_state.UNEXPLAINED else failure.reason
+
+
+def _find_deleted_pod(failure: LastFailure, attempt_pods: list[Json]) -> pod_state.Exit | None:
+    """The pod whose deletion by a person caused the failure; None where the failure has another cause."""
+    deleted_pod = pod_state.find_deleted_pod(attempt_pods, gang.CONTAINER)
     # NB: the ranks of the other pods agree on the end, with the same exit code.
-    is_cause = deleted is not None and (
-        failure.pod == deleted.pod or failure.exit_code == contract.EXIT_PREEMPTED
+    is_cause = deleted_pod is not None and (
+        failure.pod == deleted_pod.pod or failure.exit_code == contract.EXIT_PREEMPTED
     )
-    return deleted if is_cause else None
+    return deleted_pod if is_cause else None
 
 
-def _interruption(draft: Draft, number: int, failure: LastFailure, deleted: pod_state.Exit | None) -> str:
-    """Why an attempt ended that was preempted, or whose pod somebody deleted."""
-    in_vain = _why_it_was_in_vain(draft) if draft.status.restart_time else ""
-    if deleted:
-        return (
-            f"attempt {number} was stopped{in_vain}: {pod_state.place(deleted.pod, deleted.node)} was deleted"
-        )
-    on = f": {pod_state.place(failure.pod, failure.node)}" if failure.pod else ""
-    return f"attempt {number} was preempted{in_vain}{on}"
+def _describe_interruption(
+    draft: Draft, number: int, failure: LastFailure, deleted_pod: pod_state.Exit | None
+) -> str:
+    """Why a preempted attempt ended: the pod that was preempted, or that somebody deleted."""
+    progress = _describe_missing_progress(draft) if draft.status.restart_time else ""
+    if deleted_pod:
+        return f"attempt {number} was stopped{progress}: {pod_state.describe_pod(deleted_pod.pod, deleted_pod.node)} was deleted"
+    on = f": {pod_state.describe_pod(failure.pod, failure.node)}" if failure.pod else ""
+    return f"attempt {number} was preempted{progress}{on}"
 
 
-def _why_it_was_in_vain(draft: Draft) -> str:
-    """What an attempt without progress lacked, as a part of a sentence."""
+def _describe_missing_progress(draft: Draft) -> str:
+    """Why an attempt made no progress, as a part of a sentence."""
     if draft.spec.checkpoint is None:
         return " soon after it started"
     return " before it had a newer checkpoint" if draft.status.checkpoint else " before it had a checkpoint"
 
 
-def _sentence(failure: LastFailure, deleted: pod_state.Exit | None) -> str:
-    """What a failure says, with the pod that it is of."""
+def _describe_failure(failure: LastFailure, deleted_pod: pod_state.Exit | None) -> str:
+    """The failure with its pod, as a sentence."""
     if not failure.pod:
         return failure.message or ""
-    after = " after it was deleted" if deleted else ""
-    where = pod_state.place(failure.pod, failure.node)
+    after = " after it was deleted" if deleted_pod else ""
+    where = pod_state.describe_pod(failure.pod, failure.node)
     return f"{where} ended with exit code {failure.exit_code}{after}: {failure.message or ''}"
 
 
 def cause_of(draft: Draft, number: int) -> str:
-    """Why an attempt failed, shortly and as the end of a sentence; empty where it is not the last that did."""
+    """Why an attempt failed, as the short end of a sentence; empty unless it is the last attempt that failed."""
     failure = draft.status.last_failure
     if failure is None or failure.attempt != number or not number:
         return ""
     how = f"ended with exit code {failure.exit_code}" if failure.exit_code is not None else "failed"
     # The last line of a traceback names its error.
     why = (failure.message or failure.reason or "").strip().splitlines()
-    return f"; attempt {number} {how}: {short(why[-1], _CAUSE)}" if why else f"; attempt {number} {how}"
+    return (
+        f"; attempt {number} {how}: {short(why[-1], _MAX_CAUSE_CHARS)}"
+        if why
+        else f"; attempt {number} {how}"
+    )
 
 
 def was_preempted(
-    failure: LastFailure, mine: list[Json], child: Json, failed: Json, fatal_codes: list[int]
+    failure: LastFailure, attempt_pods: list[Json], job: Json, failed: Json, fatal_codes: list[int]
 ) -> bool:
     """Whether the gang was preempted: by a drained or lost node, or by SIGTERM after a checkpoint."""
-    rule = _matched(child, failed)
-    if "onPodConditions" in rule or any(ended.evicted for ended in pod_state.exits(mine, gang.CONTAINER)):
+    rule = _matched_rule(job, failed)
+    if "onPodConditions" in rule or any(
+        ended.evicted for ended in pod_state.exits(attempt_pods, gang.CONTAINER)
+    ):
         return True
     by_rule = rule.get("onExitCodes", {}).get("values") == [contract.EXIT_PREEMPTED]
     return (
@@ -147,16 +209,16 @@ def was_preempted(
     ) and contract.EXIT_PREEMPTED not in fatal_codes
 
 
-def _matched(child: Json, failed: Json) -> Json:
+def _matched_rule(job: Json, failed: Json) -> Json:
     """The rule that ended the attempt, from its Job, since runPolicy may have changed."""
-    named = _RULE.search(failed.get("message", ""))
-    rules = child.get("spec", {}).get("podFailurePolicy", {}).get("rules", [])
-    index = int(named[1]) if named else len(rules)
+    match = _RULE.search(failed.get("message", ""))
+    rules = job.get("spec", {}).get("podFailurePolicy", {}).get("rules", [])
+    index = int(match[1]) if match else len(rules)
     return dict(rules[index]) if index < len(rules) else {}
 
 
-def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
-    """Why the exit code of a failure rules out a restart, or None."""
+def find_fatal_reason(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
+    """Why the exit code of a failure rules out a restart; None where it does not."""
     code = failure.exit_code
     if code is None:
         return None
@@ -168,21 +230,21 @@ def fatal(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
 
 
 def restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
-    """Have another attempt begin.
+    """Start another attempt.
 
     Args:
-        number: of that attempt.
+        number: number of the new attempt.
         counted: whether it counts against runPolicy.maxRestarts.
     """
-    at = draft.status.restart_time
+    restart_time = draft.status.restart_time
     draft.update(attempt=number)
     if counted:
         draft.update(restarts=(draft.status.restarts or 0) + 1, idle_restarts=None)
-    when = f"at {at:%H:%M:%S} UTC, " if at else ""
+    when = f"at {restart_time:%H:%M:%S} UTC, " if restart_time else ""
     draft.set(
         ConditionType.TRAINED,
         False,
         ConditionReason.RESTARTING,
-        f"{why}; {when}attempt {number} {checkpoint.beginning(draft)}",
+        f"{why}; {when}attempt {number} {checkpoint.describe_start(draft)}",
     )
-    draft.requeue_after((at - draft.now).total_seconds() if at else 0.1)
+    draft.requeue_after((restart_time - draft.now).total_seconds() if restart_time else SOON_SECONDS)

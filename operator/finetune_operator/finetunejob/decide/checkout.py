@@ -6,12 +6,12 @@ from finetune_crds import contract
 from finetune_crds.code import FULL_COMMIT, CodeStatus, Git
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.draft.wait import AT_ONCE_SECONDS, POLL_SECONDS
-from finetune_operator.finetunejob.model import CodeFound, FineTuneJob
+from finetune_operator.finetunejob.draft.wait import POLL_SECONDS, SOON_SECONDS
+from finetune_operator.finetunejob.model import FineTuneJob, ResolvedRevision
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
-def to_resolve(ftj: FineTuneJob) -> Git | None:
+def repository_to_resolve(ftj: FineTuneJob) -> Git | None:
     """The repository whose server has to be asked; None where the commit is known, or nothing is to be run yet."""
     git = _git(ftj)
     if git is None or ftj.status.code or ftj.is_finished or ftj.deleting:
@@ -29,22 +29,24 @@ def resolve(draft: Draft) -> Outcome:
     git = _git(draft.ftj)
     if git is None or draft.status.code:
         return Continue
-    found = draft.observed.code
+    revision = draft.observed.code
     if FULL_COMMIT.fullmatch(git.revision):
-        found = CodeFound(git.revision.lower())
-    if found is None or found.problem:
-        if found and found.problem:
-            draft.set(ConditionType.CODE_RESOLVED, False, found.problem.reason, found.problem.message)
+        revision = ResolvedRevision(git.revision.lower())
+    if revision is None or revision.problem:
+        if revision and revision.problem:
+            draft.set(ConditionType.CODE_RESOLVED, False, revision.problem.reason, revision.problem.message)
         # The server is asked beside the passes, of a job that was accepted, and its answer has the next one made.
-        asked = draft.ftj.holds(ConditionType.ACCEPTED)
-        draft.requeue_after((found and found.again_seconds) or (POLL_SECONDS if asked else AT_ONCE_SECONDS))
+        is_accepted = draft.ftj.holds(ConditionType.ACCEPTED)
+        draft.requeue_after(
+            (revision and revision.retry_seconds) or (POLL_SECONDS if is_accepted else SOON_SECONDS)
+        )
         # A suspended job says that it is.
         return Continue if draft.spec.suspend else Stop
-    draft.update(code=CodeStatus(commit=found.commit, branch=found.branch))
-    where = f"{git.revision} of {git.url} is" if found.commit != git.revision.lower() else f"{git.url} has"
-    message = f"{where} commit {found.commit}, which every attempt runs"
+    draft.update(code=CodeStatus(commit=revision.commit, branch=revision.branch))
+    where = f"{git.revision} of {git.url} is" if revision.commit != git.revision.lower() else f"{git.url} has"
+    message = f"{where} commit {revision.commit}, which every attempt runs"
     draft.set(ConditionType.CODE_RESOLVED, True, ConditionReason.CODE_RESOLVED, message)
-    draft.requeue_after(AT_ONCE_SECONDS)
+    draft.requeue_after(SOON_SECONDS)
     return Stop
 
 

@@ -11,15 +11,17 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import gang, pod_state
 
 
-def note(draft: Draft, mine: list[Json]) -> None:
+def record_checkpoint(draft: Draft, attempt_pods: list[Json]) -> None:
     """Record the newest checkpoint that MLflow or a terminated pod of the attempt reports, or why saving fails."""
     if draft.spec.checkpoint is None:
         return
     run = draft.observed.mlflow.run if draft.observed.mlflow else None
     reported = [
-        ended.message.checkpoint_step for ended in pod_state.exits(mine, gang.CONTAINER) if ended.message
+        ended.message.checkpoint_step
+        for ended in pod_state.exits(attempt_pods, gang.CONTAINER)
+        if ended.message
     ]
-    logged = track.integer(run.metrics.get(contract.METRIC_CHECKPOINT_STEP)) if run else None
+    logged = track.to_count(run.metrics.get(contract.METRIC_CHECKPOINT_STEP)) if run else None
     step = max((item for item in (*reported, logged) if item is not None), default=None)
     if step is not None:
         folder = contract.checkpoint_folder(
@@ -29,7 +31,7 @@ def note(draft: Draft, mine: list[Json]) -> None:
     error = run.tags.get(contract.TAG_CHECKPOINT_ERROR) if run else None
     if error:
         draft.set(ConditionType.CHECKPOINT_STORED, False, ConditionReason.CHECKPOINT_FAILED, error)
-    elif step is not None and (run is not None or not _failing(draft)):
+    elif step is not None and (run is not None or not _is_failing(draft)):
         # NB: while MLflow is unreachable, it is unknown whether a save has succeeded after the failure.
         draft.set(
             ConditionType.CHECKPOINT_STORED,
@@ -39,7 +41,7 @@ def note(draft: Draft, mine: list[Json]) -> None:
         )
 
 
-def beginning(draft: Draft) -> str:
+def describe_start(draft: Draft) -> str:
     """Where the next attempt starts, as the end of a sentence about it."""
     if draft.status.checkpoint:
         return "resumes from the newest checkpoint"
@@ -47,11 +49,15 @@ def beginning(draft: Draft) -> str:
         return "starts your command again"
     if draft.status.resumed_from:
         uri = draft.status.resumed_from.uri
-        named = contract.checkpoint_place(uri)[1] is not None
-        return f"starts from the checkpoint {uri}" if named else f"starts from the newest checkpoint in {uri}"
+        is_one_checkpoint = contract.checkpoint_place(uri)[1] is not None
+        return (
+            f"starts from the checkpoint {uri}"
+            if is_one_checkpoint
+            else f"starts from the newest checkpoint in {uri}"
+        )
     return f"starts from the beginning: {'no checkpoint is known' if draft.spec.checkpoint else 'spec.checkpoint is not set'}"
 
 
-def _failing(draft: Draft) -> bool:
-    found = draft.condition(ConditionType.CHECKPOINT_STORED)
-    return found is not None and found.status == "False"
+def _is_failing(draft: Draft) -> bool:
+    stored = draft.condition(ConditionType.CHECKPOINT_STORED)
+    return stored is not None and stored.status == "False"

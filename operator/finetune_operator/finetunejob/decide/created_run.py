@@ -11,7 +11,7 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus
 from finetune_operator.finetunejob.decide import links
-from finetune_operator.finetunejob.decide.ready import summarized
+from finetune_operator.finetunejob.decide.ready import summarize_status
 from finetune_operator.finetunejob.model import Decision, FineTuneJob
 from finetune_operator.mlflow.model import Run
 from finetune_operator.policy.status import with_condition
@@ -37,4 +37,4 @@ def record_run(
         reason, message = ConditionReason.RUN_REPLACED, f"MLflow run {run.run_id} replaces run {before}"
     kind = ConditionType.TRACKED
     status = with_condition(status, kind, True, reason, message, now=now, generation=ftj.generation)
-    return dataclasses.replace(decision, status=summarized(ftj, status, now))
+    return dataclasses.replace(decision, status=summarize_status(ftj, status, now))

@@ -6,22 +6,22 @@ from datetime import timedelta
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
-from finetune_operator.finetunejob.children import sort
+from finetune_operator.finetunejob.children import classify_children
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import sidecars
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
-def deadline(draft: Draft) -> Outcome:
+def enforce_deadline(draft: Draft) -> Outcome:
     """Fail a job whose preparation, training and evaluation took longer than they may; time spent suspended does not count."""
     limit = draft.spec.run_policy.active_deadline_seconds
     start = draft.status.start_time
     if limit is None or start is None or _is_over(draft):
         return Continue
     end = start + timedelta(seconds=limit + (draft.status.suspended_seconds or 0))
-    left = (end - draft.now).total_seconds()
-    if left > 0:
-        draft.requeue_after(left)
+    remaining_seconds = (end - draft.now).total_seconds()
+    if remaining_seconds > 0:
+        draft.requeue_after(remaining_seconds)
         return Continue
     draft.fail(
         ConditionReason.DEADLINE_EXCEEDED,
@@ -45,6 +45,6 @@ def _is_over(draft: Draft) -> bool:
 
 
 def _has_completed(draft: Draft, component: str, name: str, container: str, *, nodes: int = 1) -> bool:
-    children = sort(draft.observed.jobs, draft.observed.pods, component, name)
-    job = children.current
+    children = classify_children(draft.observed.jobs, draft.observed.pods, component, name)
+    job = children.current_job
     return job is not None and sidecars.has_completed(job, children.pods, container, nodes=nodes)

@@ -13,7 +13,7 @@ from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import Rehearsal
+from finetune_operator.finetunejob.model import DryRunAnswer
 from finetune_operator.finetunejob.pods import evaluation_pod, gang, queueing
 from finetune_operator.finetunejob.preparation import executors
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -21,7 +21,7 @@ from finetune_operator.registry.base import RegisteredVersion
 
 # Why the pods could not be created now, and neither could their Job. It may change while the spec stays: a policy, the
 # installation, a webhook.
-HOLDS_BACK: tuple[str, ...] = (
+BLOCKING_REASONS: tuple[str, ...] = (
     ConditionReason.POD_REJECTED,
     ConditionReason.POD_TEMPLATE_INVALID,
     ConditionReason.EXECUTORS_FORBIDDEN,
@@ -30,10 +30,10 @@ HOLDS_BACK: tuple[str, ...] = (
 )
 # The labels and annotations that the Job controller gives the first pod of an Indexed Job.
 _INDEX = "batch.kubernetes.io/job-completion-index"
-_FIRST = {_INDEX: "0"}
+_FIRST_INDEX = {_INDEX: "0"}
 
 
-def admit(draft: Draft) -> Outcome:
+def check_pods(draft: Draft) -> Outcome:
     """End the pass until the training pods are judged, and while they are refused, unless something has started already."""
     if draft.holds(ConditionType.PREPARED):
         draft.unset(ConditionType.PODS_ADMITTED)
@@ -41,57 +41,59 @@ def admit(draft: Draft) -> Outcome:
     if draft.spec.suspend:
         return Continue
     judged = draft.condition(ConditionType.PODS_ADMITTED)
-    if judged is None or judged.observed_generation != draft.generation or _holds_back(judged):
-        answer = draft.observed.rehearsal
+    if judged is None or judged.observed_generation != draft.generation or _is_blocking(judged):
+        answer = draft.observed.dry_run_answer
         if answer is None:
-            draft.rehearse += rehearsal(draft)
+            draft.dry_runs += build_dry_run_objects(draft)
             return Stop
         judged = _record(draft, answer)
-        if answer.again_seconds is not None:
-            draft.requeue_after(answer.again_seconds)
-    return Stop if judged and _holds_back(judged) and draft.status.start_time is None else Continue
+        if answer.retry_seconds is not None:
+            draft.requeue_after(answer.retry_seconds)
+    return Stop if judged and _is_blocking(judged) and draft.status.start_time is None else Continue
 
 
-def rehearsal(draft: Draft) -> list[Json]:
+def build_dry_run_objects(draft: Draft) -> list[Json]:
     """One of the training pods, since a Job alone passes quotas and Pod Security; and the Job, where it comes much later.
 
     Both also of the evaluation. With executors, also the question whether Spark's driver may create them.
     """
-    job = gang.job(draft, draft.status.attempt or 1)
-    evaluations = _evaluations(draft)
+    job = gang.build_job(draft, draft.status.attempt or 1)
+    evaluations = _build_evaluation_jobs(draft)
     jobs = [*([job] if draft.spec.prepare else []), *evaluations]
     reviews = [executors.review(draft.ftj, draft.spec)] if executors.wanted(draft.spec) else []
-    return [*jobs, *(_pod(draft, item) for item in (job, *evaluations)), *reviews]
+    return [*jobs, *(_build_first_pod(draft, item) for item in (job, *evaluations)), *reviews]
 
 
-def _evaluations(draft: Draft) -> list[Json]:
+def _build_evaluation_jobs(draft: Draft) -> list[Json]:
     """The Job of the evaluation, of a version that is made up; none without one."""
-    wanted = draft.spec.register_
-    if draft.spec.evaluation is None or wanted is None:
+    register = draft.spec.register_
+    if draft.spec.evaluation is None or register is None:
         return []
-    return [evaluation_pod.job(draft, RegisteredVersion(wanted.model or draft.ftj.name, "1"))]
+    return [evaluation_pod.build_job(draft, RegisteredVersion(register.model or draft.ftj.name, "1"))]
 
 
-def _pod(draft: Draft, job: Json) -> Json:
+def _build_first_pod(draft: Draft, job: Json) -> Json:
     """The first pod of a Job.
 
     It has what the Job controller adds: policies refuse pods that nothing controls. Its owner is the FineTuneJob, since
     the Job does not exist.
     """
     template, meta = job["spec"]["template"], job["metadata"]
-    given = template.get("metadata", {})
-    annotations = given.get("annotations") or {}
-    added = _FIRST if job["spec"].get("completionMode") == "Indexed" else {}
+    pod_metadata = template.get("metadata", {})
+    template_annotations = pod_metadata.get("annotations") or {}
+    added = _FIRST_INDEX if job["spec"].get("completionMode") == "Indexed" else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            **given,
+            **pod_metadata,
             "name": f"{meta['name']}-0",
             "namespace": meta["namespace"],
-            "labels": {**given.get("labels", {}), **_job_labels(meta["name"], draft.ftj.uid), **added},
+            "labels": {**pod_metadata.get("labels", {}), **_job_labels(meta["name"], draft.ftj.uid), **added},
             # NB: annotations that are no mapping are left for the API server to refuse.
-            "annotations": {**annotations, **added} if isinstance(annotations, dict) else annotations,
+            "annotations": {**template_annotations, **added}
+            if isinstance(template_annotations, dict)
+            else template_annotations,
             "ownerReferences": [_controller(draft)],
         },
         "spec": template["spec"],
@@ -120,17 +122,17 @@ def _controller(draft: Draft) -> Json:
     }
 
 
-def _record(draft: Draft, answer: Rehearsal) -> Condition | None:
+def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
     """Write the answer into the status; without a preparation only a refusal, since the pods themselves tell the rest."""
     message = f"{answer.message}{_remedy(draft, answer)}"
     draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
     judged = draft.condition(ConditionType.PODS_ADMITTED)
-    if judged and draft.spec.prepare is None and not _holds_back(judged):
+    if judged and draft.spec.prepare is None and not _is_blocking(judged):
         draft.unset(ConditionType.PODS_ADMITTED)
     return judged
 
 
-def _remedy(draft: Draft, answer: Rehearsal) -> str:
+def _remedy(draft: Draft, answer: DryRunAnswer) -> str:
     """What to correct, as the end of a sentence: the pods come from the spec and from the installation."""
     reason, of_evaluation = answer.reason, answer.component == names.EVALUATE
     fields = "spec.evaluation.podTemplate" if of_evaluation else "spec.podTemplate"
@@ -142,19 +144,19 @@ def _remedy(draft: Draft, answer: Rehearsal) -> str:
         return f": correct {fields}, or the policy, and the job goes on"
     queue = draft.spec.run_policy.queue_name
     if reason == ConditionReason.QUEUE_INADMISSIBLE and queue:
-        return f": {_for_a_queue(draft, queue)}, and the job goes on"
+        return f": {_queue_remedy(draft, queue)}, and the job goes on"
     return ""
 
 
-def _for_a_queue(draft: Draft, queue: str) -> str:
-    if queueing.of_installation(draft, queue):
+def _queue_remedy(draft: Draft, queue: str) -> str:
+    if queueing.is_from_installation(draft, queue):
         return (
             f"it is defaults.queueName of the chart: create LocalQueue {queue}, name another one in "
-            f"spec.runPolicy.queueName, or {queueing.avoid(draft, queue)}"
+            f"spec.runPolicy.queueName, or {queueing.describe_opt_out(draft, queue)}"
         )
     return "correct or remove spec.runPolicy.queueName, or create the LocalQueue"
 
 
-def _holds_back(judged: Condition) -> bool:
+def _is_blocking(judged: Condition) -> bool:
     """Whether the pods could not be created now, for a reason that also keeps the job from starting."""
-    return judged.reason in HOLDS_BACK
+    return judged.reason in BLOCKING_REASONS

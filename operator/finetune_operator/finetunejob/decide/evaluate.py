@@ -9,10 +9,10 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.evaluation import EvaluationStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.children import Sorted, sort
+from finetune_operator.finetunejob.children import ComponentChildren, classify_children
 from finetune_operator.finetunejob.decide import evaluation_result
-from finetune_operator.finetunejob.decide.evaluation_result import WrongNumbersError
-from finetune_operator.finetunejob.decide.version import wait_for_lost
+from finetune_operator.finetunejob.decide.evaluation_result import InvalidMetricsError
+from finetune_operator.finetunejob.decide.version import wait_for_lost_version
 from finetune_operator.finetunejob.draft import mistakes
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import LogMetrics, Mlflow, TagVersion
@@ -33,58 +33,58 @@ def evaluate(draft: Draft) -> Outcome:
         return Continue
     # The version exists; its aliases come later.
     draft.unset(ConditionType.REGISTERED)
-    found = draft.status.evaluation or _in_a_pod(draft)
-    return _write(draft, found) if found else Stop
+    result = draft.status.evaluation or _run_in_pod(draft)
+    return _write_metrics(draft, result) if result else Stop
 
 
-def _in_a_pod(draft: Draft) -> EvaluationStatus | None:
+def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
     """What the pod found; None until it is known."""
     name = names.evaluate_name(draft.ftj.name)
-    found = sort(draft.observed.jobs, draft.observed.pods, names.EVALUATE, name)
-    child, mine = found.current, found.pods
+    children = classify_children(draft.observed.jobs, draft.observed.pods, names.EVALUATE, name)
+    child, evaluation_pods = children.current_job, children.pods
     if child is None:
-        _start(draft, found)
+        _start(draft, children)
         return None
-    if _evaluates(child) != _version(draft):
+    if _evaluated_version(child) != _recorded_version(draft):
         draft.remove(child)
         _wait(
             draft,
-            f"version {_version(draft)} was registered after version {_evaluates(child)}: starting again",
+            f"version {_recorded_version(draft)} was registered after version {_evaluated_version(child)}: starting again",
         )
         return None
-    if sidecars.has_completed(child, mine, _CONTAINER):
-        return _finish(draft, child, mine)
-    failed = sidecars.find_failure(child, mine, _CONTAINER, draft.now)
+    if sidecars.has_completed(child, evaluation_pods, _CONTAINER):
+        return _finish(draft, child, evaluation_pods)
+    failed = sidecars.find_failure(child, evaluation_pods, _CONTAINER, draft.now)
     if failed is not None:
-        _fail(draft, mine, failed)
+        _handle_failure(draft, evaluation_pods, failed)
         return None
-    _follow(draft, child, mine)
+    _follow(draft, child, evaluation_pods)
     return None
 
 
-def _evaluates(child: Json) -> str | None:
+def _evaluated_version(child: Json) -> str | None:
     return (child["metadata"].get("annotations") or {}).get(names.ANNOTATION_VERSION)
 
 
-def _version(draft: Draft) -> str | None:
+def _recorded_version(draft: Draft) -> str | None:
     return draft.status.model.version if draft.status.model else None
 
 
-def _start(draft: Draft, found: Sorted) -> None:
+def _start(draft: Draft, children: ComponentChildren) -> None:
     wrong = "; ".join(mistakes.of_evaluation(draft.spec))
     if wrong:
         # NB: the template may have changed since the job was accepted.
         draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, wrong)
         _wait(draft, "the evaluation waits for a correction of spec.evaluation.podTemplate")
         return
-    if found.ghosts or found.ghost_pods:
+    if children.stale_jobs or children.stale_pods:
         # Two evaluations at once would write the same table of answers.
-        _wait(draft, f"the evaluation starts when {pod_state.listed_ghosts(found)} has stopped")
+        _wait(draft, f"the evaluation starts when {pod_state.describe_stale(children)} has stopped")
         return
-    seen, version = draft.observed.mlflow, _seen(draft)
+    mlflow, version = draft.observed.mlflow, _observed_version(draft)
     if version is None:
         # The pod fetches the version from there.
-        _wait_for_version(draft, seen, "the evaluation starts when MLflow answers")
+        _wait_for_version(draft, mlflow, "the evaluation starts when MLflow answers")
         return
     if draft.condition(ConditionType.EVALUATED) is None:
         # NB: a pass in which the API server refuses the Job writes no more of its status than that. What a job waits for then
@@ -93,7 +93,7 @@ def _start(draft: Draft, found: Sorted) -> None:
         draft.requeue_after(0)
         return
     health.forget_refusal(draft)
-    draft.apply += [evaluation_pod.recipe(draft, version), evaluation_pod.job(draft, version)]
+    draft.apply += [evaluation_pod.build_recipe(draft, version), evaluation_pod.build_job(draft, version)]
     _wait(draft, "the evaluation pod is starting")
 
 
@@ -102,123 +102,123 @@ def _wait(draft: Draft, message: str) -> None:
     draft.requeue_after(draft.settings.poll_seconds)
 
 
-def _seen(draft: Draft) -> RegisteredVersion | None:
+def _observed_version(draft: Draft) -> RegisteredVersion | None:
     return draft.observed.mlflow.version if draft.observed.mlflow else None
 
 
-def _wait_for_version(draft: Draft, seen: Mlflow | None, message: str) -> None:
+def _wait_for_version(draft: Draft, mlflow: Mlflow | None, message: str) -> None:
     """Wait for MLflow, or for a version that it does not find."""
-    if seen and seen.problem is None:
-        wait_for_lost(draft, ConditionType.EVALUATED, ConditionReason.EVALUATING)
+    if mlflow and mlflow.problem is None:
+        wait_for_lost_version(draft, ConditionType.EVALUATED, ConditionReason.EVALUATING)
         return
-    _wait(draft, f"{message}: {seen.problem.message}" if seen and seen.problem else message)
+    _wait(draft, f"{message}: {mlflow.problem.message}" if mlflow and mlflow.problem else message)
 
 
-def _follow(draft: Draft, child: Json, mine: list[Json]) -> None:
+def _follow(draft: Draft, child: Json, evaluation_pods: list[Json]) -> None:
     name = child["metadata"]["name"]
-    alive = pod_state.alive(mine)
+    alive = pod_state.alive(evaluation_pods)
     if queueing.is_queued(child) and not alive:
-        queueing.report(draft, ConditionType.EVALUATED, "the evaluation", child)
+        queueing.report_queue(draft, ConditionType.EVALUATED, "the evaluation", child)
         draft.requeue_after(draft.settings.poll_seconds)
         return
-    health.report(draft, alive, name, wanted=1)
-    failure = pod_state.last_failure(mine, _CONTAINER, 0, _USE_LESS)
+    health.report_health(draft, alive, name, desired=1)
+    failure = pod_state.last_failure(evaluation_pods, _CONTAINER, 0, _USE_LESS)
     if failure:
         draft.update(last_failure=failure)
     running = (
-        f"version {_version(draft)} is being evaluated"
-        if pod_state.ready(mine)
-        else f"the evaluation pod is starting{health.pulling(draft, alive)}"
+        f"version {_recorded_version(draft)} is being evaluated"
+        if pod_state.count_ready(evaluation_pods)
+        else f"the evaluation pod is starting{health.describe_image_pull(draft, alive)}"
     )
     _wait(draft, f"{running}; kubectl logs job/{name} shows its progress")
 
 
-def _finish(draft: Draft, child: Json, mine: list[Json]) -> EvaluationStatus | None:
+def _finish(draft: Draft, child: Json, evaluation_pods: list[Json]) -> EvaluationStatus | None:
     draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")
-    succeeded = [ended for ended in pod_state.exits(mine, _CONTAINER) if ended.code == 0]
+    succeeded = [ended for ended in pod_state.exits(evaluation_pods, _CONTAINER) if ended.code == 0]
     if not succeeded:
         # The pod no longer exists, nor does its result.
         draft.remove(child)
         _wait(draft, "the evaluation pod's result was lost with its node: the evaluation runs again")
         return None
     try:
-        found = _read(draft, child, succeeded[-1])
-    except WrongNumbersError as error:
-        _end(draft, ConditionReason.EVALUATION_FAILED, f"evaluation failed: {error}")
+        evaluation = _read_result(draft, child, succeeded[-1])
+    except InvalidMetricsError as error:
+        _fail_job(draft, ConditionReason.EVALUATION_FAILED, f"evaluation failed: {error}")
         return None
-    draft.update(evaluation=found)
-    return found
+    draft.update(evaluation=evaluation)
+    return evaluation
 
 
-def _read(draft: Draft, child: Json, ended: pod_state.Exit) -> EvaluationStatus:
+def _read_result(draft: Draft, child: Json, ended: pod_state.Exit) -> EvaluationStatus:
     """What a pod that succeeded found.
 
     Raises:
         WrongNumbersError: it left no numbers, or others than it should.
     """
-    if evaluation_pod.wanted(draft).command:
+    if evaluation_pod.evaluation_of(draft).command:
         digest = child["metadata"]["annotations"][names.ANNOTATION_DIGEST]
         try:
-            return evaluation_result.of_command(ended.text, digest)
-        except WrongNumbersError as error:
-            raise WrongNumbersError(f"of what pod {ended.pod} wrote, {error}") from error
+            return evaluation_result.from_command(ended.text, digest)
+        except InvalidMetricsError as error:
+            raise InvalidMetricsError(f"of what pod {ended.pod} wrote, {error}") from error
     result = ended.message.evaluation if ended.message else None
     if result is None:
-        raise WrongNumbersError(
+        raise InvalidMetricsError(
             f"pod {ended.pod} succeeded and reported no result: its image must run finetune-evaluate, or set "
             "evaluation.command"
         )
-    return evaluation_result.of_built_in(result)
+    return evaluation_result.from_built_in(result)
 
 
-def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
-    failure = pod_state.last_failure(mine, _CONTAINER, 0, _USE_LESS)
+def _handle_failure(draft: Draft, evaluation_pods: list[Json], failed: Json) -> None:
+    failure = pod_state.last_failure(evaluation_pods, _CONTAINER, 0, _USE_LESS)
     if failure is None:
-        _end(draft, ConditionReason.EVALUATION_FAILED, f"evaluation failed: {failed.get('message', '')}")
+        _fail_job(draft, ConditionReason.EVALUATION_FAILED, f"evaluation failed: {failed.get('message', '')}")
         return
     draft.update(last_failure=failure)
     reason = pod_state.REASON_OF_EXIT.get(failure.exit_code or 0, ConditionReason.EVALUATION_FAILED)
-    where = pod_state.place(failure.pod or "", failure.node)
-    rest = sidecars.no_retry(mine, _CONTAINER)
-    _end(draft, reason, f"evaluation failed in {where}: {failure.message}{rest}")
+    where = pod_state.describe_pod(failure.pod or "", failure.node)
+    no_retry = sidecars.explain_no_retry(evaluation_pods, _CONTAINER)
+    _fail_job(draft, reason, f"evaluation failed in {where}: {failure.message}{no_retry}")
 
 
-def _end(draft: Draft, reason: ConditionReason, what: str) -> None:
+def _fail_job(draft: Draft, reason: ConditionReason, what: str) -> None:
     """Fail the job; nothing takes the version away."""
     name = draft.status.model.name if draft.status.model else None
-    message = f"{what}; version {_version(draft)} of {name} stays, without aliases"
+    message = f"{what}; version {_recorded_version(draft)} of {name} stays, without aliases"
     draft.set(ConditionType.EVALUATED, False, reason, message)
     draft.fail(reason, message)
 
 
-def _write(draft: Draft, found: EvaluationStatus) -> Outcome:
+def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
     """Write the numbers to the run, then to the version.
 
     NB: the tags of the version say that it is done. Metrics that the run has are not logged again.
     """
-    seen, version = draft.observed.mlflow, _seen(draft)
-    if seen is None or version is None:
-        _wait_for_version(draft, seen, "the numbers are written when MLflow answers")
+    mlflow, version = draft.observed.mlflow, _observed_version(draft)
+    if mlflow is None or version is None:
+        _wait_for_version(draft, mlflow, "the numbers are written when MLflow answers")
         return Stop
     what = f"{version.name} version {version.version}"
-    tags = evaluation_result.tags(found)
+    tags = evaluation_result.version_tags(evaluation)
     lacking = {key: value for key, value in tags.items() if version.tags.get(key) != value}
     if lacking:
-        numbers = evaluation_result.numbers(found)
-        run = seen.writable_run
+        numbers = evaluation_result.mlflow_metrics(evaluation)
+        run = mlflow.writable_run
         logged = run.metrics if run else numbers
         unlogged = {name: value for name, value in numbers.items() if logged.get(name) != value}
         if run and unlogged:
-            draft.actions.append(LogMetrics(run.run_id, unlogged, _after_training(draft)))
+            draft.actions.append(LogMetrics(run.run_id, unlogged, _step_after_training(draft)))
         draft.actions.append(TagVersion(version.name, version.version, lacking))
         _wait(draft, f"writing the numbers of {what} to its tags and its run")
         return Stop
-    rows = f" on {found.rows} rows" if found.rows is not None else ""
-    message = f"{what}{rows}: {evaluation_result.told(found)}"
+    rows = f" on {evaluation.rows} rows" if evaluation.rows is not None else ""
+    message = f"{what}{rows}: {evaluation_result.summarize(evaluation)}"
     draft.set(ConditionType.EVALUATED, True, ConditionReason.EVALUATED, message)
     return Continue
 
 
-def _after_training(draft: Draft) -> int:
+def _step_after_training(draft: Draft) -> int:
     """The step of the numbers. NB: of a metric that the training logged too, the value of a run is that of the last step."""
     return (draft.status.progress.step if draft.status.progress else 0) + 1

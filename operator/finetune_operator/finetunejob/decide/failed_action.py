@@ -7,7 +7,7 @@ from datetime import datetime
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide.ready import summarized
+from finetune_operator.finetunejob.decide.ready import summarize_status
 from finetune_operator.finetunejob.model import (
     Action,
     CancelRun,
@@ -21,7 +21,7 @@ from finetune_operator.finetunejob.model import (
 from finetune_operator.policy.status import with_condition
 
 
-def failed_action(
+def record_failed_action(
     ftj: FineTuneJob, decision: Decision, action: Action, problem: Problem, *, now: datetime
 ) -> Decision:
     """The decision, whose status now says which write failed and why."""
@@ -46,4 +46,4 @@ def failed_action(
                 "databricks_run": run.model_copy(update={"state": "Failed"}) if run else None,
             }
         )
-    return dataclasses.replace(decision, status=summarized(ftj, status, now))
+    return dataclasses.replace(decision, status=summarize_status(ftj, status, now))

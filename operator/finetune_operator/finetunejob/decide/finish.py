@@ -25,7 +25,7 @@ def succeed(draft: Draft) -> Outcome:
     return Continue
 
 
-def after_the_end(draft: Draft) -> None:
+def clean_up(draft: Draft) -> None:
     """Stop what still runs, close the MLflow run, and delete the children once their time is up.
 
     Nothing is ever created again.
@@ -39,29 +39,33 @@ def after_the_end(draft: Draft) -> None:
 
 
 def _close_run(draft: Draft) -> None:
-    known = draft.status.mlflow
+    mlflow_status = draft.status.mlflow
     tracked = draft.condition(ConditionType.TRACKED)
-    if known is None or known.run_id is None or (tracked and tracked.reason == ConditionReason.RUN_FINISHED):
+    if (
+        mlflow_status is None
+        or mlflow_status.run_id is None
+        or (tracked and tracked.reason == ConditionReason.RUN_FINISHED)
+    ):
         return
-    wanted = "FINISHED" if draft.holds(ConditionType.SUCCEEDED) else "FAILED"
-    seen = draft.observed.mlflow
-    run = seen.writable_run if seen else None
-    if run and run.status == wanted:
+    end_status = "FINISHED" if draft.holds(ConditionType.SUCCEEDED) else "FAILED"
+    mlflow = draft.observed.mlflow
+    run = mlflow.writable_run if mlflow else None
+    if run and run.status == end_status:
         draft.set(
             ConditionType.TRACKED,
             True,
             ConditionReason.RUN_FINISHED,
-            f"MLflow run {known.run_id} is {wanted}",
+            f"MLflow run {mlflow_status.run_id} is {end_status}",
         )
         return
     if run:
-        draft.actions.append(FinishRun(known.run_id, wanted))
-    elif seen and not seen.problem:
+        draft.actions.append(FinishRun(mlflow_status.run_id, end_status))
+    elif mlflow and not mlflow.problem:
         draft.set(
             ConditionType.TRACKED,
             False,
             ConditionReason.RUN_FINISHED,
-            f"MLflow run {known.run_id} no longer exists",
+            f"MLflow run {mlflow_status.run_id} no longer exists",
         )
 
 
@@ -70,9 +74,9 @@ def _delete_children(draft: Draft) -> None:
     ended = draft.status.completion_time
     if ttl is None or ended is None:
         return
-    left = (ended + timedelta(seconds=ttl) - draft.now).total_seconds()
-    if left > 0:
-        draft.requeue_after(left)
+    remaining_seconds = (ended + timedelta(seconds=ttl) - draft.now).total_seconds()
+    if remaining_seconds > 0:
+        draft.requeue_after(remaining_seconds)
         return
     for child in draft.observed.jobs.values():
         draft.remove(child)

@@ -15,7 +15,7 @@ _WORKSPACE_RUNS = "/ml/experiments"
 
 def tracking_page(settings: Settings, tracking: Tracking) -> str:
     """Where a browser finds the MLflow server of a job."""
-    return (tracking.public_url or _page(settings, settings.servers(tracking)[0])).rstrip("/")
+    return (tracking.public_url or _server_page(settings, settings.servers(tracking)[0])).rstrip("/")
 
 
 def registry_page(settings: Settings, tracking: Tracking) -> str | None:
@@ -23,14 +23,14 @@ def registry_page(settings: Settings, tracking: Tracking) -> str | None:
     server, registry = (canonical(uri) for uri in settings.servers(tracking))
     if registry == server:
         return tracking_page(settings, tracking)
-    known = settings.tracking_public_url and registry == canonical(settings.tracking_uri)
-    return settings.tracking_public_url.rstrip("/") if known else None
+    is_installation_registry = settings.tracking_public_url and registry == canonical(settings.tracking_uri)
+    return settings.tracking_public_url.rstrip("/") if is_installation_registry else None
 
 
-def _page(settings: Settings, server: str) -> str:
+def _server_page(settings: Settings, server: str) -> str:
     """The installation's own server has an address for browsers, also where a job names that server."""
-    own = canonical(server) == canonical(settings.tracking_uri)
-    return (settings.tracking_public_url if own else "") or server
+    is_installation_server = canonical(server) == canonical(settings.tracking_uri)
+    return (settings.tracking_public_url if is_installation_server else "") or server
 
 
 def run_page(
@@ -43,36 +43,36 @@ def run_page(
     return f"{tracking_page(settings, tracking)}/#/experiments/{experiment_id}/runs/{run_id}"
 
 
-def link(draft: Draft) -> None:
+def record_links(draft: Draft) -> None:
     """Record the pages that exist by now."""
     if draft.ftj.spec is None:
         return
     mlflow = draft.status.mlflow
     prepared_by = draft.status.databricks_run
-    found = Links(
+    links = Links(
         run=mlflow.url if mlflow else None,
-        model=_model(draft),
+        model=_model_page(draft),
         preparation=prepared_by.url if prepared_by else None,
-        dashboard=_dashboard(draft),
+        dashboard=_dashboard_page(draft),
     )
-    draft.update(links=found if found.to_json() else None)
+    draft.update(links=links if links.to_json() else None)
 
 
-def _model(draft: Draft) -> str | None:
+def _model_page(draft: Draft) -> str | None:
     model, page = draft.status.model, registry_page(draft.settings, draft.spec.tracking)
     if model is None or model.name is None or model.version is None:
         return None
     if draft.settings.on_databricks(draft.spec.tracking):
         run = (draft.status.mlflow.url if draft.status.mlflow else None) or ""
-        workspace, found, _ = run.partition(_WORKSPACE_RUNS)
+        workspace, separator, _ = run.partition(_WORKSPACE_RUNS)
         path = "/".join(quote(part, safe="") for part in model.name.split("."))
-        return f"{workspace}/explore/data/models/{path}/version/{model.version}" if found else None
+        return f"{workspace}/explore/data/models/{path}/version/{model.version}" if separator else None
     if page is None:
         return None
     return f"{page}/#/models/{quote(model.name, safe='')}/versions/{quote(model.version, safe='')}"
 
 
-def _dashboard(draft: Draft) -> str | None:
+def _dashboard_page(draft: Draft) -> str | None:
     """The dashboard; None while its URL needs a run that does not exist yet."""
     url = draft.settings.dashboard_url
     run_id = draft.status.run_id

@@ -16,7 +16,7 @@ from finetune_operator.policy.ready import Readiness
 from finetune_operator.policy.ready import summarized as summarize
 
 # For each phase: the conditions that explain it, the most specific first.
-_EXPLAINS: dict[Phase, tuple[ConditionType, ...]] = {
+_EXPLANATIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Failed": (ConditionType.FAILED,),
     "Succeeded": (ConditionType.SUCCEEDED,),
     "Suspended": (ConditionType.SUSPENDED,),
@@ -27,7 +27,7 @@ _EXPLAINS: dict[Phase, tuple[ConditionType, ...]] = {
     "Preparing": (ConditionType.PREPARED,),
     "Pending": (ConditionType.TRAINED, ConditionType.PREPARED, ConditionType.ACCEPTED),
 }
-_ALSO: dict[Phase, tuple[ConditionType, ...]] = {
+_COMPANIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Succeeded": (ConditionType.FINISHED,),
     "Failed": (ConditionType.STALLED, ConditionType.FINISHED),
 }
@@ -42,39 +42,43 @@ OBSTACLES = (
 )
 """Conditions that, while they do not hold, explain more than the phase that they delay: the first of them."""
 # Reasons of obstacles that only a change of the spec removes.
-_MUST_CHANGE: tuple[str, ...] = (ConditionReason.INVALID_SPEC, ConditionReason.POD_TEMPLATE_INVALID)
+_SPEC_CHANGE_REASONS: tuple[str, ...] = (ConditionReason.INVALID_SPEC, ConditionReason.POD_TEMPLATE_INVALID)
 
 
-def summarized(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:
+def summarize_status(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:
     """The status with what follows from its conditions: the phase, the summary, and the generation they are about."""
     conditions = status.conditions
-    return summarize(status, ready(conditions), phase(conditions), now=now, generation=ftj.generation)
+    return summarize(
+        status, assess_readiness(conditions), phase(conditions), now=now, generation=ftj.generation
+    )
 
 
-def ready(conditions: Sequence[Condition]) -> Readiness:
+def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
     """What the summary says, from the other conditions alone. Every reconcile sets one of them before."""
     word = phase(conditions)
     explanation = next(_explanations(word, {item.type: item for item in conditions}))
-    also = _ALSO.get(word, (ConditionType.RECONCILING,))
-    if _waits_for_a_change(word, explanation):
+    also = _COMPANIONS.get(word, (ConditionType.RECONCILING,))
+    if _needs_spec_change(word, explanation):
         also = (ConditionType.STALLED,)
     return Readiness(word == "Succeeded", also, explanation.reason, explanation.message)
 
 
-def _waits_for_a_change(word: Phase, explanation: Condition) -> bool:
+def _needs_spec_change(word: Phase, explanation: Condition) -> bool:
     """Whether the job comes no further before its spec changes. A preparation that runs is progress."""
     return (
         word in ("Pending", "Starting", "Evaluating")
         and explanation.type in OBSTACLES
-        and explanation.reason in _MUST_CHANGE
+        and explanation.reason in _SPEC_CHANGE_REASONS
     )
 
 
-def _explanations(word: Phase, known: dict[str, Condition]) -> Iterator[Condition]:
+def _explanations(word: Phase, by_type: dict[str, Condition]) -> Iterator[Condition]:
     if word not in _SETTLED:
-        yield from (known[kind] for kind in OBSTACLES if kind in known and _is_obstacle(word, known[kind]))
-    yield from (known[kind] for kind in _EXPLAINS[word] if kind in known)
-    yield from known.values()
+        yield from (
+            by_type[kind] for kind in OBSTACLES if kind in by_type and _is_obstacle(word, by_type[kind])
+        )
+    yield from (by_type[kind] for kind in _EXPLANATIONS[word] if kind in by_type)
+    yield from by_type.values()
 
 
 def _is_obstacle(word: Phase, item: Condition) -> bool:

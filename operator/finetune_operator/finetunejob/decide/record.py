@@ -12,7 +12,7 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.policy.result import Continue, Outcome
 
 
-def record(draft: Draft) -> Outcome:
+def record_jobs(draft: Draft) -> Outcome:
     """Record the Jobs of the preparation, of the current attempt and of the evaluation; one that does not exist stays recorded.
 
     NB: a Job is created only after all pods of the previous one have ended, so one uid of each kind suffices.
@@ -23,7 +23,7 @@ def record(draft: Draft) -> Outcome:
         "train": names.train_name(name, draft.status.attempt or 1),
         "evaluate": names.evaluate_name(name),
     }
-    found = {part: jobs[job]["metadata"]["uid"] for part, job in current.items() if job in jobs}
-    if found:
-        draft.update(jobs=(draft.status.jobs or JobUids()).model_copy(update=found))
+    uids = {part: jobs[job]["metadata"]["uid"] for part, job in current.items() if job in jobs}
+    if uids:
+        draft.update(jobs=(draft.status.jobs or JobUids()).model_copy(update=uids))
     return Continue

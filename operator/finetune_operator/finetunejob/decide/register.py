@@ -17,30 +17,37 @@ from finetune_operator.registry.base import RegisteredVersion
 
 def register(draft: Draft) -> Outcome:
     """Point the aliases at the version of this run; the pass ends while they do not."""
-    wanted = draft.spec.register_
-    if wanted is None or draft.holds(ConditionType.REGISTERED):
+    registration = draft.spec.register_
+    if registration is None or draft.holds(ConditionType.REGISTERED):
         return Continue
-    found = draft.observed.mlflow.version if draft.observed.mlflow else None
-    if found is None:
+    version = draft.observed.mlflow.version if draft.observed.mlflow else None
+    if version is None:
         return Stop
-    owned = draft.observed.owned
-    missing = [alias for alias in wanted.aliases if alias not in found.aliases and alias not in owned]
+    owned = draft.observed.promoted_aliases
+    missing = [alias for alias in registration.aliases if alias not in version.aliases and alias not in owned]
     if missing:
-        draft.actions += [SetAlias(wanted.model, alias, found.version) for alias in missing]
+        draft.actions += [SetAlias(registration.model, alias, version.version) for alias in missing]
         draft.set(
             ConditionType.REGISTERED, False, ConditionReason.REGISTERING, f"setting {', '.join(missing)}"
         )
         return Stop
-    draft.set(ConditionType.REGISTERED, True, ConditionReason.REGISTERED, _registered(wanted, found, owned))
+    draft.set(
+        ConditionType.REGISTERED,
+        True,
+        ConditionReason.REGISTERED,
+        _describe_registration(registration, version, owned),
+    )
     return Continue
 
 
-def _registered(wanted: Register, version: RegisteredVersion, owned: Mapping[str, str]) -> str:
-    own = [alias for alias in wanted.aliases if alias not in owned]
-    left = [
+def _describe_registration(
+    registration: Register, version: RegisteredVersion, owned: Mapping[str, str]
+) -> str:
+    own_aliases = [alias for alias in registration.aliases if alias not in owned]
+    promoted_aliases = [
         f"alias {alias} is left to ModelPromotion {owned[alias]}"
-        for alias in wanted.aliases
+        for alias in registration.aliases
         if alias in owned
     ]
-    aliases = f", now {', '.join(own)}" if own else ""
-    return "; ".join([f"{wanted.model} version {version.version}{aliases}", *left])
+    aliases = f", now {', '.join(own_aliases)}" if own_aliases else ""
+    return "; ".join([f"{registration.model} version {version.version}{aliases}", *promoted_aliases])

@@ -10,27 +10,27 @@ from finetune_crds.aliased import Aliased
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Pinned
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.draft.wait import AT_ONCE_SECONDS, Wait, wait
+from finetune_operator.finetunejob.draft.wait import SOON_SECONDS, Wait, wait
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def is_unpinned(ftj: FineTuneJob) -> bool:
     """Whether the versions of a job are still to be found, also while it is suspended; it has no run before."""
-    return bool(_aliases(ftj))
+    return bool(_unpinned_aliases(ftj))
 
 
-def to_look_up(ftj: FineTuneJob) -> dict[str, Aliased]:
+def aliases_to_resolve(ftj: FineTuneJob) -> dict[str, Aliased]:
     """The aliases that a registry has to be asked for, by the field of `status.pinned`; empty where nothing is to be run yet.
 
     NB: the address of the registry in a job that is not accepted may hold a password.
     """
     if ftj.spec is None or ftj.spec.suspend or not ftj.holds(ConditionType.ACCEPTED):
         return {}
-    return _aliases(ftj)
+    return _unpinned_aliases(ftj)
 
 
-def _aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
+def _unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
     """The aliases whose versions a job lacks.
 
     A job that an earlier version of the operator started keeps its aliases: its pods have looked them up.
@@ -39,29 +39,29 @@ def _aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
         return {}
     model, distillation = ftj.spec.model, ftj.spec.objective.distillation
     uris = {"base": model.base if model else None, "teacher": distillation.teacher if distillation else None}
-    return {field: found for field, uri in uris.items() if (found := Aliased.of(uri))}
+    return {field: aliased for field, uri in uris.items() if (aliased := Aliased.of(uri))}
 
 
-def pin(draft: Draft) -> Outcome:
+def pin_versions(draft: Draft) -> Outcome:
     """End the pass until the versions are known. What was found once stays, and is in the spec from the next pass on."""
-    wanted = {} if draft.spec.suspend else _aliases(draft.ftj)
-    if not wanted or not draft.settings.servers(draft.spec.tracking)[0]:
+    aliases = {} if draft.spec.suspend else _unpinned_aliases(draft.ftj)
+    if not aliases or not draft.settings.servers(draft.spec.tracking)[0]:
         # NB: without a server the pods say that they cannot find the model. The condition is of when there was one.
-        if wanted:
+        if aliases:
             draft.unset(ConditionType.MODELS_FOUND)
         return Continue
     if not draft.ftj.holds(ConditionType.ACCEPTED):
         # Registries are asked for accepted jobs alone, and so before the next pass.
-        draft.requeue_after(AT_ONCE_SECONDS)
+        draft.requeue_after(SOON_SECONDS)
         return Stop
-    found: dict[str, str] = {}
-    for field, aliased in wanted.items():
-        version = _version(draft, field, aliased)
+    uris: dict[str, str] = {}
+    for field, aliased in aliases.items():
+        version = _find_version(draft, field, aliased)
         if isinstance(version, Wait):
             return wait(draft, ConditionType.MODELS_FOUND, version)
-        found[field] = f"models:/{aliased.model}/{version}"
-    draft.update(pinned=(draft.status.pinned or Pinned()).model_copy(update=found))
-    pairs = zip(wanted.values(), found.values(), strict=True)
+        uris[field] = f"models:/{aliased.model}/{version}"
+    draft.update(pinned=(draft.status.pinned or Pinned()).model_copy(update=uris))
+    pairs = zip(aliases.values(), uris.values(), strict=True)
     message = "; ".join(
         f"models:/{aliased.model}@{aliased.alias} is {uri} in all pods of this job" for aliased, uri in pairs
     )
@@ -70,22 +70,25 @@ def pin(draft: Draft) -> Outcome:
     return Stop
 
 
-def _version(draft: Draft, field: str, aliased: Aliased) -> str | Wait:
+def _find_version(draft: Draft, field: str, aliased: Aliased) -> str | Wait:
     """The version that an alias points at, or why it is not known."""
-    seen, name = draft.observed.holders.get(field), f"models:/{aliased.model}@{aliased.alias}"
-    if seen is None:
+    alias_version, name = draft.observed.alias_versions.get(field), f"models:/{aliased.model}@{aliased.alias}"
+    if alias_version is None:
         return Wait(ConditionReason.WAITING_FOR_MODEL, f"the version of {name} is not known yet")
-    if seen.problem:
-        return Wait(seen.problem.reason, f"the version of {name} is not known: {seen.problem.message}")
-    if not seen.exists:
+    if alias_version.problem:
+        return Wait(
+            alias_version.problem.reason,
+            f"the version of {name} is not known: {alias_version.problem.message}",
+        )
+    if not alias_version.exists:
         return Wait(
             ConditionReason.WAITING_FOR_MODEL,
             f"the registered model {aliased.model} of {name} does not exist: this job starts when it has the alias "
             f"{aliased.alias}",
         )
-    if seen.version is None:
+    if alias_version.version is None:
         return Wait(
             ConditionReason.WAITING_FOR_ALIAS,
             f"the registered model {aliased.model} has no alias {aliased.alias}: this job starts when a version has it",
         )
-    return seen.version
+    return alias_version.version

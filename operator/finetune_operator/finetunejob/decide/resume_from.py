@@ -18,70 +18,74 @@ from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.policy.result import Continue, Outcome
 
 
-def job_to_look_at(ftj: FineTuneJob) -> str | None:
+def resumed_job_name(ftj: FineTuneJob) -> str | None:
     """The FineTuneJob whose checkpoints a job waits for; None where it waits for none."""
-    wanted = _wanted(ftj)
-    if wanted is None or ftj.status.resumed_from or ftj.is_finished or ftj.deleting:
+    reference = _resume_from(ftj)
+    if reference is None or ftj.status.resumed_from or ftj.is_finished or ftj.deleting:
         return None
-    return wanted.name if ftj.spec and not ftj.spec.suspend else None
+    return reference.name if ftj.spec and not ftj.spec.suspend else None
 
 
-def resume_from(draft: Draft) -> Outcome:
+def find_checkpoints(draft: Draft) -> Outcome:
     """End the pass until the checkpoints are known that the job starts from. What was found once stays."""
-    wanted = _wanted(draft.ftj)
-    if wanted is None or draft.status.resumed_from or draft.spec.suspend:
+    reference = _resume_from(draft.ftj)
+    if reference is None or draft.status.resumed_from or draft.spec.suspend:
         return Continue
-    found = ResumedFrom(uri=wanted.uri) if wanted.uri else _of_job(draft, wanted.name or "")
-    if isinstance(found, Refusal):
-        return refuse(draft, ConditionType.CHECKPOINT_FOUND, found)
-    if isinstance(found, Wait):
-        return wait(draft, ConditionType.CHECKPOINT_FOUND, found)
-    draft.update(resumed_from=found)
+    checkpoints = (
+        ResumedFrom(uri=reference.uri) if reference.uri else _checkpoints_of_job(draft, reference.name or "")
+    )
+    if isinstance(checkpoints, Refusal):
+        return refuse(draft, ConditionType.CHECKPOINT_FOUND, checkpoints)
+    if isinstance(checkpoints, Wait):
+        return wait(draft, ConditionType.CHECKPOINT_FOUND, checkpoints)
+    draft.update(resumed_from=checkpoints)
     whose = (
-        f"that FineTuneJob {found.job} wrote to"
-        if found.job
+        f"that FineTuneJob {checkpoints.job} wrote to"
+        if checkpoints.job
         else "in the folder that checkpoint.resumeFrom names:"
     )
-    message = f"the job starts from the newest complete checkpoint {whose} {found.uri}"
-    if contract.checkpoint_place(found.uri)[1] is not None:
-        message = f"the job starts from the checkpoint that checkpoint.resumeFrom names: {found.uri}"
+    message = f"the job starts from the newest complete checkpoint {whose} {checkpoints.uri}"
+    if contract.checkpoint_place(checkpoints.uri)[1] is not None:
+        message = f"the job starts from the checkpoint that checkpoint.resumeFrom names: {checkpoints.uri}"
     draft.set(ConditionType.CHECKPOINT_FOUND, True, ConditionReason.CHECKPOINT_FOUND, message)
     return Continue
 
 
-def _wanted(ftj: FineTuneJob) -> ResumeFrom | None:
+def _resume_from(ftj: FineTuneJob) -> ResumeFrom | None:
     return ftj.spec.checkpoint.resume_from if ftj.spec and ftj.spec.checkpoint else None
 
 
-def _of_job(draft: Draft, name: str) -> ResumedFrom | Wait | Refusal:
+def _checkpoints_of_job(draft: Draft, name: str) -> ResumedFrom | Wait | Refusal:
     """The checkpoints of a FineTuneJob, or why they are not known."""
-    seen, who = draft.observed.resumed, f"FineTuneJob {name}"
-    other = seen.job if seen else None
-    if seen is None or other is None:
+    resumed, who = draft.observed.resumed, f"FineTuneJob {name}"
+    resumed_job = resumed.job if resumed else None
+    if resumed is None or resumed_job is None:
         message = f"{who} of checkpoint.resumeFrom does not exist: this job starts when it exists and has a checkpoint"
         return Wait(ConditionReason.WAITING_FOR_JOB, message)
-    if other.spec is None:
-        message = f"this version of the operator cannot read the spec of {who} ({other.invalid})"
+    if resumed_job.spec is None:
+        message = f"this version of the operator cannot read the spec of {who} ({resumed_job.invalid})"
         return Wait(ConditionReason.WAITING_FOR_JOB, message)
-    mistake = _mistake(draft.ftj, other.spec, other, who)
+    mistake = _find_mistake(draft.ftj, resumed_job.spec, resumed_job, who)
     if mistake:
         return Refusal(ConditionReason.INVALID_SPEC, mistake)
-    if not _is_at_rest(other) or seen.pods:
+    if not _is_at_rest(resumed_job) or resumed.pods:
         message = f"{who} still runs: this job starts from its newest checkpoint when it has finished or is suspended"
         return Wait(ConditionReason.WAITING_FOR_JOB, message)
-    lacking = _lack_of_checkpoints(other, who)
+    lacking = _explain_missing_checkpoint(resumed_job, who)
     if lacking:
         return lacking
-    place = other.spec.checkpoint.uri if other.spec.checkpoint else ""
-    uri = contract.checkpoint_folder(place, namespace=other.namespace, name=other.name, uid=other.uid)
+    place = resumed_job.spec.checkpoint.uri if resumed_job.spec.checkpoint else ""
+    uri = contract.checkpoint_folder(
+        place, namespace=resumed_job.namespace, name=resumed_job.name, uid=resumed_job.uid
+    )
     return ResumedFrom(uri=uri, job=name)
 
 
-def _lack_of_checkpoints(other: FineTuneJob, who: str) -> Wait | Refusal | None:
+def _explain_missing_checkpoint(resumed_job: FineTuneJob, who: str) -> Wait | Refusal | None:
     """Why a job that is at rest has no checkpoint; None where it may have some."""
-    if other.status.checkpoint or (other.is_finished and other.status.attempt):
+    if resumed_job.status.checkpoint or (resumed_job.is_finished and resumed_job.status.attempt):
         return None
-    if other.is_finished:
+    if resumed_job.is_finished:
         message = f"{who} ended before it trained, so it has no checkpoint: remove checkpoint.resumeFrom"
         return Refusal(ConditionReason.INVALID_SPEC, message)
     message = f"{who} has no checkpoint yet: this job starts when it has one"
@@ -92,7 +96,7 @@ def _is_at_rest(ftj: FineTuneJob) -> bool:
     return ftj.is_finished or ftj.holds(ConditionType.SUSPENDED)
 
 
-def _mistake(ftj: FineTuneJob, spec: FineTuneJobSpec, other: FineTuneJob, who: str) -> str | None:
+def _find_mistake(ftj: FineTuneJob, spec: FineTuneJobSpec, resumed_job: FineTuneJob, who: str) -> str | None:
     """Why a job can never carry another one on, whose spec this is; None where it can."""
     if spec.trainer.command:
         return (
@@ -103,7 +107,7 @@ def _mistake(ftj: FineTuneJob, spec: FineTuneJobSpec, other: FineTuneJob, who: s
         return (
             f"{who} has no checkpoints: spec.checkpoint is not set there: remove checkpoint.resumeFrom here"
         )
-    wrong = differences(settings(_recipe(other)), _recipe(ftj))
+    wrong = differences(settings(_recipe(resumed_job)), _recipe(ftj))
     if not wrong:
         return None
     return (

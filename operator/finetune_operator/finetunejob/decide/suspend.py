@@ -7,7 +7,7 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Nodes
 from finetune_operator import names
-from finetune_operator.finetunejob.children import is_being_deleted, job_ended
+from finetune_operator.finetunejob.children import has_ended, is_being_deleted
 from finetune_operator.finetunejob.decide import checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import pod_state
@@ -40,7 +40,7 @@ def _stop(draft: Draft) -> None:
     if not draft.status.suspend_time:
         draft.update(suspend_time=draft.now)
     message = (
-        f"waiting for {pod_state.listed(alive)} to stop"
+        f"waiting for {pod_state.describe_pods(alive)} to stop"
         if alive
         else run or "no pod runs; set suspend to false to resume"
     )
@@ -66,7 +66,7 @@ def _resume(draft: Draft, since: datetime) -> None:
     attempt = None if draft.holds(ConditionType.TRAINED) else draft.status.attempt
     if attempt:
         child = draft.observed.jobs.get(names.train_name(draft.ftj.name, attempt))
-        if child is None or is_being_deleted(child) or not job_ended(child):
+        if child is None or is_being_deleted(child) or not has_ended(child):
             draft.update(attempt=attempt + 1)
-    where = checkpoint.beginning(draft) if attempt else "goes on"
+    where = checkpoint.describe_start(draft) if attempt else "goes on"
     draft.set(ConditionType.SUSPENDED, False, ConditionReason.RESUMED, f"the job {where}")

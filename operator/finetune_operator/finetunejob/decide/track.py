@@ -10,7 +10,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus, ModelStatus, Progress
 from finetune_crds.status_parts import PlanStatus
 from finetune_operator import names, text
-from finetune_operator.finetunejob.children import sort
+from finetune_operator.finetunejob.children import classify_children
 from finetune_operator.finetunejob.decide import checkout, links, resolve_alias
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.draft.draft import Draft
@@ -19,7 +19,7 @@ from finetune_operator.mlflow.model import Run
 from finetune_operator.policy.result import Continue, Outcome
 
 # The width of the column that shows the step of the preparation.
-_LONGEST_STEP = 24
+_MAX_STEP_CHARS = 24
 
 
 def tracking_uri(draft: Draft) -> str:
@@ -41,49 +41,49 @@ def track(draft: Draft) -> Outcome:
         )
         return Continue
     draft.requeue_after(draft.settings.poll_seconds)
-    seen = draft.observed.mlflow
-    if seen is None:
+    mlflow = draft.observed.mlflow
+    if mlflow is None:
         return Continue
-    if seen.problem:
-        draft.set(ConditionType.TRACKED, False, seen.problem.reason, seen.problem.message)
+    if mlflow.problem:
+        draft.set(ConditionType.TRACKED, False, mlflow.problem.reason, mlflow.problem.message)
         return Continue
-    known, run, writable = draft.status.run_id, seen.run, seen.writable_run
-    if writable and (writable.run_id == known or not (known and _is_in_use(draft))):
-        _set_ready(draft, writable, known)
-        _copy(draft, writable, seen.server)
-    elif known and not _may_replace(draft, known, run):
-        if run and run.run_id == known:
-            _copy(draft, run, seen.server)
+    run_id, run, writable = draft.status.run_id, mlflow.run, mlflow.writable_run
+    if writable and (writable.run_id == run_id or not (run_id and _is_in_use(draft))):
+        _set_ready(draft, writable, run_id)
+        _copy_run(draft, writable, mlflow.server)
+    elif run_id and not _may_replace(draft, run_id, run):
+        if run and run.run_id == run_id:
+            _copy_run(draft, run, mlflow.server)
     elif not (checkout.is_unresolved(draft) or resolve_alias.is_unpinned(draft.ftj)):
         draft.update(mlflow=None)
         draft.actions.append(_ensure_run(draft))
     return Continue
 
 
-def _set_ready(draft: Draft, run: Run, known: str | None) -> None:
+def _set_ready(draft: Draft, run: Run, run_id: str | None) -> None:
     before = draft.condition(ConditionType.TRACKED)
-    if run.run_id == known and before and before.reason == ConditionReason.RUN_REPLACED:
+    if run.run_id == run_id and before and before.reason == ConditionReason.RUN_REPLACED:
         return
     kind, reason, message = ConditionType.TRACKED, ConditionReason.RUN_READY, f"MLflow run {run.run_id}"
-    if known not in (None, run.run_id):
-        reason, message = ConditionReason.RUN_REPLACED, f"MLflow run {run.run_id} replaces run {known}"
+    if run_id not in (None, run.run_id):
+        reason, message = ConditionReason.RUN_REPLACED, f"MLflow run {run.run_id} replaces run {run_id}"
     draft.set(kind, True, reason, message)
 
 
 def _is_in_use(draft: Draft) -> bool:
     """Whether pods of the training log to the run, or have registered a version from it."""
     name = names.train_name(draft.ftj.name, draft.status.attempt or 1)
-    attempt = sort(draft.observed.jobs, draft.observed.pods, names.TRAIN, name)
-    return draft.holds(ConditionType.TRAINED) or attempt.current is not None or bool(attempt.ghost_pods)
+    attempt = classify_children(draft.observed.jobs, draft.observed.pods, names.TRAIN, name)
+    return draft.holds(ConditionType.TRAINED) or attempt.current_job is not None or bool(attempt.stale_pods)
 
 
-def _may_replace(draft: Draft, known: str, run: Run | None) -> bool:
+def _may_replace(draft: Draft, run_id: str, run: Run | None) -> bool:
     """Whether another run is created in place of one that was deleted, or that MLflow has not found for some time.
 
     NB: MLflow on replicas of a database finds a new run only after a while.
     """
-    deleted = run is not None and run.run_id == known
-    problem = f"MLflow run {known} {'was deleted' if deleted else 'cannot be found'}"
+    deleted = run is not None and run.run_id == run_id
+    problem = f"MLflow run {run_id} {'was deleted' if deleted else 'cannot be found'}"
     if _is_in_use(draft):
         message = f"{problem}: restore it, since the metrics and the model of this attempt belong to it"
         draft.set(ConditionType.TRACKED, False, ConditionReason.RUN_NOT_FOUND, message)
@@ -120,20 +120,20 @@ def _ensure_run(draft: Draft) -> EnsureRun:
     )
 
 
-def _copy(draft: Draft, run: Run, server: str) -> None:
+def _copy_run(draft: Draft, run: Run, server: str) -> None:
     page = links.run_page(draft.settings, draft.spec.tracking, run.experiment_id, run.run_id, server)
     draft.update(mlflow=MlflowStatus(experiment_id=run.experiment_id, run_id=run.run_id, url=page))
     _copy_plan(draft, run)
     _copy_progress(draft, run)
     _copy_evaluation(draft, run)
-    note_goodput(draft, run.metrics.get(contract.METRIC_GOODPUT))
+    record_goodput(draft, run.metrics.get(contract.METRIC_GOODPUT))
 
 
-def note_goodput(draft: Draft, share: float | None) -> None:
+def record_goodput(draft: Draft, share: float | None) -> None:
     """Record the share of the training time that was productive, if it is known."""
-    known = rounded(share, 4)
-    if known is not None:
-        draft.update(goodput=min(max(known, 0.0), 1.0))
+    goodput = round_finite(share, 4)
+    if goodput is not None:
+        draft.update(goodput=min(max(goodput, 0.0), 1.0))
 
 
 def _copy_plan(draft: Draft, run: Run) -> None:
@@ -156,22 +156,22 @@ def _copy_progress(draft: Draft, run: Run) -> None:
     losses = [name for name in (*contract.LOSSES, *contract.EVAL_LOSSES) if name in metrics]
     if contract.METRIC_STEP not in metrics and not losses:
         return
-    step = integer(metrics.get(contract.METRIC_STEP, _step_of(run, losses))) or 0
-    max_steps = integer(metrics.get(contract.METRIC_MAX_STEPS, run.planned_steps))
+    step = to_count(metrics.get(contract.METRIC_STEP, _step_of(run, losses))) or 0
+    max_steps = to_count(metrics.get(contract.METRIC_MAX_STEPS, run.planned_steps))
     before = draft.status.progress
     percent = min(100 * step // max_steps, 100) if max_steps else None
-    left = integer(metrics.get(contract.METRIC_SECONDS_REMAINING))
-    eval_loss = _first(metrics, (contract.METRIC_FINAL_EVAL_LOSS, *contract.EVAL_LOSSES))
+    seconds_remaining = to_count(metrics.get(contract.METRIC_SECONDS_REMAINING))
+    eval_loss = _first_metric(metrics, (contract.METRIC_FINAL_EVAL_LOSS, *contract.EVAL_LOSSES))
     after = Progress(
         step=step,
         max_steps=max_steps,
         percent=percent,
         summary=f"{percent}%" if percent is not None else None,
-        loss=rounded(_first(metrics, contract.LOSSES), 4),
-        eval_loss=rounded(eval_loss, 4),
-        tokens_per_second=rounded(metrics.get(contract.METRIC_TOKENS_PER_SECOND), 1),
-        seconds_remaining=left,
-        eta=text.duration(left) if left is not None else None,
+        loss=round_finite(_first_metric(metrics, contract.LOSSES), 4),
+        eval_loss=round_finite(eval_loss, 4),
+        tokens_per_second=round_finite(metrics.get(contract.METRIC_TOKENS_PER_SECOND), 1),
+        seconds_remaining=seconds_remaining,
+        eta=text.duration(seconds_remaining) if seconds_remaining is not None else None,
         update_time=before.update_time if before else None,
     )
     # NB: the ETA is removed while no training runs; that is no report.
@@ -180,9 +180,9 @@ def _copy_progress(draft: Draft, run: Run) -> None:
     draft.update(progress=after)
 
 
-def _first(metrics: Mapping[str, float], names: Sequence[str]) -> float | None:
+def _first_metric(metrics: Mapping[str, float], metric_names: Sequence[str]) -> float | None:
     """The first of some metrics that the run has."""
-    return next((metrics[name] for name in names if name in metrics), None)
+    return next((metrics[name] for name in metric_names if name in metrics), None)
 
 
 def _step_of(run: Run, losses: Sequence[str]) -> float:
@@ -201,9 +201,9 @@ def show_preparation(draft: Draft) -> None:
     """Show the step of the preparation while it runs, and remove it afterwards."""
     before, mlflow = draft.status.progress, draft.observed.mlflow
     run = mlflow.run if mlflow else None
-    seen = draft.observed.preparation
-    step = seen.run.progress if seen and seen.run else ""
-    step = (step or (run.tags.get(contract.TAG_PREPARATION, "") if run else ""))[:_LONGEST_STEP]
+    preparation = draft.observed.preparation
+    step = preparation.run.progress if preparation and preparation.run else ""
+    step = (step or (run.tags.get(contract.TAG_PREPARATION, "") if run else ""))[:_MAX_STEP_CHARS]
     if phase(draft.status.conditions) != "Preparing":
         if before and before.summary and not (before.step or before.max_steps):
             draft.update(progress=None)
@@ -212,22 +212,22 @@ def show_preparation(draft: Draft) -> None:
 
 
 def _copy_evaluation(draft: Draft, run: Run) -> None:
-    found = {
-        "base_eval_loss": rounded(run.metrics.get(contract.METRIC_BASE_EVAL_LOSS), 4),
-        "eval_loss": rounded(run.metrics.get(contract.METRIC_FINAL_EVAL_LOSS), 4),
-        "perplexity": rounded(run.metrics.get(contract.METRIC_FINAL_EVAL_PERPLEXITY), 4),
+    metrics = {
+        "base_eval_loss": round_finite(run.metrics.get(contract.METRIC_BASE_EVAL_LOSS), 4),
+        "eval_loss": round_finite(run.metrics.get(contract.METRIC_FINAL_EVAL_LOSS), 4),
+        "perplexity": round_finite(run.metrics.get(contract.METRIC_FINAL_EVAL_PERPLEXITY), 4),
     }
-    known = {name: value for name, value in found.items() if value is not None}
-    if known:
-        draft.update(model=(draft.status.model or ModelStatus()).model_copy(update=known))
+    finite = {name: value for name, value in metrics.items() if value is not None}
+    if finite:
+        draft.update(model=(draft.status.model or ModelStatus()).model_copy(update=finite))
 
 
 # NB: a diverged run has NaN and infinite metrics, which JSON, and so the status, cannot hold.
-def rounded(value: float | None, digits: int) -> float | None:
+def round_finite(value: float | None, digits: int) -> float | None:
     """The number for the status; None when it is not finite."""
     return round(value, digits) if value is not None and math.isfinite(value) else None
 
 
-def integer(value: float | None) -> int | None:
+def to_count(value: float | None) -> int | None:
     """The count for the status; None when it is not finite."""
     return max(int(value), 0) if value is not None and math.isfinite(value) else None

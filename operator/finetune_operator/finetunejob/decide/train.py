@@ -6,7 +6,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import ModelStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.children import Sorted, job_condition, sort
+from finetune_operator.finetunejob.children import ComponentChildren, classify_children, job_condition
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import checkpoint, track
 from finetune_operator.finetunejob.draft import device, mistakes
@@ -42,33 +42,33 @@ def train(draft: Draft) -> Outcome:
         return Stop
     number = draft.status.attempt or 1
     name = names.train_name(draft.ftj.name, number)
-    found = sort(draft.observed.jobs, draft.observed.pods, names.TRAIN, name)
-    child, mine = found.current, found.pods
+    children = classify_children(draft.observed.jobs, draft.observed.pods, names.TRAIN, name)
+    child, attempt_pods = children.current_job, children.pods
     if child is None:
-        _start(draft, number, found)
+        _start(draft, number, children)
         return Stop
     # NB: the pass that created the Job may have ended before it wrote the status.
-    _note_start(draft, number)
+    _record_start(draft, number)
     nodes = draft.spec.distributed.nodes
-    draft.update(nodes=placement.nodes(mine, desired=nodes))
-    device.note(draft, pod_state.alive(mine))
-    checkpoint.note(draft, mine)
-    if sidecars.has_completed(child, mine, gang.CONTAINER, nodes=nodes):
-        _finish(draft, mine)
+    draft.update(nodes=placement.summarize_nodes(attempt_pods, desired=nodes))
+    device.record_device(draft, pod_state.alive(attempt_pods))
+    checkpoint.record_checkpoint(draft, attempt_pods)
+    if sidecars.has_completed(child, attempt_pods, gang.CONTAINER, nodes=nodes):
+        _finish(draft, attempt_pods)
         return Continue
-    failed = sidecars.find_failure(child, mine, gang.CONTAINER, draft.now)
+    failed = sidecars.find_failure(child, attempt_pods, gang.CONTAINER, draft.now)
     if failed is not None:
-        attempts.after_failure(draft, number, mine, child, failed)
+        attempts.after_failure(draft, number, attempt_pods, child, failed)
         return Stop
-    _follow(draft, number, child, mine)
+    _follow(draft, number, child, attempt_pods)
     return Stop
 
 
-def _start(draft: Draft, number: int, found: Sorted) -> None:
+def _start(draft: Draft, number: int, children: ComponentChildren) -> None:
     """Create the children of an attempt, after the pods of the previous one have stopped."""
     if not backoff.may_start(draft):
         return
-    _note_start(draft, number)
+    _record_start(draft, number)
     wrong = "; ".join(mistakes.of_training(draft.spec))
     if wrong:
         # NB: the template may have changed since the job was accepted.
@@ -76,92 +76,90 @@ def _start(draft: Draft, number: int, found: Sorted) -> None:
         message = f"attempt {number} waits for a correction of spec.podTemplate"
         draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, message)
         return
-    for ghost in found.ghosts:
-        draft.remove(ghost)
-    if found.ghosts or found.ghost_pods:
-        message = (
-            f"attempt {number} starts when {pod_state.listed_ghosts(found)} of the previous one has stopped"
-        )
+    for stale_job in children.stale_jobs:
+        draft.remove(stale_job)
+    if children.stale_jobs or children.stale_pods:
+        message = f"attempt {number} starts when {pod_state.describe_stale(children)} of the previous one has stopped"
         draft.set(ConditionType.TRAINED, False, ConditionReason.RESTARTING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return
-    _delete_old_jobs(draft, number, found)
+    _delete_old_jobs(draft, number, children)
     health.forget_refusal(draft)
-    draft.apply += [gang.service(draft), gang.recipe(draft), gang.job(draft, number)]
+    draft.apply += [gang.build_service(draft), gang.build_recipe(draft), gang.build_job(draft, number)]
     nodes = draft.spec.distributed.nodes
-    draft.update(nodes=placement.nodes([], desired=nodes))
+    draft.update(nodes=placement.summarize_nodes([], desired=nodes))
     starting = "1 pod is starting" if nodes == 1 else f"{nodes} pods are starting"
     message = f"attempt {number}: {starting}{attempts.cause_of(draft, number - 1)}"
     draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, message)
 
 
-def _note_start(draft: Draft, number: int) -> None:
-    draft.note_start()
+def _record_start(draft: Draft, number: int) -> None:
+    draft.record_start()
     draft.update(attempt=number, restarts=draft.status.restarts or 0)
 
 
-def _delete_old_jobs(draft: Draft, number: int, found: Sorted) -> None:
+def _delete_old_jobs(draft: Draft, number: int, children: ComponentChildren) -> None:
     """Delete the Jobs of older attempts, since preemptions are not limited in number."""
-    kept = {names.train_name(draft.ftj.name, number - back) for back in range(_KEPT_ATTEMPTS + 1)}
-    for child in found.ended:
-        if child["metadata"]["name"] not in kept:
+    kept_names = {names.train_name(draft.ftj.name, number - back) for back in range(_KEPT_ATTEMPTS + 1)}
+    for child in children.ended_jobs:
+        if child["metadata"]["name"] not in kept_names:
             draft.remove(child)
 
 
-def _follow(draft: Draft, number: int, child: Json, mine: list[Json]) -> None:
+def _follow(draft: Draft, number: int, child: Json, attempt_pods: list[Json]) -> None:
     name, nodes = child["metadata"]["name"], draft.spec.distributed.nodes
-    alive = pod_state.alive(mine)
+    alive = pod_state.alive(attempt_pods)
     draft.requeue_after(draft.settings.poll_seconds)
     if queueing.is_queued(child) and not alive:
-        queueing.report(draft, ConditionType.TRAINED, f"attempt {number}", child)
+        queueing.report_queue(draft, ConditionType.TRAINED, f"attempt {number}", child)
         return
-    health.report(draft, alive, name, wanted=nodes)
+    health.report_health(draft, alive, name, desired=nodes)
     ready = draft.status.nodes.ready if draft.status.nodes else 0
     if ready == nodes:
         reason = ConditionReason.TRAINING
-        gang = "1 pod" if nodes == 1 else f"{nodes} pods"
-        message = f"attempt {number} runs on {gang}; kubectl logs job/{name} shows its progress"
+        gang_size = "1 pod" if nodes == 1 else f"{nodes} pods"
+        message = f"attempt {number} runs on {gang_size}; kubectl logs job/{name} shows its progress"
     else:
         reason = ConditionReason.STARTING
         earlier = attempts.cause_of(draft, number - 1)
         message = (
-            f"attempt {number}: {ready} of {nodes} pods are ready{health.pulling(draft, alive)}"
-            f"{own_code.step(alive)}{earlier}"
+            f"attempt {number}: {ready} of {nodes} pods are ready{health.describe_image_pull(draft, alive)}"
+            f"{own_code.describe_step(alive)}{earlier}"
         )
     if job_condition(child, "FailureTarget") and alive:
         # NB: the pods of a lost node do not end, and neither does the attempt.
-        message = f"attempt {number} has failed and ends when {pod_state.listed(alive)} has stopped"
+        message = f"attempt {number} has failed and ends when {pod_state.describe_pods(alive)} has stopped"
     draft.set(ConditionType.TRAINED, False, reason, message)
 
 
-def _finish(draft: Draft, mine: list[Json]) -> None:
+def _finish(draft: Draft, attempt_pods: list[Json]) -> None:
     results = [
         ended.message.train
-        for ended in pod_state.exits(mine, gang.CONTAINER)
+        for ended in pod_state.exits(attempt_pods, gang.CONTAINER)
         if ended.message and ended.message.train
     ]
     if results:
         result = results[0]
         before = draft.status.model or ModelStatus()
-        known = {
+        losses = {
             "base_eval_loss": result.base_eval_loss,
             "eval_loss": result.eval_loss,
             "perplexity": result.perplexity,
         }
-        rounded = {key: track.rounded(value, 4) for key, value in known.items()}
+        rounded = {key: track.round_finite(value, 4) for key, value in losses.items()}
         finite = {key: value for key, value in rounded.items() if value is not None}
         if finite:
             draft.update(model=before.model_copy(update=finite))
-        track.note_goodput(draft, result.goodput)
+        track.record_goodput(draft, result.goodput)
         _complete_progress(draft, result.step)
-    _note_folder(draft)
+    _record_folder(draft)
     draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")
     draft.set(
         ConditionType.TRAINED, True, ConditionReason.TRAINED, f"attempt {draft.status.attempt} completed"
     )
 
 
-def _note_folder(draft: Draft) -> None:
+def _record_folder(draft: Draft) -> None:
     """The folder of the model: the built-in loop ends well only when the model is in it."""
     output = draft.spec.output
     if output is None:

@@ -17,9 +17,9 @@ from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.draft.draft import Draft
 
-EARLIER = "earlier"
+EARLIER_JOBS = "earlier"
 """The entry of the Jobs that no longer exist."""
-_KEPT_JOBS = 8
+_MAX_ENTRIES = 8
 # Running pods count in steps, since each step is a write of the status.
 _STEP = timedelta(minutes=10)
 _HOUR = 3600
@@ -32,20 +32,22 @@ class Span(NamedTuple):
     end: datetime | None
 
 
-def account(draft: Draft, *, final: bool) -> None:
+def record_usage(draft: Draft, *, final: bool) -> None:
     """Record the usage so far.
 
     Args:
         final: the job has just ended: count running pods until now.
     """
     present = {item["metadata"]["uid"] for item in draft.observed.jobs.values()}
-    named = device.resource(draft.ftj)
-    after = used(draft.status.usage, draft.observed.pods, present, at=draft.now, final=final, resource=named)
+    gpu_resource = device.configured_resource(draft.ftj)
+    after = add_usage(
+        draft.status.usage, draft.observed.pods, present, at=draft.now, final=final, resource=gpu_resource
+    )
     if after != draft.status.usage:
         draft.update(usage=after)
 
 
-def used(
+def add_usage(
     before: Usage | None,
     pods: Sequence[Json],
     present: set[str],
@@ -64,17 +66,23 @@ def used(
         resource: one that counts as a GPU besides those with known names.
     """
     entries = {item.uid: item for item in (before.jobs if before else [])}
-    mine = _by_job(pods)
-    for uid, its_pods in mine.items():
-        known = entries.get(uid) or JobUsage(uid=uid, pod_seconds=0, gpu_seconds=0)
-        spans = [(found, device.gpus(pod, resource)) for pod in its_pods if (found := span(pod))]
+    pods_by_job = _by_job(pods)
+    for uid, its_pods in pods_by_job.items():
+        entry = entries.get(uid) or JobUsage(uid=uid, pod_seconds=0, gpu_seconds=0)
+        spans = [
+            (pod_span, device.count_gpus(pod, resource))
+            for pod in its_pods
+            if (pod_span := running_span(pod))
+        ]
         if spans:
-            known = _continued(known, spans, _until([found for found, _ in spans], at, final=final))
-        if known.pod_seconds:
-            entries[uid] = known
+            entry = _extend_usage(
+                entry, spans, _count_until([pod_span for pod_span, _ in spans], at, final=final)
+            )
+        if entry.pod_seconds:
+            entries[uid] = entry
     if not entries:
         return None
-    jobs = _folded([*entries.values()], present | set(mine))
+    jobs = _fold_ended_jobs([*entries.values()], present | set(pods_by_job))
     return Usage(
         pod_hours=round(sum(item.pod_seconds for item in jobs) / _HOUR, 2),
         gpu_hours=round(sum(item.gpu_seconds for item in jobs) / _HOUR, 2),
@@ -84,15 +92,15 @@ def used(
 
 def _by_job(pods: Iterable[Json]) -> dict[str, list[Json]]:
     """The pods, each once, by the uid of their Job."""
-    found: dict[str, dict[str, Json]] = defaultdict(dict)
+    pods_by_job: dict[str, dict[str, Json]] = defaultdict(dict)
     for pod in pods:
-        owner = children.owner("Pod", pod)
+        owner = children.find_owner("Pod", pod)
         if owner:
-            found[owner.uid].setdefault(pod["metadata"]["name"], pod)
-    return {uid: list(mine.values()) for uid, mine in found.items()}
+            pods_by_job[owner.uid].setdefault(pod["metadata"]["name"], pod)
+    return {uid: list(job_pods.values()) for uid, job_pods in pods_by_job.items()}
 
 
-def _until(spans: list[Span], at: datetime, *, final: bool) -> datetime:
+def _count_until(spans: list[Span], at: datetime, *, final: bool) -> datetime:
     """Until when pods count: the last whole step since the first of them started, or the last end of one after that.
 
     NB: the clock of a node may be ahead; a pod that is yet to end runs.
@@ -102,9 +110,9 @@ def _until(spans: list[Span], at: datetime, *, final: bool) -> datetime:
     return max(step, *(item.end for item in spans if item.end and item.end <= at), first)
 
 
-def _continued(before: JobUsage, spans: list[tuple[Span, int]], until: datetime) -> JobUsage:
+def _extend_usage(before: JobUsage, spans: list[tuple[Span, int]], until: datetime) -> JobUsage:
     """The usage of a Job with what its pods, each with its GPUs, ran since they were counted."""
-    seconds = [(_seconds(found, before.counted_until, until), gpus) for found, gpus in spans]
+    seconds = [(_overlap_seconds(pod_span, before.counted_until, until), gpus) for pod_span, gpus in spans]
     added = sum(time for time, _ in seconds)
     if not added:
         return before
@@ -116,55 +124,57 @@ def _continued(before: JobUsage, spans: list[tuple[Span, int]], until: datetime)
     )
 
 
-def _seconds(found: Span, since: datetime | None, until: datetime) -> int:
-    start, end = max(found.start, since or found.start), min(found.end or until, until)
+def _overlap_seconds(pod_span: Span, since: datetime | None, until: datetime) -> int:
+    start, end = max(pod_span.start, since or pod_span.start), min(pod_span.end or until, until)
     return max(int((end - start).total_seconds()), 0)
 
 
-def _folded(jobs: list[JobUsage], seen: set[str]) -> list[JobUsage]:
+def _fold_ended_jobs(jobs: list[JobUsage], countable: set[str]) -> list[JobUsage]:
     """The entries; when there are many, those of Jobs that no longer exist and have no pods become one, the first."""
-    if len(jobs) <= _KEPT_JOBS:
+    if len(jobs) <= _MAX_ENTRIES:
         return jobs
-    gone = [item for item in jobs if item.uid not in seen]
-    if len(gone) < 2:
+    ended_entries = [item for item in jobs if item.uid not in countable]
+    if len(ended_entries) < 2:
         return jobs
     earlier = JobUsage(
-        uid=EARLIER,
-        pod_seconds=sum(item.pod_seconds for item in gone),
-        gpu_seconds=sum(item.gpu_seconds for item in gone),
+        uid=EARLIER_JOBS,
+        pod_seconds=sum(item.pod_seconds for item in ended_entries),
+        gpu_seconds=sum(item.gpu_seconds for item in ended_entries),
     )
-    return [earlier, *(item for item in jobs if item.uid in seen)]
+    return [earlier, *(item for item in jobs if item.uid in countable)]
 
 
-def span(pod: Json) -> Span | None:
+def running_span(pod: Json) -> Span | None:
     """When a pod ran; None when no node took it yet."""
     status = pod.get("status", {})
-    start = _time(status.get("startTime"))
+    start = _parse_time(status.get("startTime"))
     if start is None:
         return None
     if not children.is_alive(pod):
-        return Span(start, _end(status) or start)
-    return Span(start, _told_to_end(pod))
+        return Span(start, _end_time(status) or start)
+    return Span(start, _stop_request_time(pod))
 
 
-def _end(status: Json) -> datetime | None:
+def _end_time(status: Json) -> datetime | None:
     """When the last container ended; for a pod without any, the last change of its conditions."""
     terminated = [
         item.get("state", {}).get("terminated") or {} for item in status.get("containerStatuses") or []
     ]
-    ends = [found for item in terminated if (found := _time(item.get("finishedAt")))]
+    ends = [time for item in terminated if (time := _parse_time(item.get("finishedAt")))]
     changes = [
-        found for item in status.get("conditions") or [] if (found := _time(item.get("lastTransitionTime")))
+        time
+        for item in status.get("conditions") or []
+        if (time := _parse_time(item.get("lastTransitionTime")))
     ]
     return max(ends or changes, default=None)
 
 
-def _told_to_end(pod: Json) -> datetime | None:
+def _stop_request_time(pod: Json) -> datetime | None:
     """When a pod that stops was told so: its deletionTimestamp is that plus the grace period."""
     meta = pod["metadata"]
-    deadline = _time(meta.get("deletionTimestamp"))
+    deadline = _parse_time(meta.get("deletionTimestamp"))
     return deadline - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if deadline else None
 
 
-def _time(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None

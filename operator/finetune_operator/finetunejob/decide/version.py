@@ -11,39 +11,43 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
 
 
-def version(draft: Draft) -> Outcome:
+def await_version(draft: Draft) -> Outcome:
     """Copy the version of this run to the status; the pass ends until it exists."""
-    wanted = draft.spec.register_
-    if wanted is None or draft.holds(ConditionType.REGISTERED):
+    registration = draft.spec.register_
+    if registration is None or draft.holds(ConditionType.REGISTERED):
         return Continue
-    seen = draft.observed.mlflow
-    found = seen.version if seen else None
-    if found:
-        _copy(draft, found)
+    mlflow = draft.observed.mlflow
+    registered = mlflow.version if mlflow else None
+    if registered:
+        _record_version(draft, registered)
         return Continue
-    if _is_known(draft) and draft.spec.evaluation is not None and not draft.holds(ConditionType.EVALUATED):
+    if (
+        _was_registered(draft)
+        and draft.spec.evaluation is not None
+        and not draft.holds(ConditionType.EVALUATED)
+    ):
         # The evaluation pod needs no MLflow of the operator, and what the evaluation waits for is in its own condition.
         return Continue
-    if seen is None or seen.problem:
+    if mlflow is None or mlflow.problem:
         reason, why = ConditionReason.REGISTERING, "MLflow has not been asked yet"
-        if seen and seen.problem:
-            reason, why = seen.problem.reason, seen.problem.message
+        if mlflow and mlflow.problem:
+            reason, why = mlflow.problem.reason, mlflow.problem.message
         draft.set(ConditionType.REGISTERED, False, reason, f"registration waits for MLflow: {why}")
         draft.requeue_after(draft.settings.poll_seconds)
         return Stop
-    return _wait(draft, wanted)
+    return _wait(draft, registration)
 
 
-def _is_known(draft: Draft) -> bool:
+def _was_registered(draft: Draft) -> bool:
     """Whether the version was there in an earlier pass."""
     return draft.status.model is not None and draft.status.model.version is not None
 
 
-def _wait(draft: Draft, wanted: Register) -> Outcome:
-    if _is_known(draft):
-        wait_for_lost(draft, ConditionType.REGISTERED, ConditionReason.REGISTERING)
+def _wait(draft: Draft, registration: Register) -> Outcome:
+    if _was_registered(draft):
+        wait_for_lost_version(draft, ConditionType.REGISTERED, ConditionReason.REGISTERING)
         return Stop
-    waiting = f"waiting for a version of {wanted.model}"
+    waiting = f"waiting for a version of {registration.model}"
     waited = draft.set_since(ConditionType.REGISTERED, ConditionReason.REGISTERING, waiting)
     if waited < draft.settings.registration_patience_seconds:
         draft.requeue_after(draft.settings.poll_seconds)
@@ -51,12 +55,12 @@ def _wait(draft: Draft, wanted: Register) -> Outcome:
     if _can_register_again(draft):
         number = draft.status.attempt or 1
         draft.unset(ConditionType.REGISTERED)
-        why = f"attempt {number} ended without a version of {wanted.model} that is READY, and registers it again"
+        why = f"attempt {number} ended without a version of {registration.model} that is READY, and registers it again"
         attempts.restart(draft, number + 1, counted=True, why=why)
         return Stop
     run = draft.status.run_id
     message = (
-        f"training ended without a version of {wanted.model} from run {run}: have the script register one from "
+        f"training ended without a version of {registration.model} from run {run}: have the script register one from "
         "MLFLOW_RUN_ID, or remove spec.register"
     )
     _fail(draft, message)
@@ -66,19 +70,19 @@ def _wait(draft: Draft, wanted: Register) -> Outcome:
 def _can_register_again(draft: Draft) -> bool:
     """Whether another attempt may register the model: the training loop trains again only what came after its last checkpoint."""
     saved = draft.status.checkpoint is not None and draft.status.checkpoint.step is not None
-    left = draft.spec.run_policy.max_restarts - (draft.status.restarts or 0)
-    return saved and left > 0 and not draft.spec.trainer.command
+    remaining_restarts = draft.spec.run_policy.max_restarts - (draft.status.restarts or 0)
+    return saved and remaining_restarts > 0 and not draft.spec.trainer.command
 
 
-def wait_for_lost(draft: Draft, kind: ConditionType, reason: ConditionReason) -> None:
+def wait_for_lost_version(draft: Draft, kind: ConditionType, reason: ConditionReason) -> None:
     """Wait for a version that was there and that MLflow does not find, and fail the job where it stays away.
 
     Args:
         kind: the condition that says so, and since when.
         reason: its reason.
     """
-    known, run = draft.status.model or ModelStatus(), draft.status.run_id
-    message = f"version {known.version} of {known.name} cannot be found from run {run}"
+    model, run = draft.status.model or ModelStatus(), draft.status.run_id
+    message = f"version {model.version} of {model.name} cannot be found from run {run}"
     if (
         draft.set_since(kind, reason, f"{message}: looking again")
         < draft.settings.registration_patience_seconds
@@ -95,20 +99,20 @@ def _fail(draft: Draft, message: str, kind: ConditionType = ConditionType.REGIST
     draft.fail(ConditionReason.REGISTRATION_FAILED, message)
 
 
-def _copy(draft: Draft, found: RegisteredVersion) -> None:
+def _record_version(draft: Draft, registered: RegisteredVersion) -> None:
     before = draft.status.model or ModelStatus()
-    if before.version not in (None, found.version):
+    if before.version not in (None, registered.version):
         # Numbers of another version say nothing about this one.
         draft.update(evaluation=None)
         draft.unset(ConditionType.EVALUATED)
     draft.update(
         model=before.model_copy(
             update={
-                "name": found.name,
-                "version": found.version,
-                "uri": f"models:/{found.name}/{found.version}",
-                "summary": f"{found.name}/{found.version}",
-                "aliases": sorted(found.aliases) or None,
+                "name": registered.name,
+                "version": registered.version,
+                "uri": f"models:/{registered.name}/{registered.version}",
+                "summary": f"{registered.name}/{registered.version}",
+                "aliases": sorted(registered.aliases) or None,
             }
         )
     )

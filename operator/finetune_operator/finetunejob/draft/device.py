@@ -24,50 +24,50 @@ _PRODUCT_LABELS = (
 )
 
 
-def resource(ftj: FineTuneJob) -> str:
+def configured_resource(ftj: FineTuneJob) -> str:
     """The resource that the spec names as its GPU, whatever its name; empty without a spec."""
     return ftj.spec.distributed.gpu_resource if ftj.spec else ""
 
 
-def gpus(pod: Json, named: str) -> int:
+def count_gpus(pod: Json, gpu_resource: str) -> int:
     """The GPUs in the resource limits of a pod's containers.
 
     Args:
-        named: a resource that counts besides those with known names.
+        gpu_resource: a resource that counts besides those with known names.
     """
-    return sum(count for _, count in _limits(pod, named))
+    return sum(count for _, count in _limits(pod, gpu_resource))
 
 
-def resources(pod: Json, named: str) -> set[str]:
-    """The resources that count as GPUs in the resource limits of a pod's containers, with `named` as above."""
-    return {name for name, _ in _limits(pod, named)}
+def gpu_resources(pod: Json, gpu_resource: str) -> set[str]:
+    """The resources that count as GPUs in the resource limits of a pod's containers, with `gpu_resource` as above."""
+    return {name for name, _ in _limits(pod, gpu_resource)}
 
 
-def _limits(pod: Json, named: str) -> Iterator[tuple[str, int]]:
+def _limits(pod: Json, gpu_resource: str) -> Iterator[tuple[str, int]]:
     for container in pod.get("spec", {}).get("containers") or []:
         for name, value in ((container.get("resources") or {}).get("limits") or {}).items():
-            if name == named or _GPU.fullmatch(name):
+            if name == gpu_resource or _GPU.fullmatch(name):
                 yield name, whole_number(value) or 0
 
 
-def node_to_read(alive: Sequence[Json], named: str) -> str | None:
+def node_to_read(alive: Sequence[Json], gpu_resource: str) -> str | None:
     """The node whose labels name the product: that of the first pod with a GPU and a node."""
-    return next((node for pod in alive if (node := _node(pod)) and gpus(pod, named)), None)
+    return next((node for pod in alive if (node := _node(pod)) and count_gpus(pod, gpu_resource)), None)
 
 
-def note(draft: Draft, alive: Sequence[Json]) -> None:
+def record_device(draft: Draft, alive: Sequence[Json]) -> None:
     """Record the device of an attempt from its live pods, which are all alike; without pods, what is known stays."""
     pod = next((pod for pod in alive if _node(pod)), alive[0] if alive else None)
     if pod is None:
         return
-    in_pod = gpus(pod, resource(draft.ftj))
+    in_pod = count_gpus(pod, configured_resource(draft.ftj))
     if not in_pod:
         draft.update(device=DeviceStatus(type="CPU", summary="CPU"))
         return
     count = in_pod * draft.spec.distributed.nodes
     before = draft.status.device
-    known = before.product if before and before.count == count else None
-    product = _product(pod, draft.observed.node_labels) or known
+    reported_product = before.product if before and before.count == count else None
+    product = _product(pod, draft.observed.node_labels) or reported_product
     summary = f"{count}x {product or 'GPU'}"
     draft.update(device=DeviceStatus(type="GPU", count=count, product=product, summary=summary))
 
@@ -76,8 +76,8 @@ def _product(pod: Json, node_labels: Mapping[str, Mapping[str, str]]) -> str | N
     """From the labels of the pod's node; where it cannot be read, from the pod's nodeSelector."""
     labels = node_labels.get(_node(pod) or "", {})
     selector = pod.get("spec", {}).get("nodeSelector") or {}
-    found = (source[name] for source in (labels, selector) for name in _PRODUCT_LABELS if source.get(name))
-    return next(found, None)
+    products = (source[name] for source in (labels, selector) for name in _PRODUCT_LABELS if source.get(name))
+    return next(products, None)
 
 
 def _node(pod: Json) -> str | None:

@@ -9,16 +9,16 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus
-from finetune_operator.finetunejob.children import is_being_deleted, job_ended
+from finetune_operator.finetunejob.children import has_ended, is_being_deleted
 from finetune_operator.finetunejob.model import Action, Decision, Deletion, FineTuneJob, Observed, TakeLease
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.settings import Settings
 
 # Ends after which a job is run again with another spec or other data, neither of which the job itself takes up.
-_CORRECTED: frozenset[str] = frozenset(
+_CORRECTABLE_REASONS: frozenset[str] = frozenset(
     {ConditionReason.INVALID_SPEC, ConditionReason.RECIPE_WRONG, ConditionReason.DATA_WRONG}
 )
-_AGAIN = "this job has ended: apply the corrected one under another name, or delete this one first"
+_REAPPLY_HINT = "this job has ended: apply the corrected one under another name, or delete this one first"
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     sweep: bool = False
     actions: list[Action] = field(default_factory=list)
     finalizer: bool | None = None
-    rehearse: list[Json] = field(default_factory=list)
+    dry_runs: list[Json] = field(default_factory=list)
     requeue_seconds: float | None = None
 
     def __post_init__(self) -> None:
@@ -54,14 +54,14 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             raise ValueError(f"the spec of {self.ftj.key} was not accepted")
         return self.ftj.spec
 
-    def note_start(self) -> None:
+    def record_start(self) -> None:
         """Record the start time: the job's first child exists, or is about to be created."""
         if self.status.start_time is None:
             self.update(start_time=self.now)
 
     def fail(self, reason: ConditionReason, message: str) -> None:
         """Mark the job as failed, which is final; where a correction helps, with how to apply it."""
-        again = f"; {_AGAIN}" if reason in _CORRECTED else ""
+        again = f"; {_REAPPLY_HINT}" if reason in _CORRECTABLE_REASONS else ""
         self.set(ConditionType.FAILED, True, reason, f"{message}{again}")
         self.update(completion_time=self.now)
 
@@ -84,7 +84,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     def stop_children(self) -> None:
         """Delete every child Job that still runs, and its pods."""
         for item in self.observed.jobs.values():
-            if not job_ended(item):
+            if not has_ended(item):
                 self.remove(item)
 
     def remove(self, child: Json, kind: str = "Job") -> None:
@@ -103,6 +103,6 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             sweep=self.sweep,
             actions=tuple(self.actions),
             finalizer=self.finalizer,
-            rehearse=tuple(self.rehearse),
+            dry_runs=tuple(self.dry_runs),
             requeue_seconds=self.requeue_seconds,
         )

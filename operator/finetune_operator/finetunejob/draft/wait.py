@@ -9,7 +9,7 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.policy.result import Outcome, Stop
 
 POLL_SECONDS = 15.0
-AT_ONCE_SECONDS = 0.1
+SOON_SECONDS = 0.1
 
 
 class Wait(NamedTuple):

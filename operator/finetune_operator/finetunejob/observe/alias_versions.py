@@ -11,15 +11,15 @@ from finetune_crds.aliased import Aliased
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import Tracking
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.finetunejob.decide.resolve_alias import to_look_up
-from finetune_operator.finetunejob.model import FineTuneJob, Holder
+from finetune_operator.finetunejob.decide.resolve_alias import aliases_to_resolve
+from finetune_operator.finetunejob.model import AliasVersion, FineTuneJob
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
-from finetune_operator.finetunejob.observe.ttl_cache import SHARE, Shared
+from finetune_operator.finetunejob.observe.ttl_cache import INTERVAL_SHARE, SharedAnswers
 from finetune_operator.registry.base import RegisteredModel
 from finetune_operator.registry.tracked import Tracked
 from finetune_operator.settings import Settings
 
-Holders = Mapping[str, Holder]
+AliasVersions = Mapping[str, AliasVersion]
 
 
 class _Question(NamedTuple):
@@ -32,7 +32,7 @@ class _Question(NamedTuple):
 
 
 @dataclass
-class HolderReader:
+class AliasVersionReader:
     """Looks aliases up in the registries of FineTuneJobs.
 
     Attributes:
@@ -44,11 +44,11 @@ class HolderReader:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._models = Shared[RegisteredModel | Problem | None](
-            self.clock, self.settings.poll_seconds * SHARE
+        self._models = SharedAnswers[RegisteredModel | Problem | None](
+            self.clock, self.settings.poll_seconds * INTERVAL_SHARE
         )
 
-    async def read(self, ftj: FineTuneJob) -> Holders:
+    async def read(self, ftj: FineTuneJob) -> AliasVersions:
         """The versions, by the field of `status.pinned`; empty where the job waits for none, or has no server.
 
         Raises:
@@ -59,8 +59,8 @@ class HolderReader:
         if not servers[0]:
             return {}
         return {
-            field: _holder(await self._model(ftj, tracking, servers, aliased.model), aliased)
-            for field, aliased in to_look_up(ftj).items()
+            field: _find_version(await self._model(ftj, tracking, servers, aliased.model), aliased)
+            for field, aliased in aliases_to_resolve(ftj).items()
         }
 
     async def _model(
@@ -85,8 +85,8 @@ def _look_up(tracked: Tracked, model: str) -> RegisteredModel | None:
     return tracked.registry().model(model)
 
 
-def _holder(found: RegisteredModel | Problem | None, aliased: Aliased) -> Holder:
+def _find_version(model: RegisteredModel | Problem | None, aliased: Aliased) -> AliasVersion:
     """What is known of the version that an alias points at."""
-    if isinstance(found, Problem):
-        return Holder(problem=found)
-    return Holder(exists=found is not None, version=found.holder(aliased.alias) if found else None)
+    if isinstance(model, Problem):
+        return AliasVersion(problem=model)
+    return AliasVersion(exists=model is not None, version=model.holder(aliased.alias) if model else None)

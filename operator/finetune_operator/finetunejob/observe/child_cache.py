@@ -8,7 +8,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionType
 from finetune_operator import names
 from finetune_operator.controller.store import Store
-from finetune_operator.finetunejob.children import Owner, job_ended
+from finetune_operator.finetunejob.children import Owner, has_ended
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.kube import Kube
 
@@ -42,7 +42,7 @@ class ChildCache:
         would seem lost, or its failure would have no cause.
         """
         for name, job in jobs.items():
-            if job_ended(job) and _is_unread(ftj, name):
+            if has_ended(job) and _is_unread(ftj, name):
                 selector = f"{names.LABEL_CONTROLLER}={job['metadata']['uid']}"
                 for body in (await self.kube.list("Pod", ftj.namespace, labelSelector=selector)).objects:
                     self.store.put("Pod", body)

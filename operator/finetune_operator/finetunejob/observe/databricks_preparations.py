@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from finetune_operator import secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import CancelRun, FineTuneJob, Preparation, SubmitRun
-from finetune_operator.finetunejob.observe.ttl_cache import Results, recent
+from finetune_operator.finetunejob.observe.ttl_cache import Results, get_recent
 from finetune_operator.finetunejob.preparation import databricks
 from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
@@ -46,12 +46,12 @@ class PreparationReader:
         Raises:
             KubeError: the Secret with the credentials could not be read.
         """
-        run_id = databricks.followed(ftj)
+        run_id = databricks.run_to_follow(ftj)
         if run_id is None:
             self.forget(ftj)
             return None
         ask = partial(self._read, ftj, run_id)
-        return await recent(self._results, ftj.uid, run_id, ask, clock=self.clock, settings=self.settings)
+        return await get_recent(self._results, ftj.uid, run_id, ask, clock=self.clock, settings=self.settings)
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard what was read last: the run was written to, or the job was deleted."""

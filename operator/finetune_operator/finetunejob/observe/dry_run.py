@@ -11,10 +11,10 @@ from typing import NamedTuple
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
-from finetune_operator.finetunejob.decide.dry_run import HOLDS_BACK
-from finetune_operator.finetunejob.model import FineTuneJob, Rehearsal
-from finetune_operator.finetunejob.observe.queues import missing
-from finetune_operator.finetunejob.observe.retry_backoff import Retries
+from finetune_operator.finetunejob.decide.dry_run import BLOCKING_REASONS
+from finetune_operator.finetunejob.model import DryRunAnswer, FineTuneJob
+from finetune_operator.finetunejob.observe.queues import find_missing_queue
+from finetune_operator.finetunejob.observe.retry_backoff import RetryBackoff
 from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
@@ -30,18 +30,18 @@ _REASONS = {
     400: ConditionReason.POD_TEMPLATE_INVALID,
     422: ConditionReason.POD_TEMPLATE_INVALID,
 }
-_LAST_SECONDS = 60.0
+_MAX_DELAY_SECONDS = 60.0
 
 
 class _Answer(NamedTuple):
     """What was said of which generation of a job."""
 
     generation: int
-    rehearsal: Rehearsal
+    dry_run_answer: DryRunAnswer
 
 
 @dataclass
-class Rehearser:
+class DryRunner:
     """Makes dry runs. One that was refused is repeated after a delay, and at once when the spec is another.
 
     Attributes:
@@ -52,40 +52,45 @@ class Rehearser:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._refusals = Retries[_Answer](self.clock, _LAST_SECONDS)
+        self._refusals = RetryBackoff[_Answer](self.clock, _MAX_DELAY_SECONDS)
 
-    async def rehearse(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> Rehearsal:
+    async def run(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> DryRunAnswer:
         """The API server's answer for a job; until a refused dry run is due again, the answer that it got."""
-        held, left = self._refusals.held(ftj.uid), self._refusals.left(ftj.uid)
-        if held and held.generation == ftj.generation and left:
-            return replace(held.rehearsal, again_seconds=left)
-        found = await rehearse(self.kube, bodies)
-        if found.reason not in HOLDS_BACK or (held and held.generation != ftj.generation):
+        last_answer, remaining_seconds = (
+            self._refusals.last_answer(ftj.uid),
+            self._refusals.seconds_left(ftj.uid),
+        )
+        if last_answer and last_answer.generation == ftj.generation and remaining_seconds:
+            return replace(last_answer.dry_run_answer, retry_seconds=remaining_seconds)
+        answer = await run_dry_runs(self.kube, bodies)
+        if answer.reason not in BLOCKING_REASONS or (
+            last_answer and last_answer.generation != ftj.generation
+        ):
             self.forget(ftj)
-        if found.reason not in HOLDS_BACK:
-            return found
-        return replace(found, again_seconds=self._refusals.note(ftj.uid, _Answer(ftj.generation, found)))
+        if answer.reason not in BLOCKING_REASONS:
+            return answer
+        return replace(answer, retry_seconds=self._refusals.record(ftj.uid, _Answer(ftj.generation, answer)))
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last answer: there is a better one, or the job was deleted."""
         self._refusals.forget(ftj.uid)
 
 
-async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
+async def run_dry_runs(kube: Kube, bodies: Sequence[Json]) -> DryRunAnswer:
     """Create objects as dry runs, and look for the queue that a Job names; the first refusal counts."""
     for body in bodies:
-        absent = await missing(kube, body)
+        absent = await find_missing_queue(kube, body)
         if absent:
-            return Rehearsal(admitted=False, reason=ConditionReason.QUEUE_INADMISSIBLE, message=absent)
+            return DryRunAnswer(admitted=False, reason=ConditionReason.QUEUE_INADMISSIBLE, message=absent)
         try:
             answer = await kube.create(body, dry_run=True)
         except KubeError as error:
             if error.status != 409:
-                return replace(_refusal(body, error), component=_component(body))
+                return replace(_explain_refusal(body, error), component=_component(body))
         else:
             if body["kind"] == "LocalSubjectAccessReview" and answer["status"]["allowed"] is not True:
-                return _forbidden(body)
-    return Rehearsal(
+                return _explain_forbidden(body)
+    return DryRunAnswer(
         admitted=True,
         reason=ConditionReason.PODS_ADMITTED,
         message="the API server would create the training pods",
@@ -93,11 +98,11 @@ async def rehearse(kube: Kube, bodies: Sequence[Json]) -> Rehearsal:
 
 
 def _component(body: Json) -> str:
-    found: str = (body["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT, names.TRAIN)
-    return found
+    component: str = (body["metadata"].get("labels") or {}).get(names.LABEL_COMPONENT, names.TRAIN)
+    return component
 
 
-def _forbidden(body: Json) -> Rehearsal:
+def _explain_forbidden(body: Json) -> DryRunAnswer:
     """The answer where a ServiceAccount may not create pods."""
     *_, namespace, account = body["spec"]["user"].split(":")
     message = (
@@ -105,22 +110,22 @@ def _forbidden(body: Json) -> Rehearsal:
         "namespace to spark.namespaces of the chart, or bind a Role to the account, and the job goes on; "
         "data.prepare.spark.serviceAccountName names another account"
     )
-    return Rehearsal(admitted=False, reason=ConditionReason.EXECUTORS_FORBIDDEN, message=message)
+    return DryRunAnswer(admitted=False, reason=ConditionReason.EXECUTORS_FORBIDDEN, message=message)
 
 
-def _refusal(body: Json, error: KubeError) -> Rehearsal:
+def _explain_refusal(body: Json, error: KubeError) -> DryRunAnswer:
     what = " ".join([body["kind"], body["metadata"].get("name", "")]).strip()
     where = body["metadata"]["namespace"]
     if _UNCHECKED.search(str(error)):
         log.warning("%s/%s is not checked by a dry run: %s", where, what, error)
         message = f"the training pods are not checked before they are created: {error}"
-        return Rehearsal(admitted=None, reason=ConditionReason.NOT_CHECKED, message=message)
+        return DryRunAnswer(admitted=None, reason=ConditionReason.NOT_CHECKED, message=message)
     if error.status not in _REASONS or _NO_ACCOUNT in str(error):
         log.warning("%s/%s cannot be checked by a dry run: %s", where, what, error)
         message = f"{what} cannot be checked by a dry run: {error}: trying again"
-        return Rehearsal(admitted=None, reason=ConditionReason.CHECK_FAILED, message=message)
+        return DryRunAnswer(admitted=None, reason=ConditionReason.CHECK_FAILED, message=message)
     if error.status == 403 and _QUOTA.search(str(error)):
         message = f"{what} would be refused now: {error}; the preparation goes on, and the pods are created after it"
-        return Rehearsal(admitted=False, reason=ConditionReason.QUOTA_EXCEEDED, message=message)
+        return DryRunAnswer(admitted=False, reason=ConditionReason.QUOTA_EXCEEDED, message=message)
     message = f"{what} would be refused: {error}"
-    return Rehearsal(admitted=False, reason=_REASONS[error.status], message=message)
+    return DryRunAnswer(admitted=False, reason=_REASONS[error.status], message=message)

@@ -16,21 +16,21 @@ from finetune_operator import secrets
 from finetune_operator.bounded import ANONYMOUS, Login
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.decide import checkout
-from finetune_operator.finetunejob.model import CodeFound, FineTuneJob
-from finetune_operator.finetunejob.observe.retry_backoff import Retries
+from finetune_operator.finetunejob.model import FineTuneJob, ResolvedRevision
+from finetune_operator.finetunejob.observe.retry_backoff import RetryBackoff
 from finetune_operator.git.repository import Repository
 from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
 
-_LAST_SECONDS = 30.0
+_MAX_DELAY_SECONDS = 30.0
 # What the jobs of a namespace ask at the same time of a server, and of all servers; and what all jobs ask.
-_AT_ONCE = 4
-_AT_ONCE_OF_NAMESPACE = 8
-_AT_ONCE_OF_ALL = 32
+_MAX_REQUESTS_PER_SERVER = 4
+_MAX_REQUESTS_PER_NAMESPACE = 8
+_MAX_REQUESTS = 32
 # How long no job of a namespace asks a server that did not answer.
-_AWAY_SECONDS = 5.0
+_OUTAGE_SECONDS = 5.0
 # What servers take as the name beside a token.
-_ANY_NAME = "git"
+_DEFAULT_USERNAME = "git"
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class RevisionReader:
     kube: Kube
     clock: Callable[[], float]
     wake: Callable[[str], None]
-    _found: dict[str, CodeFound] = field(default_factory=dict)
+    _found: dict[str, ResolvedRevision] = field(default_factory=dict)
     """By uid of the FineTuneJob: the commit, until it is in the status."""
     _asking: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """By uid of the FineTuneJob: the request that is being made."""
@@ -65,24 +65,30 @@ class RevisionReader:
     """By server, and by namespace."""
 
     def __post_init__(self) -> None:
-        self._turns_of_all = asyncio.Semaphore(_AT_ONCE_OF_ALL)
-        self._problems = Retries[CodeFound](self.clock, _LAST_SECONDS)
-        self._outages = Outages(self.clock, _AWAY_SECONDS)
+        self._turns_of_all = asyncio.Semaphore(_MAX_REQUESTS)
+        self._problems = RetryBackoff[ResolvedRevision](self.clock, _MAX_DELAY_SECONDS)
+        self._outages = Outages(self.clock, _OUTAGE_SECONDS)
 
-    async def read(self, ftj: FineTuneJob) -> CodeFound | None:
+    async def read(self, ftj: FineTuneJob) -> ResolvedRevision | None:
         """The commit of a job, or why it is not known; None where there is nothing to ask, or no answer yet.
 
         Raises:
             KubeError: the Secret could not be read.
         """
-        git = checkout.to_resolve(ftj)
+        git = checkout.repository_to_resolve(ftj)
         if git is None:
             self.forget(ftj)
             return None
-        if ftj.uid not in self._asking and ftj.uid not in self._found and not self._problems.left(ftj.uid):
+        if (
+            ftj.uid not in self._asking
+            and ftj.uid not in self._found
+            and not self._problems.seconds_left(ftj.uid)
+        ):
             await self._ask(ftj, git)
-        found, problem = self._found.get(ftj.uid), self._problems.held(ftj.uid)
-        return found or (problem and replace(problem, again_seconds=self._problems.left(ftj.uid) or None))
+        revision, problem = self._found.get(ftj.uid), self._problems.last_answer(ftj.uid)
+        return revision or (
+            problem and replace(problem, retry_seconds=self._problems.seconds_left(ftj.uid) or None)
+        )
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard what is known, and stop asking: the commit is in the status, or the job was deleted."""
@@ -97,54 +103,54 @@ class RevisionReader:
         try:
             repository = Repository(git.url, await self._login(ftj.namespace, git))
         except ExternalError as error:
-            self._problems.note(ftj.uid, CodeFound(problem=error.problem))
+            self._problems.record(ftj.uid, ResolvedRevision(problem=error.problem))
             return
         self._asking[ftj.uid] = asyncio.create_task(self._follow(ftj, repository, git.revision))
 
     async def _follow(self, ftj: FineTuneJob, repository: Repository, revision: str) -> None:
         """Keep what a server answers, and have the job looked at."""
         try:
-            found = await self._resolve(ftj.namespace, repository, revision)
+            resolved = await self._resolve(ftj.namespace, repository, revision)
         except Exception:
             log.exception("%s: the commit of %s could not be found", ftj.key, repository.url)
             message = f"the operator failed to ask for the commit of {repository.url}, and tries again: read its log"
-            found = CodeFound(problem=Problem(ConditionReason.INTERNAL_ERROR, message))
+            resolved = ResolvedRevision(problem=Problem(ConditionReason.INTERNAL_ERROR, message))
         self._asking.pop(ftj.uid, None)
-        if found.problem:
-            self._problems.note(ftj.uid, found)
+        if resolved.problem:
+            self._problems.record(ftj.uid, resolved)
         else:
-            self._found[ftj.uid] = found
+            self._found[ftj.uid] = resolved
         self.wake(ftj.key)
 
-    async def _resolve(self, namespace: str, repository: Repository, revision: str) -> CodeFound:
+    async def _resolve(self, namespace: str, repository: Repository, revision: str) -> ResolvedRevision:
         server = _Server(namespace, urlsplit(repository.url).netloc.lower())
         # NB: who waits for a server holds no turn that the jobs of another server or namespace need.
         async with (
-            self._turns.setdefault(server, asyncio.Semaphore(_AT_ONCE)),
-            self._turns.setdefault(namespace, asyncio.Semaphore(_AT_ONCE_OF_NAMESPACE)),
+            self._turns.setdefault(server, asyncio.Semaphore(_MAX_REQUESTS_PER_SERVER)),
+            self._turns.setdefault(namespace, asyncio.Semaphore(_MAX_REQUESTS_PER_NAMESPACE)),
             self._turns_of_all,
         ):
             if self._outages.of(server):
                 message = f"the repository {repository.url} cannot be reached: {server.host} has not answered another request"
-                return CodeFound(problem=Problem(ConditionReason.GIT_UNREACHABLE, message))
+                return ResolvedRevision(problem=Problem(ConditionReason.GIT_UNREACHABLE, message))
             try:
                 resolved = await repository.resolve(revision)
             except ExternalError as error:
                 self._outages.note(server, error.problem)
-                return CodeFound(problem=error.problem)
-        return CodeFound(resolved.commit, resolved.branch)
+                return ResolvedRevision(problem=error.problem)
+        return ResolvedRevision(resolved.commit, resolved.branch)
 
     async def _login(self, namespace: str, git: Git) -> Login:
-        held = await secrets.read(self.kube, namespace, git.secret_ref, secrets.GIT, secrets.GIT_KEYS)
-        if held is None:
+        secret = await secrets.read(self.kube, namespace, git.secret_ref, secrets.GIT, secrets.GIT_KEYS)
+        if secret is None:
             return ANONYMOUS
-        if not held.get("password"):
+        if not secret.get("password"):
             name = git.secret_ref.name if git.secret_ref else ""
             message = f"Secret {name} of {secrets.GIT} has no key password: add it, and username"
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_MISSING, message))
-        username = held.get("username") or _ANY_NAME
+        username = secret.get("username") or _DEFAULT_USERNAME
         if ":" in username:
             name = git.secret_ref.name if git.secret_ref else ""
             message = f"the username in Secret {name} of {secrets.GIT} has a colon, which no login by password can have: correct it"
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
-        return Login(username, held["password"])
+        return Login(username, secret["password"])

@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 from finetune_crds.base import Json
 from finetune_operator import names
-from finetune_operator.finetunejob.children import job_ended
-from finetune_operator.finetunejob.model import FineTuneJob, Queued
-from finetune_operator.finetunejob.observe.ttl_cache import Shared
+from finetune_operator.finetunejob.children import has_ended
+from finetune_operator.finetunejob.model import FineTuneJob, QueueState
+from finetune_operator.finetunejob.observe.ttl_cache import SharedAnswers
 from finetune_operator.finetunejob.pods import queueing
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.text import short
 
 log = logging.getLogger(__name__)
 
-_FRESH_SECONDS = 5.0
+_CACHE_SECONDS = 5.0
 _KINDS = ("Workload", "WorkloadBeta1")
 _VISIBILITY = "pendingworkloads"
 
@@ -30,14 +30,14 @@ class _Workload(NamedTuple):
     """What is used of a Workload."""
 
     name: str
-    queued: Queued
+    queue_state: QueueState
 
 
-class _Listed(NamedTuple):
+class _WorkloadList(NamedTuple):
     """The Workloads by the uid of their Job, or why they cannot be read; and when the read began."""
 
     began: float
-    found: Mapping[str, _Workload] | KubeError
+    workloads: Mapping[str, _Workload] | KubeError
 
 
 @dataclass
@@ -52,31 +52,31 @@ class WorkloadReader:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._workloads = Shared[_Listed](self.clock, _FRESH_SECONDS)
+        self._workloads = SharedAnswers[_WorkloadList](self.clock, _CACHE_SECONDS)
         """By namespace."""
-        self._positions = Shared[Mapping[str, int]](self.clock, _FRESH_SECONDS)
+        self._positions = SharedAnswers[Mapping[str, int]](self.clock, _CACHE_SECONDS)
         """By namespace and queue: the positions by Workload."""
 
-    async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> Queued | None:
+    async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> QueueState | None:
         """What Kueue says of the Job of the evaluation, or else of the attempt; None unless that waits, or when nothing can be read."""
         current = (names.evaluate_name(ftj.name), names.train_name(ftj.name, ftj.status.attempt or 1))
         job = next((jobs[name] for name in current if name in jobs), None)
         queue = queueing.queue_of(job) if job else None
-        if job is None or queue is None or not queueing.is_queued(job) or job_ended(job):
+        if job is None or queue is None or not queueing.is_queued(job) or has_ended(job):
             return None
-        asked, namespace = self.clock(), ftj.namespace
-        began, found = await self._workloads.answer(namespace, partial(self._list, namespace))
-        if isinstance(found, KubeError):
-            return Queued(installed=False) if found.status == HTTPStatus.NOT_FOUND else None
-        workload = found.get(job["metadata"]["uid"])
+        read_start, namespace = self.clock(), ftj.namespace
+        began, workloads = await self._workloads.answer(namespace, partial(self._list, namespace))
+        if isinstance(workloads, KubeError):
+            return QueueState(installed=False) if workloads.status == HTTPStatus.NOT_FOUND else None
+        workload = workloads.get(job["metadata"]["uid"])
         if workload is None:
-            return Queued(workload=False, read_at=now - timedelta(seconds=max(asked - began, 0)))
+            return QueueState(workload=False, read_at=now - timedelta(seconds=max(read_start - began, 0)))
         positions = await self._positions.answer((namespace, queue), partial(self._pending, namespace, queue))
-        return replace(workload.queued, position=positions.get(workload.name))
+        return replace(workload.queue_state, position=positions.get(workload.name))
 
-    async def _list(self, namespace: str) -> _Listed:
+    async def _list(self, namespace: str) -> _WorkloadList:
         began = self.clock()
-        return _Listed(began, await self._workloads_of(namespace))
+        return _WorkloadList(began, await self._workloads_of(namespace))
 
     async def _workloads_of(self, namespace: str) -> Mapping[str, _Workload] | KubeError:
         failure = KubeError(HTTPStatus.NOT_FOUND, "no version of Kueue is served")
@@ -90,7 +90,7 @@ class WorkloadReader:
                 log.info("the Workloads of namespace %s cannot be read: %s", namespace, error)
                 break
             return {
-                owner["uid"]: _Workload(body["metadata"]["name"], _queued(body))
+                owner["uid"]: _Workload(body["metadata"]["name"], _queue_state(body))
                 for body in listed
                 for owner in body["metadata"].get("ownerReferences") or []
                 if owner.get("controller") and owner["kind"] == "Job"
@@ -100,30 +100,34 @@ class WorkloadReader:
     async def _pending(self, namespace: str, queue: str) -> Mapping[str, int]:
         """The positions in a queue, from 1; nothing where Kueue serves none."""
         try:
-            found = await self.kube.get("QueueVisibility", namespace, queue, subresource=_VISIBILITY)
+            pending = await self.kube.get("QueueVisibility", namespace, queue, subresource=_VISIBILITY)
         except KubeError as error:
             log.debug("the positions in queue %s/%s cannot be read: %s", namespace, queue, error)
             return {}
-        items = (found or {}).get("items") or []
+        items = (pending or {}).get("items") or []
         return {item["metadata"]["name"]: item.get("positionInLocalQueue", 0) + 1 for item in items}
 
 
-def _queued(workload: Json) -> Queued:
+def _queue_state(workload: Json) -> QueueState:
     """The first of the steps to admission that is not done."""
     conditions = {item["type"]: item for item in (workload.get("status") or {}).get("conditions") or []}
     for step in ("QuotaReserved", "Admitted"):
-        found = conditions.get(step)
-        if found is None:
-            return Queued(message="" if step == "QuotaReserved" else _checks(workload))
-        if found["status"] != "True":
-            message = _checks(workload) if step == "Admitted" else ""
-            return Queued(reason=found.get("reason", ""), message=short(message or found.get("message", "")))
-    return Queued(admitted=True)
+        condition = conditions.get(step)
+        if condition is None:
+            return QueueState(message="" if step == "QuotaReserved" else _describe_checks(workload))
+        if condition["status"] != "True":
+            message = _describe_checks(workload) if step == "Admitted" else ""
+            return QueueState(
+                reason=condition.get("reason", ""), message=short(message or condition.get("message", ""))
+            )
+    return QueueState(admitted=True)
 
 
-def _checks(workload: Json) -> str:
+def _describe_checks(workload: Json) -> str:
     """The admission checks that a Workload with quota waits for."""
     checks = (workload.get("status") or {}).get("admissionChecks") or []
     waiting = [item for item in checks if item.get("state") != "Ready"]
-    named = ", ".join(f"{item['name']} ({item.get('message') or item.get('state')})" for item in waiting)
-    return f"its quota is reserved; it waits for the admission check {named}" if named else ""
+    check_states = ", ".join(
+        f"{item['name']} ({item.get('message') or item.get('state')})" for item in waiting
+    )
+    return f"its quota is reserved; it waits for the admission check {check_states}" if check_states else ""

@@ -14,10 +14,10 @@ from finetune_operator.kube import Kube, KubeError
 log = logging.getLogger(__name__)
 
 # The GPU of a node does not change.
-_FRESH_SECONDS = 3600.0
-_MOST_NODES = 4096
+_CACHE_SECONDS = 3600.0
+_MAX_CACHED_NODES = 4096
 # A device plugin that is being installed is soon heard of, and all nodes of a cluster are much to read.
-_OFFERS_SECONDS = 120.0
+_OFFERED_CACHE_SECONDS = 120.0
 
 
 @dataclass
@@ -35,33 +35,35 @@ class NodeReader:
     _offers: tuple[float, frozenset[str] | None] | None = None
     """When all nodes were read, and what they offer."""
 
-    async def read(self, alive: Sequence[Json], named: str) -> dict[str, Mapping[str, str]]:
+    async def read(self, alive: Sequence[Json], gpu_resource: str) -> dict[str, Mapping[str, str]]:
         """The labels of the node that tells which GPU the pods have; nothing for pods without GPUs, or without nodes.
 
         Args:
-            named: a resource that counts as a GPU besides those with known names.
+            gpu_resource: a resource that counts as a GPU besides those with known names.
         """
-        node = device.node_to_read(alive, named)
+        node = device.node_to_read(alive, gpu_resource)
         if node is None:
             return {}
         now = self.clock()
-        held = self._known.get(node)
-        if held is None or now - held[0] >= _FRESH_SECONDS:
-            if len(self._known) >= _MOST_NODES:
+        cached = self._known.get(node)
+        if cached is None or now - cached[0] >= _CACHE_SECONDS:
+            if len(self._known) >= _MAX_CACHED_NODES:
                 self._known.clear()
-            held = self._known[node] = (now, await self._labels(node))
-        return {node: held[1]}
+            cached = self._known[node] = (now, await self._labels(node))
+        return {node: cached[1]}
 
-    async def offered(self, alive: Sequence[Json], named: str) -> frozenset[str] | None:
+    async def offered_resources(self, alive: Sequence[Json], gpu_resource: str) -> frozenset[str] | None:
         """The resources that any node offers; None where no pod waits for a GPU, or nodes cannot be read.
 
         Args:
-            named: a resource that counts as a GPU besides those with known names.
+            gpu_resource: a resource that counts as a GPU besides those with known names.
         """
-        if not any(health.unschedulable(pod) and device.gpus(pod, named) for pod in alive):
+        if not any(
+            health.unschedulable_condition(pod) and device.count_gpus(pod, gpu_resource) for pod in alive
+        ):
             return None
         now = self.clock()
-        if self._offers is None or now - self._offers[0] >= _OFFERS_SECONDS:
+        if self._offers is None or now - self._offers[0] >= _OFFERED_CACHE_SECONDS:
             self._offers = (now, await self._resources())
         return self._offers[1]
 

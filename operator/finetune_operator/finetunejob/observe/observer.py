@@ -16,18 +16,18 @@ from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.children import is_alive
 from finetune_operator.finetunejob.decide import resume_from
 from finetune_operator.finetunejob.draft import device
-from finetune_operator.finetunejob.model import FineTuneJob, Observed, Resumed
-from finetune_operator.finetunejob.observe.alias_versions import HolderReader
+from finetune_operator.finetunejob.model import FineTuneJob, Observed, ResumedJob
+from finetune_operator.finetunejob.observe.alias_versions import AliasVersionReader
 from finetune_operator.finetunejob.observe.child_cache import ChildCache
 from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
-from finetune_operator.finetunejob.observe.dry_run import Rehearser
+from finetune_operator.finetunejob.observe.dry_run import DryRunner
 from finetune_operator.finetunejob.observe.git_revisions import RevisionReader
 from finetune_operator.finetunejob.observe.kueue_workloads import WorkloadReader
 from finetune_operator.finetunejob.observe.nodes import NodeReader
 from finetune_operator.finetunejob.observe.pod_events import PodEventReader
 from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
 from finetune_operator.finetunejob.observe.promoted_aliases import promoted_aliases
-from finetune_operator.finetunejob.observe.rejections import rejections
+from finetune_operator.finetunejob.observe.rejections import read_rejections
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.observe.spark_applications import ApplicationReader
 from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader
@@ -47,8 +47,8 @@ def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
     status = read_status(FineTuneJobStatus, body, "job")
     spec = None
     if written:
-        name, namespace, known = meta["name"], meta["namespace"], status.resolved
-        spec = resolve(written, namespace=namespace, name=name, known=known, defaults=defaults)
+        name, namespace, resolved = meta["name"], meta["namespace"], status.resolved
+        spec = resolve(written, namespace=namespace, name=name, known=resolved, defaults=defaults)
         spec = pinned(spec, status.pinned)
     return FineTuneJob(
         name=meta["name"],
@@ -83,7 +83,7 @@ class FineTuneJobObserver:
     cache: ChildCache = field(init=False)
     poller: RunPoller = field(init=False)
     preparations: PreparationReader = field(init=False)
-    rehearser: Rehearser = field(init=False)
+    dry_runner: DryRunner = field(init=False)
     leases: PreparationLeases = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,9 +95,9 @@ class FineTuneJobObserver:
         self._revisions = RevisionReader(self.kube, self.clock, self.wake)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.clock)
-        self._holders = HolderReader(self.poller, self.settings, self.clock)
+        self._holders = AliasVersionReader(self.poller, self.settings, self.clock)
         self.preparations = PreparationReader(self.kube, self.settings, self.clock)
-        self.rehearser = Rehearser(self.kube, self.clock)
+        self.dry_runner = DryRunner(self.kube, self.clock)
         self.leases = PreparationLeases(self.kube, self.store)
 
     async def observe(self, ftj: FineTuneJob, now: datetime) -> Observed:
@@ -109,53 +109,53 @@ class FineTuneJobObserver:
         """
         mlflow = await self.poller.poll(ftj)
         jobs, pods = await self.cache.jobs_and_pods(ftj)
-        refused = await rejections(self.kube, ftj, jobs, pods, now)
+        refused = await read_rejections(self.kube, ftj, jobs, pods, now)
         applications = await self._applications.read(ftj)
         drivers = applications.drivers if applications else ()
         executors = await self._executors.read(ftj, [*pods, *drivers], now)
         if executors.refusal:
             refused[names.prep_name(ftj.name)] = executors.refusal
-        known = () if ftj.is_finished else (*pods, *drivers, *executors.pods)
-        alive = [pod for pod in known if is_alive(pod)]
+        candidate_pods = () if ftj.is_finished else (*pods, *drivers, *executors.pods)
+        alive = [pod for pod in candidate_pods if is_alive(pod)]
         return Observed(
             jobs=jobs,
             pods=(*pods, *self.cache.failed_pods(ftj)),
             mlflow=mlflow,
             rejections=refused,
-            owned=promoted_aliases(self.store, self.settings, ftj),
+            promoted_aliases=promoted_aliases(self.store, self.settings, ftj),
             pod_events=await self._pod_events.read(ftj, alive, now),
-            queued=await self._workloads.read(ftj, jobs, now),
-            node_labels=await self._nodes.read(alive, device.resource(ftj)),
+            queue_state=await self._workloads.read(ftj, jobs, now),
+            node_labels=await self._nodes.read(alive, device.configured_resource(ftj)),
             executors=executors.pods,
-            offered=await self._nodes.offered(alive, device.resource(ftj)),
+            offered_resources=await self._nodes.offered_resources(alive, device.configured_resource(ftj)),
             preparation=await self.preparations.read(ftj),
             applications=applications,
             lease=await self.leases.read(ftj, jobs),
             resumed=await self._resumed(ftj),
-            holders=await self._holders.read(ftj),
+            alias_versions=await self._holders.read(ftj),
             code=await self._revisions.read(ftj),
         )
 
-    async def _resumed(self, ftj: FineTuneJob) -> Resumed | None:
+    async def _resumed(self, ftj: FineTuneJob) -> ResumedJob | None:
         """The job whose checkpoints this one waits for; None where it waits for none.
 
         NB: not from the cache, which may not know yet that it was resumed.
         """
-        name = resume_from.job_to_look_at(ftj)
+        name = resume_from.resumed_job_name(ftj)
         if name is None:
             return None
         body = await self.kube.get("FineTuneJob", ftj.namespace, name)
         if body is None:
-            return Resumed()
+            return ResumedJob()
         job = read_finetunejob(body, self.settings.defaults)
         _jobs, pods = await self.cache.jobs_and_pods(job)
-        return Resumed(job, sum(map(is_alive, pods)))
+        return ResumedJob(job, sum(map(is_alive, pods)))
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard what was read about a job that was deleted."""
         self.poller.forget(ftj)
         self.preparations.forget(ftj)
-        self.rehearser.forget(ftj)
+        self.dry_runner.forget(ftj)
         self._revisions.forget(ftj)
 
     async def observe_deletion(self, ftj: FineTuneJob) -> Observed:

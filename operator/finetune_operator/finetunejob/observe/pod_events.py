@@ -15,9 +15,9 @@ from finetune_operator.text import short
 
 log = logging.getLogger(__name__)
 
-_FRESH_SECONDS = 10.0
+_CACHE_SECONDS = 10.0
 # How long the containers of a pod may take to start before the API server is asked why.
-_START_PATIENCE = timedelta(seconds=10)
+_CONTAINER_START_TIMEOUT = timedelta(seconds=10)
 
 
 @dataclass
@@ -38,12 +38,12 @@ class PodEventReader:
     ) -> dict[str, tuple[PodEvent, ...]]:
         """The Events about pods that wait, the oldest first, by pod name."""
         self._forget_old()
-        found: dict[str, tuple[PodEvent, ...]] = {}
-        for pod in _to_ask_about(alive, now):
-            known = await self._of(ftj, pod)
-            if known is not None:
-                found[pod["metadata"]["name"]] = known
-        return found
+        events_by_pod: dict[str, tuple[PodEvent, ...]] = {}
+        for pod in _pods_to_ask_about(alive, now):
+            events = await self._of(ftj, pod)
+            if events is not None:
+                events_by_pod[pod["metadata"]["name"]] = events
+        return events_by_pod
 
     async def _of(self, ftj: FineTuneJob, pod: Json) -> tuple[PodEvent, ...] | None:
         """None when they cannot be read."""
@@ -58,29 +58,29 @@ class PodEventReader:
                     "%s: cannot list the Events about pod %s: %s", ftj.key, pod["metadata"]["name"], error
                 )
                 return None
-            events = sorted(map(_event, listed.objects), key=lambda event: event.at)
+            events = sorted(map(_parse_event, listed.objects), key=lambda event: event.at)
             self._known[uid] = self.clock(), tuple(events)
         return self._known[uid][1]
 
     def _forget_old(self) -> None:
         now = self.clock()
-        self._known = {uid: item for uid, item in self._known.items() if now - item[0] < _FRESH_SECONDS}
+        self._known = {uid: item for uid, item in self._known.items() if now - item[0] < _CACHE_SECONDS}
 
 
-def _to_ask_about(alive: Sequence[Json], now: datetime) -> Iterator[Json]:
+def _pods_to_ask_about(alive: Sequence[Json], now: datetime) -> Iterator[Json]:
     """The first and the last pod without a node, and the first one that has a node and does not start."""
-    unschedulable = [pod for pod in alive if health.unschedulable(pod)]
+    unschedulable = [pod for pod in alive if health.unschedulable_condition(pod)]
     yield from unschedulable[:1]
     yield from unschedulable[1:][-1:]
-    yield from [pod for pod in alive if health.starts(pod) and _is_late(pod, now)][:1]
+    yield from [pod for pod in alive if health.is_starting(pod) and _is_late(pod, now)][:1]
 
 
 def _is_late(pod: Json, now: datetime) -> bool:
     start = pod["status"].get("startTime")
-    return start is not None and now - datetime.fromisoformat(start) >= _START_PATIENCE
+    return start is not None and now - datetime.fromisoformat(start) >= _CONTAINER_START_TIMEOUT
 
 
-def _event(body: Json) -> PodEvent:
+def _parse_event(body: Json) -> PodEvent:
     # NB: recorders of events.k8s.io write eventTime and series, the others lastTimestamp.
     series: Json = body.get("series") or {}
     times = (series.get("lastObservedTime"), body.get("lastTimestamp"), body.get("eventTime"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from finetune_crds.base import Json
 from finetune_operator.controller.store import Store
-from finetune_operator.finetunejob.children import Owner, is_child, owner
+from finetune_operator.finetunejob.children import Owner, find_owner, is_child
 from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, TakeLease
 from finetune_operator.finetunejob.preparation import preparation_lease
 from finetune_operator.kube import Kube, KubeError
@@ -32,7 +32,7 @@ class PreparationLeases:
         Raises:
             KubeError: the API server could not be read.
         """
-        name = preparation_lease.lease_name(ftj) if preparation_lease.is_to_begin(ftj, jobs) else None
+        name = preparation_lease.lease_name(ftj) if preparation_lease.has_to_prepare(ftj, jobs) else None
         if name is None:
             return None
         try:
@@ -47,33 +47,37 @@ class PreparationLeases:
 
     async def _holder(self, lease: Json) -> Json | None:
         """The FineTuneJob that a Lease belongs to; None where it no longer exists."""
-        held = owner("Job", lease)
-        if held is None:
+        lease_owner = find_owner("Job", lease)
+        if lease_owner is None:
             return None
         name = str((lease.get("spec") or {}).get("holderIdentity"))
-        found = self.store.finetunejobs.get((held.namespace, name))
-        if found is None or found["metadata"]["uid"] != held.uid:
+        holder = self.store.finetunejobs.get((lease_owner.namespace, name))
+        if holder is None or holder["metadata"]["uid"] != lease_owner.uid:
             # NB: the job of another name's Lease may be newer than the cache.
-            found = await self.kube.get("FineTuneJob", held.namespace, name)
-        return found if found and Owner(held.namespace, found["metadata"]["uid"]) == held else None
+            holder = await self.kube.get("FineTuneJob", lease_owner.namespace, name)
+        return (
+            holder
+            if holder and Owner(lease_owner.namespace, holder["metadata"]["uid"]) == lease_owner
+            else None
+        )
 
-    async def take(self, ftj: FineTuneJob, wanted: TakeLease) -> None:
+    async def take(self, ftj: FineTuneJob, request: TakeLease) -> None:
         """Create the Lease, in place of the one that was seen. Of several jobs that try, one succeeds.
 
         Raises:
             KubeError: 409 where another job was faster.
         """
-        name = wanted.body["metadata"]["name"]
-        if wanted.replaces:
-            seen = wanted.replaces["metadata"]
-            await self.kube.delete("Lease", ftj.namespace, name, seen["uid"], seen["resourceVersion"])
+        name = request.body["metadata"]["name"]
+        if request.replaces:
+            replaced = request.replaces["metadata"]
+            await self.kube.delete("Lease", ftj.namespace, name, replaced["uid"], replaced["resourceVersion"])
         try:
-            await self.kube.create(wanted.body)
+            await self.kube.create(request.body)
         except KubeError as error:
             if error.status != 409:
                 raise
-            held = await self.kube.get("Lease", ftj.namespace, name)
-            if held is None or not is_child(held, ftj):
+            existing = await self.kube.get("Lease", ftj.namespace, name)
+            if existing is None or not is_child(existing, ftj):
                 raise KubeError(
                     409, f"another job has begun the preparation of {ftj.key}: looking again"
                 ) from error

@@ -15,21 +15,21 @@ def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict
     """The ModelPromotions of the job's model in the same registry: namespace/name, by alias as the job spells it."""
     if ftj.spec is None or ftj.spec.register_ is None:
         return {}
-    wanted, registry = ftj.spec.register_, canonical(settings.servers(ftj.spec.tracking)[1])
+    registration, registry = ftj.spec.register_, canonical(settings.servers(ftj.spec.tracking)[1])
     plain = str.casefold if registry == UNITY_CATALOG else str
-    found: dict[str, str] = {}
+    promotions: dict[str, str] = {}
     for (namespace, name), body in sorted(store.of("ModelPromotion").items()):
         spec = body.get("spec") or {}
         if (
-            plain(str(spec.get("model"))) == plain(wanted.model)
+            plain(str(spec.get("model"))) == plain(registration.model)
             and registry_of(settings, spec.get("tracking") or {}) == registry
             and _keeps_its_alias(body)
         ):
-            kept = str(spec.get("alias"))
-            spellings = [alias for alias in wanted.aliases if plain(alias) == plain(kept)]
-            for alias in spellings or [kept]:
-                found.setdefault(alias, f"{namespace}/{name}")
-    return found
+            promoted_alias = str(spec.get("alias"))
+            spellings = [alias for alias in registration.aliases if plain(alias) == plain(promoted_alias)]
+            for alias in spellings or [promoted_alias]:
+                promotions.setdefault(alias, f"{namespace}/{name}")
+    return promotions
 
 
 def _keeps_its_alias(promotion: Json) -> bool:

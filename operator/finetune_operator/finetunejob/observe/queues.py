@@ -13,29 +13,31 @@ log = logging.getLogger(__name__)
 
 _KINDS = ("LocalQueue", "LocalQueueBeta1")
 # The names of so many queues stand in a message.
-_MOST_NAMES = 5
+_MAX_NAMES = 5
 
 
-async def missing(kube: Kube, body: Json) -> str | None:
+async def find_missing_queue(kube: Kube, body: Json) -> str | None:
     """Why no queue will ever admit an object; None where it names none, its queue exists, or queues cannot be read."""
     queue, namespace = queue_of(body), body["metadata"]["namespace"]
     if body["kind"] != "Job" or not queue:
         return None
     for kind in _KINDS:
         try:
-            found = (await kube.list(kind, namespace)).objects
+            queues = (await kube.list(kind, namespace)).objects
         except KubeError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 continue
             log.info("the queues of namespace %s cannot be read: %s", namespace, error)
             return None
-        names = sorted(item["metadata"]["name"] for item in found)
-        return None if queue in names else f"queue {queue} does not exist: {_listed(namespace, names)}"
+        names = sorted(item["metadata"]["name"] for item in queues)
+        return (
+            None if queue in names else f"queue {queue} does not exist: {_describe_queues(namespace, names)}"
+        )
     return f"queue {queue} admits nothing, since Kueue is not installed in this cluster"
 
 
-def _listed(namespace: str, names: list[str]) -> str:
+def _describe_queues(namespace: str, names: list[str]) -> str:
     if not names:
         return f"namespace {namespace} has no LocalQueue"
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"namespace {namespace} has {', '.join(names[:_MOST_NAMES])}{more}"
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"namespace {namespace} has {', '.join(names[:_MAX_NAMES])}{more}"

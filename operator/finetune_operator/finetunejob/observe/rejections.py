@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
-from finetune_operator.finetunejob.children import is_being_deleted, job_ended, of_job
+from finetune_operator.finetunejob.children import has_ended, is_being_deleted, pods_of_job
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
 
 # How long a Job may lack pods before the API server is asked why.
-_POD_PATIENCE = timedelta(seconds=5)
+_POD_CREATION_TIMEOUT = timedelta(seconds=5)
 
 
-async def rejections(
+async def read_rejections(
     kube: Kube, ftj: FineTuneJob, jobs: Mapping[str, Json], pods: Sequence[Json], now: datetime
 ) -> dict[str, str]:
     """For each Job that lacks pods, by name: the API server's last refusal."""
-    found: dict[str, str] = {}
+    refusals: dict[str, str] = {}
     for name, job in jobs.items():
         if not _lacks_pods(job, pods, now):
             continue
@@ -33,13 +33,13 @@ async def rejections(
             continue
         if events.objects:
             last = max(events.objects, key=lambda event: event.get("lastTimestamp") or "")
-            found[name] = f"pods of Job {name} cannot be created: {last.get('message', '')}"
-    return found
+            refusals[name] = f"pods of Job {name} cannot be created: {last.get('message', '')}"
+    return refusals
 
 
 def _lacks_pods(job: Json, pods: Sequence[Json], now: datetime) -> bool:
     """Whether a Job that should run has had fewer pods than it wants for longer than it takes to create them."""
-    if job["spec"].get("suspend") or job_ended(job) or is_being_deleted(job):
+    if job["spec"].get("suspend") or has_ended(job) or is_being_deleted(job):
         return False
     age = now - datetime.fromisoformat(job["metadata"]["creationTimestamp"])
-    return age >= _POD_PATIENCE and len(of_job(pods, job)) < job["spec"]["parallelism"]
+    return age >= _POD_CREATION_TIMEOUT and len(pods_of_job(pods, job)) < job["spec"]["parallelism"]

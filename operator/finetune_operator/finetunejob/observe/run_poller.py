@@ -13,7 +13,7 @@ from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.decide.resolve_alias import is_unpinned
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
-from finetune_operator.finetunejob.observe.ttl_cache import Answer, Results, recent
+from finetune_operator.finetunejob.observe.ttl_cache import Answer, Results, get_recent
 from finetune_operator.kube import Kube
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.outages import Outages
@@ -39,7 +39,7 @@ class Place(NamedTuple):
     reader: str = ""
 
 
-def place(ftj: FineTuneJob, tracked: Tracked, uri: str) -> Place:
+def find_place(ftj: FineTuneJob, tracked: Tracked, uri: str) -> Place:
     """Who answers a question of a job.
 
     Args:
@@ -75,12 +75,12 @@ class RunPoller:
         Raises:
             KubeError: the Secret with the credentials could not be read.
         """
-        query = _query(ftj)
+        query = _build_query(ftj)
         if query is None:
             self.forget(ftj)
             return None
         ask = partial(self._read, ftj, query)
-        return await recent(self._results, ftj.uid, query, ask, clock=self.clock, settings=self.settings)
+        return await get_recent(self._results, ftj.uid, query, ask, clock=self.clock, settings=self.settings)
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last result: MLflow was written to, or the job was deleted."""
@@ -112,29 +112,29 @@ class RunPoller:
         Raises:
             ExternalError: the server cannot be reached, or refuses.
         """
-        return await self.outages.ask(place(ftj, tracked, uri), partial(_answer, tracked, question))
+        return await self.outages.ask(find_place(ftj, tracked, uri), partial(_ask_server, tracked, question))
 
     async def _read(self, ftj: FineTuneJob, query: _Query) -> Mlflow | None:
         try:
             tracked = await self.tracked(ftj)
             if tracked is None or ftj.spec is None:
                 return None
-            server, wanted = tracked.server, ftj.spec.register_
+            server, registration = tracked.server, ftj.spec.register_
             experiment = names.experiment(
                 ftj.namespace, ftj.spec.tracking, on_databricks=tracked.workspace is not None
             )
             find_run = partial(server.find_run, ftj.uid, experiment, query.run_id)
             run = await self.ask(ftj, tracked, server.uri, find_run)
             version = None
-            if run and query.want_version and wanted:
-                find_version = partial(_version, tracked, wanted, query.run_id or run.run_id)
+            if run and query.want_version and registration:
+                find_version = partial(_find_version, tracked, registration, query.run_id or run.run_id)
                 version = await self.ask(ftj, tracked, server.registry_uri, find_version)
         except ExternalError as error:
             return Mlflow(problem=error.problem)
         return Mlflow(run=run, version=version, server=server.uri)
 
 
-def _query(ftj: FineTuneJob) -> _Query | None:
+def _build_query(ftj: FineTuneJob) -> _Query | None:
     """What to read from MLflow; None when the status has all of it, or the job has no run before its models are known."""
     closed = any(
         item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
@@ -149,7 +149,7 @@ def _query(ftj: FineTuneJob) -> _Query | None:
     return _Query(run_id, unregistered and ftj.spec.register_ is not None)
 
 
-def _answer(tracked: Tracked, question: Callable[[], Answer]) -> Answer:
+def _ask_server(tracked: Tracked, question: Callable[[], Answer]) -> Answer:
     try:
         return question()
     except ExternalError as error:
@@ -157,5 +157,5 @@ def _answer(tracked: Tracked, question: Callable[[], Answer]) -> Answer:
         raise
 
 
-def _version(tracked: Tracked, wanted: Register, run_id: str) -> RegisteredVersion | None:
-    return tracked.registry().find_version(wanted.model, run_id, wanted.aliases)
+def _find_version(tracked: Tracked, registration: Register, run_id: str) -> RegisteredVersion | None:
+    return tracked.registry().find_version(registration.model, run_id, registration.aliases)

@@ -38,19 +38,19 @@ class ApplicationReader:
         """
         if not spark_application.is_followed(ftj):
             return None
-        mine = f"{names.LABEL_UID}={ftj.uid}"
+        job_selector = f"{names.LABEL_UID}={ftj.uid}"
         try:
-            listed = await self.kube.list("SparkApplication", ftj.namespace, labelSelector=mine)
+            listed = await self.kube.list("SparkApplication", ftj.namespace, labelSelector=job_selector)
         except KubeError as error:
             problem = _problem(error)
             if problem is None:
                 raise
             return Applications(problem=problem)
         # NB: after the SparkApplications: the pod of one that has ended is read in its last state.
-        selector = f"{mine},{names.LABEL_COMPONENT}={names.PREP}"
+        selector = f"{job_selector},{names.LABEL_COMPONENT}={names.PREP}"
         pods = await self.kube.list("Pod", ftj.namespace, labelSelector=selector)
         return Applications(
-            found={body["metadata"]["name"]: body for body in listed.objects if is_child(body, ftj)},
+            by_name={body["metadata"]["name"]: body for body in listed.objects if is_child(body, ftj)},
             drivers=tuple(body for body in pods.objects if is_child(body, ftj)),
         )
 

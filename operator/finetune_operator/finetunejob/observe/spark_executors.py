@@ -19,7 +19,7 @@ from finetune_operator.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_REFUSED = (400, 403, 422)
+_REFUSAL_STATUSES = (400, 403, 422)
 
 
 class Executors(NamedTuple):
@@ -48,16 +48,16 @@ class ExecutorReader:
         except KubeError as error:
             log.warning("%s: cannot list its executors: %s", ftj.key, error)
             return Executors()
-        found = executors.of_drivers(listed.objects, drivers)
-        lacks = executors.missing(ftj, drivers, found, now)
-        return Executors(tuple(found), await self._refusal(ftj, lacks) if lacks else None)
+        executor_pods = executors.of_drivers(listed.objects, drivers)
+        lacks = executors.missing(ftj, drivers, executor_pods, now)
+        return Executors(tuple(executor_pods), await self._refusal(ftj, lacks) if lacks else None)
 
     async def _refusal(self, ftj: FineTuneJob, lacks: executors.Missing) -> str | None:
         """Why the API server would not create another executor, as a dry run says. Nobody records why Spark's were refused."""
         try:
             await self.kube.create(prepare.executor_trial(ftj, self.settings), dry_run=True)
         except KubeError as error:
-            if error.status in _REFUSED:
+            if error.status in _REFUSAL_STATUSES:
                 return f"{lacks.number} of {lacks.wanted} executors cannot be created: {error}"
             log.warning("%s: cannot try whether its executors can be created: %s", ftj.key, error)
         return None

@@ -12,7 +12,7 @@ from finetune_operator.settings import Settings
 Answer = TypeVar("Answer")
 
 
-class Held(NamedTuple, Generic[Answer]):
+class CachedAnswer(NamedTuple, Generic[Answer]):
     """An answer, to which question, and when it was asked."""
 
     at: float
@@ -21,14 +21,14 @@ class Held(NamedTuple, Generic[Answer]):
 
 
 # NB: a pass that comes a little early, as passes at a poll interval do, asks again.
-SHARE = 0.8
+INTERVAL_SHARE = 0.8
 """Of the poll interval: how long an answer counts."""
 
-Results = dict[str, Held[Answer]]
+Results = dict[str, CachedAnswer[Answer]]
 """By the FineTuneJob's uid."""
 
 
-async def recent(
+async def get_recent(
     results: Results[Answer],
     uid: str,
     question: Hashable,
@@ -38,15 +38,15 @@ async def recent(
     settings: Settings,
 ) -> Answer:
     """The answer to a question about a job, at most a poll interval old."""
-    now, held = clock(), results.get(uid)
-    if held and held.question == question and now - held.at < settings.poll_seconds * SHARE:
-        return held.answer
+    now, cached = clock(), results.get(uid)
+    if cached and cached.question == question and now - cached.at < settings.poll_seconds * INTERVAL_SHARE:
+        return cached.answer
     answer = await ask()
-    results[uid] = Held(now, question, answer)
+    results[uid] = CachedAnswer(now, question, answer)
     return answer
 
 
-class _Asked(NamedTuple, Generic[Answer]):
+class _Request(NamedTuple, Generic[Answer]):
     """When a question was asked, and what gets the answer."""
 
     at: float
@@ -54,7 +54,7 @@ class _Asked(NamedTuple, Generic[Answer]):
 
 
 @dataclass
-class Shared(Generic[Answer]):
+class SharedAnswers(Generic[Answer]):
     """Answers to questions that several jobs have: each is asked once in a while, also by passes at the same time.
 
     Attributes:
@@ -64,7 +64,7 @@ class Shared(Generic[Answer]):
 
     clock: Callable[[], float]
     seconds: float
-    _asked: dict[Hashable, _Asked[Answer]] = field(default_factory=dict)
+    _requests: dict[Hashable, _Request[Answer]] = field(default_factory=dict)
 
     async def answer(
         self, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
@@ -76,14 +76,16 @@ class Shared(Generic[Answer]):
         """
         now = self.clock()
         oldest = now - self.seconds
-        self._asked = {
-            key: asked for key, asked in self._asked.items() if asked.at > oldest or not asked.answer.done()
+        self._requests = {
+            key: request
+            for key, request in self._requests.items()
+            if request.at > oldest or not request.answer.done()
         }
-        asked = self._asked.get(question)
-        if asked is None:
-            asked = self._asked[question] = _Asked(now, asyncio.create_task(ask()))
+        request = self._requests.get(question)
+        if request is None:
+            request = self._requests[question] = _Request(now, asyncio.create_task(ask()))
         try:
-            return await asyncio.shield(asked.answer)
+            return await asyncio.shield(request.answer)
         except Exception:
-            self._asked.pop(question, None)
+            self._requests.pop(question, None)
             raise

@@ -18,7 +18,7 @@ from finetune_operator.registry.base import RegisteredVersion
 CONTAINER = names.EVALUATE_CONTAINER
 
 
-def wanted(draft: Draft) -> Evaluation:
+def evaluation_of(draft: Draft) -> Evaluation:
     """The evaluation of the spec.
 
     Raises:
@@ -29,22 +29,22 @@ def wanted(draft: Draft) -> Evaluation:
     return draft.spec.evaluation
 
 
-def recipe(draft: Draft, version: RegisteredVersion) -> Json:
+def build_recipe(draft: Draft, version: RegisteredVersion) -> Json:
     """The ConfigMap with the recipe. With a command, its parameters are there too, in the recipe and in a file of their own."""
-    evaluation = wanted(draft)
+    evaluation = evaluation_of(draft)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": template.metadata(draft.ftj, names.evaluate_name(draft.ftj.name), names.EVALUATE),
         "data": {
-            contract.RECIPE_FILE: _recipe(draft, version).to_yaml(),
+            contract.RECIPE_FILE: _build_job_recipe(draft, version).to_yaml(),
             **({contract.PARAMETERS_FILE: as_yaml(evaluation.parameters)} if evaluation.command else {}),
         },
     }
 
 
-def _recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
-    content, evaluation = gang.prepared_recipe(draft), wanted(draft)
+def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
+    content, evaluation = gang.build_prepared_recipe(draft), evaluation_of(draft)
     data, read = content.data, version.tags.get(contract.TAG_DATA_VERSION, "")
     splits = data.splits if data else None
     if data and splits and splits.type == "Delta" and splits.version is None and read.isdecimal():
@@ -54,20 +54,20 @@ def _recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
     return content.model_copy(update={"parameters": evaluation.parameters}) if evaluation.command else content
 
 
-def job(draft: Draft, version: RegisteredVersion) -> Json:
+def build_job(draft: Draft, version: RegisteredVersion) -> Json:
     """The Job that evaluates a version, with one pod."""
     metadata = template.metadata(draft.ftj, names.evaluate_name(draft.ftj.name), names.EVALUATE)
     metadata["annotations"] = {names.ANNOTATION_VERSION: version.version}
-    if wanted(draft).command:
+    if evaluation_of(draft).command:
         metadata["annotations"][names.ANNOTATION_DIGEST] = _digest(draft, version)
-    fetched = [names.FETCH_CONTAINER] if wanted(draft).command else []
-    pod = _pod(draft, f"models:/{version.name}/{version.version}")
+    fetched = [names.FETCH_CONTAINER] if evaluation_of(draft).command else []
+    pod = _build_pod(draft, f"models:/{version.name}/{version.version}")
     return queueing.enqueue(draft, template.retried_job(metadata, pod, *fetched, CONTAINER))
 
 
 def _digest(draft: Draft, version: RegisteredVersion) -> str:
     """What the numbers of a command of your own depend on, besides the model: 12 digits of a SHA-256."""
-    evaluation = wanted(draft)
+    evaluation = evaluation_of(draft)
     content = {
         "image": _image(draft),
         "command": evaluation.command,
@@ -81,7 +81,7 @@ def _digest(draft: Draft, version: RegisteredVersion) -> str:
 
 def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
     """What the rows are: the digest of the preparation, whose table may be another one; of splits that are given, where they are."""
-    prepared, data = draft.status.data, _recipe(draft, version).data
+    prepared, data = draft.status.data, _build_job_recipe(draft, version).data
     if prepared and prepared.digest:
         return prepared.digest
     if data is None:
@@ -90,7 +90,7 @@ def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
 
 
 def _image(draft: Draft) -> str:
-    evaluation = wanted(draft)
+    evaluation = evaluation_of(draft)
     shared = draft.spec.trainer.image if evaluation.command else None
     return evaluation.image or shared or _built_in_image(draft)
 
@@ -101,8 +101,8 @@ def _built_in_image(draft: Draft) -> str:
     return (None if trainer.command else trainer.image) or draft.settings.trainer_image
 
 
-def _pod(draft: Draft, uri: str) -> Json:
-    evaluation, spec, settings = wanted(draft), draft.spec, draft.settings
+def _build_pod(draft: Draft, uri: str) -> Json:
+    evaluation, spec, settings = evaluation_of(draft), draft.spec, draft.settings
     login = workspace.pod_login(spec, settings, CONTAINER)
     image = _image(draft)
     run = rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=draft.status.run_id)
@@ -125,7 +125,7 @@ def _pod(draft: Draft, uri: str) -> Json:
         user_template=evaluation.pod_template,
     )
     pod = dict(merge(pod, login))
-    return _with_model(draft, pod, uri) if evaluation.command else pod
+    return _add_model(draft, pod, uri) if evaluation.command else pod
 
 
 _PATHS: list[Json] = [
@@ -134,7 +134,7 @@ _PATHS: list[Json] = [
 ]
 
 
-def _with_model(draft: Draft, pod: Json, uri: str) -> Json:
+def _add_model(draft: Draft, pod: Json, uri: str) -> Json:
     """A pod with a command of your own, and before it an init container that fetches the model.
 
     A volume of this name in the pod template takes the place of the emptyDir.
@@ -142,12 +142,12 @@ def _with_model(draft: Draft, pod: Json, uri: str) -> Json:
     mount = {"name": contract.MODEL_VOLUME, "mountPath": contract.MODEL_PATH}
     main = {"name": CONTAINER, "volumeMounts": [mount], "terminationMessagePath": contract.TERMINATION_PATH}
     volume: Json = {"spec": {"volumes": [{"name": contract.MODEL_VOLUME, "emptyDir": {}}]}}
-    found = dict(merge(merge(volume, pod), {"spec": {"containers": [main]}}))
+    with_volume = dict(merge(merge(volume, pod), {"spec": {"containers": [main]}}))
     fetch = {
-        **template.shared(found, CONTAINER, own_image=True),
+        **template.shared(with_volume, CONTAINER, own_image=True),
         "name": names.FETCH_CONTAINER,
         "image": _built_in_image(draft),
         "command": [contract.EVALUATE_COMMAND],
         "args": [contract.EVALUATE_MODEL, uri, contract.EVALUATE_FETCH],
     }
-    return dict(merge(found, {"spec": {"initContainers": [fetch]}}))
+    return dict(merge(with_volume, {"spec": {"initContainers": [fetch]}}))

@@ -19,7 +19,7 @@ BUILT_IN_COMMAND = ["finetune-train"]
 _TORCHRUN_SECONDS = 10
 
 
-def service(draft: Draft) -> Json:
+def build_service(draft: Draft) -> Json:
     """The headless Service whose name is the domain of the pods."""
     ftj = draft.ftj
     return {
@@ -38,7 +38,7 @@ def service(draft: Draft) -> Json:
     }
 
 
-def prepared_recipe(draft: Draft) -> JobRecipe:
+def build_prepared_recipe(draft: Draft) -> JobRecipe:
     """The recipe of a job that is prepared: `data` names the output of preparation, and the columns that it found."""
     ftj, data = draft.ftj, draft.status.data
     content = JobRecipe.of(ftj.reference, draft.spec)
@@ -46,14 +46,14 @@ def prepared_recipe(draft: Draft) -> JobRecipe:
         return content
     splits = Splits(type="Delta", path=data.path, version=data.version)
     columns = content.data.columns or data.columns
-    found = content.data.model_copy(update={"splits": splits, "columns": columns})
-    return content.model_copy(update={"data": found, "prepared": data})
+    prepared_data = content.data.model_copy(update={"splits": splits, "columns": columns})
+    return content.model_copy(update={"data": prepared_data, "prepared": data})
 
 
-def recipe(draft: Draft) -> Json:
+def build_recipe(draft: Draft) -> Json:
     """The ConfigMap with the recipe, and with the parameters of a command of your own."""
     ftj, trainer = draft.ftj, draft.spec.trainer
-    content = _with_resumed_checkpoint(draft, prepared_recipe(draft))
+    content = _set_resumed_checkpoint(draft, build_prepared_recipe(draft))
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -66,17 +66,17 @@ def recipe(draft: Draft) -> Json:
     }
 
 
-def _with_resumed_checkpoint(draft: Draft, recipe: JobRecipe) -> JobRecipe:
+def _set_resumed_checkpoint(draft: Draft, content: JobRecipe) -> JobRecipe:
     """The recipe with what checkpoint.resumeFrom amounts to."""
-    found = draft.status.resumed_from
-    if recipe.checkpoint is None or found is None:
-        return recipe
-    place = ResumeFrom(type="Uri", uri=found.uri)
-    checkpoint = recipe.checkpoint.model_copy(update={"resume_from": place})
-    return recipe.model_copy(update={"checkpoint": checkpoint})
+    resumed_from = draft.status.resumed_from
+    if content.checkpoint is None or resumed_from is None:
+        return content
+    place = ResumeFrom(type="Uri", uri=resumed_from.uri)
+    checkpoint = content.checkpoint.model_copy(update={"resume_from": place})
+    return content.model_copy(update={"checkpoint": checkpoint})
 
 
-def job(draft: Draft, attempt: int) -> Json:
+def build_job(draft: Draft, attempt: int) -> Json:
     """The Indexed Job of one attempt: all its pods, or none."""
     ftj, spec = draft.ftj, draft.spec
     name = names.train_name(ftj.name, attempt)
@@ -91,7 +91,7 @@ def job(draft: Draft, attempt: int) -> Json:
             "parallelism": nodes,
             "backoffLimit": 0,
             "podFailurePolicy": {"rules": failure_rules(spec.run_policy.fatal_exit_codes)},
-            "template": _pod_template(draft, attempt),
+            "template": _build_pod_template(draft, attempt),
         },
     }
     return queueing.enqueue(draft, body)
@@ -107,11 +107,11 @@ def failure_rules(fatal: list[int]) -> list[Json]:
 
     disruption = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     preempted = [] if contract.EXIT_PREEMPTED in fatal else [contract.EXIT_PREEMPTED]
-    wanted = (preempted, fatal)
-    return [disruption, *(on_exit_codes(codes) for codes in wanted if codes)]
+    code_sets = (preempted, fatal)
+    return [disruption, *(on_exit_codes(codes) for codes in code_sets if codes)]
 
 
-def _pod_template(draft: Draft, attempt: int) -> Json:
+def _build_pod_template(draft: Draft, attempt: int) -> Json:
     ftj, spec, settings = draft.ftj, draft.spec, draft.settings
     trainer, login = spec.trainer, workspace.pod_login(spec, settings, CONTAINER)
     pod = template.pod_template(
@@ -139,9 +139,9 @@ def _pod_template(draft: Draft, attempt: int) -> Json:
         model_cache=spec.model_cache,
         labels=template.labels(ftj, names.TRAIN, attempt),
         subdomain=names.service_name(ftj.name),
-        user_template=_with_code(draft),
+        user_template=_mount_code(draft),
     )
-    pod = own_code.provided(draft, dict(merge(pod, login)))
+    pod = own_code.add_init_containers(draft, dict(merge(pod, login)))
     pod["spec"].setdefault("topologySpreadConstraints", [_spread(draft, attempt)])
     return pod
 
@@ -166,7 +166,7 @@ def _spread(draft: Draft, attempt: int) -> Json:
     }
 
 
-def _with_code(draft: Draft) -> Json | None:
+def _mount_code(draft: Draft) -> Json | None:
     """spec.podTemplate with trainer.code mounted. Its volume of the emptyDir's name takes the place of that."""
     code, user = draft.spec.trainer.code, draft.spec.pod_template
     if code is None:

@@ -22,9 +22,9 @@ _NO_NODE_COMES = frozenset({"NotTriggerScaleUp"})
 _VOLUME_FAILED = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _STARTING = frozenset({"Pulling", "Pulled", "Created", "Started"})
 # How long an autoscaler may take to notice a pod. A pod without a node is no problem before.
-_AUTOSCALER_PATIENCE = timedelta(seconds=20)
+_AUTOSCALER_TIMEOUT = timedelta(seconds=20)
 # How long a node may take to come. cluster-autoscaler and Karpenter give up after the same time.
-_NODE_PATIENCE = timedelta(minutes=15)
+_NODE_TIMEOUT = timedelta(minutes=15)
 
 
 # What keeps a child from being created.
@@ -41,7 +41,7 @@ class Problem(NamedTuple):
 
 
 # When pods have several problems, the first of these is reported.
-_RANKING = (
+_PRIORITY = (
     ConditionReason.UNSCHEDULABLE,
     ConditionReason.VOLUME_NOT_READY,
     ConditionReason.IMAGE_PULL_FAILED,
@@ -52,68 +52,70 @@ _RANKING = (
 
 def forget_refusal(draft: Draft) -> None:
     """Remove what kept a child from being created, when it is about to be created; if it is refused again, it returns."""
-    found = draft.condition(ConditionType.PODS_HEALTHY)
-    if found and found.reason in _REFUSALS:
+    healthy = draft.condition(ConditionType.PODS_HEALTHY)
+    if healthy and healthy.reason in _REFUSALS:
         draft.unset(ConditionType.PODS_HEALTHY)
 
 
-def report(draft: Draft, alive: Sequence[Json], job_name: str, *, wanted: int) -> None:
+def report_health(draft: Draft, alive: Sequence[Json], job_name: str, *, desired: int) -> None:
     """Report in a condition what keeps pods from running, and which one.
 
     Args:
         alive: the pods of a Job that have not ended.
-        wanted: the number of pods that the Job should have.
+        desired: the number of pods that the Job should have.
     """
-    problems = _problems(alive, draft.observed.pod_events, draft.now)
+    problems = _find_problems(alive, draft.observed.pod_events, draft.now)
     if problems:
-        lacking = _no_node_offers(draft, alive)
-        reason, message = min(problems, key=lambda item: _RANKING.index(item.reason))
-        more = f" ({len(problems)} of {wanted} pods wait)" if len(problems) > 1 else ""
+        lacking = _describe_missing_resources(draft, alive)
+        reason, message = min(problems, key=lambda item: _PRIORITY.index(item.reason))
+        more = f" ({len(problems)} of {desired} pods wait)" if len(problems) > 1 else ""
         also = lacking if reason == ConditionReason.UNSCHEDULABLE else ""
         draft.set(ConditionType.PODS_HEALTHY, False, reason, message + more + also)
-    elif len(alive) < wanted and job_name in draft.observed.rejections:
+    elif len(alive) < desired and job_name in draft.observed.rejections:
         refusal = draft.observed.rejections[job_name]
         draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_REJECTED, refusal)
     elif alive:
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
 
 
-def _no_node_offers(draft: Draft, alive: Sequence[Json]) -> str:
+def _describe_missing_resources(draft: Draft, alive: Sequence[Json]) -> str:
     """Which GPU that the pods ask for no node has, as the end of a sentence; empty when none is known to be missing."""
-    offered = draft.observed.offered
-    if offered is None:
+    offered_resources = draft.observed.offered_resources
+    if offered_resources is None:
         return ""
-    wanted = {name for pod in alive for name in device.resources(pod, device.resource(draft.ftj))}
-    missing = sorted(wanted - offered)
+    requested = {
+        name for pod in alive for name in device.gpu_resources(pod, device.configured_resource(draft.ftj))
+    }
+    missing = sorted(requested - offered_resources)
     return f"; no node offers {', '.join(missing)}: is its device plugin installed?" if missing else ""
 
 
-def _problems(
+def _find_problems(
     alive: Sequence[Json], events: Mapping[str, Sequence[PodEvent]], now: datetime
 ) -> list[Problem]:
     """The problems of pods.
 
     NB: Events are read about a few pods that have no node, and stand for the others: the pods of a gang are alike.
     """
-    read = [pod for pod in alive if unschedulable(pod) and pod["metadata"]["name"] in events]
-    others = events[read[-1]["metadata"]["name"]] if read else ()
-    found = (problem(pod, events.get(pod["metadata"]["name"], others), now) for pod in alive)
-    return [item for item in found if item is not None]
+    read = [pod for pod in alive if unschedulable_condition(pod) and pod["metadata"]["name"] in events]
+    shared_events = events[read[-1]["metadata"]["name"]] if read else ()
+    problems = (find_problem(pod, events.get(pod["metadata"]["name"], shared_events), now) for pod in alive)
+    return [item for item in problems if item is not None]
 
 
-def problem(pod: Json, events: Sequence[PodEvent], now: datetime) -> Problem | None:
+def find_problem(pod: Json, events: Sequence[PodEvent], now: datetime) -> Problem | None:
     """What keeps a pod from running, or None.
 
     Args:
         events: Events about the pod, the oldest first.
     """
-    unscheduled = unschedulable(pod)
+    unscheduled = unschedulable_condition(pod)
     if unscheduled:
-        return _without_node(pod, unscheduled, events, now)
-    return _waiting_container(pod) or _volume(pod, events)
+        return _explain_missing_node(pod, unscheduled, events, now)
+    return _find_waiting_container(pod) or _find_missing_volume(pod, events)
 
 
-def unschedulable(pod: Json) -> Json | None:
+def unschedulable_condition(pod: Json) -> Json | None:
     """The condition of a pod for which the scheduler finds no node, or None."""
     for item in pod.get("status", {}).get("conditions") or []:
         if item["type"] == "PodScheduled" and item.get("reason") == "Unschedulable":
@@ -121,10 +123,12 @@ def unschedulable(pod: Json) -> Json | None:
     return None
 
 
-def _without_node(pod: Json, unscheduled: Json, events: Sequence[PodEvent], now: datetime) -> Problem | None:
+def _explain_missing_node(
+    pod: Json, unscheduled: Json, events: Sequence[PodEvent], now: datetime
+) -> Problem | None:
     name, message = pod["metadata"]["name"], unscheduled.get("message", "")
-    last = _last(events, _NODE_COMES | _NO_NODE_COMES)
-    if last and last.reason in _NODE_COMES and now - last.at < _NODE_PATIENCE:
+    last = _last_event(events, _NODE_COMES | _NO_NODE_COMES)
+    if last and last.reason in _NODE_COMES and now - last.at < _NODE_TIMEOUT:
         return Problem(
             ConditionReason.SCALING_UP, f"pod {name} waits for a node, which is on its way: {last.message}"
         )
@@ -132,14 +136,14 @@ def _without_node(pod: Json, unscheduled: Json, events: Sequence[PodEvent], now:
         look = f"check kubectl get pvc -n {pod['metadata']['namespace']}"
         return Problem(ConditionReason.VOLUME_NOT_READY, f"pod {name} waits for a volume: {message}: {look}")
     since = unscheduled.get("lastTransitionTime")
-    if since and now - datetime.fromisoformat(since) < _AUTOSCALER_PATIENCE:
+    if since and now - datetime.fromisoformat(since) < _AUTOSCALER_TIMEOUT:
         return None
     declined = f"; {last.message}" if last and last.reason in _NO_NODE_COMES else ""
     return Problem(ConditionReason.UNSCHEDULABLE, f"pod {name} cannot be scheduled: {message}{declined}")
 
 
-def _waiting_container(pod: Json) -> Problem | None:
-    status, where = pod.get("status", {}), pod_state.listed([pod])
+def _find_waiting_container(pod: Json) -> Problem | None:
+    status, where = pod.get("status", {}), pod_state.describe_pods([pod])
     for item in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
         waiting = item.get("state", {}).get("waiting") or {}
         detail = waiting.get("message") or waiting.get("reason")
@@ -155,29 +159,30 @@ def _waiting_container(pod: Json) -> Problem | None:
     return None
 
 
-def _volume(pod: Json, events: Sequence[PodEvent]) -> Problem | None:
+def _find_missing_volume(pod: Json, events: Sequence[PodEvent]) -> Problem | None:
     """The volume that a pod with a node waits for."""
-    last = _last(events, _VOLUME_FAILED | _STARTING)
-    if not starts(pod) or last is None or last.reason not in _VOLUME_FAILED:
+    last = _last_event(events, _VOLUME_FAILED | _STARTING)
+    if not is_starting(pod) or last is None or last.reason not in _VOLUME_FAILED:
         return None
     return Problem(
-        ConditionReason.VOLUME_NOT_READY, f"{pod_state.listed([pod])} waits for a volume: {last.message}"
+        ConditionReason.VOLUME_NOT_READY,
+        f"{pod_state.describe_pods([pod])} waits for a volume: {last.message}",
     )
 
 
-def pulling(draft: Draft, alive: Sequence[Json]) -> str:
+def describe_image_pull(draft: Draft, alive: Sequence[Json]) -> str:
     """Which pod pulls an image, as the end of a sentence; empty when none is known to."""
     for pod in alive:
-        last = _last(draft.observed.pod_events.get(pod["metadata"]["name"], ()), _STARTING)
-        if starts(pod) and last and last.reason == "Pulling":
-            return f"; {pod_state.listed([pod])}: {last.message}"
+        last = _last_event(draft.observed.pod_events.get(pod["metadata"]["name"], ()), _STARTING)
+        if is_starting(pod) and last and last.reason == "Pulling":
+            return f"; {pod_state.describe_pods([pod])}: {last.message}"
     return ""
 
 
-def starts(pod: Json) -> bool:
+def is_starting(pod: Json) -> bool:
     """Whether a pod has a node and no container of it runs yet."""
     return bool(pod.get("spec", {}).get("nodeName")) and pod.get("status", {}).get("phase") == "Pending"
 
 
-def _last(events: Sequence[PodEvent], reasons: frozenset[str]) -> PodEvent | None:
+def _last_event(events: Sequence[PodEvent], reasons: frozenset[str]) -> PodEvent | None:
     return next((event for event in reversed(events) if event.reason in reasons), None)

@@ -49,7 +49,7 @@ _AWAY = (
 _UNEXPECTED = "ERROR: Exception:"
 _REFUSED = "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL ({})"
 _PASSWORD = re.compile(r"//[^/@\s]*@")
-_LONGEST = 400
+_MAX_MESSAGE_CHARS = 400
 
 
 class _Meaning(NamedTuple):
@@ -58,7 +58,9 @@ class _Meaning(NamedTuple):
     pattern: str
     code: int
     sentence: str  # with what was found in its braces
-    own: bool = False  # to be said of an address that a requirement names, not of what an index lists
+    of_requirement: bool = (
+        False  # to be said of an address that a requirement names, not of what an index lists
+    )
     of_build: bool = False  # a build may say it too
 
 
@@ -85,13 +87,13 @@ _MEANINGS = (
         r"HTTP error (?:404|410) while getting (\S+)$",
         NEVER,
         "nothing is at the address of a requirement: correct it ({})",
-        own=True,
+        of_requirement=True,
     ),
     _Meaning(
         r"HTTP error 40[13] while getting (\S+)$",
         AGAIN,
         "the address of a requirement is not there, or needs a login: correct it, or name the package of an index ({})",
-        own=True,
+        of_requirement=True,
     ),
     _Meaning(
         r"HTTPS?ConnectionPool\(.*Max retries exceeded.*|ReadTimeoutError.*|HTTP error (?:429|5\d\d) while getting \S+$|"
@@ -99,7 +101,7 @@ _MEANINGS = (
         r"(Download failed after .*)\n.*URL: .*",
         UNAVAILABLE,
         "the server of a requirement does not answer: check its address, and that the pods may reach it ({})",
-        own=True,
+        of_requirement=True,
     ),
     # A mirror may be behind.
     _Meaning(
@@ -244,7 +246,7 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
     lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in paths)
     (_packages(folder) / "image.pth").write_text(lines, encoding="utf-8")
     constraints = folder / "constraints.txt"
-    constraints.write_text(_torch(requirements), encoding="utf-8")
+    constraints.write_text(_torch_constraint(requirements), encoding="utf-8")
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     log = folder / "pip.log"
     options = ["--no-cache-dir", "--constraint", str(constraints)]
@@ -252,61 +254,65 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
     code, output = _run([*pip, "install", *options, "--", *requirements], PIP_LOG=str(log))
     if code < 0:
         why = f"pip was ended by signal {-code}: the container may need a higher limit of memory"
-        raise Failure(AGAIN, f"{why} ({_short(_last_words(output.splitlines()))})")
+        raise Failure(AGAIN, f"{why} ({_shorten(_last_words(output.splitlines()))})")
     if code:
         written = log.read_text("utf-8", "replace") if log.is_file() else ""
         command, words = _failed_command(written)
         # NB: where pip has a log, it writes what a build says to the log alone, and says "See above".
         if words and not _NEEDED.search(command) and words[-1].strip() not in output:
             print(f"{command} failed, and said:", *words, sep="\n", flush=True)
-        raise explained(output, written, requirements)
+        raise explain_failure(output, written, requirements)
 
 
-def _torch(requirements: list[str]) -> str:
+def _torch_constraint(requirements: list[str]) -> str:
     """A constraint: the image's torch fits the driver and what was built for it, so only who names torch gets another."""
-    named = {re.split(r"[^A-Za-z0-9._-]", item.strip(), maxsplit=1)[0].lower() for item in requirements}
+    names = {re.split(r"[^A-Za-z0-9._-]", item.strip(), maxsplit=1)[0].lower() for item in requirements}
     try:
-        return "" if "torch" in named else f"torch=={metadata.version('torch')}\n"
+        return "" if "torch" in names else f"torch=={metadata.version('torch')}\n"
     except metadata.PackageNotFoundError:
         return ""
 
 
-def explained(output: str, log: str = "", requirements: Sequence[str] = ()) -> Failure:
+def explain_failure(output: str, log: str = "", requirements: Sequence[str] = ()) -> Failure:
     """What pip's output and its log amount to."""
     command, words = _failed_command(log)
     lines = [*output.splitlines(), *(words if _NEEDED.search(command) else ())]
     final = (line for line in lines if not _NOT_THE_END.search(line))
-    said = "\n".join([*_missing_pages(log), *final])
-    addresses = [_bare(url) for text in requirements for url in re.findall(r"@\s*(https?://\S+)", text)[:1]]
-    with_build = "\n".join([said, *words])
+    last_lines = "\n".join([*_missing_pages(log), *final])
+    addresses = [
+        _strip_login(url) for text in requirements for url in re.findall(r"@\s*(https?://\S+)", text)[:1]
+    ]
+    with_build = "\n".join([last_lines, *words])
     for meaning in _MEANINGS:
-        for found in re.finditer(meaning.pattern, with_build if meaning.of_build else said, re.MULTILINE):
-            if not meaning.own or _is_of(found[0], addresses):
-                return Failure(meaning.code, meaning.sentence.format(_short(found[found.lastindex or 0])))
-    unbuilt = _UNBUILT.search(said)
+        for match in re.finditer(
+            meaning.pattern, with_build if meaning.of_build else last_lines, re.MULTILINE
+        ):
+            if not meaning.of_requirement or _mentions(match[0], addresses):
+                return Failure(meaning.code, meaning.sentence.format(_shorten(match[match.lastindex or 0])))
+    unbuilt = _UNBUILT.search(last_lines)
     if unbuilt:
         why = f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of it"
-        return Failure(NEVER, f"{why} ({_short(_last_words(words) if words else unbuilt[0])})")
-    return Failure(AGAIN, f"pip failed: {_short(_last_words(output.splitlines()))}")
+        return Failure(NEVER, f"{why} ({_shorten(_last_words(words) if words else unbuilt[0])})")
+    return Failure(AGAIN, f"pip failed: {_shorten(_last_words(output.splitlines()))}")
 
 
-def _bare(url: str) -> str:
+def _strip_login(url: str) -> str:
     """An address without a login, which pip hides, and without a fragment, which it leaves out in places."""
     return _PASSWORD.sub("//", url).partition("#")[0]
 
 
-def _is_of(said: str, addresses: Sequence[str]) -> bool:
+def _mentions(text: str, addresses: Sequence[str]) -> bool:
     """Whether what pip says is of one of the addresses: it names the address, or the server with the path, or the server alone."""
-    if {_bare(url) for url in re.findall(r"https?://\S+", said)} & {*addresses}:
+    if {_strip_login(url) for url in re.findall(r"https?://\S+", text)} & {*addresses}:
         return True
-    pool = re.search(r"host='([^']*)', port=(\d+)\)(?:.*? with url: (\S+))?", said)
+    pool = re.search(r"host='([^']*)', port=(\d+)\)(?:.*? with url: (\S+))?", text)
     return pool is not None and any(pool.groups("") in _targets(url) for url in addresses)
 
 
 def _targets(url: str) -> list[tuple[str, str, str]]:
     """The host, the port and the path of an address, as urllib3 names them with the path and without it."""
-    scheme, _, rest = url.partition("://")
-    server, slash, path = rest.partition("/")
+    scheme, _, location = url.partition("://")
+    server, slash, path = location.partition("/")
     host, _, port = server.lower().partition(":")
     port = port or {"http": "80", "https": "443"}[scheme]
     return [(host, port, slash + path), (host, port, "")]
@@ -316,9 +322,9 @@ def _missing_pages(log: str) -> list[str]:
     """Pages that indexes did not give for the package that pip looked for last: for those before, it found another index."""
     pages: list[str] = []
     for line in log.splitlines():
-        found = _NO_PAGE.search(line)
-        if found:
-            pages.append(found[1])
+        missing = _NO_PAGE.search(line)
+        if missing:
+            pages.append(missing[1])
         elif _ANSWERED.search(line):
             pages.clear()
     return pages
@@ -347,8 +353,8 @@ def _last_words(output: Sequence[str]) -> str:
     return lines[-1] if lines else "it says nothing"
 
 
-def _short(text: str) -> str:
-    return _PASSWORD.sub("//", text.strip())[:_LONGEST]
+def _shorten(text: str) -> str:
+    return _PASSWORD.sub("//", text.strip())[:_MAX_MESSAGE_CHARS]
 
 
 def run(command: list[str], folder: Path = FOLDER) -> None:
@@ -389,13 +395,13 @@ def _run(command: list[str], **more: str) -> tuple[int, str]:
 
 def main() -> None:
     """Install, or run a command, as the first argument says."""
-    what, *rest = sys.argv[1:]
-    if what == RUN:
-        run(rest)
+    mode, *arguments = sys.argv[1:]
+    if mode == RUN:
+        run(arguments)
     # NB: PID 1 of a container ignores SIGTERM by default.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     try:
-        install(rest)
+        install(arguments)
     except Failure as failure:
         sentence = f"trainer.dependencies cannot be installed: {failure}"
         print(sentence, file=sys.stderr)

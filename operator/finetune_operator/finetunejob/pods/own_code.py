@@ -63,24 +63,26 @@ def files(trainer: Trainer) -> dict[str, str]:
     return {contract.DEPENDENCIES_FILE: _INSTALLER} if trainer.dependencies else {}
 
 
-def provided(draft: Draft, pod: Json) -> Json:
+def add_init_containers(draft: Draft, pod: Json) -> Json:
     """The pod of training with the code of `trainer.code.git` and the packages of `trainer.dependencies`."""
     trainer = draft.spec.trainer
     if trainer.code and trainer.code.git:
-        pod = _with_init(pod, _checkout(draft, trainer.code, pod))
-    return _with_dependencies(pod, trainer.dependencies) if trainer.dependencies else pod
+        pod = _add_init_container(pod, _build_checkout(draft, trainer.code, pod))
+    return _add_dependencies(pod, trainer.dependencies) if trainer.dependencies else pod
 
 
-def step(alive: Sequence[Json]) -> str:
+def describe_step(alive: Sequence[Json]) -> str:
     """What a pod does before its command starts, as the end of a sentence; empty where none is known to."""
     for pod in alive:
         for item in pod.get("status", {}).get("initContainerStatuses") or []:
             if item["name"] in _STEPS and "running" in item.get("state", {}):
-                return f"; {pod_state.listed([pod])} {_STEPS[item['name']]}"
+                return f"; {pod_state.describe_pods([pod])} {_STEPS[item['name']]}"
     return ""
 
 
-def failed(failure: LastFailure, mine: Sequence[Json], trainer: Trainer) -> ConditionReason | None:
+def find_failed_step(
+    failure: LastFailure, attempt_pods: Sequence[Json], trainer: Trainer
+) -> ConditionReason | None:
     """Which step failed, where the failure of an attempt is that of one.
 
     Its exit code is 64 where no attempt can succeed, and 69 where a server did not answer or refused the login.
@@ -90,18 +92,18 @@ def failed(failure: LastFailure, mine: Sequence[Json], trainer: Trainer) -> Cond
     """
     # NB: the container says so, not the reason in its message: one that is killed leaves none, and a command, or an init container
     # of the pod template, may end with the same words.
-    ended = pod_state.exits(mine, names.TRAINER_CONTAINER)
+    ended = pod_state.exits(attempt_pods, names.TRAINER_CONTAINER)
     container = next((item.container for item in ended if item.pod == failure.pod), None)
     has_code = trainer.code is not None and trainer.code.git is not None
     steps = {names.CHECKOUT_CONTAINER: has_code, names.DEPENDENCIES_CONTAINER: bool(trainer.dependencies)}
     return _REASONS[container] if container and steps.get(container) else None
 
 
-def _with_init(pod: Json, container: Json) -> Json:
+def _add_init_container(pod: Json, container: Json) -> Json:
     return dict(merge(pod, {"spec": {"initContainers": [container]}}))
 
 
-def _checkout(draft: Draft, code: Code, pod: Json) -> Json:
+def _build_checkout(draft: Draft, code: Code, pod: Json) -> Json:
     git, resolved = code.git, draft.status.code
     commit = resolved.commit if resolved else ""
     reference = git.secret_ref if git else None
@@ -110,18 +112,18 @@ def _checkout(draft: Draft, code: Code, pod: Json) -> Json:
         _from_secret(contract.ENV_GIT_PASSWORD, reference.name, "password", optional=reference.optional),
     ] if reference else []  # fmt: skip
     shared = template.shared(pod, names.TRAINER_CONTAINER, own_image=True)
-    own: Json = {
+    init_container: Json = {
         "name": names.CHECKOUT_CONTAINER,
         "image": draft.settings.trainer_image,
         "imagePullPolicy": draft.settings.trainer_pull_policy,
         "command": [contract.CHECKOUT_COMMAND],
-        "args": [_literal(item) for item in (git.url if git else "", commit, code.mount_path)],
+        "args": [_escape(item) for item in (git.url if git else "", commit, code.mount_path)],
         "env": login,
     }
-    return dict(merge(shared, own))
+    return dict(merge(shared, init_container))
 
 
-def _with_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
+def _add_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
     """A pod whose command finds the packages. A volume of this name in the pod template takes the place of the emptyDir."""
     mount = {"name": contract.DEPENDENCIES_VOLUME, "mountPath": contract.DEPENDENCIES_PATH}
     trainer = next(containers(pod, names.TRAINER_CONTAINER), {})
@@ -134,7 +136,7 @@ def _with_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
     }
     shared = template.shared(pod, names.TRAINER_CONTAINER, own_image=False)
     command = trainer.get("command")
-    found: Json = {
+    additions: Json = {
         "initContainers": [dict(merge(shared, install))],
         "containers": [
             {
@@ -146,7 +148,7 @@ def _with_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
         ],
     }
     volume: Json = {"spec": {"volumes": [{"name": contract.DEPENDENCIES_VOLUME, "emptyDir": {}}]}}
-    return dict(merge(merge(volume, pod), {"spec": found}))
+    return dict(merge(merge(volume, pod), {"spec": additions}))
 
 
 def _from_secret(variable: str, secret: str, key: str, *, optional: bool) -> Json:
@@ -154,6 +156,6 @@ def _from_secret(variable: str, secret: str, key: str, *, optional: bool) -> Jso
     return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
-def _literal(argument: str) -> str:
+def _escape(argument: str) -> str:
     """An argument in which Kubernetes replaces nothing."""
     return argument.replace("$", "$$")

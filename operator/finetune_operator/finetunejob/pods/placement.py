@@ -11,19 +11,19 @@ from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.pods import pod_state
 
 
-def nodes(mine: Sequence[Json], *, desired: int) -> Nodes:
+def summarize_nodes(attempt_pods: Sequence[Json], *, desired: int) -> Nodes:
     """How many pods are ready, and the node of each one that has a node: of the first 64, by node rank.
 
     NB: pods without a node are left out, so that a gang which is scheduled at once is one write.
     """
-    ready = min(pod_state.ready(mine), desired)
-    placed = [_placed(pod) for pod in mine if pod.get("spec", {}).get("nodeName")]
+    ready = min(pod_state.count_ready(attempt_pods), desired)
+    placed = [_place_pod(pod) for pod in attempt_pods if pod.get("spec", {}).get("nodeName")]
     return Nodes(
         desired=desired, ready=ready, summary=f"{ready}/{desired}", pods=placed[:MAX_PODS] if placed else None
     )
 
 
-def _placed(pod: Json) -> PlacedPod:
+def _place_pod(pod: Json) -> PlacedPod:
     return PlacedPod(
         name=pod["metadata"]["name"],
         node=pod["spec"]["nodeName"],

@@ -25,7 +25,7 @@ UNEXPLAINED = "Error"
 
 _MAIN = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)
 # The init containers of the operator, which have the limits of a main container.
-_SHARING = {
+_INIT_CONTAINERS_OF = {
     names.TRAINER_CONTAINER: (names.CHECKOUT_CONTAINER, names.DEPENDENCIES_CONTAINER),
     names.EVALUATE_CONTAINER: (names.FETCH_CONTAINER,),
 }
@@ -46,7 +46,7 @@ class Exit:
     evicted: bool
     deletion_request_time: datetime | None = None
     """When somebody asked for the deletion of the pod; None where nobody did."""
-    outlived: bool = False
+    is_outlived: bool = False
     """Whether the pod does not say how the container ended: another container still runs, or failed."""
 
     @property
@@ -60,13 +60,13 @@ def alive(pods: Iterable[Json]) -> list[Json]:
     return [pod for pod in pods if children.is_alive(pod)]
 
 
-def listed(pods: Sequence[Json]) -> str:
+def describe_pods(pods: Sequence[Json]) -> str:
     """The first pod with its node, and the number of the others."""
     more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
-    return f"{place(pods[0]['metadata']['name'], _node(pods[0]))}{more}"
+    return f"{describe_pod(pods[0]['metadata']['name'], _node(pods[0]))}{more}"
 
 
-def place(name: str, node: str | None) -> str:
+def describe_pod(name: str, node: str | None) -> str:
     """A pod with its node, where it has one."""
     return f"pod {name} on node {node}" if node else f"pod {name}"
 
@@ -75,12 +75,16 @@ def _node(pod: Json) -> str | None:
     return pod.get("spec", {}).get("nodeName") or None
 
 
-def listed_ghosts(found: children.Sorted) -> str:
+def describe_stale(component: children.ComponentChildren) -> str:
     """What an attempt waits for: pods of the previous one, or its Job when it has no pods left."""
-    return listed(found.ghost_pods) if found.ghost_pods else f"Job {found.ghosts[0]['metadata']['name']}"
+    return (
+        describe_pods(component.stale_pods)
+        if component.stale_pods
+        else f"Job {component.stale_jobs[0]['metadata']['name']}"
+    )
 
 
-def ready(pods: Iterable[Json]) -> int:
+def count_ready(pods: Iterable[Json]) -> int:
     """How many pods run and are ready, or have succeeded."""
     return sum(map(is_ready, pods))
 
@@ -107,8 +111,8 @@ def _containers_succeeded(status: Json) -> bool:
 
 def exits(pods: Iterable[Json], container: str) -> list[Exit]:
     """How the pods' main containers ended, the earliest first."""
-    found = [ended for pod in pods if (ended := _exit(pod, container)) is not None]
-    return sorted(found, key=lambda item: (item.finished_at, item.node_rank or 0))
+    ends = [ended for pod in pods if (ended := _exit(pod, container)) is not None]
+    return sorted(ends, key=lambda item: (item.finished_at, item.node_rank or 0))
 
 
 def _exit(pod: Json, container: str) -> Exit | None:
@@ -131,7 +135,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
             text=terminated.get("message") or "",
             evicted=evicted,
             deletion_request_time=_deletion_request_time(pod),
-            outlived=name == container and _is_outlived(status, failed=bool(terminated.get("exitCode"))),
+            is_outlived=name == container and _is_outlived(status, failed=bool(terminated.get("exitCode"))),
         )
     if status.get("phase") == "Failed":
         # No container terminated: the node rejected or evicted the pod.
@@ -158,7 +162,7 @@ def _deletion_request_time(pod: Json) -> datetime | None:
     return datetime.fromisoformat(meta["deletionTimestamp"]) - grace
 
 
-def deleted_before_the_end(pods: Iterable[Json], container: str) -> Exit | None:
+def find_deleted_pod(pods: Iterable[Json], container: str) -> Exit | None:
     """The pod that somebody deleted while all main containers ran; None where none was, or where it was evicted or preempted.
 
     NB: once a container has ended, the Job controller deletes the pods of the other ones.
@@ -195,17 +199,17 @@ def _terminated(status: Json, container: str) -> tuple[str, Json] | None:
     for name, terminated in ended:
         if status.get("phase") == "Failed" and terminated.get("exitCode"):
             text = terminated.get("message")
-            return name, terminated | {"message": _of_init_container(name, text) if text else ""}
+            return name, terminated | {"message": _prefix_init_container(name, text) if text else ""}
     return None
 
 
-def _of_init_container(name: str, text: str) -> str:
+def _prefix_init_container(name: str, text: str) -> str:
     """The termination message of an init container, which says so."""
-    said = TerminationMessage.parse(text)
-    if said is None or said.error is None:
+    report = TerminationMessage.parse(text)
+    if report is None or report.error is None:
         return f"init container {name}: {text}"
-    error = said.error.model_copy(update={"message": f"init container {name}: {said.error.message}"})
-    return said.model_copy(update={"error": error}).dump()
+    error = report.error.model_copy(update={"message": f"init container {name}: {report.error.message}"})
+    return report.model_copy(update={"error": error}).dump()
 
 
 def last_failure(
@@ -270,7 +274,7 @@ def _default_message(ended: Exit, container: str, use_less: str) -> str:
     remedy = f"raise the limit or {use_less}" if use_less else "raise the limit"
     if ended.container not in (None, container):
         subject, log = f"init container {ended.container}", f"{ended.pod} -c {ended.container}"
-        shares = ended.container in _SHARING.get(container, ())
+        shares = ended.container in _INIT_CONTAINERS_OF.get(container, ())
         remedy = f"raise that of the container {container}, which it shares" if shares else "raise the limit"
     if ended.reason == "OOMKilled":
         return f"{subject} used more memory than its limit: {remedy}"

@@ -8,32 +8,32 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import Queued
+from finetune_operator.finetunejob.model import QueueState
 from finetune_operator.finetunejob.template_merge import merge
 
 # Kueue's words for a Workload that waits for something other than its turn.
 _INADMISSIBLE = {"Inadmissible", "Misconfigured", "Suspended"}
 # How long Kueue may take to make a Workload.
-_PATIENCE = timedelta(seconds=30)
+_WORKLOAD_TIMEOUT = timedelta(seconds=30)
 # Positions up to this one are exact.
-_NEAR = 10
+_MAX_EXACT_POSITION = 10
 
 
-def of_installation(draft: Draft, queue: str) -> bool:
+def is_from_installation(draft: Draft, queue: str) -> bool:
     """Whether the job would also have this queue if it named none."""
     resolved = draft.status.resolved
     return resolved is not None and resolved.queue_name == queue
 
 
-def named(draft: Draft, queue: str) -> str:
+def describe_queue(draft: Draft, queue: str) -> str:
     """A queue, and where its name comes from if it is not the job's own."""
-    where = " (defaults.queueName of the chart)" if of_installation(draft, queue) else ""
+    where = " (defaults.queueName of the chart)" if is_from_installation(draft, queue) else ""
     return f"queue {queue}{where}"
 
 
-def avoid(draft: Draft, queue: str) -> str:
+def describe_opt_out(draft: Draft, queue: str) -> str:
     """How the job does without a queue, as a part of a sentence."""
-    if of_installation(draft, queue):
+    if is_from_installation(draft, queue):
         return 'set spec.runPolicy.queueName to "", which keeps the job out of the queue of the installation'
     return "remove spec.runPolicy.queueName"
 
@@ -55,14 +55,14 @@ def enqueue(draft: Draft, job: Json) -> Json:
     return dict(merge(job, {"metadata": metadata, "spec": {"suspend": True}}))
 
 
-def report(draft: Draft, kind: ConditionType, what: str, child: Json) -> None:
+def report_queue(draft: Draft, kind: ConditionType, what: str, child: Json) -> None:
     """Say in a condition why an attempt, or the evaluation, waits whose Job is suspended; no pod is blocked, as there is none."""
-    draft.set(kind, False, *_waiting(draft, what, child))
+    draft.set(kind, False, *_explain_wait(draft, what, child))
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
 
 
-def _waiting(draft: Draft, what: str, child: Json) -> tuple[ConditionReason, str]:
+def _explain_wait(draft: Draft, what: str, child: Json) -> tuple[ConditionReason, str]:
     queue = queue_of(child)
     if queue is None:
         job = child["metadata"]["name"]
@@ -70,49 +70,53 @@ def _waiting(draft: Draft, what: str, child: Json) -> tuple[ConditionReason, str
             f"{what} waits: something other than the operator suspended Job {job}, which names no queue: "
             f"check kubectl get job {job} -o yaml"
         )
-    queued = draft.observed.queued
+    queue_state = draft.observed.queue_state
     look = f"check kubectl get localqueue -n {draft.ftj.namespace}"
-    problem = _problem(queued, look, avoid(draft, queue), _created(child) + _PATIENCE)
+    problem = _find_problem(
+        queue_state, look, describe_opt_out(draft, queue), _created(child) + _WORKLOAD_TIMEOUT
+    )
     if problem:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"{what} waits: Job {job} is suspended and no Workload is admitted by {named(draft, queue)}: {problem}"
+            f"{what} waits: Job {job} is suspended and no Workload is admitted by {describe_queue(draft, queue)}: {problem}"
         )
-    return ConditionReason.QUEUED, f"{what} waits in Kueue's queue {queue}{_progress(queued)}"
+    return ConditionReason.QUEUED, f"{what} waits in Kueue's queue {queue}{_describe_progress(queue_state)}"
 
 
-def _problem(queued: Queued | None, look: str, without: str, due: datetime) -> str | None:
+def _find_problem(queue_state: QueueState | None, look: str, without: str, due: datetime) -> str | None:
     """What keeps the Job from ever being admitted, and what to do; None when it only waits for its turn.
 
     Args:
         without: how the job does without a queue.
         due: when Kueue has had enough time to make a Workload.
     """
-    if queued is None:
+    if queue_state is None:
         return None
-    if not queued.installed:
+    if not queue_state.installed:
         return f"Kueue is not installed in this cluster: install it, or {without}, and suspend and resume the job"
-    if not queued.workload:
-        late = queued.read_at is not None and queued.read_at >= due
+    if not queue_state.workload:
+        late = queue_state.read_at is not None and queue_state.read_at >= due
         return f"Kueue has made no Workload for it: {look}" if late else None
-    return f"{queued.message}: {look}" if queued.reason in _INADMISSIBLE else None
+    return f"{queue_state.message}: {look}" if queue_state.reason in _INADMISSIBLE else None
 
 
-def _progress(queued: Queued | None) -> str:
-    if queued is None:
+def _describe_progress(queue_state: QueueState | None) -> str:
+    if queue_state is None:
         return ": kubectl get workloads shows why"
-    if queued.admitted:
+    if queue_state.admitted:
         return ", which has admitted it"
-    position = f" at position {_rounded(queued.position)}" if queued.position is not None else ""
-    return f"{position}: {queued.message}" if queued.message else position
+    position = (
+        f" at position {_round_position(queue_state.position)}" if queue_state.position is not None else ""
+    )
+    return f"{position}: {queue_state.message}" if queue_state.message else position
 
 
-def _rounded(position: int) -> str:
+def _round_position(position: int) -> str:
     """The position, in steps of 10, 20, 50, 100 and so on where it is far.
 
     NB: each admission moves every job behind it, and each change of the message is a write of the status.
     """
-    if position <= _NEAR:
+    if position <= _MAX_EXACT_POSITION:
         return str(position)
     digits = 10 ** (len(str(position)) - 1)
     return f"{max(step * digits for step in (1, 2, 5) if step * digits <= position)} or later"

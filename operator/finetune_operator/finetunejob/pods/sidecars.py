@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
-from finetune_operator.finetunejob.children import job_condition, job_ended, sort
+from finetune_operator.finetunejob.children import classify_children, has_ended, job_condition
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import pod_state
 
@@ -18,9 +18,9 @@ from finetune_operator.finetunejob.pods import pod_state
 _PEERS_TIMEOUT = timedelta(seconds=30)
 
 
-def outlived(mine: Sequence[Json], container: str) -> list[pod_state.Exit]:
+def find_outlived(job_pods: Sequence[Json], container: str) -> list[pod_state.Exit]:
     """The ends of main containers that their pods do not tell, the earliest first."""
-    return [ended for ended in pod_state.exits(mine, container) if ended.outlived]
+    return [ended for ended in pod_state.exits(job_pods, container) if ended.is_outlived]
 
 
 def has_completed(job: Json, job_pods: Sequence[Json], container: str, *, nodes: int = 1) -> bool:
@@ -32,7 +32,8 @@ def _has_succeeded(job_pods: Sequence[Json], container: str, *, nodes: int) -> b
     """Whether the main containers on all nodes have succeeded, which at least one pod does not tell."""
     succeeded = [ended for ended in pod_state.exits(job_pods, container) if ended.code == 0]
     return (
-        any(ended.outlived for ended in succeeded) and len({ended.node_rank for ended in succeeded}) == nodes
+        any(ended.is_outlived for ended in succeeded)
+        and len({ended.node_rank for ended in succeeded}) == nodes
     )
 
 
@@ -50,7 +51,7 @@ def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datet
 
 def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool:
     """Whether a main container has failed, which its pod does not tell, and the others have had time to end as well."""
-    failed = [ended for ended in outlived(job_pods, container) if ended.code]
+    failed = [ended for ended in find_outlived(job_pods, container) if ended.code]
     if not failed:
         return False
     all_ended = len(pod_state.exits(job_pods, container)) == len(job_pods)
@@ -64,17 +65,21 @@ def release(draft: Draft, component: str, name: str, container: str) -> None:
 
     NB: in a pass after the one that wrote the result into the status.
     """
-    children = sort(draft.observed.jobs, draft.observed.pods, component, name)
-    if children.current and not job_ended(children.current) and outlived(children.pods, container):
-        draft.remove(children.current)
+    children = classify_children(draft.observed.jobs, draft.observed.pods, component, name)
+    if (
+        children.current_job
+        and not has_ended(children.current_job)
+        and find_outlived(children.pods, container)
+    ):
+        draft.remove(children.current_job)
 
 
-def no_retry(mine: Sequence[Json], container: str) -> str:
+def explain_no_retry(job_pods: Sequence[Json], container: str) -> str:
     """Why a Job does not try again, as the end of a sentence about its failure; empty where that is not because of another container."""
-    ended = {end.pod for end in outlived(mine, container)}
+    ended = {end.pod for end in find_outlived(job_pods, container)}
     states = {
         item["name"]: item.get("state", {})
-        for pod in mine
+        for pod in job_pods
         if pod["metadata"]["name"] in ended
         for item in pod["status"].get("containerStatuses") or []
     }

@@ -48,11 +48,11 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
 def _starts_from(spec: FineTuneJobSpec) -> Iterator[str]:
     """Models that Unity Catalog cannot have, so that the job would wait for them in vain."""
     distillation = spec.objective.distillation
-    named = (
+    models = (
         ("spec.model.base", spec.model.base if spec.model else None),
         ("spec.objective.distillation.teacher", distillation.teacher if distillation else None),
     )
-    for field, uri in named:
+    for field, uri in models:
         aliased = Aliased.of(uri)
         if aliased and not _LEVELS.fullmatch(aliased.model):
             yield f"{field} {uri} must be models:/catalog.schema.name@{aliased.alias} in Unity Catalog"
@@ -89,7 +89,7 @@ def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json
         return {}
     secret = spec.tracking.secret_of_pods
     if secret is None:
-        return federated(settings, container)
+        return federated_login(settings, container)
     env = [
         {"name": key, "valueFrom": {"secretKeyRef": {"name": secret.name, "key": key, "optional": True}}}
         for key in SECRET_KEYS
@@ -97,7 +97,7 @@ def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json
     return {"spec": {"containers": [{"name": container, "env": env}]}}
 
 
-def federated(settings: Settings, name: str) -> Json:
+def federated_login(settings: Settings, name: str) -> Json:
     """What the template of a pod needs to log in to the workspace of the installation with a token of its own ServiceAccount."""
     values = {
         "DATABRICKS_HOST": settings.databricks_host,

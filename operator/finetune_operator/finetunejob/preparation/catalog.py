@@ -9,7 +9,7 @@ from finetune_crds.base import Json
 from finetune_crds.catalog import DATABRICKS_PREFIX, TOKEN_KEY, Catalog
 from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator.finetunejob.pods.workspace import federated
+from finetune_operator.finetunejob.pods.workspace import federated_login
 from finetune_operator.settings import Settings
 
 
@@ -18,7 +18,7 @@ def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
     return (f"spec.{sentence}" for sentence in (tables.misnamed(spec.data) if spec.data else ()))
 
 
-def missing(spec: FineTuneJobSpec) -> str | None:
+def find_missing_catalog(spec: FineTuneJobSpec) -> str | None:
     """What a job with a table by its name lacks, where nothing says which catalog has it."""
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog or prepare.spark.mode == "Databricks":
@@ -32,10 +32,10 @@ def missing(spec: FineTuneJobSpec) -> str | None:
     )
 
 
-def no_workspace(spec: FineTuneJobSpec, settings: Settings) -> str | None:
+def find_missing_workspace(spec: FineTuneJobSpec, settings: Settings) -> str | None:
     """What a job with tables of a workspace lacks, where nothing says which workspace it is."""
-    found = _of(spec)
-    if found is None or not _is_federated(found, spec, settings) or settings.databricks_host:
+    catalog = _catalog_of(spec)
+    if catalog is None or not _is_federated(catalog, spec, settings) or settings.databricks_host:
         return None
     return (
         "spec.data.prepare.catalog of type Databricks has no workspace: name a Secret with DATABRICKS_HOST in "
@@ -49,32 +49,32 @@ def login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
     NB: of a Secret, only the keys of the login. Executors get none of it: the driver asks the catalog, and passes credentials
     for the files on.
     """
-    found = _of(spec)
-    if found is None:
+    catalog = _catalog_of(spec)
+    if catalog is None:
         return {}
-    if found.type == "Databricks" and _is_federated(found, spec, settings):
-        return federated(settings, container)
-    env = [*_env(found)]
+    if catalog.type == "Databricks" and _is_federated(catalog, spec, settings):
+        return federated_login(settings, container)
+    env = [*_env(catalog)]
     return {"spec": {"containers": [{"name": container, "env": env}]}} if env else {}
 
 
-def _of(spec: FineTuneJobSpec) -> Catalog | None:
+def _catalog_of(spec: FineTuneJobSpec) -> Catalog | None:
     return spec.prepare.catalog if spec.prepare else None
 
 
-def _is_federated(found: Catalog, spec: FineTuneJobSpec, settings: Settings) -> bool:
+def _is_federated(catalog: Catalog, spec: FineTuneJobSpec, settings: Settings) -> bool:
     """Whether the pod logs in to the workspace of the installation with its ServiceAccount, for its catalog alone."""
-    named = found.databricks and found.databricks.secret_ref
-    return found.type == "Databricks" and not named and not settings.on_databricks(spec.tracking)
+    has_secret = catalog.databricks and catalog.databricks.secret_ref
+    return catalog.type == "Databricks" and not has_secret and not settings.on_databricks(spec.tracking)
 
 
-def _env(found: Catalog) -> Iterator[Json]:
+def _env(catalog: Catalog) -> Iterator[Json]:
     """Variables from the Secret of a catalog."""
-    server = found.unity_catalog and found.unity_catalog.secret_ref
+    server = catalog.unity_catalog and catalog.unity_catalog.secret_ref
     if server:
         key = {"name": server.name, "key": TOKEN_KEY, "optional": server.optional}
         yield {"name": TOKEN_KEY, "valueFrom": {"secretKeyRef": key}}
-    workspace = found.databricks and found.databricks.secret_ref
+    workspace = catalog.databricks and catalog.databricks.secret_ref
     if workspace:
         for name in SECRET_KEYS:
             key = {"name": workspace.name, "key": name, "optional": True}

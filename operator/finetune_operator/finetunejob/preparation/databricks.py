@@ -47,26 +47,26 @@ _NO_LOGIN = (
 _LOGIN = "spec.data.prepare.spark.databricks.secretRef"
 
 
-def wanted(spec: FineTuneJobSpec) -> bool:
+def is_databricks(spec: FineTuneJobSpec) -> bool:
     """Whether the preparation is a Databricks run."""
     return _settings_of(spec) is not None
 
 
 def _settings_of(spec: FineTuneJobSpec) -> Databricks | None:
-    prepare = spec.prepare
-    return prepare.spark.databricks if prepare and prepare.spark.mode == "Databricks" else None
+    preparation = spec.prepare
+    return preparation.spark.databricks if preparation and preparation.spark.mode == "Databricks" else None
 
 
 def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     """What is wrong with such a job once the defaults of the installation count."""
-    prepare = spec.prepare
-    if prepare is None or prepare.spark.mode != "Databricks":
+    preparation = spec.prepare
+    if preparation is None or preparation.spark.mode != "Databricks":
         return
-    if prepare.spark.databricks is None:
+    if preparation.spark.databricks is None:
         yield "spec.data.prepare.spark.databricks is missing: mode Databricks needs a volume for the operator's wheel"
-    if prepare.output.startswith("/"):
+    if preparation.output.startswith("/"):
         yield (
-            f"spec.data.prepare.output {prepare.output} is a folder of the pods, which a Databricks run cannot write: use "
+            f"spec.data.prepare.output {preparation.output} is a folder of the pods, which a Databricks run cannot write: use "
             "s3://bucket/folder"
         )
     if spec.model and spec.model.base.startswith("models:/") and not settings.on_databricks(spec.tracking):
@@ -79,21 +79,21 @@ def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
 
 def _unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     """Secrets of the workspace that a run with the login of the installation would read."""
-    own, prepare = _settings_of(spec), spec.prepare
-    if own is None or prepare is None or _named_login(spec, settings):
+    databricks, preparation = _settings_of(spec), spec.prepare
+    if databricks is None or preparation is None or _named_login(spec, settings):
         return
-    cluster = own.compute.new_cluster
+    cluster = databricks.compute.new_cluster
     if cluster:
         field = "spec.data.prepare.spark.databricks.compute.newCluster.env"
         yield from secret_scopes.unreadable(cluster.env, field, _LOGIN)
-    yield from secret_scopes.unreadable(prepare.spark.conf, "spec.data.prepare.spark.conf", _LOGIN)
+    yield from secret_scopes.unreadable(preparation.spark.conf, "spec.data.prepare.spark.conf", _LOGIN)
 
 
 def obstacles(
     spec: FineTuneJobSpec, settings: Settings, namespace: str
 ) -> Iterator[tuple[ConditionReason, str]]:
     """What such a job of a namespace waits for: a login of its own or the permission to use that of the installation, and a wheel."""
-    if not wanted(spec):
+    if not is_databricks(spec):
         return
     if _named_login(spec, settings) is None and namespace not in settings.databricks_namespaces:
         message = (
@@ -112,17 +112,17 @@ def login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
 
 def _named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
     """The Secret that a spec names, also where it is optional: without it, a run would have the login of the installation."""
-    own, tracking = _settings_of(spec), spec.tracking
-    named = own.secret_ref if own else None
-    if named is None and settings.on_databricks(tracking):
-        named = tracking.secret_ref
-    return named.model_copy(update={"optional": False}) if named else None
+    databricks, tracking = _settings_of(spec), spec.tracking
+    secret = databricks.secret_ref if databricks else None
+    if secret is None and settings.on_databricks(tracking):
+        secret = tracking.secret_ref
+    return secret.model_copy(update={"optional": False}) if secret else None
 
 
-def followed(ftj: FineTuneJob) -> str | None:
+def run_to_follow(ftj: FineTuneJob) -> str | None:
     """The run to read: one that is at work, or whose result the status does not have."""
     run = ftj.status.databricks_run
-    if run is None or ftj.spec is None or not wanted(ftj.spec):
+    if run is None or ftj.spec is None or not is_databricks(ftj.spec):
         return None
     unread = run.state == "Succeeded" and not ftj.holds(ConditionType.PREPARED) and not ftj.is_finished
     return run.run_id if unread or run.state not in ENDED else None
@@ -130,42 +130,40 @@ def followed(ftj: FineTuneJob) -> str | None:
 
 def folder(ftj: FineTuneJob) -> str:
     """The folder of the current run in the volume."""
-    run, own = ftj.status.databricks_run, _settings_of(ftj.spec) if ftj.spec else None
-    volume = own.volume if own else ""
+    run, databricks = ftj.status.databricks_run, _settings_of(ftj.spec) if ftj.spec else None
+    volume = databricks.volume if databricks else ""
     return f"{volume}/jobs/{ftj.namespace}-{ftj.name}-{ftj.uid[:8]}/{run.attempt if run else 1}"
 
 
 def prepare(draft: Draft) -> Outcome:
     """Create the splits; the pass ends until they exist."""
-    run, seen = draft.status.databricks_run, draft.observed.preparation
+    run, preparation = draft.status.databricks_run, draft.observed.preparation
     if run is None or run.state in ("Canceled", "Failed"):
         if pending_run.is_run_pending(draft):
             draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
-        elif not preparation_lease.waits(draft):
+        elif not preparation_lease.wait_for_lease(draft):
             _begin(draft, run, failures=run.failures if run else 0)
         return Stop
-    draft.note_start()
+    draft.record_start()
     draft.requeue_after(draft.settings.poll_seconds)
     if run.run_id is None:
         _submit(draft)
         return Stop
-    if seen is None:
+    if preparation is None:
         return Stop
-    if seen.problem:
-        message = (
-            f"Databricks run {run.run_id} goes on by itself, and cannot be followed: {seen.problem.message}"
-        )
-        draft.set(ConditionType.PREPARED, False, seen.problem.reason, message)
+    if preparation.problem:
+        message = f"Databricks run {run.run_id} goes on by itself, and cannot be followed: {preparation.problem.message}"
+        draft.set(ConditionType.PREPARED, False, preparation.problem.reason, message)
         return Stop
-    if seen.run is None or not seen.run.has_ended:
-        _follow(draft, run, seen.run)
+    if preparation.run is None or not preparation.run.has_ended:
+        _follow(draft, run, preparation.run)
         return Stop
-    return _end(draft, run, seen.run)
+    return _handle_end(draft, run, preparation.run)
 
 
 def _begin(draft: Draft, before: DatabricksRunStatus | None, *, failures: int, why: str = "") -> None:
     """Name the next run in the status; it is submitted when that is written and the finalizer is set."""
-    draft.note_start()
+    draft.record_start()
     attempt = before.attempt + 1 if before else 1
     draft.update(databricks_run=DatabricksRunStatus(attempt=attempt, failures=failures, state="Submitting"))
     draft.set(
@@ -179,114 +177,131 @@ def _begin(draft: Draft, before: DatabricksRunStatus | None, *, failures: int, w
 
 def _submit(draft: Draft) -> None:
     if names.RUN_FINALIZER not in draft.ftj.finalizers:
-        # `guard` sets it, and the pass after that submits.
+        # `set_finalizer` sets it, and the pass after that submits.
         return
     if pending_run.is_run_pending(draft):
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
         return
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "a Databricks run is being submitted")
-    draft.actions.append(SubmitRun(submission(draft)))
+    draft.actions.append(SubmitRun(build_submission(draft)))
 
 
-def submission(draft: Draft) -> Submission:
+def build_submission(draft: Draft) -> Submission:
     """The run to submit.
 
     Raises:
         ValueError: the job has no such preparation.
     """
-    own, run, ftj = _settings_of(draft.spec), draft.status.databricks_run, draft.ftj
-    if own is None or run is None or draft.spec.prepare is None:
+    databricks, run, ftj = _settings_of(draft.spec), draft.status.databricks_run, draft.ftj
+    if databricks is None or run is None or draft.spec.prepare is None:
         raise ValueError(f"{ftj.key} has no preparation on Databricks")
-    recipe, mlflow = _recipe(draft), draft.observed.mlflow
+    recipe, mlflow = _build_recipe(draft), draft.observed.mlflow
     return Submission(
-        name=_name(draft),
+        name=_run_name(draft),
         token=f"{ftj.uid}-{recipe.digest()}-{run.attempt}",
-        volume=own.volume,
+        volume=databricks.volume,
         folder=folder(replace(ftj, status=draft.status)),
         recipe=recipe.to_yaml(),
-        compute=own.compute,
+        compute=databricks.compute,
         conf=draft.spec.prepare.spark.conf,
         mlflow_run=mlflow.run.run_id if mlflow and mlflow.run else "",
         mlflow_host=mlflow.server if mlflow else "",
     )
 
 
-def _name(draft: Draft) -> str:
+def _run_name(draft: Draft) -> str:
     run = draft.status.databricks_run
     return f"finetune-prep {draft.ftj.key} {draft.ftj.uid} {run.attempt if run else 1}"
 
 
-def _recipe(draft: Draft) -> JobRecipe:
+def _build_recipe(draft: Draft) -> JobRecipe:
     """The recipe, without the claim of a cache, which only pods mount."""
     spec, ftj = draft.spec, draft.ftj
     model = spec.model.model_copy(update={"cache": None}) if spec.model else None
     return JobRecipe.of(ftj.reference, spec.model_copy(update={"model": model}))
 
 
-def _follow(draft: Draft, run: DatabricksRunStatus, seen: Run | None) -> None:
+def _follow(draft: Draft, run: DatabricksRunStatus, reported_run: Run | None) -> None:
     canceling = run.state == "Canceling"
-    if seen:
+    if reported_run:
         # NB: every run ends through TERMINATING, so Canceling in the status means that the operator asked for it.
-        state = run.state if seen.word == "Canceling" or canceling else seen.word
-        draft.update(databricks_run=run.model_copy(update={"state": state, "url": seen.url or run.url}))
+        state = run.state if reported_run.word == "Canceling" or canceling else reported_run.word
+        draft.update(
+            databricks_run=run.model_copy(update={"state": state, "url": reported_run.url or run.url})
+        )
     what = {"Pending": "waits for its compute", "Running": "is running", "Canceling": "is ending"}
-    doing = "is being canceled" if canceling else what.get(seen.word if seen else "", "was submitted")
-    at = f"; its page is {seen.url}" if seen and seen.url else ""
+    doing = (
+        "is being canceled"
+        if canceling
+        else what.get(reported_run.word if reported_run else "", "was submitted")
+    )
+    at = f"; its page is {reported_run.url}" if reported_run and reported_run.url else ""
     draft.set(
         ConditionType.PREPARED, False, ConditionReason.PREPARING, f"Databricks run {run.run_id} {doing}{at}"
     )
 
 
-def _end(draft: Draft, run: DatabricksRunStatus, seen: Run) -> Outcome:
-    ended = run.model_copy(update={"state": seen.word, "url": seen.url or run.url})
+def _handle_end(draft: Draft, run: DatabricksRunStatus, reported_run: Run) -> Outcome:
+    ended = run.model_copy(update={"state": reported_run.word, "url": reported_run.url or run.url})
     draft.update(databricks_run=ended)
-    found = seen.report.message if seen.report else None
-    if seen.word == "Succeeded" and found and found.prep:
-        result.note(draft, found.prep)
+    termination = reported_run.report.message if reported_run.report else None
+    if reported_run.word == "Succeeded" and termination and termination.prep:
+        result.record_result(draft, termination.prep)
         return Continue
-    if seen.word == "Canceled":
-        _canceled(draft, run, ended)
-    elif seen.report and found and found.error and seen.report.exit_code in pod_state.REASON_OF_EXIT:
-        _note_failure(draft, run, found.error.reason, found.error.message, seen.report.exit_code)
+    if reported_run.word == "Canceled":
+        _handle_canceled(draft, run, ended)
+    elif (
+        reported_run.report
+        and termination
+        and termination.error
+        and reported_run.report.exit_code in pod_state.REASON_OF_EXIT
+    ):
+        _record_failure(
+            draft, run, termination.error.reason, termination.error.message, reported_run.report.exit_code
+        )
         _fail(
             draft,
-            pod_state.REASON_OF_EXIT[seen.report.exit_code],
-            f"preparation failed in {_place(ended)}: {found.error.message}",
+            pod_state.REASON_OF_EXIT[reported_run.report.exit_code],
+            f"preparation failed in {_describe_run(ended)}: {termination.error.message}",
         )
     else:
-        error = found.error if found else None
-        missing = f"it left no report in {folder(draft.ftj)}" if seen.word == "Succeeded" else seen.message
+        error = termination.error if termination else None
+        missing = (
+            f"it left no report in {folder(draft.ftj)}"
+            if reported_run.word == "Succeeded"
+            else reported_run.message
+        )
         message = error.message if error else missing or "it gave no reason"
-        _note_failure(draft, run, error.reason if error else "RunFailed", message, None)
-        _again(draft, ended, message, is_final=seen.is_final)
+        _record_failure(draft, run, error.reason if error else "RunFailed", message, None)
+        _retry(draft, ended, message, is_final=reported_run.is_final)
     return Stop
 
 
-def _canceled(draft: Draft, before: DatabricksRunStatus, ended: DatabricksRunStatus) -> None:
+def _handle_canceled(draft: Draft, before: DatabricksRunStatus, ended: DatabricksRunStatus) -> None:
     if before.state == "Canceling":
         # It was canceled for a suspension that is over. The next pass begins, unless another job prepares the same by now.
         draft.requeue_after(0.0)
         return
     message = (
-        f"{_place(ended)} was canceled in the workspace: create a FineTuneJob with another name to prepare again; "
+        f"{_describe_run(ended)} was canceled in the workspace: create a FineTuneJob with another name to prepare again; "
         "spec.suspend is how a job pauses"
     )
     _fail(draft, ConditionReason.RUN_CANCELED, message)
 
 
-def _again(draft: Draft, ended: DatabricksRunStatus, why: str, *, is_final: bool) -> None:
+def _retry(draft: Draft, ended: DatabricksRunStatus, why: str, *, is_final: bool) -> None:
     """After a failure that neither the recipe nor the data caused: another run, a few times."""
     failures = ended.failures + 1
     if is_final:
-        _fail(draft, ConditionReason.RUN_REFUSED, f"{_place(ended)} failed, and would again: {why}")
+        _fail(draft, ConditionReason.RUN_REFUSED, f"{_describe_run(ended)} failed, and would again: {why}")
     elif failures >= _MAX_FAILURES:
         _fail(
             draft,
             ConditionReason.PREPARATION_FAILED,
-            f"{_place(ended)} failed, and so did the {failures - 1} runs before it: {why}",
+            f"{_describe_run(ended)} failed, and so did the {failures - 1} runs before it: {why}",
         )
     else:
-        _begin(draft, ended, failures=failures, why=f"{_place(ended)} failed ({why}): ")
+        _begin(draft, ended, failures=failures, why=f"{_describe_run(ended)} failed ({why}): ")
 
 
 def _fail(draft: Draft, reason: ConditionReason, message: str) -> None:
@@ -294,7 +309,7 @@ def _fail(draft: Draft, reason: ConditionReason, message: str) -> None:
     draft.fail(reason, message)
 
 
-def _note_failure(
+def _record_failure(
     draft: Draft, run: DatabricksRunStatus, reason: str, message: str, code: int | None
 ) -> None:
     failure = LastFailure(
@@ -303,13 +318,13 @@ def _note_failure(
     draft.update(last_failure=failure)
 
 
-def _place(run: DatabricksRunStatus) -> str:
+def _describe_run(run: DatabricksRunStatus) -> str:
     return f"Databricks run {run.run_id}" + (f" ({run.url})" if run.url else "")
 
 
 def stop(draft: Draft) -> str | None:
     """Cancel the run if it may be at work; what to wait for, or None when nothing is left of it."""
-    run, seen = draft.status.databricks_run, draft.observed.preparation
+    run, preparation = draft.status.databricks_run, draft.observed.preparation
     if run is None or run.state in ENDED:
         return None
     if run.run_id is None:
@@ -317,22 +332,22 @@ def stop(draft: Draft) -> str | None:
             # Nothing was submitted without it.
             draft.update(databricks_run=run.model_copy(update={"state": "Canceled"}))
             return None
-        draft.actions.append(CancelRun(_name(draft)))
+        draft.actions.append(CancelRun(_run_name(draft)))
         draft.requeue_after(0.0)
         return "waiting for Databricks, which may have a run of this job"
-    if seen and seen.run and seen.run.has_ended:
-        draft.update(databricks_run=run.model_copy(update={"state": seen.run.word}))
+    if preparation and preparation.run and preparation.run.has_ended:
+        draft.update(databricks_run=run.model_copy(update={"state": preparation.run.word}))
         return None
     draft.requeue_after(draft.settings.poll_seconds)
     draft.update(databricks_run=run.model_copy(update={"state": "Canceling"}))
-    if seen and seen.problem:
-        return f"waiting for Databricks, to cancel run {run.run_id}: {seen.problem.message}"
-    if seen and seen.run and seen.run.word != "Canceling":
-        draft.actions.append(CancelRun(_name(draft), run.run_id))
-    return f"waiting for {_place(run)} to end, which is being canceled"
+    if preparation and preparation.problem:
+        return f"waiting for Databricks, to cancel run {run.run_id}: {preparation.problem.message}"
+    if preparation and preparation.run and preparation.run.word != "Canceling":
+        draft.actions.append(CancelRun(_run_name(draft), run.run_id))
+    return f"waiting for {_describe_run(run)} to end, which is being canceled"
 
 
-def noted(decision: Decision, run_id: str | None) -> Decision:
+def record_run_id(decision: Decision, run_id: str | None) -> Decision:
     """The decision after its run was submitted or canceled; None: there was none to cancel."""
     run = decision.status.databricks_run
     if run is None or run.run_id is not None:
@@ -344,7 +359,7 @@ def noted(decision: Decision, run_id: str | None) -> Decision:
     return replace(decision, status=decision.status.model_copy(update={"databricks_run": after}))
 
 
-def guard(draft: Draft) -> None:
+def set_finalizer(draft: Draft) -> None:
     """Have the operator's finalizer on the job while its run may be at work, and only then."""
     run = draft.status.databricks_run
     needed = run is not None and run.state not in ENDED
@@ -352,7 +367,7 @@ def guard(draft: Draft) -> None:
         draft.finalizer = needed
 
 
-def may_go(ftj: FineTuneJob, problem: Problem) -> bool:
+def may_delete(ftj: FineTuneJob, problem: Problem) -> bool:
     """Whether a job that is being deleted goes although its run cannot be looked for: most likely there is none.
 
     Nothing tells of a run, and the login with which it would have been submitted does not work.
@@ -370,8 +385,12 @@ def release(draft: Draft) -> None:
         )
         draft.set(ConditionType.PREPARED, False, ConditionReason.SPEC_UNREADABLE, message)
         return
-    seen = draft.observed.preparation
-    if seen and seen.problem and seen.problem.reason == ConditionReason.CREDENTIALS_MISSING:
+    preparation = draft.observed.preparation
+    if (
+        preparation
+        and preparation.problem
+        and preparation.problem.reason == ConditionReason.CREDENTIALS_MISSING
+    ):
         # NB: the Secret cannot be created again in a namespace that is being deleted.
         draft.finalizer = False
         return
@@ -379,7 +398,7 @@ def release(draft: Draft) -> None:
     if waiting is None:
         draft.finalizer = False
         return
-    reason = seen.problem.reason if seen and seen.problem else ConditionReason.PREPARING
+    reason = preparation.problem.reason if preparation and preparation.problem else ConditionReason.PREPARING
     message = (
         f"deletion is {waiting}; without the finalizer {names.RUN_FINALIZER} the job goes, and the run stays"
     )

@@ -270,7 +270,7 @@ def report(draft: Draft, drivers: Sequence[Json]) -> list[Json]:
         drivers: the pod of the driver, if it has not ended.
     """
     number, at_work = wanted(draft.spec), pod_state.alive(draft.observed.executors)
-    health.report(draft, [*drivers, *at_work], names.prep_name(draft.ftj.name), wanted=1 + number)
+    health.report_health(draft, [*drivers, *at_work], names.prep_name(draft.ftj.name), desired=1 + number)
     trouble = restless(draft.observed.executors, number)
     if trouble and draft.holds(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.EXECUTORS_FAIL, trouble)
@@ -280,7 +280,7 @@ def report(draft: Draft, drivers: Sequence[Json]) -> list[Json]:
 def progress(found: Sequence[Json], number: int) -> str:
     """What Spark runs on, as a part of a sentence; `number` executors are wanted."""
     return (
-        f"Spark is running on {pod_state.ready(found)} of {number} executors"
+        f"Spark is running on {pod_state.count_ready(found)} of {number} executors"
         if number
         else "Spark is running"
     )
@@ -289,7 +289,7 @@ def progress(found: Sequence[Json], number: int) -> str:
 def restless(found: Sequence[Json], number: int) -> str | None:
     """Executors that end one after the other before they run, as a sentence."""
     newest = max((_executor_number(pod) for pod in found), default=0)
-    if pod_state.ready(found) or newest <= number + _MOST_REPLACED:
+    if pod_state.count_ready(found) or newest <= number + _MOST_REPLACED:
         return None
     return (
         f"Spark has created {newest} executors for {number}, and none runs: they end soon after their start; look into the "

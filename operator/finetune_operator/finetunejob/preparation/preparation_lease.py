@@ -16,14 +16,14 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.preparation import digest_of, settings_digest
 from finetune_operator import names
 from finetune_operator.databricks.model import ENDED
-from finetune_operator.finetunejob.children import is_being_deleted, owner
+from finetune_operator.finetunejob.children import find_owner, is_being_deleted
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import Wait, wait
 from finetune_operator.finetunejob.model import APPLICATION_ENDED, FineTuneJob, TakeLease
 from finetune_operator.finetunejob.pods import template
 
 # What Prepared says of a job that prepares, or is about to. With any other reason, it waits for people.
-_AT_WORK = (
+_WORKING_REASONS = (
     ConditionReason.PREPARING,
     ConditionReason.WAITING_FOR_PREPARATION,
     # A run goes on while its workspace cannot be asked.
@@ -31,7 +31,7 @@ _AT_WORK = (
     ConditionReason.DATABRICKS_ERROR,
 )
 # What keeps the pods of one job from running: its own template, image or account.
-_STUCK = (
+_STUCK_REASONS = (
     ConditionReason.NAME_TAKEN,
     ConditionReason.POD_TEMPLATE_INVALID,
     ConditionReason.IMAGE_PULL_FAILED,
@@ -39,12 +39,12 @@ _STUCK = (
     ConditionReason.EXECUTORS_FAIL,
 )
 # What pods may lack of the cluster, as those of another job would: for so long, the others wait.
-_LACKING = (
+_SHORTAGE_REASONS = (
     ConditionReason.POD_REJECTED,
     ConditionReason.UNSCHEDULABLE,
     ConditionReason.VOLUME_NOT_READY,
 )
-_PATIENCE = timedelta(minutes=15)
+_SHORTAGE_TIMEOUT = timedelta(minutes=15)
 
 
 def lease_name(ftj: FineTuneJob) -> str | None:
@@ -59,7 +59,7 @@ def lease_name(ftj: FineTuneJob) -> str | None:
     return names.prep_lease_name(digest_of(settings, prepare.output.rstrip("/")))
 
 
-def is_to_begin(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
+def has_to_prepare(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
     """Whether the job has its preparation still before it, so that the Lease matters.
 
     Args:
@@ -75,22 +75,22 @@ def is_to_begin(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
     )
 
 
-def waits(draft: Draft) -> bool:
+def wait_for_lease(draft: Draft) -> bool:
     """Whether another job prepares the same data, which the status then says; otherwise this job takes the Lease if it is free."""
-    seen = draft.observed.lease
-    if seen is None:
+    lease_state = draft.observed.lease
+    if lease_state is None:
         return False
-    if seen.lease is None:
-        draft.lease = TakeLease(_lease(draft))
+    if lease_state.lease is None:
+        draft.lease = TakeLease(_build_lease(draft))
         return False
-    held = owner("Job", seen.lease)
-    if held is None or held.uid == draft.ftj.uid:
+    lease_owner = find_owner("Job", lease_state.lease)
+    if lease_owner is None or lease_owner.uid == draft.ftj.uid:
         return False
-    holder = seen.holder
-    if holder is None or not _gets_on(holder, draft.now):
-        draft.lease = TakeLease(_lease(draft), replaces=seen.lease)
+    holder = lease_state.holder
+    if holder is None or not _is_progressing(holder, draft.now):
+        draft.lease = TakeLease(_build_lease(draft), replaces=lease_state.lease)
         return False
-    prepared = _since(holder, ConditionType.PREPARED)
+    prepared = _true_since(holder, ConditionType.PREPARED)
     if prepared is None:
         name = holder["metadata"]["name"]
         message = f"FineTuneJob {name} prepares the same data: this job uses its table when it is written"
@@ -98,11 +98,11 @@ def waits(draft: Draft) -> bool:
         return True
     if draft.ftj.created is None or prepared <= draft.ftj.created:
         # What that job read may have changed since.
-        draft.lease = TakeLease(_lease(draft), replaces=seen.lease)
+        draft.lease = TakeLease(_build_lease(draft), replaces=lease_state.lease)
     return False
 
 
-def _gets_on(holder: Json, now: datetime) -> bool:
+def _is_progressing(holder: Json, now: datetime) -> bool:
     """Whether a FineTuneJob has prepared its data, or comes to it by itself."""
     conditions = _conditions(holder)
     prepared = conditions.get(ConditionType.PREPARED, {})
@@ -114,27 +114,31 @@ def _gets_on(holder: Json, now: datetime) -> bool:
         is_being_deleted(holder)
         or holder["spec"].get("suspend")
         or any(conditions.get(kind, {}).get("status") == "True" for kind in ended)
-        or (prepared and prepared["reason"] not in _AT_WORK)
+        or (prepared and prepared["reason"] not in _WORKING_REASONS)
         or (healthy.get("status") == "False" and _is_stuck(healthy, now))
     )
 
 
 def _is_stuck(healthy: Json, now: datetime) -> bool:
     since = datetime.fromisoformat(healthy["lastTransitionTime"])
-    return healthy["reason"] in _STUCK or (healthy["reason"] in _LACKING and now - since >= _PATIENCE)
+    return healthy["reason"] in _STUCK_REASONS or (
+        healthy["reason"] in _SHORTAGE_REASONS and now - since >= _SHORTAGE_TIMEOUT
+    )
 
 
-def _since(holder: Json, kind: ConditionType) -> datetime | None:
+def _true_since(holder: Json, kind: ConditionType) -> datetime | None:
     """Since when a condition of a FineTuneJob is True; None where it is not."""
-    found = _conditions(holder).get(kind, {})
-    return datetime.fromisoformat(found["lastTransitionTime"]) if found.get("status") == "True" else None
+    condition = _conditions(holder).get(kind, {})
+    return (
+        datetime.fromisoformat(condition["lastTransitionTime"]) if condition.get("status") == "True" else None
+    )
 
 
 def _conditions(holder: Json) -> dict[str, Json]:
     return {item["type"]: item for item in (holder.get("status") or {}).get("conditions") or []}
 
 
-def _lease(draft: Draft) -> Json:
+def _build_lease(draft: Draft) -> Json:
     name = lease_name(draft.ftj)
     if name is None:
         raise ValueError(f"{draft.ftj.key} shares no preparation")

@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
-from finetune_operator.finetunejob.children import Sorted, sort
+from finetune_operator.finetunejob.children import ComponentChildren, classify_children
 from finetune_operator.finetunejob.draft import pending_run
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
@@ -48,24 +48,24 @@ def prepare(draft: Draft) -> Outcome:
             "spec.data.splits names existing splits",
         )
         return Continue
-    if databricks.wanted(draft.spec):
+    if databricks.is_databricks(draft.spec):
         return databricks.prepare(draft)
-    if spark_application.wanted(draft.spec):
+    if spark_application.is_spark_application(draft.spec):
         return spark_application.prepare(draft, lambda name: [_recipe(draft), _application(draft, name)])
     return _in_a_pod(draft)
 
 
 def _in_a_pod(draft: Draft) -> Outcome:
     name = names.prep_name(draft.ftj.name)
-    found = sort(draft.observed.jobs, draft.observed.pods, names.PREP, name)
-    child, mine = found.current, found.pods
+    found = classify_children(draft.observed.jobs, draft.observed.pods, names.PREP, name)
+    child, mine = found.current_job, found.pods
     if child is None:
         if pending_run.is_run_pending(draft):
             draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
         else:
             _start(draft, found)
         return Stop
-    draft.note_start()
+    draft.record_start()
     if sidecars.has_completed(child, mine, _CONTAINER):
         return _finish(draft, child, mine)
     failed = sidecars.find_failure(child, mine, _CONTAINER, draft.now)
@@ -77,8 +77,8 @@ def _in_a_pod(draft: Draft) -> Outcome:
     _note_retry(draft, mine)
     running = (
         executors.progress(at_work, executors.wanted(draft.spec))
-        if pod_state.ready(mine)
-        else f"the prep pod is starting{health.pulling(draft, alive)}"
+        if pod_state.count_ready(mine)
+        else f"the prep pod is starting{health.describe_image_pull(draft, alive)}"
     )
     draft.set(
         ConditionType.PREPARED,
@@ -90,19 +90,19 @@ def _in_a_pod(draft: Draft) -> Outcome:
     return Stop
 
 
-def _start(draft: Draft, found: Sorted) -> None:
+def _start(draft: Draft, found: ComponentChildren) -> None:
     if driver_pod.wait_for_a_correction(draft):
         return
-    if found.ghosts or found.ghost_pods:
-        draft.note_start()
+    if found.stale_jobs or found.stale_pods:
+        draft.record_start()
         # Two preparations at once would write the same table.
-        message = f"preparation starts when {pod_state.listed_ghosts(found)} has stopped"
+        message = f"preparation starts when {pod_state.describe_stale(found)} has stopped"
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return
-    if preparation_lease.waits(draft):
+    if preparation_lease.wait_for_lease(draft):
         return
-    draft.note_start()
+    draft.record_start()
     health.forget_refusal(draft)
     driver = [executors.service(draft.ftj)] if executors.wanted(draft.spec) else []
     draft.apply += [*driver, _recipe(draft), _job(draft)]
@@ -127,7 +127,7 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
             "the prep pod's result was lost with its node: the preparation runs again and finds its version",
         )
         return Stop
-    result.note(draft, results[-1])
+    result.record_result(draft, results[-1])
     return Continue
 
 
@@ -138,8 +138,8 @@ def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
         return
     draft.update(last_failure=failure)
     reason = pod_state.REASON_OF_EXIT.get(failure.exit_code or 0, ConditionReason.PREPARATION_FAILED)
-    where = pod_state.place(failure.pod or "", failure.node)
-    message = f"preparation failed in {where}: {failure.message}{sidecars.no_retry(mine, _CONTAINER)}"
+    where = pod_state.describe_pod(failure.pod or "", failure.node)
+    message = f"preparation failed in {where}: {failure.message}{sidecars.explain_no_retry(mine, _CONTAINER)}"
     draft.set(ConditionType.PREPARED, False, reason, message)
     draft.fail(reason, message)
 
@@ -191,7 +191,7 @@ def _driver(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings, run_id:
 
 
 def _driver_env(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> list[Json]:
-    if spark_application.wanted(spec):
+    if spark_application.is_spark_application(spec):
         return executors.submitted_driver_env(ftj)
     return executors.driver_env(ftj, _executor(ftj, spec, settings))
 
@@ -229,7 +229,7 @@ def _pod(
 
 def _application(draft: Draft, name: str) -> Json:
     ftj, spec, settings = draft.ftj, draft.spec, draft.settings
-    return spark_manifest.manifest(
+    return spark_manifest.build_manifest(
         ftj,
         spec,
         name,

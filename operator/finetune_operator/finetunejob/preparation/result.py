@@ -9,7 +9,7 @@ from finetune_crds.status_parts import MAX_DROPPED, Dropped, Redacted
 from finetune_operator.finetunejob.draft.draft import Draft
 
 
-def note(draft: Draft, result: PrepResult) -> None:
+def record_result(draft: Draft, result: PrepResult) -> None:
     """Record the splits: the job is prepared."""
     dropped = [Dropped(step=step, rows=rows) for step, rows in result.dropped.items()]
     redacted = [Redacted(kind=kind, values=values) for kind, values in (result.redacted or {}).items()]
@@ -36,16 +36,16 @@ def note(draft: Draft, result: PrepResult) -> None:
         ConditionType.PREPARED,
         True,
         ConditionReason.PREPARED_WITH_WARNING if result.warnings else ConditionReason.PREPARED,
-        f"{_warnings(result)}{result.path} version {result.version}{by}: {rows.train} train, {rows.validation} validation, "
-        f"{rows.test} test rows{_losses(dropped)}{_redactions(redacted)}",
+        f"{_join_warnings(result)}{result.path} version {result.version}{by}: {rows.train} train, {rows.validation} validation, "
+        f"{rows.test} test rows{_describe_dropped(dropped)}{_describe_redacted(redacted)}",
     )
 
 
-def _warnings(result: PrepResult) -> str:
+def _join_warnings(result: PrepResult) -> str:
     return "".join(f"{warning}. " for warning in result.warnings or [])
 
 
-def _losses(dropped: list[Dropped]) -> str:
+def _describe_dropped(dropped: list[Dropped]) -> str:
     """How many rows were dropped, and by which steps."""
     lossy = [item for item in dropped if item.rows]
     if not lossy:
@@ -54,7 +54,7 @@ def _losses(dropped: list[Dropped]) -> str:
     return f"; {sum(item.rows for item in lossy)} dropped: {steps}"
 
 
-def _redactions(redacted: list[Redacted]) -> str:
+def _describe_redacted(redacted: list[Redacted]) -> str:
     """How many values of which kinds placeholders stand for."""
-    found = [item for item in redacted if item.values]
-    return f"; redacted: {', '.join(f'{item.values} {item.kind}' for item in found)}" if found else ""
+    nonzero = [item for item in redacted if item.values]
+    return f"; redacted: {', '.join(f'{item.values} {item.kind}' for item in nonzero)}" if nonzero else ""

@@ -28,7 +28,7 @@ from finetune_operator.text import short
 
 KINDS = ("SparkApplication", "Pod")
 """What such a preparation leaves besides the children of every job."""
-Children = Callable[[str], list[Json]]
+BuildChildren = Callable[[str], list[Json]]
 """What to create for a SparkApplication of a name."""
 
 _CONTAINER = contract.APPLICATION_DRIVER_CONTAINER
@@ -37,13 +37,13 @@ _CONTAINER = contract.APPLICATION_DRIVER_CONTAINER
 _MAX_FAILURES = 3
 _NEW, _COMPLETED, _FAILED, _DELETED = "New", "Completed", "Failed", "Deleted"
 # The spark-operator would run it again: because somebody changed it.
-_AGAIN = ("PendingRerun", "Invalidating")
+_RERUN_STATES = ("PendingRerun", "Invalidating")
 # How long the spark-operator may take to see a SparkApplication.
-_PATIENCE = timedelta(seconds=60)
+_OPERATOR_TIMEOUT = timedelta(seconds=60)
 # From one SparkApplication to the next after a failure, as a Job does it; twice as long after another one. One that has run for
 # longer is followed at once.
-_PAUSE = timedelta(seconds=10)
-_DOING = {
+_RETRY_DELAY = timedelta(seconds=10)
+_STATE_DESCRIPTIONS = {
     "Submitted": "was submitted, and its driver is starting",
     "SubmissionFailed": "could not be submitted",
     "Succeeding": "is ending",
@@ -59,157 +59,175 @@ _OUT_OF_MEMORY = (
 )
 
 
-def wanted(spec: FineTuneJobSpec) -> bool:
+def is_spark_application(spec: FineTuneJobSpec) -> bool:
     """Whether the preparation is a SparkApplication."""
     return spec.prepare is not None and spec.prepare.spark.mode == "SparkApplication"
 
 
 def is_followed(ftj: FineTuneJob) -> bool:
     """Whether SparkApplications are to be read: until the result is known, or what a finished job had is gone."""
-    if ftj.spec is None or not wanted(ftj.spec):
+    if ftj.spec is None or not is_spark_application(ftj.spec):
         return False
     if ftj.is_finished:
-        known = ftj.status.spark_application
-        return known is not None and known.state not in APPLICATION_ENDED
+        application = ftj.status.spark_application
+        return application is not None and application.state not in APPLICATION_ENDED
     return not ftj.holds(ConditionType.PREPARED)
 
 
-def swept(ftj: FineTuneJob) -> tuple[str, ...]:
+def leftover_kinds(ftj: FineTuneJob) -> tuple[str, ...]:
     """The kinds of children that a finished job has besides those of every job."""
-    return KINDS if ftj.spec and wanted(ftj.spec) else ()
+    return KINDS if ftj.spec and is_spark_application(ftj.spec) else ()
 
 
-def prepare(draft: Draft, children: Children) -> Outcome:
+def prepare(draft: Draft, children: BuildChildren) -> Outcome:
     """Create the splits; the pass ends until they exist."""
     draft.requeue_after(draft.settings.poll_seconds)
-    seen, known = draft.observed.applications or Applications(), draft.status.spark_application
-    if seen.problem:
-        draft.set(ConditionType.PREPARED, False, seen.problem.reason, seen.problem.message)
+    applications, status = draft.observed.applications or Applications(), draft.status.spark_application
+    if applications.problem:
+        draft.set(ConditionType.PREPARED, False, applications.problem.reason, applications.problem.message)
         return Stop
-    found = seen.found.get(known.name) if known else None
-    if known is None or found is None or _is_lost(found):
-        _begin(draft, seen, children, failures=known.failures if known else 0)
+    application = applications.by_name.get(status.name) if status else None
+    if status is None or application is None or _is_lost(application):
+        _begin(draft, applications, children, failures=status.failures if status else 0)
         return Stop
-    draft.note_start()
-    known = known.model_copy(update={"state": state(found)})
-    draft.update(spark_application=known)
-    if known.state == _COMPLETED:
-        return _complete(draft, seen, known, found, children)
-    if known.state == _FAILED:
-        _fail(draft, seen, known, found, children)
-    elif known.state in _AGAIN:
-        draft.remove(found, "SparkApplication")
-        _say(draft, f"SparkApplication {known.name} was changed, and another takes its place")
+    draft.record_start()
+    status = status.model_copy(update={"state": state_of(application)})
+    draft.update(spark_application=status)
+    if status.state == _COMPLETED:
+        return _complete(draft, applications, status, application, children)
+    if status.state == _FAILED:
+        _fail(draft, applications, status, application, children)
+    elif status.state in _RERUN_STATES:
+        draft.remove(application, "SparkApplication")
+        _report_progress(draft, f"SparkApplication {status.name} was changed, and another takes its place")
     else:
-        _follow(draft, seen, known, found)
+        _follow(draft, applications, status, application)
     return Stop
 
 
-def state(application: Json) -> str:
+def state_of(application: Json) -> str:
     """The state of a SparkApplication, such as Running for RUNNING; New before the spark-operator has seen it."""
     word = str(_application_state(application).get("state") or "")
     return "".join(part.capitalize() for part in word.split("_"))[:64] or _NEW
 
 
 def _application_state(application: Json) -> Json:
-    found: Json = (application.get("status") or {}).get("applicationState") or {}
-    return found
+    application_state: Json = (application.get("status") or {}).get("applicationState") or {}
+    return application_state
 
 
 def _is_lost(application: Json) -> bool:
     """Whether a SparkApplication is being deleted before it is complete, which keeps its result."""
-    return is_being_deleted(application) and state(application) != _COMPLETED
+    return is_being_deleted(application) and state_of(application) != _COMPLETED
 
 
-def _begin(draft: Draft, seen: Applications, children: Children, *, failures: int, why: str = "") -> None:
+def _begin(
+    draft: Draft, applications: Applications, children: BuildChildren, *, failures: int, why: str = ""
+) -> None:
     """Create the next SparkApplication, when nothing of an earlier one runs: two at once would write the same table."""
-    known = draft.ftj.status.spark_application
-    attempt = known.attempt + 1 if known else 1
+    status = draft.ftj.status.spark_application
+    attempt = status.attempt + 1 if status else 1
     name = names.application_name(draft.ftj.name, attempt)
-    if name not in seen.found and driver_pod.wait_for_a_correction(draft):
+    if name not in applications.by_name and driver_pod.wait_for_a_correction(draft):
         return
-    if preparation_lease.waits(draft):
+    if preparation_lease.wait_for_lease(draft):
         return
-    draft.note_start()
-    waits_for = _stop(draft, seen, but=name)
+    draft.record_start()
+    waits_for = _stop(draft, applications, but=name)
     if waits_for:
-        _say(draft, f"{why}preparation starts when {waits_for} has stopped")
+        _report_progress(draft, f"{why}preparation starts when {waits_for} has stopped")
         return
-    if name not in seen.found:
+    if name not in applications.by_name:
         if pending_run.is_run_pending(draft):
-            _say(draft, pending_run.RUN_PENDING)
+            _report_progress(draft, pending_run.RUN_PENDING)
             return
         health.forget_refusal(draft)
         draft.apply += children(name)
     draft.update(
         spark_application=SparkApplicationStatus(attempt=attempt, failures=failures, name=name, state=_NEW)
     )
-    _say(draft, f"{why}SparkApplication {name} waits for the spark-operator")
+    _report_progress(draft, f"{why}SparkApplication {name} waits for the spark-operator")
 
 
-def _follow(draft: Draft, seen: Applications, known: SparkApplicationStatus, found: Json) -> None:
-    driver = _driver(seen, known)
-    for pod in pod_state.alive(seen.drivers):
+def _follow(
+    draft: Draft, applications: Applications, status: SparkApplicationStatus, application: Json
+) -> None:
+    driver = _driver(applications, status)
+    for pod in pod_state.alive(applications.drivers):
         if pod not in driver:
             # NB: the spark-submit of an earlier attempt may make it late, and it would delete the executors of this one.
             draft.remove(pod, "Pod")
     alive = pod_state.alive(driver)
     at_work = executors.report(draft, alive)
-    if known.state == _NEW:
-        _say(draft, _waiting(draft, known.name, found))
-    elif known.state == "Running":
+    if status.state == _NEW:
+        _report_progress(draft, _describe_wait(draft, status.name, application))
+    elif status.state == "Running":
         running = (
             executors.progress(at_work, executors.wanted(draft.spec))
-            if pod_state.ready(driver)
-            else f"the driver of SparkApplication {known.name} is starting{health.pulling(draft, alive)}"
+            if pod_state.count_ready(driver)
+            else f"the driver of SparkApplication {status.name} is starting{health.describe_image_pull(draft, alive)}"
         )
-        _say(draft, f"{running}; kubectl logs {names.driver_name(known.name)} shows its progress")
+        _report_progress(
+            draft, f"{running}; kubectl logs {names.driver_name(status.name)} shows its progress"
+        )
     else:
-        doing = _DOING.get(known.state, f"is {known.state}")
-        why = _error(found)
-        pulling = health.pulling(draft, alive) if known.state == "Submitted" else ""
-        _say(draft, f"SparkApplication {known.name} {doing}{f' ({why})' if why else ''}{pulling}")
+        doing = _STATE_DESCRIPTIONS.get(status.state, f"is {status.state}")
+        why = _error(application)
+        pulling = health.describe_image_pull(draft, alive) if status.state == "Submitted" else ""
+        _report_progress(
+            draft, f"SparkApplication {status.name} {doing}{f' ({why})' if why else ''}{pulling}"
+        )
 
 
-def _waiting(draft: Draft, name: str, found: Json) -> str:
+def _describe_wait(draft: Draft, name: str, application: Json) -> str:
     """What a SparkApplication waits for that has no state."""
-    if draft.now - _made(found) < _PATIENCE:
+    if draft.now - _creation_time(application) < _OPERATOR_TIMEOUT:
         return f"SparkApplication {name} waits for the spark-operator"
     return (
-        f"SparkApplication {name} waits for the spark-operator, which has not seen it for {int(_PATIENCE.total_seconds())} s: "
+        f"SparkApplication {name} waits for the spark-operator, which has not seen it for {int(_OPERATOR_TIMEOUT.total_seconds())} s: "
         f"does it run, and does it watch namespace {draft.ftj.namespace} (spark.jobNamespaces of its chart)?"
     )
 
 
 def _complete(
-    draft: Draft, seen: Applications, known: SparkApplicationStatus, found: Json, children: Children
+    draft: Draft,
+    applications: Applications,
+    status: SparkApplicationStatus,
+    application: Json,
+    children: BuildChildren,
 ) -> Outcome:
-    succeeded = [ended for ended in pod_state.exits(_driver(seen, known), _CONTAINER) if ended.code == 0]
+    succeeded = [
+        ended for ended in pod_state.exits(_driver(applications, status), _CONTAINER) if ended.code == 0
+    ]
     results = [ended.message.prep for ended in succeeded if ended.message and ended.message.prep]
     if results:
-        result.note(draft, results[-1])
+        result.record_result(draft, results[-1])
         return Continue
     if succeeded:
         message = f"pod {succeeded[-1].pod} succeeded and reported no result: data.prepare.image must be made from finetune-prep"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return Stop
     # The pod no longer exists, nor does its result. A second run finds the version and writes nothing.
-    draft.remove(found, "SparkApplication")
+    draft.remove(application, "SparkApplication")
     why = "the driver's result was lost with its pod: the preparation runs again and finds its version; "
-    _begin(draft, seen, children, failures=known.failures, why=why)
+    _begin(draft, applications, children, failures=status.failures, why=why)
     return Stop
 
 
 def _fail(
-    draft: Draft, seen: Applications, known: SparkApplicationStatus, found: Json, children: Children
+    draft: Draft,
+    applications: Applications,
+    status: SparkApplicationStatus,
+    application: Json,
+    children: BuildChildren,
 ) -> None:
     """Fail the job where the recipe or the data are wrong, and try again otherwise, a few times."""
-    driver = _driver(seen, known)
-    failure = _failure(driver, known, found)
+    driver = _driver(applications, status)
+    failure = _failure(driver, status, application)
     draft.update(last_failure=failure)
-    where = f"SparkApplication {known.name}"
+    where = f"SparkApplication {status.name}"
     if failure.exit_code in pod_state.REASON_OF_EXIT:
-        place = pod_state.place(failure.pod or "", failure.node)
+        place = pod_state.describe_pod(failure.pod or "", failure.node)
         _give_up(
             draft,
             pod_state.REASON_OF_EXIT[failure.exit_code],
@@ -218,34 +236,34 @@ def _fail(
         return
     # An eviction is nobody's failure.
     evicted = any(ended.evicted for ended in pod_state.exits(driver, _CONTAINER))
-    failures = known.failures + (0 if evicted else 1)
+    failures = status.failures + (0 if evicted else 1)
     if failures >= _MAX_FAILURES:
         message = f"{where} failed, and so did {failures - 1} before it: {failure.message}"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return
-    pause = _PAUSE * 2**known.failures - (draft.now - _made(found))
+    pause = _RETRY_DELAY * 2**status.failures - (draft.now - _creation_time(application))
     if pause > timedelta(0):
         # What refuses a submission, such as a full quota or a webhook that is away, needs time.
-        _say(
+        _report_progress(
             draft,
             f"{where} failed ({failure.message}): the next one follows in {math.ceil(pause.total_seconds())} s",
         )
         return
-    _begin(draft, seen, children, failures=failures, why=f"{where} failed ({failure.message}): ")
+    _begin(draft, applications, children, failures=failures, why=f"{where} failed ({failure.message}): ")
 
 
-def _failure(driver: list[Json], known: SparkApplicationStatus, found: Json) -> LastFailure:
+def _failure(driver: list[Json], status: SparkApplicationStatus, application: Json) -> LastFailure:
     """How the driver failed; without a pod, why the SparkApplication did."""
     failure = pod_state.last_failure(driver, _CONTAINER, 0)
     if failure is None:
-        why = _error(found) or "it gave no reason"
-        return LastFailure(pod=names.driver_name(known.name), reason="Failed", message=why, attempt=0)
+        why = _error(application) or "it gave no reason"
+        return LastFailure(pod=names.driver_name(status.name), reason="Failed", message=why, attempt=0)
     if failure.reason == "OOMKilled":
         return failure.model_copy(update={"message": _OUT_OF_MEMORY})
     return failure
 
 
-def _made(application: Json) -> datetime:
+def _creation_time(application: Json) -> datetime:
     return datetime.fromisoformat(application["metadata"]["creationTimestamp"])
 
 
@@ -254,12 +272,12 @@ def _error(application: Json) -> str:
     return short(str(_application_state(application).get("errorMessage") or ""), 500)
 
 
-def _driver(seen: Applications, known: SparkApplicationStatus) -> list[Json]:
+def _driver(applications: Applications, status: SparkApplicationStatus) -> list[Json]:
     """The pod of the driver, if it exists."""
-    return [pod for pod in seen.drivers if pod["metadata"]["name"] == names.driver_name(known.name)]
+    return [pod for pod in applications.drivers if pod["metadata"]["name"] == names.driver_name(status.name)]
 
 
-def _say(draft: Draft, message: str) -> None:
+def _report_progress(draft: Draft, message: str) -> None:
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
 
 
@@ -270,50 +288,52 @@ def _give_up(draft: Draft, reason: ConditionReason, message: str) -> None:
 
 def stop(draft: Draft) -> str | None:
     """Delete what may be at work; what to wait for, or None when nothing is left of it."""
-    seen, known = draft.observed.applications, draft.status.spark_application
-    if seen is None:
+    applications, status = draft.observed.applications, draft.status.spark_application
+    if applications is None:
         return None
-    if seen.problem:
-        gone = known is None or seen.problem.reason == ConditionReason.SPARK_OPERATOR_MISSING
-        return None if gone else seen.problem.message
-    waits_for = _stop(draft, seen)
+    if applications.problem:
+        is_gone = status is None or applications.problem.reason == ConditionReason.SPARK_OPERATOR_MISSING
+        return None if is_gone else applications.problem.message
+    waits_for = _stop(draft, applications)
     if waits_for:
         draft.requeue_after(draft.settings.poll_seconds)
         return f"waiting for {waits_for} to stop"
-    if known and known.state not in APPLICATION_ENDED:
+    if status and status.state not in APPLICATION_ENDED:
         if _may_come_late(draft):
             draft.requeue_after(draft.settings.poll_seconds)
             return None
         # What is left has ended by itself, and its result is read when the job is resumed.
-        found = seen.found.get(known.name)
-        after = state(found) if found else _DELETED
-        draft.update(spark_application=known.model_copy(update={"state": after}))
+        application = applications.by_name.get(status.name)
+        after = state_of(application) if application else _DELETED
+        draft.update(spark_application=status.model_copy(update={"state": after}))
     return None
 
 
 def _may_come_late(draft: Draft) -> bool:
     """Whether a spark-submit that was under way when the job ended may still make a driver."""
     ended = draft.status.completion_time
-    return ended is not None and draft.now - ended < 2 * _PATIENCE
+    return ended is not None and draft.now - ended < 2 * _OPERATOR_TIMEOUT
 
 
-def _stop(draft: Draft, seen: Applications, *, but: str = "") -> str | None:
+def _stop(draft: Draft, applications: Applications, *, but: str = "") -> str | None:
     """Delete SparkApplications and drivers that have not ended, but one of a name; the first that is left.
 
     NB: the spark-operator deletes the driver of a SparkApplication only where it sees the deletion in time.
     """
-    left = [
+    running = [
         (name, body)
-        for name, body in seen.found.items()
-        if name != but and (is_being_deleted(body) or state(body) not in (_COMPLETED, _FAILED))
+        for name, body in applications.by_name.items()
+        if name != but and (is_being_deleted(body) or state_of(body) not in (_COMPLETED, _FAILED))
     ]
     drivers = [
-        pod for pod in pod_state.alive(seen.drivers) if pod["metadata"]["name"] != names.driver_name(but)
+        pod
+        for pod in pod_state.alive(applications.drivers)
+        if pod["metadata"]["name"] != names.driver_name(but)
     ]
-    for _, body in left:
+    for _, body in running:
         draft.remove(body, "SparkApplication")
     for pod in drivers:
         draft.remove(pod, "Pod")
     if drivers:
-        return pod_state.listed(drivers)
-    return f"SparkApplication {left[0][0]}" if left else None
+        return pod_state.describe_pods(drivers)
+    return f"SparkApplication {running[0][0]}" if running else None

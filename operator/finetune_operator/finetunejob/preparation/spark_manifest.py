@@ -37,7 +37,9 @@ def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
             )
 
 
-def manifest(ftj: FineTuneJob, spec: FineTuneJobSpec, name: str, *, driver: Json, executor: Json) -> Json:
+def build_manifest(
+    ftj: FineTuneJob, spec: FineTuneJobSpec, name: str, *, driver: Json, executor: Json
+) -> Json:
     """The SparkApplication of one attempt.
 
     Args:
@@ -86,11 +88,11 @@ def manifest(ftj: FineTuneJob, spec: FineTuneJobSpec, name: str, *, driver: Json
 
 
 def _metadata(ftj: FineTuneJob, spec: FineTuneJobSpec, name: str) -> Json:
-    found = template.metadata(ftj, name, names.PREP)
+    metadata = template.metadata(ftj, name, names.PREP)
     queue = spec.run_policy.queue_name
     if queue:
-        found["labels"][names.LABEL_QUEUE] = queue
-    return found
+        metadata["labels"][names.LABEL_QUEUE] = queue
+    return metadata
 
 
 def _cores(container: Json) -> Json:
@@ -102,10 +104,11 @@ def _cores(container: Json) -> Json:
 
 def _amounts(container: Json) -> dict[str, Json]:
     """The requests and limits of a container. NB: the API server has not validated it."""
-    given = container.get("resources")
-    resources = given if isinstance(given, dict) else {}
+    resources = container.get("resources")
+    if not isinstance(resources, dict):
+        resources = {}
     return {
-        kind: found if isinstance(found := resources.get(kind), dict) else {}
+        kind: amounts if isinstance(amounts := resources.get(kind), dict) else {}
         for kind in ("requests", "limits")
     }
 
@@ -118,15 +121,15 @@ def _driver_template(ftj: FineTuneJob, pod: Json) -> Json:
         "uid": ftj.uid,
         "controller": True,
     }
-    found = _named(pod, names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
-    return {**found, "metadata": {**found["metadata"], "ownerReferences": [owner]}}
+    pod_template = _rename_container(pod, names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
+    return {**pod_template, "metadata": {**pod_template["metadata"], "ownerReferences": [owner]}}
 
 
 def _executor_template(pod: Json) -> Json:
-    return _named(pod, contract.EXECUTOR_CONTAINER, contract.APPLICATION_EXECUTOR_CONTAINER)
+    return _rename_container(pod, contract.EXECUTOR_CONTAINER, contract.APPLICATION_EXECUTOR_CONTAINER)
 
 
-def _named(pod: Json, name: str, wanted: str) -> Json:
+def _rename_container(pod: Json, name: str, new_name: str) -> Json:
     """The template with its main container as spark-submit names it."""
     meta = {key: value for key, value in pod["metadata"].items() if key in ("labels", "annotations")}
     return {
@@ -134,20 +137,20 @@ def _named(pod: Json, name: str, wanted: str) -> Json:
         "spec": {
             **pod["spec"],
             "containers": [
-                _completed(item, wanted) if item.get("name") == name else item
+                _strip_submit_fields(item, new_name) if item.get("name") == name else item
                 for item in pod["spec"]["containers"]
             ],
         },
     }
 
 
-def _completed(container: Json, name: str) -> Json:
+def _strip_submit_fields(container: Json, name: str) -> Json:
     """The container without what spark-submit writes: arguments, cores and memory."""
-    kept = {key: value for key, value in container.items() if key not in ("args", "resources")}
-    others = {
-        kind: left
+    fields = {key: value for key, value in container.items() if key not in ("args", "resources")}
+    resources = {
+        kind: remaining
         for kind, amounts in _amounts(container).items()
-        if (left := {key: value for key, value in amounts.items() if key not in _BY_SPARK})
+        if (remaining := {key: value for key, value in amounts.items() if key not in _BY_SPARK})
     }
     command = {"command": [contract.DRIVER_COMMAND]} if name == contract.APPLICATION_DRIVER_CONTAINER else {}
-    return {**kept, "name": name, **command, **({"resources": others} if others else {})}
+    return {**fields, "name": name, **command, **({"resources": resources} if resources else {})}

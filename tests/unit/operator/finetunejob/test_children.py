@@ -11,7 +11,13 @@ from finetune_operator import names
 from finetune_operator.controller.store import Store
 from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.finetunejob import enqueue
-from finetune_operator.finetunejob.children import Owner, Sorted, is_child, owner, sort
+from finetune_operator.finetunejob.children import (
+    ComponentChildren,
+    Owner,
+    classify_children,
+    find_owner,
+    is_child,
+)
 from worlds.memory.decisions import UID, child, controller, ended, ftj, pod
 
 Json = dict[str, Any]
@@ -38,7 +44,7 @@ OWNERS: dict[str, tuple[list[Json], str | None, str | None]] = {
 def test_the_controller_owns_a_child(references: list[Json], of_job: str | None, of_pod: str | None) -> None:
     body = {"metadata": {"name": "x", "namespace": "team", "ownerReferences": references}}
     expected = [Owner("team", uid) if uid else None for uid in (of_job, of_pod)]
-    assert [owner(kind, body) for kind in ("Job", "Pod")] == expected
+    assert [find_owner(kind, body) for kind in ("Job", "Pod")] == expected
     assert is_child(body, ftj()) == (of_job == UID)
 
 
@@ -56,67 +62,71 @@ FOREIGN: dict[str, tuple[str, Json]] = {
 
 @pytest.mark.parametrize(("kind", "body"), FOREIGN.values(), ids=FOREIGN)
 def test_labels_alone_make_no_child(kind: str, body: Json) -> None:
-    store, queue = Store(owner), WorkQueue(clock=lambda: 0.0)
+    store, queue = Store(find_owner), WorkQueue(clock=lambda: 0.0)
     meta = body["metadata"]
     labels = {names.LABEL_JOB: "tune", names.LABEL_UID: UID}
     forged = {**body, "metadata": meta | {"labels": meta["labels"] | labels, "resourceVersion": "7"}}
     enqueue.on_child(store, queue, kind, "ADDED", forged)
     team = Owner("team", UID)
     assert (store.jobs_of(team), store.pods_of(team), store.tombstones(team)) == ([], [], [])
-    if owner(kind, forged) is None:
-        assert (store, len(queue)) == (Store(owner), 0)
+    if find_owner(kind, forged) is None:
+        assert (store, len(queue)) == (Store(find_owner), 0)
 
 
 FIRST, SECOND = child("tune-train-1"), child("tune-train-2")
 OLD, DONE, NEW = pod("tune-train-1"), ended("tune-train-1", 1, 1), pod("tune-train-2")
 LOST = pod("tune-train-2", owner="uid-of-a-Job-that-is-gone")
 PREP = child("tune-prep")
-SORTED: dict[str, tuple[list[Json], list[Json], Sorted]] = {
-    "nothing": ([], [], Sorted(None, [], [], [], [])),
-    "the attempt": ([SECOND], [NEW], Sorted(SECOND, [NEW], [], [], [])),
+SORTED: dict[str, tuple[list[Json], list[Json], ComponentChildren]] = {
+    "nothing": ([], [], ComponentChildren(None, [], [], [], [])),
+    "the attempt": ([SECOND], [NEW], ComponentChildren(SECOND, [NEW], [], [], [])),
     "an attempt that failed": (
         [child("tune-train-1", "Failed"), SECOND],
         [DONE, NEW],
-        Sorted(SECOND, [NEW], [], [], [child("tune-train-1", "Failed")]),
+        ComponentChildren(SECOND, [NEW], [], [], [child("tune-train-1", "Failed")]),
     ),
     "an attempt that failed and has a pod left": (
         [child("tune-train-1", "Failed")],
         [OLD],
-        Sorted(None, [], [], [OLD], [child("tune-train-1", "Failed")]),
+        ComponentChildren(None, [], [], [OLD], [child("tune-train-1", "Failed")]),
     ),
     "an attempt that is still at work": (
         [FIRST, SECOND],
         [OLD, NEW],
-        Sorted(SECOND, [NEW], [FIRST], [OLD], []),
+        ComponentChildren(SECOND, [NEW], [FIRST], [OLD], []),
     ),
-    "a pod of a Job that is gone": ([], [OLD], Sorted(None, [], [], [OLD], [])),
+    "a pod of a Job that is gone": ([], [OLD], ComponentChildren(None, [], [], [OLD], [])),
     "a pod of an earlier Job of the same name": (
         [SECOND],
         [LOST, NEW],
-        Sorted(SECOND, [NEW], [], [LOST], []),
+        ComponentChildren(SECOND, [NEW], [], [LOST], []),
     ),
     "the attempt, being deleted": (
         [child("tune-train-2", deletionTimestamp="t")],
         [NEW],
-        Sorted(None, [], [child("tune-train-2", deletionTimestamp="t")], [NEW], []),
+        ComponentChildren(None, [], [child("tune-train-2", deletionTimestamp="t")], [NEW], []),
     ),
     "the attempt, failed because it is deleted": (
         [child("tune-train-2", "Failed", deletionTimestamp="t")],
         [],
-        Sorted(None, [], [child("tune-train-2", "Failed", deletionTimestamp="t")], [], []),
+        ComponentChildren(None, [], [child("tune-train-2", "Failed", deletionTimestamp="t")], [], []),
     ),
     "the attempt, complete and then deleted": (
         [child("tune-train-2", "Complete", deletionTimestamp="t")],
         [],
-        Sorted(child("tune-train-2", "Complete", deletionTimestamp="t"), [], [], [], []),
+        ComponentChildren(child("tune-train-2", "Complete", deletionTimestamp="t"), [], [], [], []),
     ),
-    "the preparation": ([PREP], [pod("tune-prep", component=names.PREP)], Sorted(None, [], [], [], [])),
+    "the preparation": (
+        [PREP],
+        [pod("tune-prep", component=names.PREP)],
+        ComponentChildren(None, [], [], [], []),
+    ),
 }
 
 
 @pytest.mark.parametrize(("jobs", "pods", "expected"), SORTED.values(), ids=SORTED)
 def test_an_attempt_sees_its_own_pods_ghosts_and_what_ended(
-    jobs: list[Json], pods: list[Json], expected: Sorted
+    jobs: list[Json], pods: list[Json], expected: ComponentChildren
 ) -> None:
     by_name = {item["metadata"]["name"]: item for item in jobs}
-    assert sort(by_name, pods, names.TRAIN, "tune-train-2") == expected
+    assert classify_children(by_name, pods, names.TRAIN, "tune-train-2") == expected

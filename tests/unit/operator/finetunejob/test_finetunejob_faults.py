@@ -12,7 +12,7 @@ from finetune_crds.contract import PrepResult, TerminationMessage, TrainResult
 from finetune_crds.status import SplitCounts
 from finetune_operator.controller.store import KINDS
 from finetune_operator.finetunejob import apply
-from finetune_operator.finetunejob.children import job_ended
+from finetune_operator.finetunejob.children import has_ended
 from finetune_operator.finetunejob.model import SetAlias
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.model import Run
@@ -133,7 +133,7 @@ class World:
     def end_pods(self, code: int = 0) -> None:
         """Every Job at work ends, as its pods do."""
         for job in self.jobs():
-            if job_ended(job):
+            if has_ended(job):
                 continue
             name, message = job["metadata"]["name"], TRAINED if size(job) > 1 else PREPARED
             container = "trainer" if size(job) > 1 else "prep"
@@ -151,7 +151,7 @@ class World:
                 self.version = self.version or RegisteredVersion("m", "1")
 
     def _set_pods(self, job: Json, pods: list[Json]) -> None:
-        if not job_ended(job):
+        if not has_ended(job):
             for body in pods:
                 self.kube.keep({**body, "kind": "Pod"})
 

@@ -16,7 +16,7 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS
 from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob import reconcile as module
-from finetune_operator.finetunejob.decide.failed_action import failed_action
+from finetune_operator.finetunejob.decide.failed_action import record_failed_action
 from finetune_operator.finetunejob.model import (
     Action,
     Decision,
@@ -510,7 +510,7 @@ def test_a_write_that_failed_is_in_the_status(
     action: Action, kind: ConditionType, expected: tuple[str, str, str]
 ) -> None:
     decision = conclude(ftj())
-    found = failed_action(ftj(), decision, action, PROBLEM, now=NOW)
+    found = record_failed_action(ftj(), decision, action, PROBLEM, now=NOW)
     assert said(found, kind) == expected
     assert (found.apply, found.status.phase) == (decision.apply, decision.status.phase)
 
@@ -528,7 +528,7 @@ def test_ready_says_which_write_failed() -> None:
     )
     decision = dataclasses.replace(decision, status=trained)
     action = SetAlias("m", "candidate", "4")
-    found = failed_action(ftj(), decision, action, PROBLEM, now=NOW)
+    found = record_failed_action(ftj(), decision, action, PROBLEM, now=NOW)
     assert said(found, ConditionType.READY) == said(found, ConditionType.REGISTERED)
 
 

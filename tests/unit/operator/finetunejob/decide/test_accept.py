@@ -10,7 +10,7 @@ import pytest
 from finetune_crds.conditions import SUMMARY, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.decide.accept import not_implemented
+from finetune_operator.finetunejob.decide.accept import unsupported_fields
 from finetune_operator.finetunejob.model import Decision
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
 
 @pytest.mark.parametrize(("parts", "expected"), REFUSED.values(), ids=REFUSED)
 def test_not_implemented(parts: Json, expected: list[str]) -> None:
-    assert [*not_implemented(spec(**parts))] == expected
+    assert [*unsupported_fields(spec(**parts))] == expected
 
 
 REGISTER: Json = {"register": {"model": "m"}}

@@ -10,7 +10,7 @@ from finetune_crds.code import CodeStatus
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.decide import checkout
-from finetune_operator.finetunejob.model import CodeFound, EnsureRun, FineTuneJob, Mlflow
+from finetune_operator.finetunejob.model import EnsureRun, FineTuneJob, Mlflow, ResolvedRevision
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
@@ -26,10 +26,10 @@ from worlds.memory.decisions import (
 Json = dict[str, Any]
 URL = "https://git.example.com/team/code.git"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-FOUND = CodeFound(COMMIT, branch="main")
+FOUND = ResolvedRevision(COMMIT, branch="main")
 KNOWN = CodeStatus(commit=COMMIT, branch="main")
-AWAY = CodeFound(
-    problem=Problem(ConditionReason.GIT_UNREACHABLE, "the repository cannot be reached"), again_seconds=4
+AWAY = ResolvedRevision(
+    problem=Problem(ConditionReason.GIT_UNREACHABLE, "the repository cannot be reached"), retry_seconds=4
 )
 
 
@@ -39,7 +39,7 @@ def job(revision: str = "main", before: Any = None, **parts: Any) -> FineTuneJob
     return ftj(known, **{"trainer": {"command": ["torchrun", "train.py"], "code": code}, **parts})
 
 
-RESOLVED: dict[str, tuple[FineTuneJob, CodeFound | None, CodeStatus, str]] = {
+RESOLVED: dict[str, tuple[FineTuneJob, ResolvedRevision | None, CodeStatus, str]] = {
     "a branch": (
         job(),
         FOUND,
@@ -48,7 +48,7 @@ RESOLVED: dict[str, tuple[FineTuneJob, CodeFound | None, CodeStatus, str]] = {
     ),
     "a tag": (
         job("v1"),
-        CodeFound(COMMIT),
+        ResolvedRevision(COMMIT),
         CodeStatus(commit=COMMIT),
         f"v1 of {URL} is commit {COMMIT}, which every attempt runs",
     ),
@@ -63,17 +63,17 @@ RESOLVED: dict[str, tuple[FineTuneJob, CodeFound | None, CodeStatus, str]] = {
 
 @pytest.mark.parametrize(("given", "found", "expected", "message"), RESOLVED.values(), ids=RESOLVED)
 def test_nothing_is_made_before_the_commit_is_in_the_status(
-    given: FineTuneJob, found: CodeFound | None, expected: CodeStatus, message: str
+    given: FineTuneJob, found: ResolvedRevision | None, expected: CodeStatus, message: str
 ) -> None:
     decision = conclude(given, observed(mlflow=Mlflow(), code=found), settings=SETTINGS)
     assert decision.status.code == expected
     assert said(decision, ConditionType.CODE_RESOLVED) == ("True", ConditionReason.CODE_RESOLVED, message)
-    assert (decision.apply, decision.actions, decision.rehearse) == ((), (), ())
+    assert (decision.apply, decision.actions, decision.dry_runs) == ((), (), ())
     assert decision.requeue_seconds == 0.1
 
 
 def test_a_commit_that_is_known_stays() -> None:
-    moved = CodeFound("f" * 40, branch="main")
+    moved = ResolvedRevision("f" * 40, branch="main")
     decision = conclude(
         job(before=status(ACCEPTED, ADMITTED, code=KNOWN)),
         observed(mlflow=Mlflow(), code=moved),
@@ -111,7 +111,7 @@ def test_a_suspended_job_says_that_it_is_and_has_no_run_yet() -> None:
 
 
 @pytest.mark.parametrize("found", [None, AWAY], ids=["nobody has answered yet", "the server is away"])
-def test_a_job_that_is_resumed_waits_for_its_commit(found: CodeFound | None) -> None:
+def test_a_job_that_is_resumed_waits_for_its_commit(found: ResolvedRevision | None) -> None:
     paused = conclude(job(suspend=True), observed(mlflow=Mlflow(), code=found), settings=SETTINGS)
     assert paused.status.phase == "Suspended"
     decision = conclude(job(before=paused.status), observed(mlflow=Mlflow(), code=AWAY), settings=SETTINGS)
@@ -137,4 +137,4 @@ ASKED: dict[str, tuple[FineTuneJob, bool]] = {
 
 @pytest.mark.parametrize(("given", "expected"), ASKED.values(), ids=ASKED)
 def test_when_the_server_is_asked(given: FineTuneJob, expected: bool) -> None:
-    assert (checkout.to_resolve(given) is not None) == expected
+    assert (checkout.repository_to_resolve(given) is not None) == expected

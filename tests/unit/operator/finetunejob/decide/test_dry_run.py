@@ -11,7 +11,7 @@ from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Rehearsal
+from finetune_operator.finetunejob.model import Decision, DryRunAnswer, FineTuneJob
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
@@ -46,7 +46,7 @@ POD, JOB = "Pod/tune-train-1-0", "Job/tune-train-1"
 
 def asks(decision: Decision) -> list[str]:
     """What is to be created as a dry run, as kind/name."""
-    return [f"{body['kind']}/{body['metadata']['name']}" for body in decision.rehearse]
+    return [f"{body['kind']}/{body['metadata']['name']}" for body in decision.dry_runs]
 
 
 def changed(of: FineTuneJob) -> FineTuneJob:
@@ -97,7 +97,7 @@ def test_what_the_api_server_is_asked(of: FineTuneJob, expected: list[str]) -> N
 
 def test_the_pod_is_one_of_the_jobs_pods() -> None:
     template = {"metadata": {"annotations": {"a": "b"}}, "spec": {"nodeSelector": {"pool": "gpu"}}}
-    job, pod = conclude(ftj(data=SOURCE, podTemplate=template), answer=None).rehearse
+    job, pod = conclude(ftj(data=SOURCE, podTemplate=template), answer=None).dry_runs
     inner = job["spec"]["template"]
     index = {"batch.kubernetes.io/job-completion-index": "0"}
     of_its_job = {
@@ -131,16 +131,16 @@ def test_the_pod_is_one_of_the_jobs_pods() -> None:
 def test_annotations_that_are_none_are_left_for_the_api_server_to_refuse() -> None:
     _, pod = conclude(
         ftj(data=SOURCE, podTemplate={"metadata": {"annotations": ["a"]}}), answer=None
-    ).rehearse
+    ).dry_runs
     assert pod["metadata"]["annotations"] == ["a"]
 
 
-UNKNOWN = Rehearsal(None, ConditionReason.NOT_CHECKED, "no right")
-USED_UP = Rehearsal(False, ConditionReason.QUOTA_EXCEEDED, "exceeded quota")
-WRONG = Rehearsal(False, ConditionReason.POD_TEMPLATE_INVALID, "unknown field", 30)
-FORBIDDEN = Rehearsal(False, ConditionReason.POD_REJECTED, "violates PodSecurity", 30)
-AWAY = Rehearsal(None, ConditionReason.CHECK_FAILED, "failed calling webhook", 30)
-ABSENT = Rehearsal(False, ConditionReason.QUEUE_INADMISSIBLE, "queue reserch does not exist", 30)
+UNKNOWN = DryRunAnswer(None, ConditionReason.NOT_CHECKED, "no right")
+USED_UP = DryRunAnswer(False, ConditionReason.QUOTA_EXCEEDED, "exceeded quota")
+WRONG = DryRunAnswer(False, ConditionReason.POD_TEMPLATE_INVALID, "unknown field", 30)
+FORBIDDEN = DryRunAnswer(False, ConditionReason.POD_REJECTED, "violates PodSecurity", 30)
+AWAY = DryRunAnswer(None, ConditionReason.CHECK_FAILED, "failed calling webhook", 30)
+ABSENT = DryRunAnswer(False, ConditionReason.QUEUE_INADMISSIBLE, "queue reserch does not exist", 30)
 QUEUED = ftj(data=SOURCE, runPolicy={"queueName": "reserch"})
 SAID = {
     ABSENT: "queue reserch does not exist: correct or remove spec.runPolicy.queueName, or create the LocalQueue, and the job goes on",
@@ -154,7 +154,7 @@ TRAINED = ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
 GOES_ON = (ConditionReason.PREPARING, "the prep pod is starting")
 STARTS = (ConditionReason.STARTING, "attempt 1: 2 pods are starting")
 # The job, the answer, PodsAdmitted, what is created, and the reason and message of Ready.
-ANSWERS: dict[str, tuple[FineTuneJob, Rehearsal, str | None, list[str], tuple[str, str]]] = {
+ANSWERS: dict[str, tuple[FineTuneJob, DryRunAnswer, str | None, list[str], tuple[str, str]]] = {
     "fine": (NEW, FINE, "True", PREPARES, GOES_ON),
     "not checked": (NEW, UNKNOWN, "Unknown", PREPARES, GOES_ON),
     "beyond a quota": (
@@ -220,7 +220,7 @@ ANSWERS: dict[str, tuple[FineTuneJob, Rehearsal, str | None, list[str], tuple[st
 @pytest.mark.parametrize(("of", "answer", "admitted", "creates", "ready"), ANSWERS.values(), ids=ANSWERS)
 def test_what_follows_from_the_answer(
     of: FineTuneJob,
-    answer: Rehearsal,
+    answer: DryRunAnswer,
     admitted: str | None,
     creates: list[str],
     ready: tuple[str, str],
@@ -237,7 +237,7 @@ def test_what_follows_from_the_answer(
 
 
 @pytest.mark.parametrize("answer", [WRONG, FORBIDDEN], ids=lambda item: item.reason)
-def test_a_refusal_names_every_place_that_the_pods_come_from(answer: Rehearsal) -> None:
+def test_a_refusal_names_every_place_that_the_pods_come_from(answer: DryRunAnswer) -> None:
     defaults = Defaults(pod_template={"spec": {"priorityClassName": "none"}})
     settings = dataclasses.replace(NO_MLFLOW, defaults=defaults)
     found = said(conclude(NEW, settings=settings, answer=answer), ConditionType.PODS_ADMITTED)
@@ -248,7 +248,7 @@ def test_a_refusal_names_every_place_that_the_pods_come_from(answer: Rehearsal) 
 
 
 @pytest.mark.parametrize("answer", [WRONG, FORBIDDEN], ids=lambda item: item.reason)
-def test_a_refusal_of_the_evaluation_names_its_field(answer: Rehearsal) -> None:
+def test_a_refusal_of_the_evaluation_names_its_field(answer: DryRunAnswer) -> None:
     settings = dataclasses.replace(SETTINGS, defaults=Defaults(pod_template={"spec": {"hostPID": True}}))
     of_evaluation = dataclasses.replace(answer, component="evaluate")
     found = said(
@@ -269,7 +269,7 @@ def test_the_evaluation_is_judged_before_the_training_too() -> None:
 def test_the_pod_of_the_evaluation_has_no_index() -> None:
     template = {"spec": {"nodeSelector": {"pool": "gpu"}}}
     evaluation = {**EVALUATED["evaluation"], "podTemplate": template}
-    job, _, pod = conclude(ftj(register={}, evaluation=evaluation), settings=SETTINGS, answer=None).rehearse
+    job, _, pod = conclude(ftj(register={}, evaluation=evaluation), settings=SETTINGS, answer=None).dry_runs
     assert (pod["spec"], pod["spec"]["nodeSelector"]) == (job["spec"]["template"]["spec"], {"pool": "gpu"})
     assert "batch.kubernetes.io/job-completion-index" not in pod["metadata"]["labels"]
     assert pod["metadata"]["labels"]["finetune.dev/component"] == "evaluate"
@@ -307,11 +307,11 @@ def test_the_answer_is_about_the_generation_that_was_asked_about() -> None:
     (judged,) = (item for item in found.conditions if item.type == ConditionType.PODS_ADMITTED)
     assert judged.observed_generation == 2
     again = dataclasses.replace(changed(NEW), status=found)
-    assert conclude(again, answer=None).rehearse == ()
+    assert conclude(again, answer=None).dry_runs == ()
 
 
 @pytest.mark.parametrize("answer", [WRONG, FORBIDDEN, USED_UP, ABSENT], ids=lambda item: item.reason)
-def test_a_preparation_that_runs_goes_on(answer: Rehearsal) -> None:
+def test_a_preparation_that_runs_goes_on(answer: DryRunAnswer) -> None:
     of = ftj(RUNNING.status, data=SOURCE, runPolicy={"queueName": "reserch"})
     decision = conclude(changed(of), observed(child("tune-prep")), settings=SETTINGS, answer=answer)
     assert (decision.delete, decision.status.phase) == ((), "Preparing")
@@ -327,7 +327,7 @@ def test_a_preparation_that_runs_goes_on_where_its_change_cannot_be_checked() ->
 
 
 @pytest.mark.parametrize("answer", [WRONG, FORBIDDEN, AWAY], ids=lambda item: item.reason)
-def test_its_deadline_counts_whatever_the_answer_is(answer: Rehearsal) -> None:
+def test_its_deadline_counts_whatever_the_answer_is(answer: DryRunAnswer) -> None:
     of = ftj(RUNNING.status, data=SOURCE, runPolicy={"activeDeadlineSeconds": 60})
     decision = conclude(changed(of), observed(child("tune-prep")), at=later(61), answer=answer)
     found = said(decision, ConditionType.FAILED)
@@ -344,7 +344,7 @@ def test_once_the_data_are_prepared_the_training_job_itself_tells(judged: Condit
 
 def test_a_job_that_is_resumed_says_that_its_pods_are_refused() -> None:
     paused = conclude(ftj(data=SOURCE, suspend=True)).status
-    refused = Rehearsal(False, ConditionReason.POD_REJECTED, "no")
+    refused = DryRunAnswer(False, ConditionReason.POD_REJECTED, "no")
     decision = conclude(ftj(paused, data=SOURCE), answer=refused)
     assert (decision.status.phase, decision.status.suspend_time) == ("Pending", None)
     ready = said(decision, ConditionType.READY)

@@ -13,7 +13,7 @@ from finetune_crds.evaluation import EvaluatedMetric, EvaluationResult, Evaluati
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import Decision, LogMetrics, Mlflow, Queued, SetAlias, TagVersion
+from finetune_operator.finetunejob.model import Decision, LogMetrics, Mlflow, QueueState, SetAlias, TagVersion
 from finetune_operator.registry.base import RegisteredVersion
 from worlds.memory.decisions import (
     ACCEPTED,
@@ -88,11 +88,11 @@ def evaluate(
     mlflow: Mlflow | None = None,
     before: Any = AT_WORK,
     evaluation: Json | None = None,
-    queued: Queued | None = None,
+    queue_state: QueueState | None = None,
     **parts: Any,
 ) -> Decision:
     found = ftj(before, register={"model": "tuned"}, evaluation=evaluation or {}, **parts)
-    seen = observed(*jobs, pods=pods, mlflow=mlflow or tracked(VERSION), queued=queued)
+    seen = observed(*jobs, pods=pods, mlflow=mlflow or tracked(VERSION), queue_state=queue_state)
     return conclude(found, seen, at=later(5), settings=SETTINGS)
 
 
@@ -102,7 +102,9 @@ def test_it_waits_in_the_queue_of_its_job() -> None:
     assert (body["metadata"]["labels"][names.LABEL_QUEUE], body["spec"]["suspend"]) == ("gpus", True)
     suspended = evaluating(creationTimestamp="2026-08-01T12:00:00Z")
     suspended["spec"]["suspend"], suspended["metadata"]["labels"][names.LABEL_QUEUE] = True, "gpus"
-    decision = evaluate(suspended, queued=Queued(reason="Pending", message="no quota", position=2), **queue)
+    decision = evaluate(
+        suspended, queue_state=QueueState(reason="Pending", message="no quota", position=2), **queue
+    )
     waiting = (
         "False",
         ConditionReason.QUEUED,

@@ -8,11 +8,11 @@ import pytest
 
 from finetune_crds.evaluation import EvaluatedMetric, EvaluationStatus
 from finetune_operator.finetunejob.decide.evaluation_result import (
-    WrongNumbersError,
-    numbers,
-    of_command,
-    tags,
-    told,
+    InvalidMetricsError,
+    from_command,
+    mlflow_metrics,
+    summarize,
+    version_tags,
 )
 
 READ: dict[str, tuple[str, dict[str, float]]] = {
@@ -25,7 +25,7 @@ READ: dict[str, tuple[str, dict[str, float]]] = {
 @pytest.mark.parametrize(("text", "expected"), READ.values(), ids=READ)
 def test_what_a_command_wrote(text: str, expected: dict[str, float]) -> None:
     metrics = [EvaluatedMetric(name=name, value=value) for name, value in expected.items()]
-    assert of_command(text, "d1") == EvaluationStatus(digest="d1", metrics=metrics)
+    assert from_command(text, "d1") == EvaluationStatus(digest="d1", metrics=metrics)
 
 
 NEEDED = (
@@ -72,8 +72,8 @@ REFUSED: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused(text: str, message: str) -> None:
-    with pytest.raises(WrongNumbersError) as raised:
-        of_command(text, "d1")
+    with pytest.raises(InvalidMetricsError) as raised:
+        from_command(text, "d1")
     assert str(raised.value) == message
 
 
@@ -88,17 +88,17 @@ BOTH = EvaluationStatus(
 
 
 def test_numbers_and_tags_of_both_models() -> None:
-    assert numbers(BOTH) == {"eval_f1": 0.1 + 0.2, "eval_bleu": 40.0, "base_eval_f1": 0.25}
-    assert [*tags(BOTH).items()] == [
+    assert mlflow_metrics(BOTH) == {"eval_f1": 0.1 + 0.2, "eval_bleu": 40.0, "base_eval_f1": 0.25}
+    assert [*version_tags(BOTH).items()] == [
         ("eval_f1", "0.3"),
         ("eval_bleu", "40"),
         ("base_eval_f1", "0.25"),
         ("finetune_evaluation_data", "d1"),
     ]
-    assert told(BOTH) == "eval_f1 0.3 (base model 0.25), eval_bleu 40"
+    assert summarize(BOTH) == "eval_f1 0.3 (base model 0.25), eval_bleu 40"
 
 
 def test_a_message_names_the_first_of_many_numbers() -> None:
     metrics = [EvaluatedMetric(name=f"m{number}", value=number) for number in range(10)]
     many = EvaluationStatus(digest="d1", metrics=metrics)
-    assert told(many) == "m0 0, m1 1, m2 2, m3 3, m4 4, m5 5, m6 6, m7 7 and 2 more"
+    assert summarize(many) == "m0 0, m1 1, m2 2, m3 3, m4 4, m5 5, m6 6, m7 7 and 2 more"

@@ -7,7 +7,7 @@ import pytest
 from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.finetunejob.decide.phase import phase
-from finetune_operator.finetunejob.decide.ready import ready, summarized
+from finetune_operator.finetunejob.decide.ready import assess_readiness, summarize_status
 from worlds.memory.decisions import (
     ACCEPTED,
     FAILED,
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[list[Condition], Condition]] = {
 @pytest.mark.parametrize(("conditions", "explanation"), CASES.values(), ids=CASES)
 def test_ready(conditions: list[Condition], explanation: Condition) -> None:
     holds, also = ENDS.get(phase(conditions), (False, (ConditionType.RECONCILING,)))
-    assert ready(conditions) == (holds, also, explanation.reason, explanation.message)
+    assert assess_readiness(conditions) == (holds, also, explanation.reason, explanation.message)
 
 
 NO_SERVER = condition(ConditionType.ACCEPTED, "False", ConditionReason.MLFLOW_NOT_CONFIGURED)
@@ -99,18 +99,18 @@ WAITS: dict[str, tuple[list[Condition], Condition, bool]] = {
 @pytest.mark.parametrize(("conditions", "explanation", "stalled"), WAITS.values(), ids=WAITS)
 def test_what_a_job_waits_for(conditions: list[Condition], explanation: Condition, *, stalled: bool) -> None:
     also = ConditionType.STALLED if stalled else ConditionType.RECONCILING
-    assert ready(conditions) == (False, (also,), explanation.reason, explanation.message)
+    assert assess_readiness(conditions) == (False, (also,), explanation.reason, explanation.message)
 
 
 def test_a_job_that_ends_is_finished_and_at_rest_or_stalled() -> None:
-    training = summarized(ftj(), FineTuneJobStatus(conditions=[ACCEPTED, PREPARED, TRAINING]), NOW)
+    training = summarize_status(ftj(), FineTuneJobStatus(conditions=[ACCEPTED, PREPARED, TRAINING]), NOW)
     assert summary(training) == {"Ready": "False", "Reconciling": "True"}
     for end, expected in (
         (SUCCEEDED, {"Ready": "True", "Finished": "True"}),
         (FAILED, {"Ready": "False", "Stalled": "True", "Finished": "True"}),
     ):
         ended = training.model_copy(update={"conditions": [*training.conditions, end]})
-        assert summary(summarized(ftj(), ended, later(5))) == expected
+        assert summary(summarize_status(ftj(), ended, later(5))) == expected
 
 
 def summary(status: FineTuneJobStatus) -> dict[str, str]:
@@ -118,11 +118,11 @@ def summary(status: FineTuneJobStatus) -> dict[str, str]:
 
 
 def test_the_transition_time_is_that_of_the_status() -> None:
-    before = summarized(ftj(), FineTuneJobStatus(conditions=[ACCEPTED, TRAINING]), NOW)
-    training = summarized(
+    before = summarize_status(ftj(), FineTuneJobStatus(conditions=[ACCEPTED, TRAINING]), NOW)
+    training = summarize_status(
         ftj(), before.model_copy(update={"conditions": [*before.conditions, PREPARED]}), later(5)
     )
-    done = summarized(
+    done = summarize_status(
         ftj(), before.model_copy(update={"conditions": [*before.conditions, SUCCEEDED]}), later(9)
     )
     times = [status.conditions[2].last_transition_time for status in (before, training, done)]

@@ -97,7 +97,7 @@ def test_an_alias_that_a_promotion_keeps_is_left_to_it(
     aliases: list[str], pointing: frozenset[str], message: str
 ) -> None:
     version = RegisteredVersion("tuned", "4", pointing)
-    decision = register(tracked(version), aliases=aliases, owned={"champion": "team/prod"})
+    decision = register(tracked(version), aliases=aliases, promoted_aliases={"champion": "team/prod"})
     assert said(decision, ConditionType.REGISTERED) == ("True", ConditionReason.REGISTERED, message)
     assert decision.actions == (FinishRun("r1", "FINISHED"),)
 

@@ -11,8 +11,8 @@ import yaml
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, Pinned
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide.resolve_alias import to_look_up
-from finetune_operator.finetunejob.model import Decision, FineTuneJob, Holder, Mlflow
+from finetune_operator.finetunejob.decide.resolve_alias import aliases_to_resolve
+from finetune_operator.finetunejob.model import AliasVersion, Decision, FineTuneJob, Mlflow
 from finetune_operator.finetunejob.resolve import pinned
 from worlds.memory.decisions import (
     ACCEPTED,
@@ -60,20 +60,20 @@ LOOKED_UP: dict[str, tuple[FineTuneJob, set[str]]] = {
 
 @pytest.mark.parametrize(("of", "fields"), LOOKED_UP.values(), ids=LOOKED_UP)
 def test_what_is_looked_up(of: FineTuneJob, fields: set[str]) -> None:
-    assert set(to_look_up(of)) == fields
+    assert set(aliases_to_resolve(of)) == fields
 
 
-def decided(of: FineTuneJob, **holders: Holder) -> Decision:
-    return conclude(of, observed(mlflow=tracked(), holders=holders), settings=SETTINGS)
+def decided(of: FineTuneJob, **alias_versions: AliasVersion) -> Decision:
+    return conclude(of, observed(mlflow=tracked(), alias_versions=alias_versions), settings=SETTINGS)
 
 
-WAITS: dict[str, tuple[Mapping[str, Holder], tuple[str, str]]] = {
+WAITS: dict[str, tuple[Mapping[str, AliasVersion], tuple[str, str]]] = {
     "nobody has looked": (
         {},
         (ConditionReason.WAITING_FOR_MODEL, "the version of models:/support@champion is not known yet"),
     ),
     "no such model": (
-        {"base": Holder()},
+        {"base": AliasVersion()},
         (
             ConditionReason.WAITING_FOR_MODEL,
             "the registered model support of models:/support@champion does not exist: this job starts when it has the alias "
@@ -81,22 +81,24 @@ WAITS: dict[str, tuple[Mapping[str, Holder], tuple[str, str]]] = {
         ),
     ),
     "no such alias": (
-        {"base": Holder(exists=True)},
+        {"base": AliasVersion(exists=True)},
         (
             ConditionReason.WAITING_FOR_ALIAS,
             NO_ALIAS,
         ),
     ),
     "the registry is away": (
-        {"base": Holder(problem=AWAY)},
+        {"base": AliasVersion(problem=AWAY)},
         (AWAY.reason, f"the version of models:/support@champion is not known: {AWAY.message}"),
     ),
 }
 
 
-@pytest.mark.parametrize(("holders", "waits"), WAITS.values(), ids=WAITS)
-def test_a_job_waits_for_its_model(holders: Mapping[str, Holder], waits: tuple[str, str]) -> None:
-    decision = decided(job(), **holders)
+@pytest.mark.parametrize(("alias_versions", "waits"), WAITS.values(), ids=WAITS)
+def test_a_job_waits_for_its_model(
+    alias_versions: Mapping[str, AliasVersion], waits: tuple[str, str]
+) -> None:
+    decision = decided(job(), **alias_versions)
     assert said(decision, ConditionType.MODELS_FOUND) == ("False", *waits)
     assert said(decision, ConditionType.READY) == ("False", *waits)
     assert said(decision, ConditionType.RECONCILING) == ("True", *waits)
@@ -107,7 +109,7 @@ def test_a_job_waits_for_its_model(holders: Mapping[str, Holder], waits: tuple[s
 
 
 def test_versions_are_pinned_before_anything_starts() -> None:
-    decision = decided(job(objective=TEACHER), base=Holder(True, "3"), teacher=Holder(True, "7"))
+    decision = decided(job(objective=TEACHER), base=AliasVersion(True, "3"), teacher=AliasVersion(True, "7"))
     assert decision.status.pinned == Pinned(base="models:/support/3", teacher="models:/ml.prod.large/7")
     assert said(decision, ConditionType.MODELS_FOUND) == (
         "True",
@@ -119,7 +121,7 @@ def test_versions_are_pinned_before_anything_starts() -> None:
 
 
 def test_one_that_is_missing_keeps_both_waiting() -> None:
-    decision = decided(job(objective=TEACHER), base=Holder(True, "3"), teacher=Holder(True))
+    decision = decided(job(objective=TEACHER), base=AliasVersion(True, "3"), teacher=AliasVersion(True))
     assert decision.status.pinned is None
     assert said(decision, ConditionType.READY) == (
         "False",
@@ -130,7 +132,9 @@ def test_one_that_is_missing_keeps_both_waiting() -> None:
 
 def test_the_pods_get_what_was_pinned_wherever_the_alias_points_now() -> None:
     known = status(ADMITTED, PREPARED, pinned=Pinned(base="models:/support/3", teacher="models:/large/7"))
-    decision = conclude(job(known, objective=TEACHER), observed(holders={"base": Holder(True, "4")}))
+    decision = conclude(
+        job(known, objective=TEACHER), observed(alias_versions={"base": AliasVersion(True, "4")})
+    )
     (config,) = (body for body in decision.apply if body["kind"] == "ConfigMap")
     recipe = yaml.safe_load(config["data"]["recipe.yaml"])
     assert (recipe["model"]["base"], recipe["objective"]["distillation"]["teacher"]) == (
@@ -148,7 +152,7 @@ def test_a_job_that_is_resumed_waits_for_its_model() -> None:
     paused = decided(job(suspend=True))
     assert paused.status.phase == "Suspended"
     waits = (ConditionReason.WAITING_FOR_ALIAS, NO_ALIAS)
-    decision = decided(job(paused.status), base=Holder(exists=True))
+    decision = decided(job(paused.status), base=AliasVersion(exists=True))
     assert (decision.status.phase, decision.status.suspend_time) == ("Pending", None)
     assert said(decision, ConditionType.SUSPENDED) == ("False", ConditionReason.RESUMED, "the job goes on")
     assert said(decision, ConditionType.READY) == ("False", *waits)

@@ -12,7 +12,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import CheckpointStatus, ResumedFrom
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.decide import resume_from
-from finetune_operator.finetunejob.model import FineTuneJob, Resumed
+from finetune_operator.finetunejob.model import FineTuneJob, ResumedJob
 from finetune_operator.finetunejob.resolve import resolve
 from worlds.memory.decisions import (
     ADMITTED,
@@ -67,46 +67,46 @@ NONE_YET = (
 )
 
 # What is known of the other job, and why this one waits; None where it starts.
-SEEN: dict[str, tuple[Resumed, tuple[str, str] | None]] = {
+SEEN: dict[str, tuple[ResumedJob, tuple[str, str] | None]] = {
     "it does not exist": (
-        Resumed(),
+        ResumedJob(),
         (
             ConditionReason.WAITING_FOR_JOB,
             "FineTuneJob first of checkpoint.resumeFrom does not exist: this job starts when it exists and has a checkpoint",
         ),
     ),
     "another version's spec": (
-        Resumed(dataclasses.replace(first(), spec=None, invalid="spec.model.base: Field required")),
+        ResumedJob(dataclasses.replace(first(), spec=None, invalid="spec.model.base: Field required")),
         (
             ConditionReason.WAITING_FOR_JOB,
             "this version of the operator cannot read the spec of FineTuneJob first (spec.model.base: Field required)",
         ),
     ),
-    "it runs": (Resumed(first()), STILL_RUNS),
-    "it succeeded": (Resumed(first(SUCCEEDED)), None),
-    "it failed": (Resumed(first(FAILED)), None),
-    "it failed, and its pods still stop": (Resumed(first(FAILED), pods=2), STILL_RUNS),
-    "it is suspended": (Resumed(first(SUSPENDED)), None),
-    "it is suspended, and its pods still stop": (Resumed(first(SUSPENDED), pods=1), STILL_RUNS),
-    "it was suspended before its first checkpoint": (Resumed(first(SUSPENDED, fields={"attempt": 1})), NONE_YET),
+    "it runs": (ResumedJob(first()), STILL_RUNS),
+    "it succeeded": (ResumedJob(first(SUCCEEDED)), None),
+    "it failed": (ResumedJob(first(FAILED)), None),
+    "it failed, and its pods still stop": (ResumedJob(first(FAILED), pods=2), STILL_RUNS),
+    "it is suspended": (ResumedJob(first(SUSPENDED)), None),
+    "it is suspended, and its pods still stop": (ResumedJob(first(SUSPENDED), pods=1), STILL_RUNS),
+    "it was suspended before its first checkpoint": (ResumedJob(first(SUSPENDED, fields={"attempt": 1})), NONE_YET),
     "it failed before it trained": (
-        Resumed(first(FAILED, fields={})),
+        ResumedJob(first(FAILED, fields={})),
         (
             ConditionReason.INVALID_SPEC,
             "FineTuneJob first ended before it trained, so it has no checkpoint: remove checkpoint.resumeFrom",
         ),
     ),
     # Without MLflow nobody may have told of the last checkpoint: the pods look.
-    "it failed and told of none": (Resumed(first(FAILED, fields={"attempt": 1})), None),
+    "it failed and told of none": (ResumedJob(first(FAILED, fields={"attempt": 1})), None),
     "it keeps none": (
-        Resumed(first(SUCCEEDED, checkpoint=None)),
+        ResumedJob(first(SUCCEEDED, checkpoint=None)),
         (
             ConditionReason.INVALID_SPEC,
             "FineTuneJob first has no checkpoints: spec.checkpoint is not set there: remove checkpoint.resumeFrom here",
         ),
     ),
     "a script of its own": (
-        Resumed(first(SUCCEEDED, trainer={"command": ["torchrun", "train.py"]})),
+        ResumedJob(first(SUCCEEDED, trainer={"command": ["torchrun", "train.py"]})),
         (
             ConditionReason.INVALID_SPEC,
             "FineTuneJob first runs a command of its own, and its checkpoints are not those of the built-in loop: remove "
@@ -114,7 +114,7 @@ SEEN: dict[str, tuple[Resumed, tuple[str, str] | None]] = {
         ),
     ),
     "another run": (
-        Resumed(first(training={"seed": 7}, distributed={"nodes": 1, "processesPerNode": 2})),
+        ResumedJob(first(training={"seed": 7}, distributed={"nodes": 1, "processesPerNode": 2})),
         (
             ConditionReason.INVALID_SPEC,
             "this job cannot carry on FineTuneJob first, whose run has other settings (training.seed 7 -> 42; sequences of a "
@@ -123,7 +123,7 @@ SEEN: dict[str, tuple[Resumed, tuple[str, str] | None]] = {
         ),
     ),
     "more steps, on other ranks": (
-        Resumed(
+        ResumedJob(
             first(SUCCEEDED, training={"maxSteps": 5, "gradientAccumulation": 4}, distributed={"nodes": 1})
         ),
         None,
@@ -132,7 +132,7 @@ SEEN: dict[str, tuple[Resumed, tuple[str, str] | None]] = {
 
 
 @pytest.mark.parametrize(("seen", "waits"), SEEN.values(), ids=SEEN)
-def test_what_is_known_of_the_other_job(seen: Resumed, waits: tuple[str, str] | None) -> None:
+def test_what_is_known_of_the_other_job(seen: ResumedJob, waits: tuple[str, str] | None) -> None:
     decision = conclude(job(), observed(resumed=seen))
     found = said(decision, ConditionType.CHECKPOINT_FOUND)
     if waits is None:
@@ -159,7 +159,7 @@ def test_what_is_known_of_the_other_job(seen: Resumed, waits: tuple[str, str] | 
 
 
 def test_what_was_found_once_stays() -> None:
-    decision = conclude(job(RESOLVED), observed(resumed=Resumed()))
+    decision = conclude(job(RESOLVED), observed(resumed=ResumedJob()))
     assert decision.status.resumed_from == RESOLVED
     assert applied(decision) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-1"]
 
@@ -207,14 +207,14 @@ def test_the_pods_get_what_was_found() -> None:
 
 def test_a_suspended_job_waits_for_nobody() -> None:
     suspended = job(suspend=True)
-    assert resume_from.job_to_look_at(suspended) is None
+    assert resume_from.resumed_job_name(suspended) is None
     assert conclude(suspended).status.phase == "Suspended"
 
 
 def test_a_job_that_is_resumed_waits_for_the_other() -> None:
     paused = conclude(job(suspend=True)).status
     body: Json = {"checkpoint": {**CHECKPOINTS, "resumeFrom": {"type": "Job", "name": "first"}}}
-    decision = conclude(ftj(paused, **body), observed(resumed=Resumed(first())))
+    decision = conclude(ftj(paused, **body), observed(resumed=ResumedJob(first())))
     assert (decision.status.phase, decision.status.suspend_time) == ("Pending", None)
     assert said(decision, ConditionType.READY) == ("False", *STILL_RUNS)
 
@@ -232,4 +232,4 @@ LOOKS: dict[str, tuple[FineTuneJob, str | None]] = {
 
 @pytest.mark.parametrize(("ours", "name"), LOOKS.values(), ids=LOOKS)
 def test_which_job_is_looked_at(ours: FineTuneJob, name: str | None) -> None:
-    assert resume_from.job_to_look_at(ours) == name
+    assert resume_from.resumed_job_name(ours) == name

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.status_parts import JobUsage, Usage
-from finetune_operator.finetunejob.decide.usage import EARLIER, used
+from finetune_operator.finetunejob.decide.usage import EARLIER_JOBS, add_usage
 from worlds.memory.decisions import (
     ACCEPTED,
     PREPARED,
@@ -155,7 +155,7 @@ USED: dict[str, tuple[Usage | None, list[Json], float, bool, Usage | None]] = {
 def test_used(
     before: Usage | None, pods: list[Json], seconds: float, final: bool, expected: Usage | None
 ) -> None:
-    assert used(before, pods, set(), at=later(seconds), final=final, resource=GPU) == expected
+    assert add_usage(before, pods, set(), at=later(seconds), final=final, resource=GPU) == expected
 
 
 def test_many_attempts_become_one_entry_but_for_those_that_can_still_be_counted() -> None:
@@ -164,14 +164,14 @@ def test_many_attempts_become_one_entry_but_for_those_that_can_still_be_counted(
     pods = [ran(0, 60, job="tune-prep"), ran(0, HOUR, job="tune-train-7"), ran(0, 120, job="tune-train-8")]
     present = {"uid-of-tune-prep", "uid-of-tune-train-6"}
     folded = usage(
-        JobUsage(uid=EARLIER, pod_seconds=5 * HOUR, gpu_seconds=10 * HOUR),
+        JobUsage(uid=EARLIER_JOBS, pod_seconds=5 * HOUR, gpu_seconds=10 * HOUR),
         entry(60, job="tune-prep", until=9000),
         entry(HOUR, 2 * HOUR, job="tune-train-6", until=9000),
         entry(HOUR, 2 * HOUR, job="tune-train-7", until=9000),
         entry(120, job="tune-train-8", until=9000),
     )
-    assert used(before, pods, present, at=later(9000), final=False, resource=GPU) == folded
-    assert used(folded, pods, present, at=later(9000), final=False, resource=GPU) == folded
+    assert add_usage(before, pods, present, at=later(9000), final=False, resource=GPU) == folded
+    assert add_usage(folded, pods, present, at=later(9000), final=False, resource=GPU) == folded
 
 
 def test_preparation_and_training_are_in_the_status() -> None:
@@ -201,7 +201,7 @@ def test_a_job_that_fails_at_its_deadline_counts_its_pods_until_then() -> None:
 def test_a_job_whose_pods_kueue_replaces_counts_all_of_them_also_after_a_restart_of_the_operator() -> None:
     found = None
     for hours, pods in ((10, [runs(0, gpus=8)]), (11, []), (13, [runs(0, 12 * HOUR, gpus=8)])):
-        found = used(found, pods, set(), at=later(hours * HOUR), final=False, resource=GPU)
+        found = add_usage(found, pods, set(), at=later(hours * HOUR), final=False, resource=GPU)
     assert found == usage(entry(11 * HOUR, 88 * HOUR, until=13 * HOUR))
 
 

@@ -74,7 +74,7 @@ LIMITS: dict[str, tuple[list[Json | None], int]] = {
 @pytest.mark.parametrize(("limits", "expected"), LIMITS.values(), ids=LIMITS)
 def test_gpus_are_counted_in_the_limits(limits: list[Json | None], expected: int) -> None:
     containers = [{"resources": {"limits": item}} for item in limits]
-    assert device.gpus({"spec": {"containers": [*containers, {}]}}, "habana.ai/gaudi") == expected
+    assert device.count_gpus({"spec": {"containers": [*containers, {}]}}, "habana.ai/gaudi") == expected
 
 
 READ: dict[str, tuple[list[Json], str | None]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_operator.finetunejob.children import job_ended
+from finetune_operator.finetunejob.children import has_ended
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import Deletion
 from worlds.memory.decisions import (
@@ -70,7 +70,7 @@ def test_children_are_deleted_once_and_by_their_uid() -> None:
     ("kind", "expected"), [("", False), ("FailureTarget", False), ("Complete", True), ("Failed", True)]
 )
 def test_job_ended(kind: str, expected: bool) -> None:
-    assert job_ended(child("a", kind)) is expected
+    assert has_ended(child("a", kind)) is expected
 
 
 def test_a_spec_that_was_not_accepted_cannot_be_read() -> None:

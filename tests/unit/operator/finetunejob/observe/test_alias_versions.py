@@ -14,9 +14,9 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import FineTuneJob, Holder
-from finetune_operator.finetunejob.observe.alias_versions import HolderReader
-from finetune_operator.finetunejob.observe.run_poller import RunPoller, place
+from finetune_operator.finetunejob.model import AliasVersion, FineTuneJob
+from finetune_operator.finetunejob.observe.alias_versions import AliasVersionReader
+from finetune_operator.finetunejob.observe.run_poller import RunPoller, find_place
 from finetune_operator.kube import KubeError
 from finetune_operator.registry.outages import Outages
 from finetune_operator.settings import Settings
@@ -41,7 +41,7 @@ class World:
     def __post_init__(self) -> None:
         settings = Settings()
         poller = RunPoller(self.kube, settings, clock=lambda: self.clock)
-        self.reader = HolderReader(poller, settings, clock=lambda: self.clock)
+        self.reader = AliasVersionReader(poller, settings, clock=lambda: self.clock)
         data = {
             name: base64.b64encode(value.encode()).decode() for name, value in self.workspace.secret.items()
         }
@@ -66,12 +66,12 @@ def job(base: str = f"models:/{MODEL}@champion", teacher: str = "", **tracking: 
 
 async def test_aliases_of_both_models(databricks: Workspace) -> None:
     found = await World(databricks).reader.read(job(teacher=f"models:/{MODEL}@staging"))
-    assert found == {"base": Holder(exists=True, version="2"), "teacher": Holder(exists=True)}
+    assert found == {"base": AliasVersion(exists=True, version="2"), "teacher": AliasVersion(exists=True)}
 
 
 async def test_a_model_that_does_not_exist(databricks: Workspace) -> None:
     found = await World(databricks).reader.read(job("models:/main.llm.other@champion"))
-    assert found == {"base": Holder(exists=False)}
+    assert found == {"base": AliasVersion(exists=False)}
 
 
 async def test_the_registry_is_asked_once_in_a_poll_interval(databricks: Workspace) -> None:
@@ -87,8 +87,8 @@ async def test_jobs_that_wait_for_one_model_share_the_answer(databricks: Workspa
     uids = [f"uid-{number}" for number in range(5)]
     found = await asyncio.gather(*(world.reader.read(replace(job(), uid=uid)) for uid in uids))
     other = await world.reader.read(replace(job(f"models:/{MODEL}@staging"), uid="one-more"))
-    assert found == [{"base": Holder(exists=True, version="2")}] * 5
-    assert (other, world.asked()) == ({"base": Holder(exists=True)}, [MODEL])
+    assert found == [{"base": AliasVersion(exists=True, version="2")}] * 5
+    assert (other, world.asked()) == ({"base": AliasVersion(exists=True)}, [MODEL])
 
 
 async def test_jobs_with_other_credentials_do_not(databricks: Workspace) -> None:
@@ -96,7 +96,7 @@ async def test_jobs_with_other_credentials_do_not(databricks: Workspace) -> None
     await world.reader.read(job())
     found = await world.reader.read(replace(job(), namespace="other"))
     message = "Secret databricks of spec.tracking.secretRef does not exist in namespace other: create it"
-    assert found == {"base": Holder(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
+    assert found == {"base": AliasVersion(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
 
 
 async def test_an_api_server_that_is_away_is_asked_again_by_the_next_pass(databricks: Workspace) -> None:
@@ -105,7 +105,7 @@ async def test_an_api_server_that_is_away_is_asked_again_by_the_next_pass(databr
     with pytest.raises(KubeError):
         await world.reader.read(job())
     world.kube.refuse.clear()
-    assert await world.reader.read(job()) == {"base": Holder(exists=True, version="2")}
+    assert await world.reader.read(job()) == {"base": AliasVersion(exists=True, version="2")}
 
 
 async def test_a_version_is_not_asked_for(databricks: Workspace) -> None:
@@ -117,7 +117,7 @@ async def test_a_version_is_not_asked_for(databricks: Workspace) -> None:
 async def test_credentials_that_are_missing_are_a_problem(databricks: Workspace) -> None:
     found = await World(databricks).reader.read(job(secretRef={"name": "other"}))
     message = "Secret other of spec.tracking.secretRef does not exist in namespace team: create it"
-    assert found == {"base": Holder(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
+    assert found == {"base": AliasVersion(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
 
 
 async def test_a_workspace_that_refuses_is_a_problem(databricks: Workspace) -> None:
@@ -160,7 +160,7 @@ async def test_a_registry_that_is_away_is_left_alone_and_says_nothing_of_the_ser
     settings = Settings(tracking_uri="http://mlflow.platform:5000")
     poller = RunPoller(StandIn(), settings, clock=lambda: 0.0)
     poller.outages = watched = Watched(lambda: 0.0, 10)
-    reader = HolderReader(poller, settings, clock=lambda: 0.0)
+    reader = AliasVersionReader(poller, settings, clock=lambda: 0.0)
     usual = ftj(status(ACCEPTED), model={"base": "models:/support@champion"})
     odd = ftj(
         status(ACCEPTED),
@@ -174,7 +174,7 @@ async def test_a_registry_that_is_away_is_left_alone_and_says_nothing_of_the_ser
     assert of_odd
     assert of_usual
     away, fine = [
-        place(job, known, known.server.registry_uri) for job, known in ((odd, of_odd), (usual, of_usual))
+        find_place(job, known, known.server.registry_uri) for job, known in ((odd, of_odd), (usual, of_usual))
     ]
     assert poller.outages.of(away) == found["base"].problem
     assert poller.outages.of(fine) is None

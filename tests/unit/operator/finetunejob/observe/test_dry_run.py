@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.finetunejob.model import FineTuneJob, Rehearsal
-from finetune_operator.finetunejob.observe.dry_run import Rehearser, rehearse
+from finetune_operator.finetunejob.model import DryRunAnswer, FineTuneJob
+from finetune_operator.finetunejob.observe.dry_run import DryRunner, run_dry_runs
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 from worlds.memory.decisions import ftj
@@ -20,7 +20,7 @@ BODIES: list[Json] = [
     {"kind": "Pod", "metadata": {"name": "tune-train-1-0", "namespace": "team"}},
 ]
 JOB = ftj()
-ADMITTED = Rehearsal(True, ConditionReason.PODS_ADMITTED, "the API server would create the training pods")
+ADMITTED = DryRunAnswer(True, ConditionReason.PODS_ADMITTED, "the API server would create the training pods")
 TYPO = (
     'Job in version "v1" cannot be handled as a Job: strict decoding error: unknown field '
     '"spec.template.spec.containers[0].resource"'
@@ -34,11 +34,11 @@ NO_RIGHT = (
 WEBHOOK = 'admission webhook "w.example.org" does not support dry run'
 ACCOUNT = 'pods "tune-train-1-0" is forbidden: error looking up service account team/default: not found'
 
-REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
+REFUSALS: dict[str, tuple[str, KubeError, DryRunAnswer]] = {
     "a typo": (
         "Job",
         KubeError(400, TYPO),
-        Rehearsal(
+        DryRunAnswer(
             False,
             ConditionReason.POD_TEMPLATE_INVALID,
             f"Job tune-train-1 would be refused: {TYPO}",
@@ -47,7 +47,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
     "a value that cannot be": (
         "Job",
         KubeError(422, "Invalid value"),
-        Rehearsal(
+        DryRunAnswer(
             False,
             ConditionReason.POD_TEMPLATE_INVALID,
             "Job tune-train-1 would be refused: Invalid value",
@@ -56,7 +56,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
     "a quota": (
         "Pod",
         KubeError(403, QUOTA),
-        Rehearsal(
+        DryRunAnswer(
             False,
             ConditionReason.QUOTA_EXCEEDED,
             f"Pod tune-train-1-0 would be refused now: {QUOTA}; the preparation goes on, and the pods are created after "
@@ -66,7 +66,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
     "a policy": (
         "Pod",
         KubeError(403, POLICY),
-        Rehearsal(
+        DryRunAnswer(
             False,
             ConditionReason.POD_REJECTED,
             f"Pod tune-train-1-0 would be refused: {POLICY}",
@@ -75,7 +75,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
     "no right to create pods": (
         "Pod",
         KubeError(403, NO_RIGHT),
-        Rehearsal(
+        DryRunAnswer(
             None,
             ConditionReason.NOT_CHECKED,
             f"the training pods are not checked before they are created: {NO_RIGHT}",
@@ -84,7 +84,7 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
     "a webhook that knows no dry run": (
         "Pod",
         KubeError(400, WEBHOOK),
-        Rehearsal(
+        DryRunAnswer(
             None,
             ConditionReason.NOT_CHECKED,
             f"the training pods are not checked before they are created: {WEBHOOK}",
@@ -96,15 +96,15 @@ REFUSALS: dict[str, tuple[str, KubeError, Rehearsal]] = {
 
 async def test_the_job_and_a_pod_are_asked_about_and_neither_is_created() -> None:
     kube = StandIn()
-    assert await rehearse(kube, BODIES) == ADMITTED
+    assert await run_dry_runs(kube, BODIES) == ADMITTED
     assert (kube.done("rehearse"), kube.objects) == (["Job/tune-train-1", "Pod/tune-train-1-0"], {})
 
 
 @pytest.mark.parametrize(("kind", "error", "expected"), REFUSALS.values(), ids=REFUSALS)
-async def test_a_refusal(kind: str, error: KubeError, expected: Rehearsal) -> None:
+async def test_a_refusal(kind: str, error: KubeError, expected: DryRunAnswer) -> None:
     kube = StandIn()
     kube.refuse["rehearse", kind] = error
-    assert await rehearse(kube, BODIES) == expected
+    assert await run_dry_runs(kube, BODIES) == expected
 
 
 async def test_a_refusal_of_the_evaluation_says_that_it_is_about_it() -> None:
@@ -113,8 +113,8 @@ async def test_a_refusal_of_the_evaluation_says_that_it_is_about_it() -> None:
     kube = StandIn()
     kube.refuse["rehearse", "Job"] = KubeError(422, "no")
     message = "Job tune-evaluate would be refused: no"
-    expected = Rehearsal(False, ConditionReason.POD_TEMPLATE_INVALID, message, component="evaluate")
-    assert await rehearse(kube, [body]) == expected
+    expected = DryRunAnswer(False, ConditionReason.POD_TEMPLATE_INVALID, message, component="evaluate")
+    assert await run_dry_runs(kube, [body]) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ async def test_a_dry_run_that_cannot_be_made(error: KubeError, caplog: pytest.Lo
     kube = StandIn()
     kube.refuse["rehearse", "Pod"] = error
     message = f"Pod tune-train-1-0 cannot be checked by a dry run: {error}: trying again"
-    assert await rehearse(kube, BODIES) == Rehearsal(None, ConditionReason.CHECK_FAILED, message)
+    assert await run_dry_runs(kube, BODIES) == DryRunAnswer(None, ConditionReason.CHECK_FAILED, message)
     assert [record.getMessage() for record in caplog.records] == [
         f"team/Pod tune-train-1-0 cannot be checked by a dry run: {error}"
     ]
@@ -136,8 +136,8 @@ async def test_a_queue_is_looked_for_before_the_pods_are_asked_about() -> None:
     kube = StandIn()
     kube.refuse = {("list", kind): KubeError(404, "not found") for kind in ("LocalQueue", "LocalQueueBeta1")}
     job, pod = BODIES
-    queued = {**job, "metadata": {**job["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}}
-    assert await rehearse(kube, [queued, pod]) == Rehearsal(
+    queue_state = {**job, "metadata": {**job["metadata"], "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}}
+    assert await run_dry_runs(kube, [queue_state, pod]) == DryRunAnswer(
         False,
         ConditionReason.QUEUE_INADMISSIBLE,
         "queue gpus admits nothing, since Kueue is not installed in this cluster",
@@ -153,12 +153,12 @@ class Asked:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.rehearser = Rehearser(self.kube, lambda: self.seconds)
+        self.dry_runner = DryRunner(self.kube, lambda: self.seconds)
 
-    async def look(self, of: FineTuneJob = JOB) -> tuple[Rehearsal, int]:
+    async def look(self, of: FineTuneJob = JOB) -> tuple[DryRunAnswer, int]:
         """The answer, and how many dry runs it took."""
         self.kube.asked.clear()
-        answer = await self.rehearser.rehearse(of, BODIES)
+        answer = await self.dry_runner.run(of, BODIES)
         return answer, len(self.kube.asked)
 
 
@@ -177,9 +177,9 @@ async def test_a_refused_dry_run_is_repeated_with_growing_delays(error: KubeErro
     for _ in range(9):
         answer, asked = await world.look()
         assert asked == 1
-        delays.append(answer.again_seconds or 0)
+        delays.append(answer.retry_seconds or 0)
         world.seconds += delays[-1] / 2
-        again = replace(answer, again_seconds=delays[-1] / 2)
+        again = replace(answer, retry_seconds=delays[-1] / 2)
         assert await world.look() == (again, 0)
         world.seconds += delays[-1] / 2
     assert delays == [1, 2, 4, 8, 16, 32, 60, 60, 60]
@@ -194,9 +194,9 @@ async def test_a_changed_spec_and_other_jobs_are_asked_about_at_once() -> None:
     await world.look()
     world.seconds = 1
     answer, _ = await world.look()
-    assert answer.again_seconds == 2
+    assert answer.retry_seconds == 2
     answer, asked = await world.look(replace(JOB, generation=2))
-    assert (answer.again_seconds, asked) == (1, 1)
+    assert (answer.retry_seconds, asked) == (1, 1)
     assert (await world.look(replace(JOB, uid="other")))[1] == 1
 
 
@@ -210,13 +210,13 @@ NEVER_AGAIN = {
 async def test_an_answer_that_keeps_no_job_from_starting_is_not_asked_for_again(error: KubeError) -> None:
     world = Asked()
     world.kube.refuse["rehearse", "Pod"] = error
-    assert (await world.look())[0].again_seconds is None
+    assert (await world.look())[0].retry_seconds is None
 
 
 async def test_pods_that_are_not_checked_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     kube = StandIn()
     kube.refuse["rehearse", "Pod"] = KubeError(403, NO_RIGHT)
-    await rehearse(kube, BODIES)
+    await run_dry_runs(kube, BODIES)
     assert [record.getMessage() for record in caplog.records] == [
         f"team/Pod tune-train-1-0 is not checked by a dry run: {NO_RIGHT}"
     ]
@@ -227,7 +227,7 @@ REVIEW: Json = {
     "metadata": {"namespace": "team"},
     "spec": {"user": "system:serviceaccount:team:finetune-spark"},
 }
-FORBIDDEN = Rehearsal(
+FORBIDDEN = DryRunAnswer(
     False,
     ConditionReason.EXECUTORS_FORBIDDEN,
     "ServiceAccount finetune-spark may not create pods in namespace team, as Spark's driver must: add the namespace to "
@@ -237,13 +237,13 @@ FORBIDDEN = Rehearsal(
 
 
 @pytest.mark.parametrize(("allowed", "expected"), [(True, ADMITTED), (False, FORBIDDEN)])
-async def test_an_account_that_may_not_create_pods(allowed: bool, expected: Rehearsal) -> None:
+async def test_an_account_that_may_not_create_pods(allowed: bool, expected: DryRunAnswer) -> None:
     answered = {**REVIEW, "status": {"allowed": allowed}}
-    assert await rehearse(StandIn(), [*BODIES, answered]) == expected
+    assert await run_dry_runs(StandIn(), [*BODIES, answered]) == expected
 
 
 async def test_a_review_that_the_operator_may_not_ask_for_checks_nothing() -> None:
     kube = StandIn()
     refused = KubeError(403, NO_RIGHT.replace('"pods"', '"localsubjectaccessreviews"'))
     kube.refuse["rehearse", "LocalSubjectAccessReview"] = refused
-    assert (await rehearse(kube, [*BODIES, REVIEW])).reason == ConditionReason.NOT_CHECKED
+    assert (await run_dry_runs(kube, [*BODIES, REVIEW])).reason == ConditionReason.NOT_CHECKED

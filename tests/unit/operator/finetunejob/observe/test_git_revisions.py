@@ -16,7 +16,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import bounded
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.finetunejob.model import CodeFound, FineTuneJob
+from finetune_operator.finetunejob.model import FineTuneJob, ResolvedRevision
 from finetune_operator.finetunejob.observe.git_revisions import RevisionReader
 from finetune_operator.git.repository import Repository, Resolved
 from standins.git import git_server
@@ -55,7 +55,7 @@ class World:
         self.woken.append(key)
         self._answered.set()
 
-    async def answer(self, of: FineTuneJob) -> CodeFound | None:
+    async def answer(self, of: FineTuneJob) -> ResolvedRevision | None:
         """What a pass sees after the server has answered the request that an earlier pass began."""
         self._answered.clear()
         await self.reader.read(of)
@@ -63,10 +63,10 @@ class World:
         return await self.reader.read(of)
 
 
-def why(found: CodeFound | None) -> tuple[str | None, float | None]:
+def why(found: ResolvedRevision | None) -> tuple[str | None, float | None]:
     """The reason of the problem, and when the server is asked again."""
     assert found
-    return found.problem.reason if found.problem else None, found.again_seconds
+    return found.problem.reason if found.problem else None, found.retry_seconds
 
 
 async def test_the_login_and_the_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +88,9 @@ async def test_the_login_and_the_delays(tmp_path: Path, monkeypatch: pytest.Monk
         assert why(await world.answer(wanted)) == (ConditionReason.GIT_FORBIDDEN, 2)
         world.clock = 3
         world.reader.kube = StandIn(secret(password="token\n"))
-        assert await world.answer(wanted) == CodeFound(commit, "main")
+        assert await world.answer(wanted) == ResolvedRevision(commit, "main")
         asked = len(server.asked)
-        assert await world.reader.read(wanted) == CodeFound(commit, "main")
+        assert await world.reader.read(wanted) == ResolvedRevision(commit, "main")
         assert await world.reader.read(job(server.url("code"), commit)) is None
         assert len(server.asked) == asked
         assert world.woken == [wanted.key] * 3
@@ -216,7 +216,7 @@ async def test_a_server_that_did_not_answer_is_left_alone_for_a_while(hang: Hang
     )
     assert server.asked == 1
     world.clock, server.error = 5, None
-    assert await world.answer(second) == CodeFound("a" * 40)
+    assert await world.answer(second) == ResolvedRevision("a" * 40)
     assert server.asked == 2
 
 
@@ -224,9 +224,9 @@ async def test_a_commit_that_was_found_is_not_asked_for_again_before_it_is_in_th
     server, world = hang(), World()
     server.answers.set()
     (one,) = jobs(1)
-    assert await world.answer(one) == CodeFound("a" * 40)
+    assert await world.answer(one) == ResolvedRevision("a" * 40)
     world.clock = 3600
-    assert await world.reader.read(one) == CodeFound("a" * 40)
+    assert await world.reader.read(one) == ResolvedRevision("a" * 40)
     await settle()
     assert server.asked == 1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.finetunejob.model import Queued
+from finetune_operator.finetunejob.model import QueueState
 from finetune_operator.finetunejob.observe.kueue_workloads import WorkloadReader
 from finetune_operator.kube import KubeError, Listing
 from standins.kube import StandIn
@@ -44,36 +44,36 @@ RESERVED = ("QuotaReserved", "True", "QuotaReserved", "Quota reserved in Cluster
 CHECK = {"name": "provision", "state": "Pending", "message": "waiting for nodes"}
 CHECKING = "its quota is reserved; it waits for the admission check provision (waiting for nodes)"
 
-SAID: dict[str, tuple[list[Json], Queued]] = {
-    "no Workload": ([], Queued(workload=False, read_at=NOW)),
-    "the Workload of another Job": ([workload(FULL, uid="other")], Queued(workload=False, read_at=NOW)),
-    "one that Kueue has not looked at": ([workload()], Queued()),
-    "no room": ([workload(FULL)], Queued(reason="Pending", message="insufficient unused quota")),
+SAID: dict[str, tuple[list[Json], QueueState]] = {
+    "no Workload": ([], QueueState(workload=False, read_at=NOW)),
+    "the Workload of another Job": ([workload(FULL, uid="other")], QueueState(workload=False, read_at=NOW)),
+    "one that Kueue has not looked at": ([workload()], QueueState()),
+    "no room": ([workload(FULL)], QueueState(reason="Pending", message="insufficient unused quota")),
     "its position": (
         [workload(FULL), pending("job-a-y", "job-tune-x")],
-        Queued(reason="Pending", message="insufficient unused quota", position=2),
+        QueueState(reason="Pending", message="insufficient unused quota", position=2),
     ),
     "a queue of others": (
         [workload(FULL), pending("job-a-y")],
-        Queued(reason="Pending", message="insufficient unused quota"),
+        QueueState(reason="Pending", message="insufficient unused quota"),
     ),
     "a queue that does not exist": (
         [workload(("QuotaReserved", "False", "Inadmissible", "LocalQueue gpus doesn't exist"))],
-        Queued(reason="Inadmissible", message="LocalQueue gpus doesn't exist"),
+        QueueState(reason="Inadmissible", message="LocalQueue gpus doesn't exist"),
     ),
     "checks after the quota": (
         [workload(RESERVED, admissionChecks=[CHECK, {"name": "done", "state": "Ready"}])],
-        Queued(message=CHECKING),
+        QueueState(message=CHECKING),
     ),
     "admitted": (
         [workload(RESERVED, ("Admitted", "True", "Admitted", "The workload is admitted"))],
-        Queued(admitted=True),
+        QueueState(admitted=True),
     ),
 }
 
 
 @pytest.mark.parametrize(("exist", "expected"), SAID.values(), ids=SAID)
-async def test_said(exist: list[Json], expected: Queued) -> None:
+async def test_said(exist: list[Json], expected: QueueState) -> None:
     reader = WorkloadReader(StandIn(*exist), lambda: 0.0)
     assert await reader.read(ftj(running()), {JOB: suspended()}, NOW) == expected
 
@@ -98,27 +98,27 @@ async def test_an_evaluation_is_looked_up_once_the_training_has_ended() -> None:
     kube = StandIn(workload(FULL, uid="uid-of-tune-evaluate"))
     jobs = {JOB: suspended("Complete", suspend=False), "tune-evaluate": suspended(name="tune-evaluate")}
     found = await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), jobs, NOW)
-    assert found == Queued(reason="Pending", message="insufficient unused quota")
+    assert found == QueueState(reason="Pending", message="insufficient unused quota")
 
 
-REFUSED: dict[str, tuple[dict[str, KubeError], Queued | None]] = {
-    "no Kueue": ({"Workload": NOT_FOUND, "WorkloadBeta1": NOT_FOUND}, Queued(installed=False)),
+REFUSED: dict[str, tuple[dict[str, KubeError], QueueState | None]] = {
+    "no Kueue": ({"Workload": NOT_FOUND, "WorkloadBeta1": NOT_FOUND}, QueueState(installed=False)),
     "an older Kueue": (
         {"Workload": NOT_FOUND},
-        Queued(reason="Pending", message="insufficient unused quota"),
+        QueueState(reason="Pending", message="insufficient unused quota"),
     ),
     "a Kueue that may not be read": ({"Workload": FORBIDDEN}, None),
     "an API server that is away": ({"Workload": KubeError(0, "away")}, None),
     "positions that may not be read": (
         {"QueueVisibility": FORBIDDEN},
-        Queued(reason="Pending", message="insufficient unused quota"),
+        QueueState(reason="Pending", message="insufficient unused quota"),
     ),
 }
 
 
 @pytest.mark.parametrize(("refuse", "expected"), REFUSED.values(), ids=REFUSED)
 async def test_what_cannot_be_read_does_not_end_the_pass(
-    refuse: dict[str, KubeError], expected: Queued | None
+    refuse: dict[str, KubeError], expected: QueueState | None
 ) -> None:
     kube = StandIn(workload(FULL), {**workload(FULL), "kind": "WorkloadBeta1"})
     kube.refuse = {
@@ -144,7 +144,7 @@ async def test_a_missing_workload_is_as_old_as_the_list() -> None:
     reader = WorkloadReader(StandIn(), lambda: seconds)
     for seconds, read in ((0.0, 0.0), (4.5, 0.0), (5.0, 5.0)):
         found = await reader.read(ftj(running()), {JOB: suspended()}, later(seconds))
-        assert found == Queued(workload=False, read_at=later(read))
+        assert found == QueueState(workload=False, read_at=later(read))
 
 
 class Slow(StandIn):
@@ -173,7 +173,7 @@ async def test_all_that_read_at_the_same_time_share_a_list_however_long_it_takes
 
     reads = [reader.read(ftj(running()), {JOB: suspended()}, NOW) for _ in range(16)]
     *found, _ = await asyncio.wait_for(asyncio.gather(*reads, answer()), timeout=10)
-    assert found == [Queued(reason="Pending", message="insufficient unused quota", position=1)] * 16
+    assert found == [QueueState(reason="Pending", message="insufficient unused quota", position=1)] * 16
     assert kube.done("list", "get") == ["Workload/", "QueueVisibility/gpus"]
 
 
@@ -186,6 +186,6 @@ async def test_a_read_that_is_cancelled_leaves_the_others_theirs() -> None:
     await asyncio.wait_for(kube.is_asked.wait(), timeout=10)
     first.cancel()
     kube.may_answer.set()
-    assert await asyncio.wait_for(second, timeout=10) == Queued(
+    assert await asyncio.wait_for(second, timeout=10) == QueueState(
         reason="Pending", message="insufficient unused quota"
     )

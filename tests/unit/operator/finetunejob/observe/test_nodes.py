@@ -73,7 +73,7 @@ async def test_offered(
     kube = StandIn(*exist)
     if refusal:
         kube.refuse["list", "Node"] = refusal
-    assert await NodeReader(kube, lambda: 0.0).offered(alive, "nvidia.com/gpu") == expected
+    assert await NodeReader(kube, lambda: 0.0).offered_resources(alive, "nvidia.com/gpu") == expected
     assert len(kube.asked) == (WAITS in alive)
 
 
@@ -82,5 +82,5 @@ async def test_all_jobs_share_a_list_of_nodes_for_two_minutes() -> None:
     reader = NodeReader(kube, lambda: seconds)
     for now, lists in ((0.0, 1), (119.0, 1), (120.0, 2)):
         seconds = now
-        await reader.offered([WAITS], "nvidia.com/gpu")
+        await reader.offered_resources([WAITS], "nvidia.com/gpu")
         assert len(kube.asked) == lists

@@ -12,8 +12,8 @@ from finetune_crds.evaluation import EvaluationStatus
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.children import owner, recorded_jobs
-from finetune_operator.finetunejob.model import Resumed
+from finetune_operator.finetunejob.children import find_owner, recorded_jobs
+from finetune_operator.finetunejob.model import ResumedJob
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
 from finetune_operator.settings import Settings
@@ -43,7 +43,7 @@ class World:
     """An observer, what it stands on, and a clock that moves when told."""
 
     kube: StandIn = field(default_factory=StandIn)
-    store: Store = field(default_factory=lambda: Store(owner, recorded_jobs))
+    store: Store = field(default_factory=lambda: Store(find_owner, recorded_jobs))
     settings: Settings = NO_MLFLOW
     clock: float = 0.0
     woken: list[str] = field(default_factory=list)
@@ -146,7 +146,7 @@ async def test_the_job_that_is_carried_on_is_read_with_its_pods() -> None:
     world = World()
     ours = ftj(status(), checkpoint={"uri": "/c", "resumeFrom": {"type": "Job", "name": "first"}})
     seen = await world.observer.observe(ours, later(60))
-    assert (seen.resumed, world.kube.asked) == (Resumed(), [("get", "FineTuneJob", "first")])
+    assert (seen.resumed, world.kube.asked) == (ResumedJob(), [("get", "FineTuneJob", "first")])
 
     owner = controller(API_VERSION, "FineTuneJob", "uid-of-first")
     meta = {"name": "first", "namespace": "team", "uid": "uid-of-first", "resourceVersion": "7"}
@@ -168,7 +168,7 @@ async def test_nothing_is_kept_of_a_job_that_was_deleted() -> None:
     body: Json = {"kind": "Pod", "metadata": {"name": "p", "namespace": "team"}}
     world.kube.refuse["rehearse", "Pod"] = KubeError(403, "a policy")
     for again in (1.0, 2.0):
-        assert (await world.observer.rehearser.rehearse(ftj(), [body])).again_seconds == again
+        assert (await world.observer.dry_runner.run(ftj(), [body])).retry_seconds == again
         world.clock += again
     world.observer.forget(ftj())
-    assert (await world.observer.rehearser.rehearse(ftj(), [body])).again_seconds == 1
+    assert (await world.observer.dry_runner.run(ftj(), [body])).retry_seconds == 1

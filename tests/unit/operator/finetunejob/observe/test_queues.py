@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.finetunejob.observe.queues import missing
+from finetune_operator.finetunejob.observe.queues import find_missing_queue
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 
@@ -70,4 +70,4 @@ async def test_a_queue(
 ) -> None:
     kube = StandIn(*exist)
     kube.refuse = {("list", kind): error for kind, error in refuse.items()}
-    assert await missing(kube, body) == expected
+    assert await find_missing_queue(kube, body) == expected

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.finetunejob.observe.rejections import rejections
+from finetune_operator.finetunejob.observe.rejections import read_rejections
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 from worlds.memory.decisions import child, ftj, later, pod
@@ -39,7 +39,7 @@ async def test_events_tell_why_pods_are_missing(
 ) -> None:
     kube = StandIn(refusal("exceeded quota", 3), refusal("an older word", 1))
     pods = [pod(JOB, index) for index in range(count)]
-    assert await rejections(kube, ftj(), {JOB: job}, pods, later(seconds)) == expected
+    assert await read_rejections(kube, ftj(), {JOB: job}, pods, later(seconds)) == expected
     selector = f"involvedObject.uid=uid-of-{JOB},reason=FailedCreate"
     assert kube.asked == ([("list", "Event", selector)] if expected else [])
 
@@ -47,4 +47,4 @@ async def test_events_tell_why_pods_are_missing(
 async def test_events_that_cannot_be_read_do_not_end_the_pass() -> None:
     kube = StandIn()
     kube.refuse["list", "Event"] = KubeError(403, "events is forbidden")
-    assert await rejections(kube, ftj(), {JOB: child(JOB, **CREATED)}, [], later(60)) == {}
+    assert await read_rejections(kube, ftj(), {JOB: child(JOB, **CREATED)}, [], later(60)) == {}

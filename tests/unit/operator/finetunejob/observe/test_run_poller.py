@@ -18,7 +18,7 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.finetunejob.observe import run_poller
 from finetune_operator.finetunejob.observe.observer import read_finetunejob
-from finetune_operator.finetunejob.observe.run_poller import RunPoller, place
+from finetune_operator.finetunejob.observe.run_poller import RunPoller, find_place
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.client import Credentials
 from finetune_operator.mlflow.model import Run
@@ -306,7 +306,7 @@ async def test_logins_of_one_workspace_are_told_apart(databricks: Workspace) -> 
         job = of_team(number, **uris)
         found = await world.poller.tracked(job)
         assert found
-        places.append([place(job, found, uri) for uri in (found.server.uri, found.server.registry_uri)])
+        places.append([find_place(job, found, uri) for uri in (found.server.uri, found.server.registry_uri)])
     (one, registry), (other, _) = places
     assert one == registry
     assert one != other

@@ -29,7 +29,7 @@ async def test_what_the_job_controls_is_read() -> None:
     kube = StandIn(mine, forged, *pods)
     found = await ApplicationReader(kube).read(ftj(data=data()))
     assert found
-    assert ([*found.found], [pod["metadata"]["name"] for pod in found.drivers]) == (
+    assert ([*found.by_name], [pod["metadata"]["name"] for pod in found.drivers]) == (
         ["tune-prep-1"],
         ["tune-prep-1-driver"],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
-from finetune_operator.finetunejob.observe.ttl_cache import Results, Shared, recent
+from finetune_operator.finetunejob.observe.ttl_cache import Results, SharedAnswers, get_recent
 from worlds.memory.decisions import SETTINGS
 
 
@@ -20,7 +20,7 @@ async def test_a_question_is_asked_again_when_it_is_another_or_old() -> None:
             asked.append((now[0], uid, question))
             return len(asked)
 
-        return await recent(results, uid, question, ask, clock=lambda: now[0], settings=settings)
+        return await get_recent(results, uid, question, ask, clock=lambda: now[0], settings=settings)
 
     found = []
     for now[0], uid, question in (
@@ -37,7 +37,7 @@ async def test_a_question_is_asked_again_when_it_is_another_or_old() -> None:
 
 async def test_a_question_of_several_jobs_is_asked_once_also_at_the_same_time() -> None:
     now, asked = [0.0], []
-    shared = Shared[int](lambda: now[0], 4.0)
+    shared = SharedAnswers[int](lambda: now[0], 4.0)
 
     async def ask() -> int:
         asked.append(now[0])
@@ -53,7 +53,7 @@ async def test_a_question_of_several_jobs_is_asked_once_also_at_the_same_time() 
 
 async def test_answers_that_nobody_asks_for_any_more_are_not_kept() -> None:
     now = [0.0]
-    shared = Shared[int](lambda: now[0], 4.0)
+    shared = SharedAnswers[int](lambda: now[0], 4.0)
 
     async def ask() -> int:
         return 1
@@ -61,11 +61,11 @@ async def test_answers_that_nobody_asks_for_any_more_are_not_kept() -> None:
     await shared.answer("a", ask)
     now[0] = 4.0
     await shared.answer("b", ask)
-    assert list(shared._asked) == ["b"]
+    assert list(shared._requests) == ["b"]
 
 
 async def test_an_error_is_not_kept() -> None:
-    shared = Shared[int](lambda: 0, 4.0)
+    shared = SharedAnswers[int](lambda: 0, 4.0)
 
     async def fails() -> int:
         raise ValueError("no")

@@ -41,7 +41,7 @@ def draft(evaluation: Json, settings: Any = SETTINGS, before: Any = KNOWN, **par
 
 
 def job(evaluation: Json, version: RegisteredVersion = VERSION, **parts: Any) -> Json:
-    return evaluation_pod.job(draft(evaluation, **parts), version)
+    return evaluation_pod.build_job(draft(evaluation, **parts), version)
 
 
 def pod(evaluation: Json, **parts: Any) -> Json:
@@ -112,12 +112,12 @@ def test_a_command_of_your_own_gets_the_model_from_an_init_container_that_reads_
 
 def test_a_command_of_your_own_finds_its_parameters_alone() -> None:
     given = {**COMMAND, "parameters": {"tasks": ["arc"], "shots": 5}}
-    made = evaluation_pod.recipe(draft(given), VERSION)["data"]
+    made = evaluation_pod.build_recipe(draft(given), VERSION)["data"]
     assert yaml.safe_load(made["parameters.yaml"]) == given["parameters"]
     assert yaml.safe_load(made["recipe.yaml"])["parameters"] == given["parameters"]
     values = {item["name"]: item["value"] for item in container(given)["env"]}
     assert values["HYPERPARAMETERS_PATH"] == "/etc/finetune/parameters.yaml"
-    assert set(evaluation_pod.recipe(draft({}), VERSION)["data"]) == {"recipe.yaml"}
+    assert set(evaluation_pod.build_recipe(draft({}), VERSION)["data"]) == {"recipe.yaml"}
 
 
 def test_a_volume_of_the_template_can_hold_the_model() -> None:
@@ -159,12 +159,12 @@ def test_the_recipe_names_the_splits_that_were_prepared_and_the_parameters_of_th
         update={"data": DataStatus(rows=COUNTS, tokens=COUNTS, path="/data/splits", version=7)}
     )
     parts: Json = {"data": SOURCE, "trainer": {"parameters": {"lr": "1"}}, "before": prepared}
-    body = evaluation_pod.recipe(draft(COMMAND, **parts), VERSION)
+    body = evaluation_pod.build_recipe(draft(COMMAND, **parts), VERSION)
     recipe = yaml.safe_load(body["data"]["recipe.yaml"])
     assert body["metadata"]["name"] == "tune-evaluate"
     assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
     assert (recipe["parameters"], recipe["evaluation"]["command"]) == ({"task": "math"}, ["judge"])
-    built_in = evaluation_pod.recipe(draft({"metrics": ["Accuracy"]}, **parts), VERSION)
+    built_in = evaluation_pod.build_recipe(draft({"metrics": ["Accuracy"]}, **parts), VERSION)
     assert yaml.safe_load(built_in["data"]["recipe.yaml"])["parameters"] == {"lr": "1"}
 
 
@@ -185,7 +185,7 @@ READ: dict[str, tuple[Json, dict[str, str], Json]] = {
 @pytest.mark.parametrize(("splits", "tags", "expected"), READ.values(), ids=READ)
 def test_the_pod_reads_what_the_training_read(splits: Json, tags: dict[str, str], expected: Json) -> None:
     version = dataclasses.replace(VERSION, tags=tags)
-    body = evaluation_pod.recipe(draft({}, data={**SPLITS, "splits": splits}), version)
+    body = evaluation_pod.build_recipe(draft({}, data={**SPLITS, "splits": splits}), version)
     assert yaml.safe_load(body["data"]["recipe.yaml"])["data"]["splits"] == expected
 
 

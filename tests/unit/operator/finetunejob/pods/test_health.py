@@ -251,9 +251,11 @@ OFFERED: dict[str, tuple[Json, frozenset[str] | None, str]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "offered", "message"), OFFERED.values(), ids=OFFERED)
+@pytest.mark.parametrize(("found", "offered_resources", "message"), OFFERED.values(), ids=OFFERED)
 def test_a_gpu_that_no_node_offers_is_named(
-    found: Json, offered: frozenset[str] | None, message: str
+    found: Json, offered_resources: frozenset[str] | None, message: str
 ) -> None:
-    decision = conclude(ftj(running()), observed(child(JOB), pods=[found], offered=offered))
+    decision = conclude(
+        ftj(running()), observed(child(JOB), pods=[found], offered_resources=offered_resources)
+    )
     assert said(decision, ConditionType.PODS_HEALTHY) == ("False", ConditionReason.UNSCHEDULABLE, message)

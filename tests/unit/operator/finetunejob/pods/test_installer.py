@@ -132,7 +132,7 @@ def test_a_package_gets_no_other_torch_unless_it_is_named(tmp_path: Path, packag
     assert ended.message.startswith(
         f"{START}the requirements contradict each other, or ask for another torch than the image has: correct them ("
     )
-    assert [installer._torch([name]).partition("==")[0] for name in ("aged", "Torch [opt]<1", "torch-aged")] == [
+    assert [installer._torch_constraint([name]).partition("==")[0] for name in ("aged", "Torch [opt]<1", "torch-aged")] == [
         "torch", "", "torch",
     ]  # fmt: skip
 
@@ -409,7 +409,7 @@ BUILD_ERRORS: dict[str, tuple[str, tuple[int, str]]] = {
 @pytest.mark.parametrize(("error", "expected"), BUILD_ERRORS.values(), ids=BUILD_ERRORS)
 def test_an_error_of_a_build(failed_build: tuple[str, str], error: str, expected: tuple[int, str]) -> None:
     output, log = (text.replace(BUILD_ERROR, error) for text in failed_build)
-    failure = installer.explained(output, log, ["built"])
+    failure = installer.explain_failure(output, log, ["built"])
     assert (failure.code, str(failure)) == expected
 
 

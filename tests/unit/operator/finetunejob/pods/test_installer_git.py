@@ -120,7 +120,7 @@ REPOSITORIES: dict[str, tuple[str, str, tuple[int, str]]] = {
 @pytest.mark.parametrize(("said", "command", "expected"), REPOSITORIES.values(), ids=REPOSITORIES)
 def test_what_git_says_of_a_repository(said: str, command: str, end: str, expected: tuple[int, str]) -> None:
     output = f"Collecting tiny@ git+https://host/a.git\n  {said}\n  error: subprocess-exited-with-error\n\n  {end.format(command)}"
-    found = installer.explained(output)
+    found = installer.explain_failure(output)
     assert (found.code, str(found)) == expected
 
 
@@ -129,7 +129,7 @@ def test_an_image_without_git() -> None:
         "  ERROR: Error [Errno 2] No such file or directory: 'git' while executing command git version\n"
         "ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?\n"
     )
-    found = installer.explained(output)
+    found = installer.explain_failure(output)
     assert (found.code, str(found)) == (
         64,
         "the image has no git, which a requirement needs: use an image that has it, or name the package of an index",

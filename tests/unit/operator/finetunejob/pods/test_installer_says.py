@@ -160,7 +160,7 @@ OUTPUTS: dict[str, tuple[str, tuple[int, str]]] = {
 
 @pytest.mark.parametrize(("output", "expected"), OUTPUTS.values(), ids=OUTPUTS)
 def test_what_pip_says(output: str, expected: tuple[int, str]) -> None:
-    found = installer.explained(output)
+    found = installer.explain_failure(output)
     assert (found.code, str(found)) == expected
 
 
@@ -201,7 +201,7 @@ BUILDS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("log", "why"), BUILDS.values(), ids=BUILDS)
 def test_a_build_that_fails_is_told_in_its_own_words(log: str, why: str) -> None:
-    found = installer.explained(FAILS, log)
+    found = installer.explain_failure(FAILS, log)
     assert (found.code, str(found)) == (64, UNBUILT.replace("subprocess-exited-with-error", why))
 
 
@@ -283,7 +283,7 @@ LOGS: dict[str, tuple[str, tuple[int, str]]] = {
 
 @pytest.mark.parametrize(("log", "expected"), LOGS.values(), ids=LOGS)
 def test_a_package_is_missing_only_where_every_index_says_so(log: str, expected: tuple[int, str]) -> None:
-    found = installer.explained(NOT_FOUND, log)
+    found = installer.explain_failure(NOT_FOUND, log)
     assert (found.code, str(found)) == expected
 
 
@@ -479,7 +479,7 @@ ADDRESSES: dict[str, tuple[str, tuple[int, str]]] = {
 @pytest.mark.parametrize(("output", "expected"), ADDRESSES.values(), ids=ADDRESSES)
 def test_what_pip_says_of_an_address(output: str, expected: tuple[int, str]) -> None:
     given = ["datasets>=3", f"tiny[all] @ {ADDRESS}#sha256=00 ; python_version > '3'"]
-    found = installer.explained(output, requirements=given)
+    found = installer.explain_failure(output, requirements=given)
     assert (found.code, str(found)) == expected
 
 
@@ -488,11 +488,11 @@ def test_an_address_with_a_port_and_a_name() -> None:
     refused = "HTTPConnectionPool(host='host', port={}): Max retries exceeded with url: /a%20b/tiny.whl?x=1 (Caused by {})"
     for port, told in (("8080", NO_SERVER), ("80", NO_ANSWER)):
         said = refused.format(port, "NewConnectionError('Connection refused')")
-        found = installer.explained(f"ERROR: {said}\n", requirements=given)
+        found = installer.explain_failure(f"ERROR: {said}\n", requirements=given)
         assert (found.code, str(found)) == (
             69,
             told.format(said[said.index("Max") if told is NO_ANSWER else 0 :]),
         )
     gone = "http://****@host:8080/a%20b/tiny.whl?x=1"
-    found = installer.explained(f"  ERROR: HTTP error 404 while getting {gone}\n", requirements=given)
+    found = installer.explain_failure(f"  ERROR: HTTP error 404 while getting {gone}\n", requirements=given)
     assert found.code == 64

@@ -210,7 +210,7 @@ def test_who_waits_for_an_index_is_told_at_each_attempt_and_waits_longer() -> No
         waits.append((after.restart_time - later(now)).total_seconds())
         [change] = changes(current.conditions, after.conditions)
         sentence = (
-            f"attempt {number} could not begin and does not count; pod {name}-0-abcde ended with exit code 69: init container "
+            f"attempt {number} failed to start and does not count as a restart; pod {name}-0-abcde ended with exit code 69: init container "
             f"dependencies: the index has no trl>=99; at {after.restart_time:%H:%M:%S} UTC, attempt {number + 1} starts your "
             "command again"
         )

@@ -38,14 +38,14 @@ def test_pods_are_listed_by_rank_once_they_have_a_node() -> None:
 
 
 def test_pods_without_a_node_change_nothing() -> None:
-    assert placement.nodes([], desired=2) == Nodes(desired=2, ready=0, summary="0/2")
+    assert placement.summarize_nodes([], desired=2) == Nodes(desired=2, ready=0, summary="0/2")
     waiting = [pod(JOB, index, "Pending", ready=False) for index in range(2)]
-    assert placement.nodes(waiting, desired=2) == Nodes(desired=2, ready=0, summary="0/2")
+    assert placement.summarize_nodes(waiting, desired=2) == Nodes(desired=2, ready=0, summary="0/2")
 
 
 def test_of_many_pods_the_first_are_listed_and_all_are_counted() -> None:
     found = [pod(JOB, index, node=f"node-{index}") for index in range(MAX_PODS + 6)]
-    nodes = placement.nodes(found, desired=MAX_PODS + 6)
+    nodes = placement.summarize_nodes(found, desired=MAX_PODS + 6)
     assert (nodes.ready, nodes.summary) == (MAX_PODS + 6, "70/70")
     assert [item.node_rank for item in nodes.pods or []] == [*range(MAX_PODS)]
 

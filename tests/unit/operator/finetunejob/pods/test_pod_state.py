@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import LastFailure
-from finetune_operator.finetunejob.children import of_job
+from finetune_operator.finetunejob.children import pods_of_job
 from finetune_operator.finetunejob.pods import pod_state
 from worlds.memory.decisions import (
     EVICTED,
@@ -170,12 +170,12 @@ def test_the_last_failure_is_the_newest_whatever_the_pods_names() -> None:
 
 def test_pods_belong_to_the_job_with_their_uid() -> None:
     mine, other = pod(JOB, 1, owner="new"), pod(JOB, 0, owner="old")
-    assert of_job([mine, other], child(JOB, uid="new")) == [mine]
+    assert pods_of_job([mine, other], child(JOB, uid="new")) == [mine]
 
 
 def test_pods_are_in_the_order_of_their_index() -> None:
     found = [pod(JOB, index) for index in (10, 2, 0)]
-    assert of_job(found, child(JOB)) == [found[2], found[1], found[0]]
+    assert pods_of_job(found, child(JOB)) == [found[2], found[1], found[0]]
 
 
 def test_counting() -> None:
@@ -186,11 +186,14 @@ def test_counting() -> None:
         ended(JOB, 3, 0),
         ended(JOB, 4, 1),
     ]
-    assert pod_state.ready(found) == 2
+    assert pod_state.count_ready(found) == 2
     assert pod_state.alive(found) == found[:3]
 
 
 def test_a_person_reads_which_pods_and_where() -> None:
     on_a_node = pod(JOB, 0, node="node-1")
-    assert pod_state.listed([on_a_node]) == "pod tune-train-1-0-abcde on node node-1"
-    assert pod_state.listed([pod(JOB, 0), pod(JOB, 1), pod(JOB, 2)]) == "pod tune-train-1-0-abcde and 2 more"
+    assert pod_state.describe_pods([on_a_node]) == "pod tune-train-1-0-abcde on node node-1"
+    assert (
+        pod_state.describe_pods([pod(JOB, 0), pod(JOB, 1), pod(JOB, 2)])
+        == "pod tune-train-1-0-abcde and 2 more"
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Resolved
-from finetune_operator.finetunejob.model import Queued
+from finetune_operator.finetunejob.model import QueueState
 from worlds.memory.decisions import (
     child,
     conclude,
@@ -37,7 +37,7 @@ def suspended(queue: str | None = "gpus") -> Json:
 
 
 # What Kueue says, seconds since the Job was created, and reason and message of Trained.
-WAITING: dict[str, tuple[Queued | None, float, str, str]] = {
+WAITING: dict[str, tuple[QueueState | None, float, str, str]] = {
     "nothing can be read": (
         None,
         60,
@@ -45,56 +45,56 @@ WAITING: dict[str, tuple[Queued | None, float, str, str]] = {
         "attempt 1 waits in Kueue's queue gpus: kubectl get workloads shows why",
     ),
     "there is no Kueue": (
-        Queued(installed=False),
+        QueueState(installed=False),
         0,
         ConditionReason.QUEUE_INADMISSIBLE,
         f"{NOT_ADMITTED}Kueue is not installed in this cluster: install it, or remove spec.runPolicy.queueName, and "
         "suspend and resume the job",
     ),
     "Kueue has had no time yet": (
-        Queued(workload=False, read_at=later(29)),
+        QueueState(workload=False, read_at=later(29)),
         29,
         ConditionReason.QUEUED,
         "attempt 1 waits in Kueue's queue gpus",
     ),
     "Kueue had had no time yet when it was asked": (
-        Queued(workload=False, read_at=later(29)),
+        QueueState(workload=False, read_at=later(29)),
         34,
         ConditionReason.QUEUED,
         "attempt 1 waits in Kueue's queue gpus",
     ),
     "Kueue made nothing of it": (
-        Queued(workload=False, read_at=later(30)),
+        QueueState(workload=False, read_at=later(30)),
         34,
         ConditionReason.QUEUE_INADMISSIBLE,
         f"{NOT_ADMITTED}Kueue has made no Workload for it: {LOOK}",
     ),
     "a queue that does not exist": (
-        Queued(reason="Inadmissible", message="LocalQueue gpus doesn't exist"),
+        QueueState(reason="Inadmissible", message="LocalQueue gpus doesn't exist"),
         60,
         ConditionReason.QUEUE_INADMISSIBLE,
         f"{NOT_ADMITTED}LocalQueue gpus doesn't exist: {LOOK}",
     ),
     "the same in another version of Kueue": (
-        Queued(reason="Misconfigured", message="LocalQueue gpus doesn't exist"),
+        QueueState(reason="Misconfigured", message="LocalQueue gpus doesn't exist"),
         60,
         ConditionReason.QUEUE_INADMISSIBLE,
         f"{NOT_ADMITTED}LocalQueue gpus doesn't exist: {LOOK}",
     ),
     "a full queue": (
-        Queued(reason="Pending", message="insufficient unused quota for nvidia.com/gpu", position=3),
+        QueueState(reason="Pending", message="insufficient unused quota for nvidia.com/gpu", position=3),
         60,
         ConditionReason.QUEUED,
         "attempt 1 waits in Kueue's queue gpus at position 3: insufficient unused quota for nvidia.com/gpu",
     ),
     "a queue that Kueue has not looked at": (
-        Queued(position=1),
+        QueueState(position=1),
         60,
         ConditionReason.QUEUED,
         "attempt 1 waits in Kueue's queue gpus at position 1",
     ),
     "admitted": (
-        Queued(admitted=True),
+        QueueState(admitted=True),
         60,
         ConditionReason.QUEUED,
         "attempt 1 waits in Kueue's queue gpus, which has admitted it",
@@ -102,9 +102,9 @@ WAITING: dict[str, tuple[Queued | None, float, str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("queued", "seconds", "reason", "message"), WAITING.values(), ids=WAITING)
-def test_waiting(queued: Queued | None, seconds: float, reason: str, message: str) -> None:
-    decision = conclude(ftj(running()), observed(suspended(), queued=queued), at=later(seconds))
+@pytest.mark.parametrize(("queue_state", "seconds", "reason", "message"), WAITING.values(), ids=WAITING)
+def test_waiting(queue_state: QueueState | None, seconds: float, reason: str, message: str) -> None:
+    decision = conclude(ftj(running()), observed(suspended(), queue_state=queue_state), at=later(seconds))
     assert said(decision, ConditionType.TRAINED) == ("False", reason, message)
     assert said(decision, ConditionType.READY) == ("False", reason, message)
     assert (decision.status.phase, decision.requeue_seconds) == ("Pending", 5.0)
@@ -112,7 +112,7 @@ def test_waiting(queued: Queued | None, seconds: float, reason: str, message: st
 
 def test_a_queue_of_the_installation_is_not_removed_from_the_job() -> None:
     of = ftj(running(resolved=Resolved(queue_name="gpus")))
-    decision = conclude(of, observed(suspended(), queued=Queued(installed=False)), at=later(60))
+    decision = conclude(of, observed(suspended(), queue_state=QueueState(installed=False)), at=later(60))
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.QUEUE_INADMISSIBLE,
@@ -133,7 +133,9 @@ def test_a_job_that_no_queue_holds() -> None:
 
 
 def test_a_gang_that_kueue_preempts_is_told_about_until_its_pods_have_stopped() -> None:
-    seen = observed(suspended(), pods=[pod(JOB, 0)], queued=Queued(reason="Pending", message="preempted"))
+    seen = observed(
+        suspended(), pods=[pod(JOB, 0)], queue_state=QueueState(reason="Pending", message="preempted")
+    )
     told = said(conclude(ftj(running()), seen, at=later(60)), ConditionType.TRAINED)
     assert told == ("False", ConditionReason.STARTING, "attempt 1: 1 of 2 pods are ready")
 
@@ -142,7 +144,7 @@ def test_what_blocked_pods_before_they_went_is_forgotten() -> None:
     before = running()
     blocked = condition(ConditionType.PODS_HEALTHY, "False", ConditionReason.UNSCHEDULABLE)
     before = before.model_copy(update={"conditions": [*before.conditions, blocked]})
-    decision = conclude(ftj(before), observed(suspended(), queued=Queued(position=1)), at=later(60))
+    decision = conclude(ftj(before), observed(suspended(), queue_state=QueueState(position=1)), at=later(60))
     assert said(decision, ConditionType.PODS_HEALTHY) == (
         "True",
         ConditionReason.PODS_RUNNING,
@@ -164,7 +166,9 @@ PLACES = {
 
 @pytest.mark.parametrize(("position", "place"), PLACES.items(), ids=map(str, PLACES))
 def test_a_position_is_exact_near_the_front(position: int, place: str) -> None:
-    decision = conclude(ftj(running()), observed(suspended(), queued=Queued(position=position)), at=later(60))
+    decision = conclude(
+        ftj(running()), observed(suspended(), queue_state=QueueState(position=position)), at=later(60)
+    )
     message = f"attempt 1 waits in Kueue's queue gpus at position {place}"
     assert said(decision, ConditionType.TRAINED) == ("False", ConditionReason.QUEUED, message)
 
@@ -172,7 +176,7 @@ def test_a_position_is_exact_near_the_front(position: int, place: str) -> None:
 def test_a_job_behind_many_writes_its_status_a_few_times() -> None:
     status, writes = running(), 0
     for ahead in range(200, 0, -1):
-        seen = observed(suspended(), queued=Queued(position=ahead))
+        seen = observed(suspended(), queue_state=QueueState(position=ahead))
         found = conclude(ftj(status), seen, at=later(60)).status
         status, writes = found, writes + (found != status)
     assert writes == 15

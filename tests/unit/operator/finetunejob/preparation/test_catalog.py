@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.finetunejob.decide.accept import mistakes_of_fixed_fields, obstacles
-from finetune_operator.finetunejob.pods.workspace import federated
+from finetune_operator.finetunejob.pods.workspace import federated_login
 from finetune_operator.finetunejob.preparation import catalog
 from finetune_operator.settings import Settings
 
@@ -124,7 +124,11 @@ LOGINS: dict[str, tuple[FineTuneJobSpec, Settings, Json]] = {
         from_secret("d", *WORKSPACE, prefix="FINETUNE_CATALOG_"),
     ),
     "the login of the run": (spec(found={"type": "Databricks"}, **TRACKED), INSTALLED, {}),
-    "the pod's ServiceAccount": (spec(found={"type": "Databricks"}), INSTALLED, federated(INSTALLED, "prep")),
+    "the pod's ServiceAccount": (
+        spec(found={"type": "Databricks"}),
+        INSTALLED,
+        federated_login(INSTALLED, "prep"),
+    ),
 }
 
 

@@ -17,7 +17,7 @@ from finetune_operator import names
 from finetune_operator.databricks.model import Run
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.decide import decide_deletion
-from finetune_operator.finetunejob.decide.failed_action import failed_action
+from finetune_operator.finetunejob.decide.failed_action import record_failed_action
 from finetune_operator.finetunejob.model import (
     CancelRun,
     Decision,
@@ -422,7 +422,7 @@ def test_what_an_action_brings_is_noted(
     parts: Json = {"suspend": kinds == [CancelRun]}
     decision = decided(run("Submitting", run_id=None), **parts)
     assert [type(item) for item in decision.actions] == kinds
-    held = databricks.noted(decision, run_id).status.databricks_run
+    held = databricks.record_run_id(decision, run_id).status.databricks_run
     assert held
     assert (held.state, held.run_id) == expected
 
@@ -431,13 +431,13 @@ def test_a_run_that_the_workspace_refuses_fails_the_job() -> None:
     job = the_job(run("Submitting", run_id=None))
     decision = decided(run("Submitting", run_id=None))
     refused = Problem(ConditionReason.RUN_REFUSED, "Databricks refuses the run: Cluster a does not exist")
-    after = failed_action(job, decision, decision.actions[0], refused, now=later(5))
+    after = record_failed_action(job, decision, decision.actions[0], refused, now=later(5))
     assert (after.status.phase, said(after, ConditionType.PREPARED)) == (
         "Failed",
         ("False", "RunRefused", refused.message),
     )
     forbidden = Problem(ConditionReason.DATABRICKS_FORBIDDEN, "grant it")
-    after = failed_action(job, decision, decision.actions[0], forbidden, now=later(5))
+    after = record_failed_action(job, decision, decision.actions[0], forbidden, now=later(5))
     assert (after.status.phase, said(after, ConditionType.PREPARED)) == (
         "Preparing",
         ("False", "DatabricksForbidden", "grant it"),
@@ -448,7 +448,7 @@ def test_a_job_whose_login_never_worked_may_go() -> None:
     forbidden = Problem(ConditionReason.DATABRICKS_FORBIDDEN, "grant it")
     unknown, known = run("Submitting", run_id=None), run()
     found = [
-        databricks.may_go(the_job(item), problem)
+        databricks.may_delete(the_job(item), problem)
         for item in (unknown, known)
         for problem in (forbidden, AWAY)
     ]

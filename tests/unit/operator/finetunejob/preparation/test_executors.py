@@ -92,7 +92,7 @@ def test_a_driver_knows_its_pod_and_may_call_the_api_server() -> None:
 
 
 def test_no_other_pod_of_a_job_gets_a_token() -> None:
-    asked = conclude(ftj(data=data()), settings=SETTINGS, answer=None).rehearse
+    asked = conclude(ftj(data=data()), settings=SETTINGS, answer=None).dry_runs
     trainers = [body["spec"] for body in asked if body["kind"] == "Pod"]
     alone = conclude(ftj(NEW, data=data(spark={"mode": "Local"})), settings=SETTINGS).apply
     local = [body["spec"]["template"]["spec"] for body in alone if body["kind"] == "Job"]
@@ -333,7 +333,7 @@ def test_a_folder_of_one_pod_is_told_before_the_job_starts() -> None:
 
 
 def test_the_account_is_asked_about_before_the_job_starts() -> None:
-    asked = conclude(ftj(data=data()), settings=SETTINGS, answer=None).rehearse
+    asked = conclude(ftj(data=data()), settings=SETTINGS, answer=None).dry_runs
     review = next(body for body in asked if body["kind"] == "LocalSubjectAccessReview")
     # NB: the API server refuses a review with a name.
     assert review["metadata"] == {"namespace": "team"}
@@ -342,7 +342,7 @@ def test_the_account_is_asked_about_before_the_job_starts() -> None:
         "groups": ["system:serviceaccounts", "system:serviceaccounts:team", "system:authenticated"],
         "resourceAttributes": {"namespace": "team", "verb": "create", "resource": "pods"},
     }
-    local = conclude(ftj(data=data(spark={"mode": "Local"})), settings=SETTINGS, answer=None).rehearse
+    local = conclude(ftj(data=data(spark={"mode": "Local"})), settings=SETTINGS, answer=None).dry_runs
     assert [body["kind"] for body in local] == ["Job", "Pod"]
 
 

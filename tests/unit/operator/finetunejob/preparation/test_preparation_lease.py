@@ -216,8 +216,8 @@ BEFORE: dict[str, tuple[FineTuneJob, bool]] = {
 
 @pytest.mark.parametrize(("ours", "expected"), BEFORE.values(), ids=BEFORE)
 def test_when_the_lease_matters(ours: FineTuneJob, expected: bool) -> None:
-    assert preparation_lease.is_to_begin(ours, {}) == expected
-    assert not preparation_lease.is_to_begin(ours, {names.prep_name("tune"): child("tune-prep")})
+    assert preparation_lease.has_to_prepare(ours, {}) == expected
+    assert not preparation_lease.has_to_prepare(ours, {names.prep_name("tune"): child("tune-prep")})
 
 
 def test_a_databricks_run_waits_too() -> None:
