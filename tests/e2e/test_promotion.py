@@ -141,7 +141,7 @@ def test_an_approval_counts_for_its_version_alone(promotions: Promotions) -> Non
         approved={"source": {"type": "Version", "version": good}, "approval": {"version": worse}}
     )
     status = promotions.reaches("approved", at("AwaitingApproval", None))
-    assert f"approval.version {worse} is not it" in condition(status, "Approved")["message"]
+    assert f"approval.version is {worse}" in condition(status, "Approved")["message"]
     promotions.patch("approved", approval={"version": good, "by": "kim"})
     status = promotions.reaches("approved", at("Promoted", good))
     assert [(item["toVersion"], item["by"]) for item in status["history"]] == [(good, "kim")]

@@ -109,7 +109,7 @@ def test_data_that_differ_and_metrics_that_are_missing_are_waited_for(watched: R
     watched.wait("Evaluating", good)
     assert watched.condition("GatesPassed")["message"] == (
         "version 2 cannot be judged yet: no-worse: version 2 was evaluated on other data, or with another objective "
-        "(d2), than version 1, which has the alias (d1): evaluate both alike; "
+        "(d2), than version 1, which has the alias (d1): evaluate both in the same way; "
         "reviewed: version 2 has no tag reviewed, which must be 'yes'"
     )
     for key, value in (("reviewed", "yes"), (DATA, "d1")):

@@ -44,7 +44,7 @@ def test_a_job_waits_for_the_one_that_it_carries_on(world: World) -> None:
     assert world.condition("third", "Stalled")["status"] == "True"
     assert world.condition("third", "Finished")["status"] == "True"
     assert world.condition("third", "Ready")["message"].endswith(
-        "; this job has ended: apply the corrected one under another name, or delete this one first"
+        "; this job has finished: apply the corrected job under another name, or delete this job first"
     )
 
     after_third = {**place, "resumeFrom": {"type": "Job", "name": "third"}}

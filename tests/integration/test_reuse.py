@@ -9,7 +9,7 @@ from worlds.processes.jobs import PREPARED, error, job
 from worlds.processes.world import World
 
 Json = dict[str, Any]
-WAITS = "prepares the same data: this job uses its table when it is written"
+WAITS = "prepares the same data: this job waits for its table and uses it"
 
 
 def begin(world: World) -> None:

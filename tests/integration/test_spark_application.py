@@ -130,7 +130,7 @@ def test_a_job_waits_for_the_spark_operator_and_then_for_its_result(
 ) -> None:
     submit(world)
     told = world.wait_condition("tune", "Prepared", "SparkOperatorMissing")
-    assert "install the spark-operator, and the job goes on" in told["message"]
+    assert "install the spark-operator, and the job continues" in told["message"]
     assert held(world) == {}
 
     request.getfixturevalue("spark_operator")
@@ -179,8 +179,8 @@ def test_a_failure_of_the_data_ends_the_job(world: World, spark_operator: None) 
     status = world.wait_phase("tune", "Failed")
     assert (status["lastFailure"]["exitCode"], status["lastFailure"]["reason"]) == (65, "MissingColumn")
     assert world.condition("tune", "Failed")["message"] == (
-        "preparation failed in pod tune-prep-1-driver of SparkApplication tune-prep-1: it has no column answer; this job has ended: "
-        "apply the corrected one under another name, or delete this one first"
+        "preparation failed in pod tune-prep-1-driver of SparkApplication tune-prep-1: it has no column answer; this job has finished: "
+        "apply the corrected job under another name, or delete this job first"
     )
 
 

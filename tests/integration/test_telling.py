@@ -95,7 +95,7 @@ def test_without_kueue_a_queue_is_said_to_admit_nothing(world: World, plane: Pla
     world.submit(splits_given(runPolicy={"queueName": "reserch"}))
     found = world.wait_condition("tune", "Trained", "QueueInadmissible")
     sentence = (
-        "attempt 1 waits: Job tune-train-1 is suspended and no Workload is admitted by queue reserch: Kueue is not "
+        "attempt 1 waits: Job tune-train-1 is suspended and queue reserch has not admitted a Workload for it: Kueue is not "
         "installed in this cluster: install it, or remove spec.runPolicy.queueName, and suspend and resume the job"
     )
     assert found["message"] == sentence
@@ -113,7 +113,7 @@ def test_a_wrong_queue_is_named_with_what_to_check(world: World, plane: Plane, k
     name = world.api.create(forged)["metadata"]["name"]
     world.api.patch("Workload", world.namespace, name, status, status=True)
     sentence = (
-        "attempt 1 waits: Job tune-train-1 is suspended and no Workload is admitted by queue reserch: LocalQueue reserch "
+        "attempt 1 waits: Job tune-train-1 is suspended and queue reserch has not admitted a Workload for it: LocalQueue reserch "
         f"doesn't exist: check kubectl get localqueue -n {world.namespace}"
     )
     wait_for("what Kueue says", lambda: world.condition("tune", "Trained").get("message") == sentence)
@@ -207,7 +207,7 @@ def test_a_node_that_comes_is_no_warning(world: World, plane: Plane, reason: str
         status = {"status": {"conditions": [waiting]}}
         world.api.patch("Pod", meta["namespace"], meta["name"], status, status=True)
     world.wait_condition("tune", "PodsHealthy", "ScalingUp")
-    sentence = f"waits for a node, which is on its way: {message} (2 of 2 pods wait)"
+    sentence = f"waits for a node that is being added: {message} (2 of 2 pods wait)"
     wait_for("both pods", lambda: world.condition("tune", "PodsHealthy")["message"].endswith(sentence))
     wait_for("an Event", lambda: world.events("ScalingUp"))
     assert {item["type"] for item in world.events("ScalingUp")} == {"Normal"}

@@ -121,7 +121,7 @@ def test_a_token_of_the_hub_on_the_trainer_alone(
 def test_a_wrong_queue(world: World) -> None:
     world.submit(splits_given(runPolicy={"queueName": "reserch"}))
     world.wait_condition("tune", "Trained", "QueueInadmissible")
-    sentence = "Job tune-train-1 is suspended and no Workload is admitted by queue reserch"
+    sentence = "Job tune-train-1 is suspended and queue reserch has not admitted a Workload for it"
     assert sentence in world.condition("tune", "Ready")["message"]
 
 
@@ -129,8 +129,8 @@ def test_a_wrong_queue_is_told_before_the_preparation_and_its_removal_counts(wor
     world.submit(job(runPolicy={"queueName": "reserch"}))
     found = world.wait_condition("tune", "PodsAdmitted", "QueueInadmissible")
     sentence = (
-        "queue reserch admits nothing, since Kueue is not installed in this cluster: correct or remove spec.runPolicy.queueName, or "
-        "create the LocalQueue, and the job goes on"
+        "queue reserch cannot admit the job: Kueue is not installed in this cluster: correct or remove spec.runPolicy.queueName, or "
+        "create the LocalQueue, and the job continues"
     )
     assert (found["message"], world.condition("tune", "Ready")["message"]) == (sentence, sentence)
     assert world.condition("tune", "Reconciling")["status"] == "True"
@@ -157,5 +157,5 @@ def test_resource_for_resources(world: World) -> None:
     world.submit(job(podTemplate={"spec": {"containers": [container]}}))
     found = world.wait_condition("tune", "PodsAdmitted", "PodTemplateInvalid")
     assert 'unknown field "spec.template.spec.containers[0].resource"' in found["message"]
-    assert "correct spec.podTemplate, and the job goes on" in found["message"]
+    assert "correct spec.podTemplate, and the job continues" in found["message"]
     assert world.api.list("Job", world.namespace) == []

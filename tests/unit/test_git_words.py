@@ -88,7 +88,9 @@ SENTENCES: dict[str, tuple[str, bool]] = {
 
 @pytest.mark.parametrize(("said", "counts"), SENTENCES.values(), ids=SENTENCES)
 def test_code_and_packages_wait_for_the_same_servers(said: str, counts: bool) -> None:
-    of_packages = installer.explain_failure(f"Collecting tiny\n{said}\nerror: subprocess-exited-with-error\n").code
+    of_packages = installer.explain_failure(
+        f"Collecting tiny\n{said}\nerror: subprocess-exited-with-error\n"
+    ).code
     of_code = checkout._failure(URL, said).exit_code
     assert [code != contract.EXIT_UNAVAILABLE for code in (of_packages, of_code)] == [counts, counts]
 

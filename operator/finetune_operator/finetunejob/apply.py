@@ -42,14 +42,14 @@ from finetune_operator.registry.writer import ANYWHERE, AliasWriter
 log = logging.getLogger(__name__)
 
 
-# A Job's template cannot change; a SparkApplication that changes starts anew.
+# A Job's template cannot change; a SparkApplication that changes starts again.
 _CREATED_ONCE = ("Job", "SparkApplication")
-# The field of a Job's pod template, by its component.
+# The field that holds a Job's pod template, by component.
 _TEMPLATES = {names.PREP: "spec.data.prepare.podTemplate", names.EVALUATE: "spec.evaluation.podTemplate"}
 
 
 class NameTaken(Exception):  # noqa: N818
-    """A child cannot be made because something else has its name."""
+    """A child cannot be created because another object has its name."""
 
 
 @dataclass
@@ -251,11 +251,11 @@ def _act(server: Server, ftj: FineTuneJob, action: FinishRun | LogMetrics) -> No
 
 
 def _remedy(body: Json) -> str:
-    """What to correct when the API server refuses a Job as such: its pod template is the user's."""
+    """What to correct when the API server rejects a Job: the user writes its pod template."""
     if body["kind"] == "SparkApplication":
-        return "install spark-operator 2.1 or later, or correct spec.data.prepare.podTemplate, and the job goes on"
+        return "install spark-operator 2.1 or later, or correct spec.data.prepare.podTemplate, and the job continues"
     field = _TEMPLATES.get(body["metadata"]["labels"].get(names.LABEL_COMPONENT), "spec.podTemplate")
-    return f"correct {field}, and the job goes on"
+    return f"correct {field}, and the job continues"
 
 
 def _explain_taken_name(body: Json, existing: Json) -> str:

@@ -24,7 +24,7 @@ class Owner(NamedTuple):
 
 
 def find_owner(kind: str, body: Json) -> Owner | None:
-    """The FineTuneJob that controls a Job, or the Job that controls a pod; None when neither does."""
+    """The FineTuneJob that controls a Job, or the Job that controls a pod; None without one."""
     controller_kind = (GROUP, "FineTuneJob") if kind == "Job" else ("batch", "Job")
     reference = _controller(body)
     if (
@@ -61,7 +61,7 @@ def _controller(body: Json) -> Json | None:
 
 
 class ComponentChildren(NamedTuple):
-    """The children of one component, preparation, training or evaluation, as one of its Jobs sees them."""
+    """The children of one component (preparation, training or evaluation), relative to its current Job."""
 
     current_job: Json | None
     """The Job itself, unless it is being deleted before it is complete."""
@@ -78,12 +78,12 @@ class ComponentChildren(NamedTuple):
 def classify_children(
     jobs: Mapping[str, Json], pods: Sequence[Json], component: str, name: str
 ) -> ComponentChildren:
-    """Sort a FineTuneJob's children of a component.
+    """Classify a FineTuneJob's children of a component.
 
     Args:
         jobs: its Jobs, by name.
         pods: the pods of these Jobs, and of Jobs that no longer exist.
-        name: of the current Job, whether it exists or not.
+        name: the name of the current Job, which need not exist.
     """
     component_jobs = [job for job in jobs.values() if _component(job) == component]
     # NB: a Job may fail because it is deleted; one that is complete keeps its result.

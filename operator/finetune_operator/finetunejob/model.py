@@ -63,7 +63,7 @@ class FineTuneJob:
 
 @dataclass(frozen=True)
 class Mlflow:
-    """A job's run and version in MLflow, and the address of the server. When `problem` is set, nothing else is known."""
+    """A job's run and version in MLflow, and the address of the server. When `problem` is set, the other fields are empty."""
 
     run: Run | None = None
     version: RegisteredVersion | None = None
@@ -78,7 +78,7 @@ class Mlflow:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is known of the Databricks run of a preparation; a problem where it cannot be read."""
+    """The Databricks run of a preparation; `problem` if it cannot be read."""
 
     run: DatabricksRun | None = None
     problem: Problem | None = None
@@ -90,7 +90,7 @@ APPLICATION_ENDED = ("Completed", "Failed", "Deleted")
 
 @dataclass(frozen=True)
 class Applications:
-    """The SparkApplications of a preparation, by name, and the pods of their drivers; a problem where they cannot be read."""
+    """The SparkApplications of a preparation, by name, and their driver pods; `problem` if they cannot be read."""
 
     by_name: Mapping[str, Json] = field(default_factory=dict)
     drivers: tuple[Json, ...] = ()
@@ -99,7 +99,7 @@ class Applications:
 
 @dataclass(frozen=True)
 class PreparationLease:
-    """The Lease of a preparation, and the FineTuneJob that it belongs to; None where there is none."""
+    """The Lease of a preparation, and the FineTuneJob that holds it; None if either does not exist."""
 
     lease: Json | None = None
     holder: Json | None = None
@@ -115,7 +115,7 @@ class ResumedJob:
 
 @dataclass(frozen=True)
 class AliasVersion:
-    """The version that an alias of a registered model points at, None for none; a problem where the registry cannot be read."""
+    """The version that an alias of a registered model points to, if any; `problem` if the registry cannot be read."""
 
     exists: bool = False
     version: str | None = None
@@ -124,9 +124,9 @@ class AliasVersion:
 
 @dataclass(frozen=True)
 class ResolvedRevision:
-    """The commit of trainer.code.git as its server tells it, and the branch that was asked for; a problem where it does not.
+    """The commit of trainer.code.git that its server reports, and the requested branch; `problem` if it cannot be resolved.
 
-    `retry_seconds`: when the server is asked again after a problem.
+    `retry_seconds`: seconds until the next request after a problem.
     """
 
     commit: str = ""
@@ -146,7 +146,7 @@ class PodEvent:
 
 @dataclass(frozen=True)
 class QueueState:
-    """What Kueue says of a Job that waits in a queue.
+    """The state of a Job in a queue of Kueue.
 
     Attributes:
         installed: whether the cluster knows Kueue's Workloads.
@@ -169,9 +169,9 @@ class QueueState:
 
 @dataclass(frozen=True)
 class DryRunAnswer:
-    """What the API server said of the pods in a dry run: a condition without its type and times.
+    """The API server's answer to the dry runs: a condition without its type and times.
 
-    `retry_seconds`: when the same dry run is made again; None for never. `component`: whose pod or Job the answer is about.
+    `retry_seconds`: seconds until the dry run is repeated; None for never. `component`: whose pod or Job the answer is about.
     """
 
     admitted: bool | None

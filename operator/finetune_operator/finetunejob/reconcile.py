@@ -88,7 +88,7 @@ class FineTuneJobReconciler(Reconciler):
         await self.applier.apply(ftj, Decision(status=summarize_status(ftj, status, now)), now)
 
     async def _report(self, ftj: FineTuneJob, error: KubeError | NameTaken) -> None:
-        """Say on the resource itself why its children cannot be made."""
+        """Report in the status why the children cannot be created."""
         if isinstance(error, NameTaken):
             kind, reason = ConditionType.PODS_HEALTHY, ConditionReason.NAME_TAKEN
         elif error.status == 403:

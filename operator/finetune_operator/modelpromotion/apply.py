@@ -15,7 +15,7 @@ from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
-from finetune_operator.modelpromotion.decide.failed_action import failed_action
+from finetune_operator.modelpromotion.decide.failed_action import record_failed_action
 from finetune_operator.modelpromotion.model import Promotion, PromotionAction, PromotionDecision
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
 from finetune_operator.registry.base import MoveAlias
@@ -62,13 +62,13 @@ class ModelPromotionApplier:
                 raise
             except ExternalError as error:
                 # NB: a rejected write of the alias must not block the endpoint's rollback, nor the other way round.
-                decision = failed_action(promotion, decision, action, error.problem, now=now)
+                decision = record_failed_action(promotion, decision, action, error.problem, now=now)
                 failed = failed or error
         if failed:
             await self._status(promotion, decision, now, onto=body)
             raise failed
         if decision.finalizer is not None:
-            await self._finalizer(promotion, wanted=decision.finalizer)
+            await self._finalizer(promotion, is_needed=decision.finalizer)
 
     async def _act(self, promotion: Promotion, action: PromotionAction, version: str) -> None:
         if not isinstance(action, MoveAlias):
@@ -92,8 +92,8 @@ class ModelPromotionApplier:
 
     async def _refuse_stale(self, promotion: Promotion, version: str) -> None:
         """Raise unless the promotion is unchanged. NB: a replica that was paused would otherwise carry out an outdated decision."""
-        held = await self.kube.get(KIND, promotion.namespace, promotion.name)
-        if held is None or held["metadata"]["resourceVersion"] != version:
+        current = await self.kube.get(KIND, promotion.namespace, promotion.name)
+        if current is None or current["metadata"]["resourceVersion"] != version:
             raise StaleError(f"{promotion.key} changed meanwhile")
 
     async def _status(
@@ -114,7 +114,7 @@ class ModelPromotionApplier:
             now=now,
         )
 
-    async def _finalizer(self, promotion: Promotion, *, wanted: bool) -> None:
+    async def _finalizer(self, promotion: Promotion, *, is_needed: bool) -> None:
         await self.kube.apply(
             {
                 "apiVersion": API_VERSION,
@@ -123,7 +123,7 @@ class ModelPromotionApplier:
                     "name": promotion.name,
                     "namespace": promotion.namespace,
                     "uid": promotion.uid,
-                    "finalizers": [names.FINALIZER] if wanted else [],
+                    "finalizers": [names.FINALIZER] if is_needed else [],
                 },
             }
         )

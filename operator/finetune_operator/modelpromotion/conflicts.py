@@ -23,7 +23,7 @@ from finetune_operator.serving.choose import workspace_host
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
 # Problems of a registry that block a promotion until a user solves them.
-_SHUT_OUT = (
+_BLOCKING_REASONS = (
     ConditionReason.MLFLOW_FORBIDDEN,
     ConditionReason.DATABRICKS_FORBIDDEN,
     ConditionReason.DATABRICKS_NOT_CONFIGURED,
@@ -41,7 +41,7 @@ class Claim(NamedTuple):
     alias: str
 
 
-class Other(NamedTuple):
+class Rival(NamedTuple):
     """Another promotion. The sort order is by age, the oldest first."""
 
     created: datetime
@@ -55,40 +55,40 @@ class Other(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rivals:
-    """Finds the rivals of a promotion among all promotions that the operator watches."""
+class ConflictFinder:
+    """Finds conflicts of a promotion among all promotions that the operator watches."""
 
     kube: Kube
     store: Store
     settings: Settings
     metastore: AskMetastore = metastore
 
-    async def of_alias(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
+    async def find_alias_conflict(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
         """The oldest other promotion for the same alias, as namespace/name, if it is older than this one.
 
         Raises:
             ExternalError: this promotion's workspace is not known, or cannot be reached.
         """
-        mine = self._claim(spec.model_dump(mode="json", by_alias=True))
-        for other in self._older(promotion, lambda spec: self._keeps(spec, mine)):
-            if not _is_shut_out(other) and await self._same_registry(promotion, spec, other):
-                return other.key
+        claim = self._claim(spec.model_dump(mode="json", by_alias=True))
+        for rival in self._older(promotion, lambda spec: self._keeps(spec, claim)):
+            if not _is_blocked(rival) and await self._same_registry(promotion, spec, rival):
+                return rival.key
         return None
 
-    async def of_endpoint(self, promotion: Promotion, wanted: DatabricksServing) -> str | None:
+    async def find_endpoint_conflict(self, promotion: Promotion, serving: DatabricksServing) -> str | None:
         """The oldest other promotion for the same endpoint, as namespace/name, if it is older than this one.
 
         Raises:
             ExternalError: this promotion's workspace is not known.
         """
-        for other in self._older(promotion, lambda spec: _endpoint(spec) == wanted.endpoint):
-            mine, theirs = wanted.secret_ref, _reference(other.spec["serving"]["databricks"])
-            both = await self._secrets(promotion, mine, other, theirs, secrets.SERVING)
+        for rival in self._older(promotion, lambda spec: _endpoint(spec) == serving.endpoint):
+            secret, rival_secret = serving.secret_ref, _reference(rival.spec["serving"]["databricks"])
+            both = await self._secrets(promotion, secret, rival, rival_secret, secrets.SERVING)
             if both and self._same_host(both):
-                return other.key
+                return rival.key
         return None
 
-    async def loop(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
+    async def find_alias_loop(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
         """The cycle of aliases that take their version from each other, as text, if this promotion's is in one.
 
         Raises:
@@ -104,11 +104,11 @@ class Rivals:
 
     async def _source(self, promotion: Promotion, spec: ModelPromotionSpec, alias: str) -> str | None:
         """The alias that another alias of the same model takes its version from."""
-        whole = spec.model_dump(mode="json", by_alias=True)
-        wanted = self._claim({**whole, "alias": alias})
-        for other in self._others(promotion, lambda spec: self._keeps(spec, wanted)):
-            if await self._same_registry(promotion, spec, other):
-                return (other.spec.get("source") or {}).get("alias")
+        spec_json = spec.model_dump(mode="json", by_alias=True)
+        claim = self._claim({**spec_json, "alias": alias})
+        for rival in self._others(promotion, lambda spec: self._keeps(spec, claim)):
+            if await self._same_registry(promotion, spec, rival):
+                return (rival.spec.get("source") or {}).get("alias")
         return None
 
     def _claim(self, spec: Json) -> Claim:
@@ -122,68 +122,70 @@ class Rivals:
         # Most promotions are about other aliases: their registry is not looked up.
         return str(spec.get("alias")).casefold() == claim.alias.casefold() and self._claim(spec) == claim
 
-    def _older(self, promotion: Promotion, matches: Callable[[Json], bool]) -> list[Other]:
+    def _older(self, promotion: Promotion, matches: Callable[[Json], bool]) -> list[Rival]:
         """The other promotions that match and are older, the oldest first."""
-        mine = (promotion.created, promotion.key)
-        return [other for other in self._others(promotion, matches) if other[:2] < mine]
+        age = (promotion.created, promotion.key)
+        return [rival for rival in self._others(promotion, matches) if rival[:2] < age]
 
-    def _others(self, promotion: Promotion, matches: Callable[[Json], bool]) -> list[Other]:
+    def _others(self, promotion: Promotion, matches: Callable[[Json], bool]) -> list[Rival]:
         """The other promotions whose spec matches and whose deletion is not complete, the oldest first."""
-        found = []
+        rivals = []
         for key, body in self.store.promotions.items():
             meta = body["metadata"]
-            if meta["uid"] == promotion.uid or _is_over(meta) or not matches(body.get("spec") or {}):
+            if meta["uid"] == promotion.uid or _is_ending(meta) or not matches(body.get("spec") or {}):
                 continue
-            found.append(Other(datetime.fromisoformat(meta["creationTimestamp"]), "/".join(key), body))
-        return sorted(found, key=lambda other: other[:2])
+            rivals.append(Rival(datetime.fromisoformat(meta["creationTimestamp"]), "/".join(key), body))
+        return sorted(rivals, key=lambda rival: rival[:2])
 
-    async def _same_registry(self, promotion: Promotion, spec: ModelPromotionSpec, other: Other) -> bool:
+    async def _same_registry(self, promotion: Promotion, spec: ModelPromotionSpec, rival: Rival) -> bool:
         """Whether both promotions use the same registry, given that both name it by the same URI."""
-        tracking = other.spec.get("tracking") or {}
+        tracking = rival.spec.get("tracking") or {}
         # NB: each metastore has its own Unity Catalog, and all of them have the same URI.
         if registry_of(self.settings, tracking) != UNITY_CATALOG:
             return True
-        mine, theirs = spec.tracking.secret_ref, _reference(tracking)
-        both = await self._secrets(promotion, mine, other, theirs, secrets.TRACKING)
-        return both is not None and (self._same_host(both) or await self._same_metastore(both, other))
+        secret, rival_secret = spec.tracking.secret_ref, _reference(tracking)
+        both = await self._secrets(promotion, secret, rival, rival_secret, secrets.TRACKING)
+        return both is not None and (self._same_host(both) or await self._same_metastore(both, rival))
 
     async def _secrets(
         self,
         promotion: Promotion,
-        mine: LocalReference | None,
-        other: Other,
-        theirs: LocalReference | None,
+        reference: LocalReference | None,
+        rival: Rival,
+        rival_reference: LocalReference | None,
         field: str,
     ) -> tuple[Secret, Secret] | None:
         """The Databricks credentials of both promotions; None when the other has none for any workspace."""
-        own = await secrets.read(self.kube, promotion.namespace, mine, field)
-        workspace_host(own, self.settings)
+        secret = await secrets.read(self.kube, promotion.namespace, reference, field)
+        workspace_host(secret, self.settings)
         try:
-            secret = await secrets.read(self.kube, other.key.partition("/")[0], theirs, field)
-            workspace_host(secret, self.settings)
+            rival_secret = await secrets.read(self.kube, rival.key.partition("/")[0], rival_reference, field)
+            workspace_host(rival_secret, self.settings)
         except ExternalError:
             return None
-        return own, secret
+        return secret, rival_secret
 
     def _same_host(self, both: tuple[Secret, Secret]) -> bool:
-        mine, theirs = (workspace_host(secret, self.settings).casefold() for secret in both)
-        return mine == theirs
+        host, rival_host = (workspace_host(secret, self.settings).casefold() for secret in both)
+        return host == rival_host
 
-    async def _same_metastore(self, both: tuple[Secret, Secret], other: Other) -> bool:
+    async def _same_metastore(self, both: tuple[Secret, Secret], rival: Rival) -> bool:
         """Whether two workspaces share a metastore. Unknown counts as shared, so that the younger promotion waits."""
-        mine = await asyncio.to_thread(self.metastore, self.settings, both[0])
-        if mine is None:
+        metastore_id = await asyncio.to_thread(self.metastore, self.settings, both[0])
+        if metastore_id is None:
             return True
         # NB: do not wait for a workspace that is unreachable according to its own promotion.
-        reachable = condition(other.body, ConditionType.REGISTRY_READY)[0] != "False"
+        reachable = condition_state(rival.body, ConditionType.REGISTRY_READY)[0] != "False"
         try:
-            theirs = await asyncio.to_thread(self.metastore, self.settings, both[1], fetch=reachable)
+            rival_metastore_id = await asyncio.to_thread(
+                self.metastore, self.settings, both[1], fetch=reachable
+            )
         except ExternalError:
             return True
-        return theirs is None or theirs == mine
+        return rival_metastore_id is None or rival_metastore_id == metastore_id
 
 
-def condition(body: Json, kind: ConditionType) -> tuple[str | None, str | None]:
+def condition_state(body: Json, kind: ConditionType) -> tuple[str | None, str | None]:
     """Status and reason of a promotion's condition; None for both when it has no such condition."""
     for item in (body.get("status") or {}).get("conditions") or ():
         if item.get("type") == kind:
@@ -191,9 +193,9 @@ def condition(body: Json, kind: ConditionType) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _is_shut_out(other: Other) -> bool:
-    status, reason = condition(other.body, ConditionType.REGISTRY_READY)
-    return status == "False" and reason in _SHUT_OUT
+def _is_blocked(rival: Rival) -> bool:
+    status, reason = condition_state(rival.body, ConditionType.REGISTRY_READY)
+    return status == "False" and reason in _BLOCKING_REASONS
 
 
 def _endpoint(spec: Json) -> object:
@@ -201,10 +203,10 @@ def _endpoint(spec: Json) -> object:
 
 
 def _reference(part: Json) -> LocalReference | None:
-    named = part.get("secretRef")
-    return LocalReference.model_validate(named) if named else None
+    reference = part.get("secretRef")
+    return LocalReference.model_validate(reference) if reference else None
 
 
-def _is_over(meta: Json) -> bool:
+def _is_ending(meta: Json) -> bool:
     """Whether a promotion is being deleted and no finalizer holds it to remove its alias."""
     return "deletionTimestamp" in meta and names.FINALIZER not in (meta.get("finalizers") or ())

@@ -22,10 +22,10 @@ def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> No
         queue.add(key)
         return
     name = (meta["namespace"], meta["name"])
-    held = store.promotions.get(name)
+    stored = store.promotions.get(name)
     store.put("ModelPromotion", body)
     # NB: the store fills in the model that the spec leaves out.
-    if held is None or _without_status(held) != _without_status(store.promotions[name]):
+    if stored is None or _without_status(stored) != _without_status(store.promotions[name]):
         queue.add(key)
 
 

@@ -19,7 +19,7 @@ from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube
-from finetune_operator.modelpromotion.conflicts import Rivals
+from finetune_operator.modelpromotion.conflicts import ConflictFinder
 from finetune_operator.modelpromotion.decide.canary import main_version
 from finetune_operator.modelpromotion.decide.rollback import target_version
 from finetune_operator.modelpromotion.decide.source import named_version
@@ -34,7 +34,7 @@ from finetune_operator.settings import Settings
 from finetune_operator.text import canonical
 
 # A model that no promotion reads leaves the cache after this many polls.
-_KEPT_POLLS = 10
+_CACHE_POLLS = 10
 
 
 Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registry]
@@ -110,7 +110,7 @@ class ModelPromotionObserver:
 
     def __post_init__(self) -> None:
         self._outages = Outages(self.clock, self.settings.poll_seconds)
-        self._rivals = Rivals(self.kube, self.store, self.settings)
+        self._conflicts = ConflictFinder(self.kube, self.store, self.settings)
 
     async def observe(self, promotion: Promotion) -> Observed:
         """Read everything that `decide` needs.
@@ -123,15 +123,15 @@ class ModelPromotionObserver:
             return Observed()
         job, loop = self._job(promotion, spec), None
         try:
-            rival = await self._rivals.of_alias(promotion, spec)
+            rival = await self._conflicts.find_alias_conflict(promotion, spec)
             if rival:
                 return Observed(rival=rival)
-            loop = await self._rivals.loop(promotion, spec)
-            seen = await self._registered(promotion, spec, job)
+            loop = await self._conflicts.find_alias_loop(promotion, spec)
+            registered = await self._registered(promotion, spec, job)
         except ExternalError as error:
             return Observed(problem=error.problem, job=job, loop=loop)
         endpoint = await self._endpoint(promotion, spec)
-        return Observed(model=seen[0], versions=seen[1], job=job, loop=loop, endpoint=endpoint)
+        return Observed(model=registered[0], versions=registered[1], job=job, loop=loop, endpoint=endpoint)
 
     async def registry(self, promotion: Promotion) -> Registry:
         """The registry of a promotion, with its credentials.
@@ -151,8 +151,8 @@ class ModelPromotionObserver:
             ExternalError: the Secret with the credentials is missing, or no workspace is known.
         """
         serving = promotion.spec.serving if promotion.spec else None
-        wanted = serving.databricks if serving else None
-        reference = wanted.secret_ref if wanted else None
+        databricks = serving.databricks if serving else None
+        reference = databricks.secret_ref if databricks else None
         secret = await secrets.read(self.kube, promotion.namespace, reference, secrets.SERVING)
         login = ("serving", secrets.key(secret))
         return await self._outages.log_in(login, partial(self.open_serving, self.settings, secret))
@@ -167,30 +167,30 @@ class ModelPromotionObserver:
         self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
     ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
         # NB: a version is read from its tracking server too, and a server may reject one Secret only.
-        server, named = (canonical(uri) for uri in self.settings.servers(spec.tracking))
-        asked = (named, server, _reader(promotion, spec))
-        outage = self._outages.of(asked)
+        server, registry_uri = (canonical(uri) for uri in self.settings.servers(spec.tracking))
+        place = (registry_uri, server, _credentials(promotion, spec))
+        outage = self._outages.of(place)
         if outage:
             raise ExternalError(outage)
         try:
             registry = await self.registry(promotion)
             model = await self._model(promotion, spec, registry)
-            wanted = versions_needed(promotion, spec, Observed(model=model, job=job))
-            if model is None or not wanted:
+            needed = find_needed_versions(promotion, spec, Observed(model=model, job=job))
+            if model is None or not needed:
                 return model, {}
-            return model, await asyncio.to_thread(_read_versions, registry, spec.model, wanted)
+            return model, await asyncio.to_thread(_read_versions, registry, spec.model, needed)
         except ExternalError as error:
-            self._outages.note(asked, error.problem)
+            self._outages.note(place, error.problem)
             raise
 
     async def _model(
         self, promotion: Promotion, spec: ModelPromotionSpec, registry: Registry
     ) -> RegisteredModel | None:
-        key = (registry.uri, spec.model, _reader(promotion, spec))
-        held = self._models.get(key)
-        fresh = held is not None and self.clock() - held.at < self.settings.poll_seconds * 0.8
-        if held and fresh and _is_settled(promotion, spec, held.model):
-            return held.model
+        key = (registry.uri, spec.model, _credentials(promotion, spec))
+        cached = self._models.get(key)
+        fresh = cached is not None and self.clock() - cached.at < self.settings.poll_seconds * 0.8
+        if cached and fresh and _is_settled(promotion, spec, cached.model):
+            return cached.model
         started, number = self.clock(), next(self._numbers)
         model = await asyncio.to_thread(registry.model, spec.model)
         self._keep(key, _CachedModel(started, number, model))
@@ -198,29 +198,31 @@ class ModelPromotionObserver:
 
     def _keep(self, key: tuple[str, str, str], read: _CachedModel) -> None:
         """Cache a read. NB: a slow read may end after a newer one, or after a write that it did not see."""
-        held = self._models.get(key)
-        if read.number < self._written or (held and read.number < held.number):
+        cached = self._models.get(key)
+        if read.number < self._written or (cached and read.number < cached.number):
             return
         self._models[key] = read
-        now, patience = self.clock(), self.settings.poll_seconds * _KEPT_POLLS
+        now, patience = self.clock(), self.settings.poll_seconds * _CACHE_POLLS
         if now - self._pruned > patience:
             self._pruned = now
             self._models = {name: item for name, item in self._models.items() if now - item.at <= patience}
 
     async def _endpoint(self, promotion: Promotion, spec: ModelPromotionSpec) -> Endpoint | None:
-        wanted = spec.serving.databricks if spec.serving else None
-        if wanted is None or spec.suspend or promotion.deleting:
+        databricks = spec.serving.databricks if spec.serving else None
+        if databricks is None or spec.suspend or promotion.deleting:
             return None
         try:
-            rival = await self._rivals.of_endpoint(promotion, wanted)
+            rival = await self._conflicts.find_endpoint_conflict(promotion, databricks)
             if rival:
                 message = (
-                    f"ModelPromotion {rival} is older and keeps the endpoint {wanted.endpoint} of the same workspace: "
+                    f"ModelPromotion {rival} is older and keeps the endpoint {databricks.endpoint} of the same workspace: "
                     "name another endpoint"
                 )
                 return Endpoint(problem=Problem(ConditionReason.CONFLICT, message))
             serving = await self.serving(promotion)
-            return await self._outages.ask(_workspace(promotion, wanted), partial(serving.endpoint, wanted))
+            return await self._outages.ask(
+                _serving_place(promotion, databricks), partial(serving.endpoint, databricks)
+            )
         except ExternalError as error:
             return Endpoint(problem=error.problem)
 
@@ -237,13 +239,13 @@ class ModelPromotionObserver:
         return SourceJob(phase, model.get("name"), model.get("version"))
 
 
-def _reader(promotion: Promotion, spec: ModelPromotionSpec) -> str:
+def _credentials(promotion: Promotion, spec: ModelPromotionSpec) -> str:
     """Whose credentials a promotion uses: a Secret's, as namespace/name, or the installation's."""
     reference = spec.tracking.secret_ref
     return f"{promotion.namespace}/{reference.name}" if reference else ""
 
 
-def _workspace(promotion: Promotion, serving: DatabricksServing) -> Hashable:
+def _serving_place(promotion: Promotion, serving: DatabricksServing) -> Hashable:
     """Whose workspace serves: that of a Secret, as namespace/name, or that of the installation."""
     reference = serving.secret_ref
     return "serving", f"{promotion.namespace}/{reference.name}" if reference else ""
@@ -260,7 +262,7 @@ def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: Registere
     return status.move is None and holder == status.promoted
 
 
-def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:
+def find_needed_versions(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:
     """The versions that must be read: none while the alias is at its target and nothing is served."""
     status, holder = promotion.status, observed.alias(spec.alias)
     candidate = named_version(spec, observed)
@@ -268,18 +270,18 @@ def versions_needed(promotion: Promotion, spec: ModelPromotionSpec, observed: Ob
     at_rest = (target or candidate) == holder == status.promoted and status.move is None
     if at_rest and spec.serving is None and not promotion.deleting and _is_identified(status):
         return set()
-    wanted = {candidate, holder, target, status.promoted, status.move.to_version if status.move else None}
+    versions = {candidate, holder, target, status.promoted, status.move.to_version if status.move else None}
     if spec.serving:
         saved = status.serving.saved if status.serving else None
         back = status.withheld.back if status.withheld else None
-        wanted |= {status.previous, back, main_version(saved or [])}
-    return {version for version in wanted if version is not None}
+        versions |= {status.previous, back, main_version(saved or [])}
+    return {version for version in versions if version is not None}
 
 
 def _is_identified(status: ModelPromotionStatus) -> bool:
     """Whether the status holds the identity of its version, which older versions of the operator did not write."""
-    known = status.registry.versions if status.registry else []
-    return status.promoted in {None, *(item.version for item in known)}
+    identities = status.registry.versions if status.registry else []
+    return status.promoted in {None, *(item.version for item in identities)}
 
 
 def _read_versions(registry: Registry, model: str, versions: set[str]) -> dict[str, ModelVersion | None]:

@@ -14,7 +14,7 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, ut
 from finetune_operator.errors import ExternalError
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier, StaleError
 from finetune_operator.modelpromotion.decide import decide
-from finetune_operator.modelpromotion.decide.ready import summarized
+from finetune_operator.modelpromotion.decide.ready import summarize_status
 from finetune_operator.modelpromotion.model import PromotionDecision
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.policy.status import with_condition
@@ -63,5 +63,5 @@ class ModelPromotionReconciler(Reconciler):
         status = with_condition(
             promotion.status, kind, None, reason, message, now=now, generation=promotion.generation
         )
-        decision = PromotionDecision(status=summarized(promotion, status, now))
+        decision = PromotionDecision(status=summarize_status(promotion, status, now))
         await self.applier.apply(promotion, decision, now)

@@ -271,7 +271,7 @@ def conclude(
     return decide(ftj, replace(seen or observed(), dry_run_answer=answer), at, settings)
 
 
-CORRECTED = "; this job has ended: apply the corrected one under another name, or delete this one first"
+CORRECTED = "; this job has finished: apply the corrected job under another name, or delete this job first"
 """What follows the message of a failure that a correction of the spec or of the data ends."""
 
 

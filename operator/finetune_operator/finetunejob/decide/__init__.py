@@ -51,7 +51,7 @@ POLICIES = (
 
 
 def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
-    """What has to be done for a job, and what its status is to say."""
+    """What to do for a job, and its new status."""
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
     if not finish.is_finished(draft):
         run_policies(POLICIES, draft)
@@ -67,7 +67,7 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
 
 
 def decide_deletion(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
-    """What has to be done for a job that is being deleted and that the operator's finalizer holds."""
+    """What to do for a job that is being deleted and has the operator's finalizer."""
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
     databricks.release(draft)
     draft.status = ready.summarize_status(ftj, draft.status, draft.now)

@@ -25,19 +25,19 @@ _NO_STORAGE = (
     "another name"
 )
 _MISMATCH = (
-    "{mistakes}; other values of the chart would fit the job, which waits for them: change those, or apply a job with other fields "
-    "and another name"
+    "{mistakes}; the job does not fit the values of the chart: change the values, or apply a job with other fields "
+    "under another name"
 )
-# A job that no server is named in may be one of either.
+# A job that names no server may run with either installation.
 _INSTALLATIONS = (Settings(tracking_uri=DATABRICKS), Settings(tracking_uri="http://mlflow"))
 _NO_SERVER = "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with spec.tracking.uri and another name"
 
 
 def accept(draft: Draft) -> Outcome:
-    """Accept the job, or say everything that is wrong with it in one message.
+    """Accept the job, or report all mistakes in one message.
 
-    It fails for what is wrong in fields that cannot change, in any installation. What may change in its pod templates, in the
-    values of the chart, or with another version of the operator is judged again at each pass until the job is accepted.
+    The job fails for mistakes in immutable fields that no installation could run. Mistakes in pod templates, in the values of the
+    chart, or that another version of the operator resolves are checked again in each pass until the job is accepted.
     """
     if draft.ftj.spec is None:
         return _leave_alone(draft)
@@ -67,14 +67,14 @@ def _accept(draft: Draft) -> Outcome:
 
 
 def _record_acceptance(draft: Draft) -> None:
-    """Write that the spec can be run, with a warning of paths that the pods may not have. A pod template may come to mount them."""
+    """Record that the spec is valid, with a warning about paths that the pods may not have. The pod template may mount them later."""
     reason, message = ConditionReason.ACCEPTED, "the spec can be run"
     paths = parameters.unmounted_paths(draft.spec)
     if paths:
         reason = ConditionReason.ACCEPTED_WITH_WARNING
         message = (
-            f"the spec can be run; {', '.join(paths)}: pods have no folders of a Databricks workspace, so mount a volume there in "
-            "podTemplate, or apply a job with another name and the object storage behind the folder, unless the command has access of its own"
+            f"the spec can be run; {', '.join(paths)}: pods do not have the folders of a Databricks workspace: mount a volume at "
+            "the path in podTemplate, or apply a job under another name with the object storage behind the folder, unless the command has its own access"
         )
     before = draft.condition(ConditionType.ACCEPTED)
     if before is None or (before.status, before.reason, before.message) != ("True", reason, message):
@@ -99,7 +99,7 @@ def _was_at_work(draft: Draft) -> bool:
 
 
 def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
-    """What is wrong with fields that cannot change, whatever the values of the chart: the job can never be run."""
+    """Mistakes in immutable fields with which no values of the chart can run the job."""
     if ftj.written is None:
         return []
     spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, known=None, defaults=Defaults())
@@ -112,7 +112,7 @@ def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
 
 
 def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
-    """What is wrong with fields that cannot change, with these values of the chart."""
+    """Mistakes in immutable fields, with these values of the chart."""
     yield from mistakes.of_learning_rate(spec)
     yield from own_code.mistakes(spec.trainer)
     yield from parameters.unreadable_secrets(spec)
@@ -122,7 +122,7 @@ def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Itera
 
 
 def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with pod templates and variables, which can be corrected."""
+    """Mistakes in pod templates and variables, which users can correct."""
     yield from mistakes.of_training(spec)
     yield from driver_pod.mistakes(spec)
     yield from mistakes.of_evaluation(spec)
@@ -137,9 +137,7 @@ def obstacles(
         yield ConditionReason.POD_TEMPLATE_INVALID, "; ".join(wrong)
     missing = [*unsupported_fields(spec)]
     if missing:
-        message = (
-            f"this version of the operator cannot do: {'; '.join(missing)}; the job waits for one that can"
-        )
+        message = f"this version of the operator does not support {'; '.join(missing)}; the job waits for a version that does"
         yield ConditionReason.NOT_IMPLEMENTED, message
     if spec.register_ and not settings.servers(spec.tracking)[0]:
         yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_SERVER
@@ -160,7 +158,7 @@ def obstacles(
 
 
 def unsupported_fields(spec: FineTuneJobSpec) -> Iterator[str]:
-    """The parts of a spec that are in the API and not in this version, each with what to use meanwhile."""
+    """Fields of the API that this version does not support, each with an alternative."""
     addresses = (
         ("uri", spec.tracking.uri, DATABRICKS),
         ("registryUri", spec.tracking.registry_uri, UNITY_CATALOG),

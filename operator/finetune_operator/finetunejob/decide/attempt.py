@@ -82,7 +82,7 @@ def after_failure(draft: Draft, number: int, attempt_pods: list[Json], job: Json
         case Retryable() if (draft.status.restarts or 0) < policy.max_restarts:
             restart(draft, number + 1, counted=True, why=f"attempt {number} failed; {sentence}")
         case Retryable():
-            message = f"attempt {number} failed and runPolicy.maxRestarts = {policy.max_restarts} is used up; {sentence}"
+            message = f"attempt {number} failed and runPolicy.maxRestarts = {policy.max_restarts} is reached; {sentence}"
             _fail(draft, ConditionReason.MAX_RESTARTS_REACHED, message)
 
 
@@ -128,7 +128,7 @@ def _explain_failure(draft: Draft, number: int, attempt_pods: list[Json], failed
     failure = pod_state.first_failure(attempt_pods, gang.CONTAINER, number, per_node, use_less)
     return failure or LastFailure(
         reason=failed.get("reason"),
-        message=f"no pod is left to explain it: {failed.get('message', '')}",
+        message=f"the pods that could explain it no longer exist: {failed.get('message', '')}",
         attempt=number,
     )
 

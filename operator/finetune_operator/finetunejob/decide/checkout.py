@@ -1,4 +1,4 @@
-"""`trainer.code.git`: which commit the job runs. It is asked for once, before anything is created; every attempt has the same."""
+"""`trainer.code.git`: which commit the job runs. It is resolved once, before any child is created; every attempt runs the same commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def repository_to_resolve(ftj: FineTuneJob) -> Git | None:
-    """The repository whose server has to be asked; None where the commit is known, or nothing is to be run yet."""
+    """The repository whose revision must be resolved; None if the commit is known, or the job does not run yet."""
     git = _git(ftj)
     if git is None or ftj.status.code or ftj.is_finished or ftj.deleting:
         return None
@@ -22,9 +22,9 @@ def repository_to_resolve(ftj: FineTuneJob) -> Git | None:
 
 
 def resolve(draft: Draft) -> Outcome:
-    """End the pass until the commit is known, and in the status. What was found once stays.
+    """End the pass until the status has the commit. A recorded commit does not change.
 
-    Without the latter, a crash could leave a run or pods of one commit beside a status with another.
+    Otherwise a crash could leave a run or pods of one commit and a status with another commit.
     """
     git = _git(draft.ftj)
     if git is None or draft.status.code:
@@ -35,12 +35,12 @@ def resolve(draft: Draft) -> Outcome:
     if revision is None or revision.problem:
         if revision and revision.problem:
             draft.set(ConditionType.CODE_RESOLVED, False, revision.problem.reason, revision.problem.message)
-        # The server is asked beside the passes, of a job that was accepted, and its answer has the next one made.
+        # The server is read outside the passes, for accepted jobs only; its answer triggers the next pass.
         is_accepted = draft.ftj.holds(ConditionType.ACCEPTED)
         draft.requeue_after(
             (revision and revision.retry_seconds) or (POLL_SECONDS if is_accepted else SOON_SECONDS)
         )
-        # A suspended job says that it is.
+        # A suspended job must report that it is suspended.
         return Continue if draft.spec.suspend else Stop
     draft.update(code=CodeStatus(commit=revision.commit, branch=revision.branch))
     where = f"{git.revision} of {git.url} is" if revision.commit != git.revision.lower() else f"{git.url} has"
@@ -56,7 +56,7 @@ def is_unresolved(draft: Draft) -> bool:
 
 
 def tags(draft: Draft) -> dict[str, str]:
-    """What the MLflow run says of the code."""
+    """The tags of the MLflow run about the code."""
     git, code = _git(draft.ftj), draft.status.code
     if git is None or code is None:
         return {}

@@ -12,7 +12,7 @@ from finetune_operator.finetunejob.pods import gang, pod_state
 
 
 def record_checkpoint(draft: Draft, attempt_pods: list[Json]) -> None:
-    """Record the newest checkpoint that MLflow or a terminated pod of the attempt reports, or why saving fails."""
+    """Record the newest checkpoint that MLflow or a terminated pod of the attempt reports, or the error of a failed save."""
     if draft.spec.checkpoint is None:
         return
     run = draft.observed.mlflow.run if draft.observed.mlflow else None
@@ -55,7 +55,7 @@ def describe_start(draft: Draft) -> str:
             if is_one_checkpoint
             else f"starts from the newest checkpoint in {uri}"
         )
-    return f"starts from the beginning: {'no checkpoint is known' if draft.spec.checkpoint else 'spec.checkpoint is not set'}"
+    return f"starts from the beginning: {'no checkpoint is recorded' if draft.spec.checkpoint else 'spec.checkpoint is not set'}"
 
 
 def _is_failing(draft: Draft) -> bool:

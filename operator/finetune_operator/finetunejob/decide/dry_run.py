@@ -1,4 +1,4 @@
-"""Before anything is created for a job, the API server judges its training pods, and the pod of its evaluation, by a dry run.
+"""Before the operator creates children, the API server checks the training and evaluation pods of a job in a dry run.
 
 A preparation takes hours, and the pods of a Job that exists stay as they are when podTemplate is corrected. The API server is
 asked once for each generation of the spec, until the data are prepared; and again where it refused the pods or failed, since
@@ -34,7 +34,7 @@ _FIRST_INDEX = {_INDEX: "0"}
 
 
 def check_pods(draft: Draft) -> Outcome:
-    """End the pass until the training pods are judged, and while they are refused, unless something has started already."""
+    """End the pass until the API server has checked the pods, and while it rejects them, unless the job has started."""
     if draft.holds(ConditionType.PREPARED):
         draft.unset(ConditionType.PODS_ADMITTED)
         return Continue
@@ -53,7 +53,7 @@ def check_pods(draft: Draft) -> Outcome:
 
 
 def build_dry_run_objects(draft: Draft) -> list[Json]:
-    """One of the training pods, since a Job alone passes quotas and Pod Security; and the Job, where it comes much later.
+    """One of the training pods, since quotas and Pod Security do not check Jobs; and the Job, if the preparation delays it.
 
     Both also of the evaluation. With executors, also the question whether Spark's driver may create them.
     """
@@ -65,7 +65,7 @@ def build_dry_run_objects(draft: Draft) -> list[Json]:
 
 
 def _build_evaluation_jobs(draft: Draft) -> list[Json]:
-    """The Job of the evaluation, of a version that is made up; none without one."""
+    """The Job of the evaluation, with a placeholder version; empty without an evaluation."""
     register = draft.spec.register_
     if draft.spec.evaluation is None or register is None:
         return []
@@ -90,7 +90,7 @@ def _build_first_pod(draft: Draft, job: Json) -> Json:
             "name": f"{meta['name']}-0",
             "namespace": meta["namespace"],
             "labels": {**pod_metadata.get("labels", {}), **_job_labels(meta["name"], draft.ftj.uid), **added},
-            # NB: annotations that are no mapping are left for the API server to refuse.
+            # NB: the API server rejects annotations that are not a mapping.
             "annotations": {**template_annotations, **added}
             if isinstance(template_annotations, dict)
             else template_annotations,
@@ -101,7 +101,7 @@ def _build_first_pod(draft: Draft, job: Json) -> Json:
 
 
 def _job_labels(name: str, uid: str) -> dict[str, str]:
-    """Labels of the pods of a Job, with the old names of them."""
+    """Labels of the pods of a Job, with their legacy names."""
     prefixes = ("batch.kubernetes.io/", "")
     return {
         f"{prefix}{key}": value
@@ -123,7 +123,7 @@ def _controller(draft: Draft) -> Json:
 
 
 def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
-    """Write the answer into the status; without a preparation only a refusal, since the pods themselves tell the rest."""
+    """Write the answer into the status; without a preparation only a rejection, since the pods report everything else."""
     message = f"{answer.message}{_remedy(draft, answer)}"
     draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
     judged = draft.condition(ConditionType.PODS_ADMITTED)
@@ -139,12 +139,12 @@ def _remedy(draft: Draft, answer: DryRunAnswer) -> str:
     if draft.settings.defaults.pod_template and not of_evaluation:
         fields += " or the installation's defaults.podTemplate"
     if reason == ConditionReason.POD_TEMPLATE_INVALID:
-        return f": correct {fields}, and the job goes on"
+        return f": correct {fields}, and the job continues"
     if reason == ConditionReason.POD_REJECTED:
-        return f": correct {fields}, or the policy, and the job goes on"
+        return f": correct {fields}, or the policy, and the job continues"
     queue = draft.spec.run_policy.queue_name
     if reason == ConditionReason.QUEUE_INADMISSIBLE and queue:
-        return f": {_queue_remedy(draft, queue)}, and the job goes on"
+        return f": {_queue_remedy(draft, queue)}, and the job continues"
     return ""
 
 

@@ -1,6 +1,6 @@
 """The evaluation: a Job of one pod that evaluates the registered version, whose numbers become its tags.
 
-The aliases move after it, so that whoever watches them finds the numbers.
+The aliases move afterwards, so that clients that watch an alias find the metrics.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _USE_LESS = "lower evaluation.batchSize"
 
 
 def evaluate(draft: Draft) -> Outcome:
-    """Evaluate the version and write its numbers to MLflow; the pass ends until they are there."""
+    """Evaluate the version and write its metrics to MLflow; the pass ends until they are written."""
     name = names.evaluate_name(draft.ftj.name)
     if draft.ftj.status.evaluation:
         sidecars.release(draft, names.EVALUATE, name, _CONTAINER)
@@ -38,7 +38,7 @@ def evaluate(draft: Draft) -> Outcome:
 
 
 def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
-    """What the pod found; None until it is known."""
+    """The result of the evaluation pod; None until it exists."""
     name = names.evaluate_name(draft.ftj.name)
     children = classify_children(draft.observed.jobs, draft.observed.pods, names.EVALUATE, name)
     child, evaluation_pods = children.current_job, children.pods
@@ -84,7 +84,7 @@ def _start(draft: Draft, children: ComponentChildren) -> None:
     mlflow, version = draft.observed.mlflow, _observed_version(draft)
     if version is None:
         # The pod fetches the version from there.
-        _wait_for_version(draft, mlflow, "the evaluation starts when MLflow answers")
+        _wait_for_version(draft, mlflow, "the evaluation starts when MLflow responds")
         return
     if draft.condition(ConditionType.EVALUATED) is None:
         # NB: a pass in which the API server refuses the Job writes no more of its status than that. What a job waits for then
@@ -151,10 +151,10 @@ def _finish(draft: Draft, child: Json, evaluation_pods: list[Json]) -> Evaluatio
 
 
 def _read_result(draft: Draft, child: Json, ended: pod_state.Exit) -> EvaluationStatus:
-    """What a pod that succeeded found.
+    """The result of a pod that succeeded.
 
     Raises:
-        WrongNumbersError: it left no numbers, or others than it should.
+        WrongNumbersError: it reported no metrics, or invalid ones.
     """
     if evaluation_pod.evaluation_of(draft).command:
         digest = child["metadata"]["annotations"][names.ANNOTATION_DIGEST]
@@ -184,9 +184,9 @@ def _handle_failure(draft: Draft, evaluation_pods: list[Json], failed: Json) -> 
 
 
 def _fail_job(draft: Draft, reason: ConditionReason, what: str) -> None:
-    """Fail the job; nothing takes the version away."""
+    """Fail the job; its version remains."""
     name = draft.status.model.name if draft.status.model else None
-    message = f"{what}; version {_recorded_version(draft)} of {name} stays, without aliases"
+    message = f"{what}; version {_recorded_version(draft)} of {name} remains, without aliases"
     draft.set(ConditionType.EVALUATED, False, reason, message)
     draft.fail(reason, message)
 
@@ -198,7 +198,7 @@ def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
     """
     mlflow, version = draft.observed.mlflow, _observed_version(draft)
     if mlflow is None or version is None:
-        _wait_for_version(draft, mlflow, "the numbers are written when MLflow answers")
+        _wait_for_version(draft, mlflow, "the metrics are written when MLflow responds")
         return Stop
     what = f"{version.name} version {version.version}"
     tags = evaluation_result.version_tags(evaluation)
@@ -211,7 +211,7 @@ def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
         if run and unlogged:
             draft.actions.append(LogMetrics(run.run_id, unlogged, _step_after_training(draft)))
         draft.actions.append(TagVersion(version.name, version.version, lacking))
-        _wait(draft, f"writing the numbers of {what} to its tags and its run")
+        _wait(draft, f"writing the metrics of {what} to its tags and its run")
         return Stop
     rows = f" on {evaluation.rows} rows" if evaluation.rows is not None else ""
     message = f"{what}{rows}: {evaluation_result.summarize(evaluation)}"

@@ -26,7 +26,7 @@ _MAX_METRICS_IN_MESSAGE = 8
 
 
 class InvalidMetricsError(ValueError):
-    """What a command wrote is no JSON object of numbers; the message says what it is and what is needed."""
+    """A command wrote something other than a JSON object of numbers; the message says what it must write."""
 
 
 def from_built_in(result: EvaluationResult) -> EvaluationStatus:
@@ -46,7 +46,7 @@ def from_command(text: str, digest: str) -> EvaluationStatus:
         digest: what the numbers depend on.
 
     Raises:
-        WrongNumbersError: the text is no JSON object of finite numbers, or a name is not allowed.
+        WrongNumbersError: the text is not a JSON object of finite numbers, or a name is not allowed.
     """
     metrics = [EvaluatedMetric(name=name, value=value) for name, value in _parse_metrics(text).items()]
     return EvaluationStatus(digest=digest, metrics=metrics)
@@ -54,7 +54,7 @@ def from_command(text: str, digest: str) -> EvaluationStatus:
 
 def _parse_metrics(text: str) -> dict[str, float]:
     if not text.strip():
-        raise InvalidMetricsError(f"nothing was there: {_FORMAT_HINT}")
+        raise InvalidMetricsError(f"the file is empty: {_FORMAT_HINT}")
     try:
         metrics = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -62,7 +62,7 @@ def _parse_metrics(text: str) -> dict[str, float]:
     if not isinstance(metrics, dict) or not metrics:
         raise InvalidMetricsError(f"{_quote(text)} is not an object with numbers: {_FORMAT_HINT}")
     if len(metrics) > MAX_METRICS:
-        raise InvalidMetricsError(f"there were {len(metrics)} numbers: write at most {MAX_METRICS}")
+        raise InvalidMetricsError(f"the file has {len(metrics)} metrics: write at most {MAX_METRICS}")
     for name, value in metrics.items():
         _check_name(name)
         _check_value(name, value)
@@ -70,7 +70,7 @@ def _parse_metrics(text: str) -> dict[str, float]:
 
 
 _FORMAT_HINT = (
-    f'write a JSON object of numbers such as {{"accuracy": 0.9}}, of at most {contract.TERMINATION_MAX_BYTES} bytes, to the '
+    f'write a JSON object of numbers, for example {{"accuracy": 0.9}}, of at most {contract.TERMINATION_MAX_BYTES} bytes, to the '
     f"file that the variable {contract.ENV_METRICS_PATH} names"
 )
 
@@ -78,12 +78,12 @@ _FORMAT_HINT = (
 def _check_name(name: str) -> None:
     if len(name) > MAX_METRIC_NAME or not re.fullmatch(METRIC_NAME, name):
         raise InvalidMetricsError(
-            f"the name {_quote(name)} is not allowed: use at most {MAX_METRIC_NAME} letters, digits and underscores, and no digit "
-            "first"
+            f"the name {_quote(name)} is not allowed: use at most {MAX_METRIC_NAME} letters, digits and underscores, and do not "
+            "start with a digit"
         )
     if name in contract.TRAINING_METRICS or name.startswith(_RESERVED_PREFIXES):
         raise InvalidMetricsError(
-            f"the name {name} is taken by the training or the operator: use another one, such as my_{name}"
+            f"the name {name} is reserved for the trainer or the operator: use another name, for example my_{name}"
         )
 
 

@@ -31,7 +31,7 @@ def record_failed_action(
         message = f"alias {action.alias} of {action.model} cannot be set: {problem.message}"
     if isinstance(action, TagVersion | LogMetrics):
         kind = ConditionType.EVALUATED
-        message = f"the numbers of the evaluation cannot be written: {problem.message}"
+        message = f"the metrics of the evaluation cannot be written: {problem.message}"
     if isinstance(action, SubmitRun | CancelRun):
         kind = ConditionType.PREPARED
     status = with_condition(decision.status, kind, False, reason, message, now=now, generation=ftj.generation)

@@ -1,4 +1,4 @@
-"""The end of a job, and what is left to do after it. Terminal states are sticky."""
+"""The end of a job, and the cleanup after it. Terminal states are final."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def succeed(draft: Draft) -> Outcome:
 
 
 def clean_up(draft: Draft) -> None:
-    """Stop what still runs, close the MLflow run, and delete the children once their time is up.
+    """Stop running children, close the MLflow run, and delete the children when their TTL expires.
 
-    Nothing is ever created again.
+    A finished job creates nothing.
     """
     draft.stop_children()
     _close_run(draft)
@@ -81,7 +81,9 @@ def _delete_children(draft: Draft) -> None:
     for child in draft.observed.jobs.values():
         draft.remove(child)
     before = draft.condition(ConditionType.PODS_HEALTHY)
-    message = f"the children were deleted {ttl} s after the end: runPolicy.ttlSecondsAfterFinished"
+    message = (
+        f"the child resources were deleted {ttl} s after the job finished: runPolicy.ttlSecondsAfterFinished"
+    )
     draft.set(ConditionType.PODS_HEALTHY, None, ConditionReason.NO_PODS, message)
     # The status is written after the deletions, so a pass that was interrupted is repeated.
     draft.sweep = draft.condition(ConditionType.PODS_HEALTHY) != before

@@ -22,8 +22,8 @@ def unreadable_secrets(spec: FineTuneJobSpec) -> Iterator[str]:
     for field, text, _template, _container in _strings(spec):
         if secret_scopes.is_reference(text):
             yield (
-                f"spec.{field} names a secret of a Databricks workspace, which no pod can read: give the pod a variable by valueFrom or "
-                "envFrom, from a Secret, and have the command read that"
+                f"spec.{field} references a secret of a Databricks workspace, which pods cannot read: set a variable from a Kubernetes "
+                "Secret with valueFrom or envFrom, and read that variable in the command"
             )
 
 

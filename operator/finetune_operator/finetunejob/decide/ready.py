@@ -64,7 +64,7 @@ def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
 
 
 def _needs_spec_change(word: Phase, explanation: Condition) -> bool:
-    """Whether the job comes no further before its spec changes. A preparation that runs is progress."""
+    """Whether the job cannot make progress until its spec changes. A running preparation is progress."""
     return (
         word in ("Pending", "Starting", "Evaluating")
         and explanation.type in OBSTACLES

@@ -45,7 +45,7 @@ def _describe_registration(
 ) -> str:
     own_aliases = [alias for alias in registration.aliases if alias not in owned]
     promoted_aliases = [
-        f"alias {alias} is left to ModelPromotion {owned[alias]}"
+        f"ModelPromotion {owned[alias]} manages alias {alias}"
         for alias in registration.aliases
         if alias in owned
     ]

@@ -16,12 +16,12 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def is_unpinned(ftj: FineTuneJob) -> bool:
-    """Whether the versions of a job are still to be found, also while it is suspended; it has no run before."""
+    """Whether the job still needs versions for its aliases, also while it is suspended; without them it has no run."""
     return bool(_unpinned_aliases(ftj))
 
 
 def aliases_to_resolve(ftj: FineTuneJob) -> dict[str, Aliased]:
-    """The aliases that a registry has to be asked for, by the field of `status.pinned`; empty where nothing is to be run yet.
+    """The aliases to resolve, by the field of `status.pinned`; empty while the job does not run.
 
     NB: the address of the registry in a job that is not accepted may hold a password.
     """
@@ -43,7 +43,7 @@ def _unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
 
 
 def pin_versions(draft: Draft) -> Outcome:
-    """End the pass until the versions are known. What was found once stays, and is in the spec from the next pass on."""
+    """End the pass until the versions are known. A pinned version does not change; the next pass has it in the spec."""
     aliases = {} if draft.spec.suspend else _unpinned_aliases(draft.ftj)
     if not aliases or not draft.settings.servers(draft.spec.tracking)[0]:
         # NB: without a server the pods say that they cannot find the model. The condition is of when there was one.
@@ -63,7 +63,7 @@ def pin_versions(draft: Draft) -> Outcome:
     draft.update(pinned=(draft.status.pinned or Pinned()).model_copy(update=uris))
     pairs = zip(aliases.values(), uris.values(), strict=True)
     message = "; ".join(
-        f"models:/{aliased.model}@{aliased.alias} is {uri} in all pods of this job" for aliased, uri in pairs
+        f"models:/{aliased.model}@{aliased.alias} is {uri} for all pods of this job" for aliased, uri in pairs
     )
     draft.set(ConditionType.MODELS_FOUND, True, ConditionReason.MODELS_FOUND, message)
     draft.requeue_after(0)

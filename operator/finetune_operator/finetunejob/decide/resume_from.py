@@ -1,4 +1,4 @@
-"""`checkpoint.resumeFrom`: which checkpoints a job starts from, and whether it may carry that run on.
+"""`checkpoint.resumeFrom`: which checkpoints a job starts from, and whether it can continue that run.
 
 Of another FineTuneJob they are known when it has stopped for good or for now: until then it writes and deletes them. Only the
 pods see the storage, so a job that has finished counts as having checkpoints once an attempt of it has run.
@@ -19,7 +19,7 @@ from finetune_operator.policy.result import Continue, Outcome
 
 
 def resumed_job_name(ftj: FineTuneJob) -> str | None:
-    """The FineTuneJob whose checkpoints a job waits for; None where it waits for none."""
+    """The FineTuneJob whose checkpoints a job waits for; None if it does not wait."""
     reference = _resume_from(ftj)
     if reference is None or ftj.status.resumed_from or ftj.is_finished or ftj.deleting:
         return None
@@ -27,7 +27,7 @@ def resumed_job_name(ftj: FineTuneJob) -> str | None:
 
 
 def find_checkpoints(draft: Draft) -> Outcome:
-    """End the pass until the checkpoints are known that the job starts from. What was found once stays."""
+    """End the pass until the starting checkpoints are known. Recorded checkpoints do not change."""
     reference = _resume_from(draft.ftj)
     if reference is None or draft.status.resumed_from or draft.spec.suspend:
         return Continue
@@ -97,22 +97,20 @@ def _is_at_rest(ftj: FineTuneJob) -> bool:
 
 
 def _find_mistake(ftj: FineTuneJob, spec: FineTuneJobSpec, resumed_job: FineTuneJob, who: str) -> str | None:
-    """Why a job can never carry another one on, whose spec this is; None where it can."""
+    """Why a job can never continue another job with this spec; None if it can."""
     if spec.trainer.command:
         return (
-            f"{who} runs a command of its own, and its checkpoints are not those of the built-in loop: remove "
-            "checkpoint.resumeFrom"
+            f"{who} runs a custom command, and the built-in loop cannot read its checkpoints: "
+            "remove checkpoint.resumeFrom"
         )
     if spec.checkpoint is None or not spec.checkpoint.uri:
-        return (
-            f"{who} has no checkpoints: spec.checkpoint is not set there: remove checkpoint.resumeFrom here"
-        )
+        return f"{who} does not set spec.checkpoint and has no checkpoints: remove checkpoint.resumeFrom from this job"
     wrong = differences(settings(_recipe(resumed_job)), _recipe(ftj))
     if not wrong:
         return None
     return (
-        f"this job cannot carry on {who}, whose run has other settings ({'; '.join(wrong)}): create it with those, or "
-        "without checkpoint.resumeFrom"
+        f"this job cannot continue {who}, whose settings differ ({'; '.join(wrong)}): create the job with the same "
+        "settings, or without checkpoint.resumeFrom"
     )
 
 

@@ -37,7 +37,7 @@ def track(draft: Draft) -> Outcome:
             ConditionType.TRACKED,
             False,
             ConditionReason.MLFLOW_NOT_CONFIGURED,
-            "no MLflow server is set: progress and the model are only in the pods' logs",
+            "no MLflow server is configured: progress and the model appear only in the pods' logs",
         )
         return Continue
     draft.requeue_after(draft.settings.poll_seconds)
@@ -90,7 +90,7 @@ def _may_replace(draft: Draft, run_id: str, run: Run | None) -> bool:
         return False
     if deleted:
         return True
-    message = f"{problem}: looking again before another one is created"
+    message = f"{problem}: the operator checks again before it creates another run"
     seconds = draft.set_since(ConditionType.TRACKED, ConditionReason.RUN_NOT_FOUND, message)
     return seconds >= draft.settings.registration_patience_seconds
 

@@ -1,4 +1,4 @@
-"""What a job has used: the running time of its pods, and that times their GPUs.
+"""The usage of a job: the running time of its pods, and that time multiplied by their GPUs.
 
 The sum is kept by batch Job, with the time until which its pods are counted: what they ran after that is added. So a pod
 counts once, also after the operator was restarted, and a pod in the place of a deleted one counts too.
@@ -56,7 +56,7 @@ def add_usage(
     final: bool,
     resource: str,
 ) -> Usage | None:
-    """The usage with what the pods add to it; None when nothing was used yet.
+    """The usage, including these pods; None without usage.
 
     Args:
         pods: those that exist, and failed ones that no longer do.

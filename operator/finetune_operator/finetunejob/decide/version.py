@@ -29,7 +29,7 @@ def await_version(draft: Draft) -> Outcome:
         # The evaluation pod needs no MLflow of the operator, and what the evaluation waits for is in its own condition.
         return Continue
     if mlflow is None or mlflow.problem:
-        reason, why = ConditionReason.REGISTERING, "MLflow has not been asked yet"
+        reason, why = ConditionReason.REGISTERING, "the operator has not read MLflow yet"
         if mlflow and mlflow.problem:
             reason, why = mlflow.problem.reason, mlflow.problem.message
         draft.set(ConditionType.REGISTERED, False, reason, f"registration waits for MLflow: {why}")
@@ -55,7 +55,7 @@ def _wait(draft: Draft, registration: Register) -> Outcome:
     if _can_register_again(draft):
         number = draft.status.attempt or 1
         draft.unset(ConditionType.REGISTERED)
-        why = f"attempt {number} ended without a version of {registration.model} that is READY, and registers it again"
+        why = f"attempt {number} ended without a READY version of {registration.model}; the next attempt registers the model again"
         attempts.restart(draft, number + 1, counted=True, why=why)
         return Stop
     run = draft.status.run_id
@@ -83,10 +83,7 @@ def wait_for_lost_version(draft: Draft, kind: ConditionType, reason: ConditionRe
     """
     model, run = draft.status.model or ModelStatus(), draft.status.run_id
     message = f"version {model.version} of {model.name} cannot be found from run {run}"
-    if (
-        draft.set_since(kind, reason, f"{message}: looking again")
-        < draft.settings.registration_patience_seconds
-    ):
+    if draft.set_since(kind, reason, f"{message}: retrying") < draft.settings.registration_patience_seconds:
         draft.requeue_after(draft.settings.poll_seconds)
         return
     _fail(

@@ -11,7 +11,7 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.resolve import PRODUCT_LABEL, whole_number
 
-# Extended resources of which one is one GPU: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb, gpu.intel.com/i915.
+# Extended resources that count as GPUs, one each: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb, gpu.intel.com/i915.
 _GPU = re.compile(r"[^/]+/(gpu|gpu\.shared|mig-.+)|gpu\.intel\.com/.+")
 # Labels of nodes, and keys of a nodeSelector, whose value is the product; the first that is there counts.
 _PRODUCT_LABELS = (

@@ -1,4 +1,4 @@
-"""Whether the MLflow run of a job is still to be created."""
+"""Whether the MLflow run of a job is pending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job waits for before anything is created for it, and may wait for long; and what it would wait for in vain."""
+"""Waits and refusals of a job before the operator creates its children."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _explain_forbidden(body: Json) -> DryRunAnswer:
     *_, namespace, account = body["spec"]["user"].split(":")
     message = (
         f"ServiceAccount {account} may not create pods in namespace {namespace}, as Spark's driver must: add the "
-        "namespace to spark.namespaces of the chart, or bind a Role to the account, and the job goes on; "
+        "namespace to spark.namespaces of the chart, or bind a Role to the account, and the job continues; "
         "data.prepare.spark.serviceAccountName names another account"
     )
     return DryRunAnswer(admitted=False, reason=ConditionReason.EXECUTORS_FORBIDDEN, message=message)
@@ -122,10 +122,10 @@ def _explain_refusal(body: Json, error: KubeError) -> DryRunAnswer:
         return DryRunAnswer(admitted=None, reason=ConditionReason.NOT_CHECKED, message=message)
     if error.status not in _REASONS or _NO_ACCOUNT in str(error):
         log.warning("%s/%s cannot be checked by a dry run: %s", where, what, error)
-        message = f"{what} cannot be checked by a dry run: {error}: trying again"
+        message = f"a dry run cannot check {what}: {error}: retrying"
         return DryRunAnswer(admitted=None, reason=ConditionReason.CHECK_FAILED, message=message)
     if error.status == 403 and _QUOTA.search(str(error)):
-        message = f"{what} would be refused now: {error}; the preparation goes on, and the pods are created after it"
+        message = f"the API server would reject {what} now: {error}; the preparation continues, and the pods are created after it"
         return DryRunAnswer(admitted=False, reason=ConditionReason.QUOTA_EXCEEDED, message=message)
-    message = f"{what} would be refused: {error}"
+    message = f"the API server would reject {what}: {error}"
     return DryRunAnswer(admitted=False, reason=_REASONS[error.status], message=message)

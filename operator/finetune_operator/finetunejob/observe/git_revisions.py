@@ -1,4 +1,4 @@
-"""Asks servers of Git which commit a job is to run, beside the passes; after a problem again, later and later."""
+"""Resolves the commits of jobs on Git servers, outside the passes; retries with backoff after a problem."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
 
 _MAX_DELAY_SECONDS = 30.0
-# What the jobs of a namespace ask at the same time of a server, and of all servers; and what all jobs ask.
+# Concurrent requests: of a namespace to one server, of a namespace to all servers, and of all jobs.
 _MAX_REQUESTS_PER_SERVER = 4
 _MAX_REQUESTS_PER_NAMESPACE = 8
 _MAX_REQUESTS = 32
-# How long no job of a namespace asks a server that did not answer.
+# How long the jobs of a namespace do not contact a server that did not respond.
 _OUTAGE_SECONDS = 5.0
-# What servers take as the name beside a token.
+# The username that servers accept with a token.
 _DEFAULT_USERNAME = "git"
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class RevisionReader:
 
     Attributes:
         clock: monotonic seconds.
-        wake: has a pass over the job with this key made; called when a server has answered, or has not in time.
+        wake: queues a pass over the job with this key; called when a server has responded or timed out.
     """
 
     kube: Kube
@@ -113,7 +113,9 @@ class RevisionReader:
             resolved = await self._resolve(ftj.namespace, repository, revision)
         except Exception:
             log.exception("%s: the commit of %s could not be found", ftj.key, repository.url)
-            message = f"the operator failed to ask for the commit of {repository.url}, and tries again: read its log"
+            message = (
+                f"the operator failed to resolve the commit of {repository.url} and retries: see its log"
+            )
             resolved = ResolvedRevision(problem=Problem(ConditionReason.INTERNAL_ERROR, message))
         self._asking.pop(ftj.uid, None)
         if resolved.problem:
@@ -131,7 +133,7 @@ class RevisionReader:
             self._turns_of_all,
         ):
             if self._outages.of(server):
-                message = f"the repository {repository.url} cannot be reached: {server.host} has not answered another request"
+                message = f"the repository {repository.url} cannot be reached: {server.host} did not respond to another request"
                 return ResolvedRevision(problem=Problem(ConditionReason.GIT_UNREACHABLE, message))
             try:
                 resolved = await repository.resolve(revision)
@@ -146,11 +148,13 @@ class RevisionReader:
             return ANONYMOUS
         if not secret.get("password"):
             name = git.secret_ref.name if git.secret_ref else ""
-            message = f"Secret {name} of {secrets.GIT} has no key password: add it, and username"
+            message = (
+                f"Secret {name} of {secrets.GIT} has no key password: add the keys username and password"
+            )
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_MISSING, message))
         username = secret.get("username") or _DEFAULT_USERNAME
         if ":" in username:
             name = git.secret_ref.name if git.secret_ref else ""
-            message = f"the username in Secret {name} of {secrets.GIT} has a colon, which no login by password can have: correct it"
+            message = f"the username in Secret {name} of {secrets.GIT} contains a colon, which basic authentication does not allow: correct it"
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
         return Login(username, secret["password"])

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 # The GPU of a node does not change.
 _CACHE_SECONDS = 3600.0
 _MAX_CACHED_NODES = 4096
-# A device plugin that is being installed is soon heard of, and all nodes of a cluster are much to read.
+# Short enough to notice a new device plugin; listing all nodes of a cluster is expensive.
 _OFFERED_CACHE_SECONDS = 120.0
 
 

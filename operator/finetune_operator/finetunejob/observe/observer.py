@@ -72,7 +72,7 @@ class FineTuneJobObserver:
 
     Attributes:
         clock: monotonic seconds.
-        wake: has a pass over the job with this key made: what is read beside the passes has come.
+        wake: queues a pass over the job with this key, when a read outside the passes completes.
     """
 
     kube: Kube

@@ -79,5 +79,5 @@ class PreparationLeases:
             existing = await self.kube.get("Lease", ftj.namespace, name)
             if existing is None or not is_child(existing, ftj):
                 raise KubeError(
-                    409, f"another job has begun the preparation of {ftj.key}: looking again"
+                    409, f"another job has started the preparation of {ftj.key}: retrying"
                 ) from error

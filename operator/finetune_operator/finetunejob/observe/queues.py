@@ -12,12 +12,12 @@ from finetune_operator.kube import Kube, KubeError
 log = logging.getLogger(__name__)
 
 _KINDS = ("LocalQueue", "LocalQueueBeta1")
-# The names of so many queues stand in a message.
+# Queues that a message lists.
 _MAX_NAMES = 5
 
 
 async def find_missing_queue(kube: Kube, body: Json) -> str | None:
-    """Why no queue will ever admit an object; None where it names none, its queue exists, or queues cannot be read."""
+    """Why no queue can admit an object; None if it has no queue, its queue exists, or queues cannot be read."""
     queue, namespace = queue_of(body), body["metadata"]["namespace"]
     if body["kind"] != "Job" or not queue:
         return None
@@ -33,7 +33,7 @@ async def find_missing_queue(kube: Kube, body: Json) -> str | None:
         return (
             None if queue in names else f"queue {queue} does not exist: {_describe_queues(namespace, names)}"
         )
-    return f"queue {queue} admits nothing, since Kueue is not installed in this cluster"
+    return f"queue {queue} cannot admit the job: Kueue is not installed in this cluster"
 
 
 def _describe_queues(namespace: str, names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Questions that were answered with a refusal, and when each is asked again: later and later."""
+"""The last refusal of each job, and an exponential backoff until the question is asked again."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from finetune_operator.kube import Kube, KubeError
 _MISSING = Problem(
     ConditionReason.SPARK_OPERATOR_MISSING,
     "data.prepare.spark.mode SparkApplication needs Kubeflow's spark-operator, and this cluster has no SparkApplications "
-    "(sparkoperator.k8s.io/v1beta2): install the spark-operator, and the job goes on; or create a FineTuneJob with another "
+    "(sparkoperator.k8s.io/v1beta2): install the spark-operator, and the job continues; or create a FineTuneJob with another "
     "name and spark.mode Kubernetes, which needs none",
 )
 
@@ -61,8 +61,8 @@ def _problem(error: KubeError) -> Problem | None:
         return _MISSING
     if error.status == HTTPStatus.FORBIDDEN:
         message = (
-            f"the operator may not read SparkApplications ({error}): install the chart with rbac.sparkApplications, and the job "
-            "goes on"
+            f"the operator may not read SparkApplications ({error}): install the chart with rbac.sparkApplications, and the "
+            "job continues"
         )
         return Problem(ConditionReason.SPARK_OPERATOR_FORBIDDEN, message)
     return None

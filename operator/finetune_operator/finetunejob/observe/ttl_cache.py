@@ -1,4 +1,4 @@
-"""Answers of servers about FineTuneJobs, each asked for once in a while."""
+"""Answers of servers about FineTuneJobs, cached for a share of the poll interval."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Request(NamedTuple, Generic[Answer]):
 
 @dataclass
 class SharedAnswers(Generic[Answer]):
-    """Answers to questions that several jobs have: each is asked once in a while, also by passes at the same time.
+    """Answers to questions that several jobs have: each is asked once per interval, also by concurrent passes.
 
     Attributes:
         clock: monotonic seconds.

@@ -1,4 +1,4 @@
-"""What keeps pods from running: no node, an image, a volume, a Secret, a quota; and what is only a matter of time."""
+"""What keeps pods from running: no node, an image, a volume, a Secret or a quota; and temporary delays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PRIORITY = (
 
 
 def forget_refusal(draft: Draft) -> None:
-    """Remove what kept a child from being created, when it is about to be created; if it is refused again, it returns."""
+    """Remove the condition about a rejected child before it is created again; another rejection sets it again."""
     healthy = draft.condition(ConditionType.PODS_HEALTHY)
     if healthy and healthy.reason in _REFUSALS:
         draft.unset(ConditionType.PODS_HEALTHY)
@@ -79,7 +79,7 @@ def report_health(draft: Draft, alive: Sequence[Json], job_name: str, *, desired
 
 
 def _describe_missing_resources(draft: Draft, alive: Sequence[Json]) -> str:
-    """Which GPU that the pods ask for no node has, as the end of a sentence; empty when none is known to be missing."""
+    """GPU resources that the pods request and no node offers, as the end of a sentence; empty without any."""
     offered_resources = draft.observed.offered_resources
     if offered_resources is None:
         return ""
@@ -87,7 +87,9 @@ def _describe_missing_resources(draft: Draft, alive: Sequence[Json]) -> str:
         name for pod in alive for name in device.gpu_resources(pod, device.configured_resource(draft.ftj))
     }
     missing = sorted(requested - offered_resources)
-    return f"; no node offers {', '.join(missing)}: is its device plugin installed?" if missing else ""
+    return (
+        f"; no node offers {', '.join(missing)}: check that its device plugin is installed" if missing else ""
+    )
 
 
 def _find_problems(
@@ -130,7 +132,7 @@ def _explain_missing_node(
     last = _last_event(events, _NODE_COMES | _NO_NODE_COMES)
     if last and last.reason in _NODE_COMES and now - last.at < _NODE_TIMEOUT:
         return Problem(
-            ConditionReason.SCALING_UP, f"pod {name} waits for a node, which is on its way: {last.message}"
+            ConditionReason.SCALING_UP, f"pod {name} waits for a node that is being added: {last.message}"
         )
     if "persistentvolumeclaim" in message.lower():
         look = f"check kubectl get pvc -n {pod['metadata']['namespace']}"

@@ -218,7 +218,7 @@ def last_failure(
     """The newest failure among pods that ran one after the other.
 
     Args:
-        use_less: how the container uses less memory, as a part of a sentence; empty where nobody knows.
+        use_less: how the container can use less memory, as a part of a sentence; empty if unknown.
     """
     failed = [item for item in exits(pods, container) if item.code != 0]
     return _failure(failed[-1], container, attempt, 1, use_less) if failed else None
@@ -233,7 +233,7 @@ def first_failure(
     reports its own error takes precedence over one that only lost its peers, and among these the earliest counts.
 
     Args:
-        use_less: how the container uses less memory, as a part of a sentence; empty where nobody knows.
+        use_less: how the container can use less memory, as a part of a sentence; empty if unknown.
     """
     failed = [item for item in exits(pods, container) if item.code != 0]
     if not failed:
@@ -275,7 +275,11 @@ def _default_message(ended: Exit, container: str, use_less: str) -> str:
     if ended.container not in (None, container):
         subject, log = f"init container {ended.container}", f"{ended.pod} -c {ended.container}"
         shares = ended.container in _INIT_CONTAINERS_OF.get(container, ())
-        remedy = f"raise that of the container {container}, which it shares" if shares else "raise the limit"
+        remedy = (
+            f"it has the limit of the container {container}: raise that limit"
+            if shares
+            else "raise the limit"
+        )
     if ended.reason == "OOMKilled":
         return f"{subject} used more memory than its limit: {remedy}"
     return f"{subject} ended with exit code {ended.code} and no message: see kubectl logs {log}"

@@ -56,7 +56,7 @@ def enqueue(draft: Draft, job: Json) -> Json:
 
 
 def report_queue(draft: Draft, kind: ConditionType, what: str, child: Json) -> None:
-    """Say in a condition why an attempt, or the evaluation, waits whose Job is suspended; no pod is blocked, as there is none."""
+    """Report why an attempt or the evaluation waits whose Job is suspended; without pods, no pod is blocked."""
     draft.set(kind, False, *_explain_wait(draft, what, child))
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
@@ -67,8 +67,8 @@ def _explain_wait(draft: Draft, what: str, child: Json) -> tuple[ConditionReason
     if queue is None:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"{what} waits: something other than the operator suspended Job {job}, which names no queue: "
-            f"check kubectl get job {job} -o yaml"
+            f"{what} waits: Job {job} is suspended, but not by the operator, and has no "
+            f"queue: check kubectl get job {job} -o yaml"
         )
     queue_state = draft.observed.queue_state
     look = f"check kubectl get localqueue -n {draft.ftj.namespace}"
@@ -78,7 +78,7 @@ def _explain_wait(draft: Draft, what: str, child: Json) -> tuple[ConditionReason
     if problem:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"{what} waits: Job {job} is suspended and no Workload is admitted by {describe_queue(draft, queue)}: {problem}"
+            f"{what} waits: Job {job} is suspended and {describe_queue(draft, queue)} has not admitted a Workload for it: {problem}"
         )
     return ConditionReason.QUEUED, f"{what} waits in Kueue's queue {queue}{_describe_progress(queue_state)}"
 
@@ -96,7 +96,7 @@ def _find_problem(queue_state: QueueState | None, look: str, without: str, due: 
         return f"Kueue is not installed in this cluster: install it, or {without}, and suspend and resume the job"
     if not queue_state.workload:
         late = queue_state.read_at is not None and queue_state.read_at >= due
-        return f"Kueue has made no Workload for it: {look}" if late else None
+        return f"Kueue has not created a Workload for it: {look}" if late else None
     return f"{queue_state.message}: {look}" if queue_state.reason in _INADMISSIBLE else None
 
 

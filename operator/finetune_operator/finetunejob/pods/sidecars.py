@@ -1,4 +1,4 @@
-"""Containers that a webhook puts beside the main container of a pod, and that do not end with it.
+"""Containers that a webhook adds to a pod, and that do not end with its main container.
 
 The end of the main container decides, since the pod of such a container runs on, and its Job with it. A pod template may have no
 such container: `mistakes` refuses it and names the form that ends by itself.
@@ -87,6 +87,6 @@ def explain_no_retry(job_pods: Sequence[Json], container: str) -> str:
     if not at_work:
         return ""
     return (
-        f"; it is not tried again, since {at_work} still runs in the pod: have it injected as a sidecar (an init container with "
-        "restartPolicy: Always), or exclude the pods of the job from the injection"
+        f"; the Job does not retry, because {at_work} still runs in the pod: inject it as a sidecar (an init container "
+        "with restartPolicy: Always), or exclude the pods of the job from injection"
     )

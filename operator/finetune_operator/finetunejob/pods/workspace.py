@@ -26,14 +26,14 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
     if spec.register_ and (server == DATABRICKS) != (registry == UNITY_CATALOG):
         yield (
             f"the run would be at {server or 'no server'} and the model at {registry}: set spec.tracking.uri to "
-            f"{DATABRICKS} and spec.tracking.registryUri to {UNITY_CATALOG}, or none of the two"
+            f"{DATABRICKS} and spec.tracking.registryUri to {UNITY_CATALOG}, or set neither"
         )
     if server != DATABRICKS:
         return
     if spec.tracking.experiment and not spec.tracking.experiment.startswith("/"):
         yield (
-            f"spec.tracking.experiment {spec.tracking.experiment} is not a path: experiments of a workspace are named like "
-            "/Shared/support"
+            f"spec.tracking.experiment {spec.tracking.experiment} is not a path: in a workspace, use a path "
+            "such as /Shared/support"
         )
     yield from _starts_from(spec)
     if spec.register_ is None:
@@ -64,7 +64,7 @@ def _paths(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     if output.startswith(_IN_WORKSPACE):
         yield (
             f"spec.data.prepare.output {output} is a folder of a Databricks workspace, which the training pods cannot read: use the "
-            "object storage behind it, or a volume of podTemplate"
+            "object storage behind it, or mount a volume in podTemplate"
         )
     checkpoints = spec.checkpoint.uri if spec.checkpoint else ""
     if checkpoints.startswith(_VOLUMES) and not settings.on_databricks(spec.tracking):

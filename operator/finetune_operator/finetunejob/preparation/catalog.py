@@ -14,12 +14,12 @@ from finetune_operator.settings import Settings
 
 
 def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
-    """The names of tables that are none of the catalog, once the defaults of the installation count."""
+    """Names of tables that the catalog cannot have, after the defaults of the installation apply."""
     return (f"spec.{sentence}" for sentence in (tables.misnamed(spec.data) if spec.data else ()))
 
 
 def find_missing_catalog(spec: FineTuneJobSpec) -> str | None:
-    """What a job with a table by its name lacks, where nothing says which catalog has it."""
+    """What a job that names a table lacks if no catalog is configured."""
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog or prepare.spark.mode == "Databricks":
         return None

@@ -1,6 +1,6 @@
 """The preparation as a Databricks run: one for each attempt, followed by polling, canceled on suspension and deletion.
 
-The status names the attempt before the run is submitted, and a finalizer holds the job by then. So a run that a crash hid from
+The status records the attempt before the run is submitted, and the job has a finalizer by then. So a run that a crash hid from
 the status is found by its name, and the same submission again gives the same run.
 """
 
@@ -29,7 +29,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
 
 NO_WHEEL = (
-    "this operator has no wheel of the preparation for data.prepare.spark.mode Databricks: use its released image, or set "
+    "the operator image has no preparation wheel, which data.prepare.spark.mode Databricks requires: use a released image, or set "
     "FINETUNE_PREP_WHEELS to a folder with the output of trainer_image/wheel.py"
 )
 # As often as a preparation in pods: a first run, and two more after failures that neither the recipe nor the data caused.
@@ -152,7 +152,7 @@ def prepare(draft: Draft) -> Outcome:
     if preparation is None:
         return Stop
     if preparation.problem:
-        message = f"Databricks run {run.run_id} goes on by itself, and cannot be followed: {preparation.problem.message}"
+        message = f"Databricks run {run.run_id} continues, but the operator cannot read its state: {preparation.problem.message}"
         draft.set(ConditionType.PREPARED, False, preparation.problem.reason, message)
         return Stop
     if preparation.run is None or not preparation.run.has_ended:
@@ -235,7 +235,7 @@ def _follow(draft: Draft, run: DatabricksRunStatus, reported_run: Run | None) ->
         if canceling
         else what.get(reported_run.word if reported_run else "", "was submitted")
     )
-    at = f"; its page is {reported_run.url}" if reported_run and reported_run.url else ""
+    at = f"; see {reported_run.url}" if reported_run and reported_run.url else ""
     draft.set(
         ConditionType.PREPARED, False, ConditionReason.PREPARING, f"Databricks run {run.run_id} {doing}{at}"
     )
@@ -267,7 +267,7 @@ def _handle_end(draft: Draft, run: DatabricksRunStatus, reported_run: Run) -> Ou
     else:
         error = termination.error if termination else None
         missing = (
-            f"it left no report in {folder(draft.ftj)}"
+            f"it wrote no report to {folder(draft.ftj)}"
             if reported_run.word == "Succeeded"
             else reported_run.message
         )
@@ -283,8 +283,8 @@ def _handle_canceled(draft: Draft, before: DatabricksRunStatus, ended: Databrick
         draft.requeue_after(0.0)
         return
     message = (
-        f"{_describe_run(ended)} was canceled in the workspace: create a FineTuneJob with another name to prepare again; "
-        "spec.suspend is how a job pauses"
+        f"{_describe_run(ended)} was canceled in the workspace: create a FineTuneJob with another name to prepare "
+        "again; to pause a job, set spec.suspend"
     )
     _fail(draft, ConditionReason.RUN_CANCELED, message)
 
@@ -293,12 +293,12 @@ def _retry(draft: Draft, ended: DatabricksRunStatus, why: str, *, is_final: bool
     """After a failure that neither the recipe nor the data caused: another run, a few times."""
     failures = ended.failures + 1
     if is_final:
-        _fail(draft, ConditionReason.RUN_REFUSED, f"{_describe_run(ended)} failed, and would again: {why}")
+        _fail(draft, ConditionReason.RUN_REFUSED, f"{_describe_run(ended)} failed permanently: {why}")
     elif failures >= _MAX_FAILURES:
         _fail(
             draft,
             ConditionReason.PREPARATION_FAILED,
-            f"{_describe_run(ended)} failed, and so did the {failures - 1} runs before it: {why}",
+            f"{_describe_run(ended)} failed, like the {failures - 1} runs before it: {why}",
         )
     else:
         _begin(draft, ended, failures=failures, why=f"{_describe_run(ended)} failed ({why}): ")
@@ -334,7 +334,7 @@ def stop(draft: Draft) -> str | None:
             return None
         draft.actions.append(CancelRun(_run_name(draft)))
         draft.requeue_after(0.0)
-        return "waiting for Databricks, which may have a run of this job"
+        return "waiting for Databricks, where a run of this job may exist"
     if preparation and preparation.run and preparation.run.has_ended:
         draft.update(databricks_run=run.model_copy(update={"state": preparation.run.word}))
         return None
@@ -344,7 +344,7 @@ def stop(draft: Draft) -> str | None:
         return f"waiting for Databricks, to cancel run {run.run_id}: {preparation.problem.message}"
     if preparation and preparation.run and preparation.run.word != "Canceling":
         draft.actions.append(CancelRun(_run_name(draft), run.run_id))
-    return f"waiting for {_describe_run(run)} to end, which is being canceled"
+    return f"waiting for {_describe_run(run)} to end after its cancellation"
 
 
 def record_run_id(decision: Decision, run_id: str | None) -> Decision:
@@ -368,7 +368,7 @@ def set_finalizer(draft: Draft) -> None:
 
 
 def may_delete(ftj: FineTuneJob, problem: Problem) -> bool:
-    """Whether a job that is being deleted goes although its run cannot be looked for: most likely there is none.
+    """Whether a job that is being deleted may be removed although its run cannot be looked up: most likely there is no run.
 
     Nothing tells of a run, and the login with which it would have been submitted does not work.
     """
@@ -399,7 +399,5 @@ def release(draft: Draft) -> None:
         draft.finalizer = False
         return
     reason = preparation.problem.reason if preparation and preparation.problem else ConditionReason.PREPARING
-    message = (
-        f"deletion is {waiting}; without the finalizer {names.RUN_FINALIZER} the job goes, and the run stays"
-    )
+    message = f"deletion is {waiting}; without the finalizer {names.RUN_FINALIZER} the job is deleted and the run continues"
     draft.set(ConditionType.PREPARED, False, reason, message)

@@ -38,7 +38,7 @@ _STUCK_REASONS = (
     ConditionReason.CONTAINER_CONFIG_ERROR,
     ConditionReason.EXECUTORS_FAIL,
 )
-# What pods may lack of the cluster, as those of another job would: for so long, the others wait.
+# What the cluster may lack for the pods of any job: the other jobs wait this long.
 _SHORTAGE_REASONS = (
     ConditionReason.POD_REJECTED,
     ConditionReason.UNSCHEDULABLE,
@@ -93,7 +93,7 @@ def wait_for_lease(draft: Draft) -> bool:
     prepared = _true_since(holder, ConditionType.PREPARED)
     if prepared is None:
         name = holder["metadata"]["name"]
-        message = f"FineTuneJob {name} prepares the same data: this job uses its table when it is written"
+        message = f"FineTuneJob {name} prepares the same data: this job waits for its table and uses it"
         wait(draft, ConditionType.PREPARED, Wait(ConditionReason.WAITING_FOR_PREPARATION, message))
         return True
     if draft.ftj.created is None or prepared <= draft.ftj.created:

@@ -48,9 +48,9 @@ _STATE_DESCRIPTIONS = {
     "SubmissionFailed": "could not be submitted",
     "Succeeding": "is ending",
     "Failing": "has failed, and is ending",
-    "Unknown": "is in a state that the spark-operator does not know: is the node of its driver lost?",
-    "Suspending": "is being suspended by something other than the operator",
-    "Suspended": "is suspended by something other than the operator, such as a queue",
+    "Unknown": "has a state that the spark-operator does not recognize: check the node of its driver",
+    "Suspending": "is being suspended, but not by the operator",
+    "Suspended": "is suspended, but not by the operator; a queue may have suspended it",
     "Resuming": "is resuming",
 }
 _OUT_OF_MEMORY = (
@@ -99,7 +99,7 @@ def prepare(draft: Draft, children: BuildChildren) -> Outcome:
         _fail(draft, applications, status, application, children)
     elif status.state in _RERUN_STATES:
         draft.remove(application, "SparkApplication")
-        _report_progress(draft, f"SparkApplication {status.name} was changed, and another takes its place")
+        _report_progress(draft, f"SparkApplication {status.name} was changed and is being replaced")
     else:
         _follow(draft, applications, status, application)
     return Stop
@@ -238,7 +238,7 @@ def _fail(
     evicted = any(ended.evicted for ended in pod_state.exits(driver, _CONTAINER))
     failures = status.failures + (0 if evicted else 1)
     if failures >= _MAX_FAILURES:
-        message = f"{where} failed, and so did {failures - 1} before it: {failure.message}"
+        message = f"{where} failed, like the {failures - 1} before it: {failure.message}"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return
     pause = _RETRY_DELAY * 2**status.failures - (draft.now - _creation_time(application))
@@ -246,7 +246,7 @@ def _fail(
         # What refuses a submission, such as a full quota or a webhook that is away, needs time.
         _report_progress(
             draft,
-            f"{where} failed ({failure.message}): the next one follows in {math.ceil(pause.total_seconds())} s",
+            f"{where} failed ({failure.message}): the next attempt starts in {math.ceil(pause.total_seconds())} s",
         )
         return
     _begin(draft, applications, children, failures=failures, why=f"{where} failed ({failure.message}): ")

@@ -28,17 +28,17 @@ from finetune_operator.settings import Settings
 # In this order; a policy that returns Stop ends the pass.
 POLICIES = (
     accept.accept,
-    preconditions.reach,
-    identity.recognize,
+    preconditions.require_registry,
+    identity.check_identity,
     move.finish_move,
     preconditions.suspend,
-    source.resolve,
-    source.has_model,
+    source.resolve_candidate,
+    source.require_model,
     rollback.roll_back,
-    drift.notice,
+    drift.handle_drift,
     rollback.hold,
     promote.withdraw,
-    source.has_source,
+    source.require_candidate,
     promote.settle,
     promote.revert,
     gates.check_gates,
@@ -49,19 +49,19 @@ POLICIES = (
 
 
 def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Settings) -> PromotionDecision:
-    """What has to be done for a promotion, and what its status is to say."""
+    """What to do for a promotion, and its new status."""
     draft = Draft(promotion, observed, now.replace(microsecond=0), settings)
     if promotion.deleting:
         remove.remove(draft)
         if draft.status.conditions:
-            draft.status = ready.summarized(promotion, draft.status, draft.now)
+            draft.status = ready.summarize_status(promotion, draft.status, draft.now)
         return draft.conclude()
-    remove.guard(draft)
+    remove.set_finalizer(draft)
     run_policies(POLICIES, draft)
-    move.give_up(draft)
+    move.record_abandoned(draft)
     _serve(draft)
-    identity.remember(draft)
-    draft.status = ready.summarized(promotion, draft.status, draft.now)
+    identity.record_identity(draft)
+    draft.status = ready.summarize_status(promotion, draft.status, draft.now)
     return draft.conclude()
 
 

@@ -19,7 +19,7 @@ _NO_REGISTRY = (
 
 
 def accept(draft: Draft) -> Outcome:
-    """Accept the promotion, or say everything that is wrong with it in one message."""
+    """Accept the promotion, or report all mistakes in one message."""
     if draft.promotion.spec is None:
         return _refuse(
             draft, ConditionReason.INVALID_SPEC, draft.promotion.invalid or "the spec cannot be read"
@@ -40,7 +40,7 @@ def accept(draft: Draft) -> Outcome:
         draft.remember(move=None, abandoned=None)
         return _refuse(draft, ConditionReason.CONFLICT, message)
     if draft.observed.loop:
-        message = f"{draft.observed.loop}: let one of them take it from somewhere else"
+        message = f"{draft.observed.loop}: change the source of one of them"
         return _refuse(draft, ConditionReason.CONFLICT, message)
     draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "the spec can be carried out")
     return Continue
@@ -58,7 +58,7 @@ def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
     yield from passwords(spec.tracking)
     if spec.serving and registry and registry != UNITY_CATALOG:
         yield (
-            f"an endpoint of Databricks serves models in Unity Catalog, and the registry is {without_user(registry)}: set "
+            f"a Databricks endpoint can serve only models in Unity Catalog, but the registry is {without_user(registry)}: set "
             f"spec.tracking.registryUri to {UNITY_CATALOG}, or remove spec.serving"
         )
     serving = spec.serving.databricks if spec.serving else None
@@ -76,8 +76,8 @@ def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
         yield from wrong_tags(spec.tags, "spec.tags")
     elif registry and not registry.startswith(("http://", "https://")):
         yield (
-            f"the registry {registry} is none that is known: use the http or https address of an MLflow server, or "
+            f"unknown registry {registry}: use the http or https address of an MLflow server, or "
             f"{UNITY_CATALOG}"
         )
     elif server and not server.startswith(("http://", "https://")):
-        yield f"the tracking server {server} is none that is known beside {registry}: use an http or https address"
+        yield f"unknown tracking server {server} for the registry {registry}: use an http or https address"

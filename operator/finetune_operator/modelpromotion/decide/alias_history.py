@@ -8,14 +8,14 @@ from finetune_crds.serving import Route
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.draft import Draft
 
-_AT_ONCE = ("RolledBack", "Withdrawn", "Repaired")
-_RETURNED = ("Withdrawn", "Repaired", "Overtaken")
+_REASONS_WITHOUT_CANARY = ("RolledBack", "Withdrawn", "Repaired")
+_RETURN_REASONS = ("Withdrawn", "Repaired", "Overtaken")
 
 
-def is_at_once(draft: Draft, version: str) -> bool:
+def skips_canary(draft: Draft, version: str) -> bool:
     """Whether the version skips the canary: it was served before, and the version served now must be replaced."""
     last = next(iter(draft.status.history), None)
-    returned = last is not None and last.to_version == version and last.reason in _AT_ONCE
+    returned = last is not None and last.to_version == version and last.reason in _REASONS_WITHOUT_CANARY
     return returned or replaces_bad_version(draft, version)
 
 
@@ -25,7 +25,7 @@ def replaces_bad_version(draft: Draft, version: str) -> bool:
         return True
     history = draft.status.history
     # A move that only returns the alias to a version does not change why the version had it.
-    gained = (move for move in history if move.to_version == version and move.reason not in _RETURNED)
+    gained = (move for move in history if move.to_version == version and move.reason not in _RETURN_REASONS)
     last = next(gained, None)
     if last is None or last.reason != "Reverted":
         return last is not None and last.reason == "RolledBack"
@@ -35,7 +35,7 @@ def replaces_bad_version(draft: Draft, version: str) -> bool:
     return next(promoted, None) != version
 
 
-def fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
+def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
     """The version that gets the alias after a failure: the one that the endpoint goes back to, if it ever had the alias.
 
     NB: not simply the previous version, which may have been overtaken during its canary.
@@ -44,8 +44,8 @@ def fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
     # The version is not to blame for another change, such as one of the machine size.
     if main in (None, version) or draft.spec.rollback_to is not None:
         return None
-    found = main if _had_alias(draft, main) else previous
-    return None if found == version else found
+    earlier = main if _had_alias(draft, main) else previous
+    return None if earlier == version else earlier
 
 
 def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:

@@ -13,39 +13,39 @@ from finetune_operator.text import stamp
 
 def await_approval(draft: Draft) -> Outcome:
     """End the pass until the candidate is approved, if the spec requires an approval."""
-    wanted = draft.spec.approval
+    approval = draft.spec.approval
     version = draft.status.candidate or ""
     _start_soak(draft, version)
-    if wanted is None or not wanted.required:
+    if approval is None or not approval.required:
         draft.update(approval=None)
         draft.unset(ConditionType.APPROVED)
         return Continue
-    state = _approval(draft, version)
-    if wanted.version == version:
+    state = _current_approval(draft, version)
+    if approval.version == version:
         return _approve(draft, state)
     draft.update(approval=state.model_copy(update={"approval_time": None}))
     if _is_late(state, draft.now):
         return _time_out(draft, state)
     if state.expiration_time:
         draft.requeue_after((state.expiration_time - draft.now).total_seconds())
-    other = f"; approval.version {wanted.version} is not it" if wanted.version else ""
+    mismatch = f"; approval.version is {approval.version}" if approval.version else ""
     until = f", until {stamp(state.expiration_time)}" if state.expiration_time else ""
     message = (
         f"version {version} passed its gates and waits for approval{until}: set spec.approval.version to "
-        f"{version}{other}"
+        f"{version}{mismatch}"
     )
     draft.set(ConditionType.APPROVED, False, ConditionReason.AWAITING_APPROVAL, message)
     draft.stop(ConditionReason.AWAITING_APPROVAL, message)
     return Stop
 
 
-def _approval(draft: Draft, version: str) -> ApprovalStatus:
-    known = draft.status.approval
-    if known is None or known.version != version:
-        known = ApprovalStatus(version=version, request_time=draft.now)
+def _current_approval(draft: Draft, version: str) -> ApprovalStatus:
+    status = draft.status.approval
+    if status is None or status.version != version:
+        status = ApprovalStatus(version=version, request_time=draft.now)
     timeout = draft.spec.approval.timeout_seconds if draft.spec.approval else None
-    expires = known.request_time + timedelta(seconds=timeout) if timeout else None
-    return known.model_copy(update={"expiration_time": expires})
+    expires = status.request_time + timedelta(seconds=timeout) if timeout else None
+    return status.model_copy(update={"expiration_time": expires})
 
 
 def _is_late(state: ApprovalStatus, now: datetime) -> bool:
@@ -54,8 +54,8 @@ def _is_late(state: ApprovalStatus, now: datetime) -> bool:
 
 def _approve(draft: Draft, state: ApprovalStatus) -> Outcome:
     # NB: the operator may have been down when the approval was given.
-    given = min(draft.promotion.edited or draft.now, draft.now)
-    if state.approval_time is None and _is_late(state, given):
+    approved_at = min(draft.promotion.edited or draft.now, draft.now)
+    if state.approval_time is None and _is_late(state, approved_at):
         draft.update(approval=state)
         return _time_out(draft, state)
     draft.update(approval=state.model_copy(update={"approval_time": state.approval_time or draft.now}))
@@ -69,7 +69,7 @@ def _approve(draft: Draft, state: ApprovalStatus) -> Outcome:
 
 def _time_out(draft: Draft, state: ApprovalStatus) -> Outcome:
     message = (
-        f"version {state.version} was not approved before {stamp(state.expiration_time)}: give it more time with "
+        f"version {state.version} was not approved before {stamp(state.expiration_time)}: raise "
         "spec.approval.timeoutSeconds, or promote another version"
     )
     draft.set(ConditionType.APPROVED, False, ConditionReason.APPROVAL_TIMED_OUT, message)
@@ -92,12 +92,12 @@ def soak(draft: Draft) -> Outcome:
             "the approval skips the rest of the soak",
         )
         return Continue
-    left = (state.end_time - draft.now).total_seconds()
-    if left > 0:
+    remaining_seconds = (state.end_time - draft.now).total_seconds()
+    if remaining_seconds > 0:
         message = f"version {state.version} passed its gates and soaks until {stamp(state.end_time)}"
         draft.set(ConditionType.SOAKED, False, ConditionReason.SOAKING, message)
         draft.stop(ConditionReason.SOAKING, message)
-        draft.requeue_after(left)
+        draft.requeue_after(remaining_seconds)
         return Stop
     message = f"version {state.version} soaked for {draft.spec.soak_seconds} s"
     draft.set(ConditionType.SOAKED, True, ConditionReason.SOAKED, message)
@@ -110,8 +110,8 @@ def _start_soak(draft: Draft, version: str) -> None:
     if not seconds:
         draft.update(soak=None)
         return
-    known = draft.status.soak
-    since = known.start_time if known and known.version == version else draft.now
+    status = draft.status.soak
+    since = status.start_time if status and status.version == version else draft.now
     draft.update(
         soak=SoakStatus(version=version, start_time=since, end_time=since + timedelta(seconds=seconds))
     )

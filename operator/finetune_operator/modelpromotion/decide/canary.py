@@ -18,18 +18,18 @@ from finetune_operator.text import stamp
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The verdicts of the canary's gates; both empty when all passed."""
+    """The verdicts of the canary gates; both empty if all passed."""
 
     failed: str = ""
     unclear: str = ""
 
 
-def step(number: int | None) -> dict[str, Any]:
+def step_fields(number: int | None) -> dict[str, Any]:
     """Fields of status.serving for a step, whose time starts when it is in force; None for no step."""
     return {"step": number, "step_start_time": None, "next_step_time": None}
 
 
-NO_STEP = step(None) | {"steps": None}
+NO_STEP = step_fields(None) | {"steps": None}
 
 
 def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
@@ -37,39 +37,39 @@ def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
     return _canary(draft) is not None and main_version(saved) not in (None, version)
 
 
-def main_version(routes: Sequence[Route]) -> str | None:
+def main_version(shares: Sequence[Route]) -> str | None:
     """The version with the largest share."""
-    return max(routes, key=lambda route: route.percent).version if routes else None
+    return max(shares, key=lambda route: route.percent).version if shares else None
 
 
-def routes(draft: Draft, version: str) -> list[Route] | None:
+def canary_routes(draft: Draft, version: str) -> list[Route] | None:
     """The routes of the current step; None when there is no step, or no longer in the spec."""
-    known, canary = known_of(draft), _canary(draft)
-    base = main_version(known.saved or [])
-    if canary is None or base is None or not known.step:
-        draft.update(serving=known.model_copy(update=NO_STEP))
+    status, canary = serving_status(draft), _canary(draft)
+    base = main_version(status.saved or [])
+    if canary is None or base is None or not status.step:
+        draft.update(serving=status.model_copy(update=NO_STEP))
         return None
     last = len(canary.steps)
-    if known.step > last:
+    if status.step > last:
         # Removing steps from the spec must not give all traffic to the new version.
-        draft.update(serving=known.model_copy(update=step(last)))
-    percent = canary.steps[min(known.step, last) - 1].percent
-    draft.update(serving=known_of(draft).model_copy(update={"steps": last}))
+        draft.update(serving=status.model_copy(update=step_fields(last)))
+    percent = canary.steps[min(status.step, last) - 1].percent
+    draft.update(serving=serving_status(draft).model_copy(update={"steps": last}))
     return [Route(version=version, percent=percent), Route(version=base, percent=100 - percent)]
 
 
 def judge_step(draft: Draft, version: str) -> Verdicts:
     """The gates' verdicts on the version; empty when there is no step."""
     canary = _canary(draft)
-    if canary is None or not known_of(draft).step or not canary.gates:
+    if canary is None or not serving_status(draft).step or not canary.gates:
         return Verdicts()
     candidate = draft.observed.versions.get(version)
     if candidate is None:
         return Verdicts(unclear=f"the registry has no version {version}")
-    holder = draft.observed.versions.get(main_version(known_of(draft).saved or []) or "")
+    holder = draft.observed.versions.get(main_version(serving_status(draft).saved or []) or "")
     endpoint = draft.observed.endpoint
     traffic = endpoint.traffic if endpoint else {}
-    candidate, holder = _with_traffic(candidate, traffic), _with_traffic(holder, traffic) if holder else None
+    candidate, holder = _add_traffic(candidate, traffic), _add_traffic(holder, traffic) if holder else None
     judged = gates.judge(canary.gates, candidate, holder, which="which has the rest of the traffic")
 
     def listed(verdict: str) -> str:
@@ -78,7 +78,7 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
     return Verdicts(failed=listed("Failed"), unclear=listed("Inconclusive"))
 
 
-def _with_traffic(version: ModelVersion, traffic: Mapping[str, Mapping[str, float]]) -> ModelVersion:
+def _add_traffic(version: ModelVersion, traffic: Mapping[str, Mapping[str, float]]) -> ModelVersion:
     """A version with the numbers of its requests, which the endpoint exports. A tag of the version goes before them."""
     metrics = {**version.metrics, **traffic.get(version.version, {})}
     return dataclasses.replace(version, metrics=metrics)
@@ -86,17 +86,17 @@ def _with_traffic(version: ModelVersion, traffic: Mapping[str, Mapping[str, floa
 
 def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
     """Take the next step if the time of the step in force is over and its gates passed. Returns whether it was taken."""
-    known, canary = known_of(draft), _canary(draft)
-    if canary is None or not known.step:
+    status, canary = serving_status(draft), _canary(draft)
+    if canary is None or not status.step:
         return False
-    since = known.step_start_time or draft.now
-    due = since + timedelta(seconds=canary.steps[known.step - 1].duration_seconds)
+    since = status.step_start_time or draft.now
+    due = since + timedelta(seconds=canary.steps[status.step - 1].duration_seconds)
     if draft.now >= due and not verdicts.unclear:
-        last = known.step == len(canary.steps)
-        draft.update(serving=known.model_copy(update=step(None if last else known.step + 1)))
+        last = status.step == len(canary.steps)
+        draft.update(serving=status.model_copy(update=step_fields(None if last else status.step + 1)))
         return True
-    draft.update(serving=known.model_copy(update={"step_start_time": since, "next_step_time": due}))
-    current = step_in_words(draft)
+    draft.update(serving=status.model_copy(update={"step_start_time": since, "next_step_time": due}))
+    current = describe_step(draft)
     if verdicts.unclear:
         message = f"{current}; no further step until it can be judged: {verdicts.unclear}"
         draft.set(ConditionType.SERVED, False, ConditionReason.CANARY_INCONCLUSIVE, message)
@@ -107,18 +107,18 @@ def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
             ConditionReason.CANARY,
             f"{current}; the next one is due at {stamp(due)}",
         )
-    left, often = (due - draft.now).total_seconds(), draft.settings.poll_seconds
-    draft.requeue_after(min(often, left) if left > 0 else often)
+    remaining_seconds, poll_seconds = (due - draft.now).total_seconds(), draft.settings.poll_seconds
+    draft.requeue_after(min(poll_seconds, remaining_seconds) if remaining_seconds > 0 else poll_seconds)
     return False
 
 
-def step_in_words(draft: Draft) -> str | None:
+def describe_step(draft: Draft) -> str | None:
     """The share of traffic of the current step, as text; None when there is no step."""
-    known, canary = known_of(draft), _canary(draft)
-    if canary is None or not known.step or known.step > len(canary.steps):
+    status, canary = serving_status(draft), _canary(draft)
+    if canary is None or not status.step or status.step > len(canary.steps):
         return None
-    percent, count = canary.steps[known.step - 1].percent, len(canary.steps)
-    return f"version {known.version} gets {percent}% of the traffic, step {known.step} of {count}"
+    percent, count = canary.steps[status.step - 1].percent, len(canary.steps)
+    return f"version {status.version} gets {percent}% of the traffic, step {status.step} of {count}"
 
 
 def _canary(draft: Draft) -> Canary | None:
@@ -126,6 +126,6 @@ def _canary(draft: Draft) -> Canary | None:
     return serving.databricks.canary if serving and serving.databricks else None
 
 
-def known_of(draft: Draft) -> ServingStatus:
+def serving_status(draft: Draft) -> ServingStatus:
     """status.serving, empty when it is not set."""
     return draft.status.serving or ServingStatus()

@@ -15,12 +15,12 @@ from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.registry.base import MoveAlias
 from finetune_operator.settings import Settings
 
-_MAX_SENTENCE = 4096
+MAX_MESSAGE_CHARS = 4096
 
 
-def cut(message: str) -> str:
+def truncate(message: str) -> str:
     """A sentence as the status can hold it."""
-    return message if len(message) <= _MAX_SENTENCE else f"{message[: _MAX_SENTENCE - 3]}..."
+    return message if len(message) <= MAX_MESSAGE_CHARS else f"{message[: MAX_MESSAGE_CHARS - 3]}..."
 
 
 @dataclass
@@ -72,8 +72,8 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
 
     def remember(self, **entries: Move | Withheld | None) -> None:
         """Write entries of the journal; None removes one."""
-        known = (self.status.journal or Journal()).model_copy(update=entries)
-        self.update(journal=None if known == Journal() else known)
+        journal = (self.status.journal or Journal()).model_copy(update=entries)
+        self.update(journal=None if journal == Journal() else journal)
 
     def stop(self, reason: ConditionReason, message: str) -> None:
         """Report why the alias is not at its target."""
@@ -89,7 +89,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
             reason="Withdrawn",
             digest=terms_digest(self.spec),
             back=back,
-            message=cut(message),
+            message=truncate(message),
         )
         self.remember(withheld=failed)
         self.requeue_after(0)

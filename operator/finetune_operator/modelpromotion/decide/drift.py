@@ -6,24 +6,24 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, Withheld
 from finetune_operator.modelpromotion.decide.digests import terms_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.decide.move import arrived_late, begin, complete, record
+from finetune_operator.modelpromotion.decide.move import begin, complete, has_arrived_late, record
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 SOMEBODY = "somebody else, in the registry"
 
 
-def notice(draft: Draft) -> Outcome:
+def handle_drift(draft: Draft) -> Outcome:
     """Compare the alias with its target, and repair, warn or adopt. Stops unless it is in place or adopted."""
     promoted = draft.status.promoted
     if promoted and draft.observed.lacks(promoted):
-        _lose(draft, promoted)
+        _record_lost_version(draft, promoted)
     if draft.status.promoted == draft.holder:
         draft.unset(ConditionType.DRIFTED)
         return Continue
     abandoned = draft.status.abandoned
-    if abandoned is not None and arrived_late(draft):
+    if abandoned is not None and has_arrived_late(draft):
         if draft.status.promoted is not None:
-            return _repair(draft, f"a move to version {draft.holder} that was given up came late")
+            return _repair(draft, f"a move to version {draft.holder} took effect after it was abandoned")
         # The version met every requirement when the move was recorded, and there is no version to move back to.
         complete(draft, abandoned)
         draft.remember(abandoned=None)
@@ -33,8 +33,8 @@ def notice(draft: Draft) -> Outcome:
         return _warn(draft)
     if (draft.spec.on_drift == "Adopt" and draft.spec.rollback_to is None) or _replaces_lost_version(draft):
         return _adopt(draft)
-    what = _what(draft)[1]
-    return _leave(draft, what) if draft.status.promoted is None else _repair(draft, what)
+    what = _describe_drift(draft)[1]
+    return _report_without_target(draft, what) if draft.status.promoted is None else _repair(draft, what)
 
 
 def _replaces_lost_version(draft: Draft) -> bool:
@@ -46,7 +46,7 @@ def _replaces_lost_version(draft: Draft) -> bool:
     return draft.lost is not None and draft.holder is not None and draft.holder in had
 
 
-def _lose(draft: Draft, version: str) -> None:
+def _record_lost_version(draft: Draft, version: str) -> None:
     """Record that the promoted version was deleted, and the alias with it: there is no version to move back to."""
     message = f"version {version} was deleted, and with it alias {draft.spec.alias}"
     lost = Move(from_version=version, reason="VersionDeleted", message=message, by=SOMEBODY, time=draft.now)
@@ -54,7 +54,7 @@ def _lose(draft: Draft, version: str) -> None:
     draft.update(promoted=None)
 
 
-def _what(draft: Draft) -> tuple[ConditionReason, str]:
+def _describe_drift(draft: Draft) -> tuple[ConditionReason, str]:
     alias, promoted, holder = draft.spec.alias, draft.status.promoted, draft.holder
     if holder is None:
         return ConditionReason.ALIAS_REMOVED, f"somebody else removed alias {alias} from version {promoted}"
@@ -66,7 +66,7 @@ def _what(draft: Draft) -> tuple[ConditionReason, str]:
     )
 
 
-def _leave(draft: Draft, what: str) -> Outcome:
+def _report_without_target(draft: Draft, what: str) -> Outcome:
     """Without a version to move the alias back to, only report the drift: a repair never removes an alias."""
     message = (
         f"{what}, and there is no version to move it back to: set spec.rollbackTo to {{type: Version, version: {draft.holder}}}, "
@@ -78,7 +78,7 @@ def _leave(draft: Draft, what: str) -> Outcome:
 
 
 def _warn(draft: Draft) -> Outcome:
-    reason, what = _what(draft)
+    reason, what = _describe_drift(draft)
     back = "remove it" if draft.status.promoted is None else "move it back"
     version = draft.holder or draft.status.promoted
     message = (
@@ -92,7 +92,7 @@ def _warn(draft: Draft) -> Outcome:
 
 def _adopt(draft: Draft) -> Outcome:
     """Keep the alias where it is. The current candidate is withheld, since it would move the alias back at once."""
-    _, what = _what(draft)
+    _, what = _describe_drift(draft)
     spec, status, holder = draft.spec, draft.status, draft.holder
     message = f"{what}, and spec.onDrift is Adopt"
     if spec.on_drift != "Adopt":
@@ -113,23 +113,27 @@ def _adopt(draft: Draft) -> Outcome:
     draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, message)
     if status.withheld and status.withheld.version == holder:
         draft.remember(withheld=None)
-    known = draft.promotion.status.candidate
-    if spec.on_drift == "Adopt" and status.candidate not in (None, holder) and status.candidate == known:
+    previous_candidate = draft.promotion.status.candidate
+    if (
+        spec.on_drift == "Adopt"
+        and status.candidate not in (None, holder)
+        and status.candidate == previous_candidate
+    ):
         passed_over = Withheld(
             version=status.candidate,
             reason="Adopted",
             digest=terms_digest(spec),
-            message=f"{message}: version {status.candidate} is passed over until the source names another",
+            message=f"{message}: version {status.candidate} is skipped until the source names another version",
         )
         draft.remember(withheld=passed_over)
     return Continue
 
 
 def _repair(draft: Draft, what: str) -> Outcome:
-    draft.set(ConditionType.DRIFTED, True, _what(draft)[0], f"{what}: putting it back")
-    return begin(draft, draft.status.promoted, "Repaired", f"{what}: put back", by=names_of(draft))
+    draft.set(ConditionType.DRIFTED, True, _describe_drift(draft)[0], f"{what}: moving it back")
+    return begin(draft, draft.status.promoted, "Repaired", f"{what}: moved back", by=promotion_actor(draft))
 
 
-def names_of(draft: Draft) -> str:
+def promotion_actor(draft: Draft) -> str:
     """The actor of a move that no user requested: the promotion itself."""
     return f"ModelPromotion {draft.promotion.key}"

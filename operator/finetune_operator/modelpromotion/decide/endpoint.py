@@ -26,12 +26,12 @@ def name_of(draft: Draft) -> str:
     return spec.endpoint if spec else ""
 
 
-def note(draft: Draft, **fields: Any) -> None:
+def update_status(draft: Draft, **fields: Any) -> None:
     """Set fields of status.serving."""
-    draft.update(serving=canary.known_of(draft).model_copy(update=fields))
+    draft.update(serving=canary.serving_status(draft).model_copy(update=fields))
 
 
-def describe(draft: Draft, spec: DatabricksServing) -> Endpoint | None:
+def record_endpoint(draft: Draft, spec: DatabricksServing) -> Endpoint | None:
     """The endpoint, copied into the status; None when it cannot be read, or serves another model."""
     endpoint = draft.observed.endpoint
     if endpoint is None:
@@ -40,15 +40,15 @@ def describe(draft: Draft, spec: DatabricksServing) -> Endpoint | None:
         draft.set(ConditionType.SERVED, None, endpoint.problem.reason, endpoint.problem.message)
         draft.requeue_after(draft.settings.poll_seconds)
         return None
-    if canary.known_of(draft).endpoint not in (None, spec.endpoint):
+    if canary.serving_status(draft).endpoint not in (None, spec.endpoint):
         # The status is about another endpoint.
         draft.update(serving=None)
-    note(
+    update_status(
         draft,
         endpoint=spec.endpoint,
         url=endpoint.url,
         state=_state(endpoint),
-        routes=in_force(endpoint.served) or None,
+        routes=routes_of(endpoint.served) or None,
     )
     return None if _is_foreign(draft, spec, endpoint) else endpoint
 
@@ -66,14 +66,14 @@ def _state(endpoint: Endpoint) -> str:
 def _is_foreign(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
     """NB: the endpoint of another model is never overwritten, since the name in the spec may be a mistake."""
     served = {item.model for item in (*endpoint.served, *endpoint.pending)}
-    others = {name for name in served if not _is_same_model(draft, name)}
-    if not others:
+    foreign_models = {name for name in served if not _is_same_model(draft, name)}
+    if not foreign_models:
         return False
     what = " and ".join(
-        sorted(f"the model {name}" if name else "another provider's model" for name in others)
+        sorted(f"the model {name}" if name else "another provider's model" for name in foreign_models)
     )
     message = (
-        f"endpoint {spec.endpoint} serves {what}, and is left alone: set spec.serving.databricks.endpoint to another "
+        f"endpoint {spec.endpoint} serves {what}, and the operator does not change it: set spec.serving.databricks.endpoint to another "
         "name, or delete it"
     )
     draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_FAILED, message)
@@ -86,33 +86,33 @@ def _is_same_model(draft: Draft, name: str) -> bool:
     return name.casefold() == model.casefold() if registry == UNITY_CATALOG else name == model
 
 
-def is_ours(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> bool:
+def is_ours(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bool:
     """Whether the change that is in progress at Databricks, or failed there, is the one that the status records."""
-    change = canary.known_of(draft).change
-    if change is None or not same(change.routes, wanted) or change.settings != settings_digest(draft):
+    change = canary.serving_status(draft).change
+    if change is None or not are_same(change.routes, routes) or change.settings != settings_digest(draft):
         return False
-    pending = in_force(endpoint.pending)
-    if pending and not same(pending, wanted):
+    pending = routes_of(endpoint.pending)
+    if pending and not are_same(pending, routes):
         return False
     return endpoint.revision != change.revision or (endpoint.revision is None and bool(pending))
 
 
-def has_failed(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> bool:
+def has_failed(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bool:
     """Whether the change to these routes failed at Databricks."""
-    return endpoint.failed and not endpoint.updating and is_ours(draft, endpoint, wanted)
+    return endpoint.failed and not endpoint.updating and is_ours(draft, endpoint, routes)
 
 
-def is_in_place(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> bool:
+def is_in_place(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bool:
     """Whether the endpoint has these routes and the settings of the spec."""
-    if not endpoint.exists or not same(in_force(endpoint.served), wanted):
+    if not endpoint.exists or not are_same(routes_of(endpoint.served), routes):
         return False
-    known, settings = canary.known_of(draft), settings_digest(draft)
-    if endpoint.revision is None or (known.settings is None and known.change is None):
+    status, settings = canary.serving_status(draft), settings_digest(draft)
+    if endpoint.revision is None or (status.settings is None and status.change is None):
         return endpoint.matches_spec
-    if is_ours(draft, endpoint, wanted):
+    if is_ours(draft, endpoint, routes):
         # Databricks applied the change, even if it reports the settings in another form.
         return True
-    return known.settings == settings and (endpoint.matches_spec or endpoint.revision == known.revision)
+    return status.settings == settings and (endpoint.matches_spec or endpoint.revision == status.revision)
 
 
 def settings_digest(draft: Draft) -> str:
@@ -122,11 +122,11 @@ def settings_digest(draft: Draft) -> str:
         return ""
     reserved = spec.provisioned_throughput
     machines = reserved.to_json() if reserved else dataclasses.asdict(workload(spec))
-    known = {name: value for name, value in machines.items() if value is not None}
-    return digest([known, dict(spec.environment)])
+    machine = {name: value for name, value in machines.items() if value is not None}
+    return digest([machine, dict(spec.environment)])
 
 
-def in_force(served: Sequence[ServedVersion]) -> list[Route]:
+def routes_of(served: Sequence[ServedVersion]) -> list[Route]:
     """The share of each version, the largest first."""
     shares: dict[str, int] = {}
     for item in served:
@@ -135,11 +135,13 @@ def in_force(served: Sequence[ServedVersion]) -> list[Route]:
     return sorted(routes, key=lambda route: -route.percent)
 
 
-def same(one: Sequence[Route], other: Sequence[Route]) -> bool:
+def are_same(left_routes: Sequence[Route], right_routes: Sequence[Route]) -> bool:
     """Whether both give each version the same share."""
-    return {item.version: item.percent for item in one} == {item.version: item.percent for item in other}
+    return {item.version: item.percent for item in left_routes} == {
+        item.version: item.percent for item in right_routes
+    }
 
 
-def in_words(routes: Sequence[Route]) -> str:
-    """Such as: version 4 with 10% and version 3 with 90%."""
+def describe_routes(routes: Sequence[Route]) -> str:
+    """The routes as text, for example: version 4 with 10% and version 3 with 90%."""
     return " and ".join(f"version {item.version} with {item.percent}%" for item in routes)

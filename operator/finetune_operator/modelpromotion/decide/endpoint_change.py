@@ -13,12 +13,12 @@ from finetune_crds.serving import EndpointChange, Route
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.endpoint import (
-    in_words,
+    describe_routes,
     is_ours,
     name_of,
-    note,
     settings_digest,
     spec_of,
+    update_status,
 )
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, ServedVersion
 
@@ -32,23 +32,23 @@ _REFUSED = (
 )
 
 
-def request(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
+def request(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
     """Record the change to these routes or, when the written status records it, request it from Databricks."""
-    spec, held = spec_of(draft), draft.promotion.status.serving
+    spec, written_status = spec_of(draft), draft.promotion.status.serving
     if spec is None:
         return
-    change = EndpointChange(routes=list(wanted), settings=settings_digest(draft), revision=endpoint.revision)
-    note(draft, change=change)
-    if held is None or held.change != change:
+    change = EndpointChange(routes=list(routes), settings=settings_digest(draft), revision=endpoint.revision)
+    update_status(draft, change=change)
+    if written_status is None or written_status.change != change:
         # The time of a canary step starts when the step is in force.
-        note(draft, step_start_time=None, next_step_time=None)
-        if not canary.known_of(draft).failure:
-            _report_updating(draft, wanted)
+        update_status(draft, step_start_time=None, next_step_time=None)
+        if not canary.serving_status(draft).failure:
+            _report_updating(draft, routes)
         draft.requeue_after(0)
         return
-    if not canary.known_of(draft).failure and not was_refused(draft):
-        _report_updating(draft, wanted)
-    served = tuple(ServedVersion(draft.spec.model, item.version, item.percent) for item in wanted)
+    if not canary.serving_status(draft).failure and not was_refused(draft):
+        _report_updating(draft, routes)
+    served = tuple(ServedVersion(draft.spec.model, item.version, item.percent) for item in routes)
     draft.actions.append(ConfigureEndpoint(spec, served, create=not endpoint.exists))
     draft.requeue_after(draft.settings.poll_seconds)
 
@@ -59,10 +59,10 @@ def was_refused(draft: Draft) -> bool:
     return condition is not None and condition.reason in _REFUSED
 
 
-def wait(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
+def wait(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
     """Wait until the change that is in progress, the operator's own or another client's, is complete."""
-    if is_ours(draft, endpoint, wanted):
-        _report_updating(draft, wanted)
+    if is_ours(draft, endpoint, routes):
+        _report_updating(draft, routes)
     else:
         message = f"another change of endpoint {name_of(draft)} is in progress: waiting until it is complete"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_BUSY, message)
@@ -71,19 +71,19 @@ def wait(draft: Draft, endpoint: Endpoint, wanted: Sequence[Route]) -> None:
 
 def complete(draft: Draft, endpoint: Endpoint) -> None:
     """Record that the endpoint is as requested."""
-    note(draft, change=None, settings=settings_digest(draft), revision=endpoint.revision)
+    update_status(draft, change=None, settings=settings_digest(draft), revision=endpoint.revision)
 
 
 def is_answering(draft: Draft, endpoint: Endpoint) -> bool:
     """Whether the endpoint answers requests; reports it if not."""
     if not endpoint.ready:
         why = f": {endpoint.message}" if endpoint.message else ""
-        message = f"endpoint {name_of(draft)} is configured, and does not answer yet{why}"
+        message = f"endpoint {name_of(draft)} is configured but does not respond yet{why}"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
         draft.requeue_after(draft.settings.poll_seconds)
     return endpoint.ready
 
 
-def _report_updating(draft: Draft, wanted: Sequence[Route]) -> None:
-    message = f"endpoint {name_of(draft)} is being changed to serve {in_words(wanted)}"
+def _report_updating(draft: Draft, routes: Sequence[Route]) -> None:
+    message = f"endpoint {name_of(draft)} is being changed to serve {describe_routes(routes)}"
     draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)

@@ -10,7 +10,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.serving import DatabricksServing, EndpointChange, InferenceTable
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.decide.endpoint import in_force, note
+from finetune_operator.modelpromotion.decide.endpoint import routes_of, update_status
 from finetune_operator.modelpromotion.decide.endpoint_change import was_refused
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, StopLogging
 
@@ -20,14 +20,14 @@ def stop_logging(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> N
 
     It waits for no rollout: after the spec says so, nobody may find requests in that table.
     """
-    found = endpoint.logged_to
-    if found is None or not _is_stale(draft, spec, found):
+    table = endpoint.logged_to
+    if table is None or not _is_stale(draft, spec, table):
         if spec.inference_table is None:
-            note(draft, inference_table=None)
+            update_status(draft, inference_table=None)
         return
     if not was_refused(draft):
-        where = f"{found.catalog}.{found.schema_}"
-        message = f"endpoint {spec.endpoint} is being configured to log no more requests in {where}"
+        where = f"{table.catalog}.{table.schema_}"
+        message = f"endpoint {spec.endpoint} is being configured to stop logging requests to {where}"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
     _expect_revision(draft, endpoint)
     # NB: after the other actions. An endpoint that goes back must not wait for a gateway that refuses.
@@ -37,20 +37,20 @@ def stop_logging(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> N
 
 def is_logging(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
     """Whether the endpoint logs requests as in the spec; requests it if not."""
-    wanted, found = spec.inference_table, endpoint.logged_to
-    if found is not None and _is_stale(draft, spec, found):
+    spec_table, table = spec.inference_table, endpoint.logged_to
+    if table is not None and _is_stale(draft, spec, table):
         return False
-    if wanted is None:
+    if spec_table is None:
         return True
-    held = draft.promotion.status.serving
-    recorded = held.inference_table if held else None
-    note(draft, inference_table=wanted)
-    if found is not None:
+    written_status = draft.promotion.status.serving
+    recorded = written_status.inference_table if written_status else None
+    update_status(draft, inference_table=spec_table)
+    if table is not None:
         return True
     if not was_refused(draft):
         message = f"endpoint {spec.endpoint} is being configured to log its requests"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
-    if recorded != wanted:
+    if recorded != spec_table:
         draft.requeue_after(0)
         return False
     _expect_revision(draft, endpoint)
@@ -59,27 +59,32 @@ def is_logging(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> boo
     return False
 
 
-def _is_stale(draft: Draft, spec: DatabricksServing, found: InferenceTable) -> bool:
+def _is_stale(draft: Draft, spec: DatabricksServing, table: InferenceTable) -> bool:
     """Whether requests are logged to another table than the spec names, or to one that it named before."""
-    wanted, own = spec.inference_table, canary.known_of(draft).inference_table
-    if wanted is None:
-        return own is not None and _is_table(found, own)
-    return not _is_table(found, wanted)
+    spec_table, recorded_table = spec.inference_table, canary.serving_status(draft).inference_table
+    if spec_table is None:
+        return recorded_table is not None and _is_table(table, recorded_table)
+    return not _is_table(table, spec_table)
 
 
-def _is_table(found: InferenceTable, wanted: InferenceTable) -> bool:
+def _is_table(table: InferenceTable, expected: InferenceTable) -> bool:
     """Whether a table is the wanted one. Without a prefix in the spec, Databricks chooses it."""
-    same = (found.catalog, found.schema_) == (wanted.catalog, wanted.schema_)
-    return same and wanted.table_prefix in (None, found.table_prefix)
+    same = (table.catalog, table.schema_) == (expected.catalog, expected.schema_)
+    return same and expected.table_prefix in (None, table.table_prefix)
 
 
 def _expect_revision(draft: Draft, endpoint: Endpoint) -> None:
     """Record that the endpoint's revision is about to change though its routes are not."""
-    known, asked = canary.known_of(draft), any(isinstance(item, ConfigureEndpoint) for item in draft.actions)
-    if known.change is not None:
-        if not asked and known.change.revision == endpoint.revision:
+    status, is_configuring = (
+        canary.serving_status(draft),
+        any(isinstance(item, ConfigureEndpoint) for item in draft.actions),
+    )
+    if status.change is not None:
+        if not is_configuring and status.change.revision == endpoint.revision:
             # It was not requested yet, and is recorded anew with the new revision.
-            note(draft, change=None)
-    elif known.settings is not None and not endpoint.failed and not endpoint.updating:
-        routes = in_force(endpoint.served)
-        note(draft, change=EndpointChange(routes=routes, settings=known.settings, revision=endpoint.revision))
+            update_status(draft, change=None)
+    elif status.settings is not None and not endpoint.failed and not endpoint.updating:
+        routes = routes_of(endpoint.served)
+        update_status(
+            draft, change=EndpointChange(routes=routes, settings=status.settings, revision=endpoint.revision)
+        )

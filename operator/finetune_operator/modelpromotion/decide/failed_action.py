@@ -7,16 +7,16 @@ from datetime import datetime
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import UNREACHABLE, Problem
-from finetune_operator.modelpromotion.decide.ready import summarized
+from finetune_operator.modelpromotion.decide.ready import summarize_status
 from finetune_operator.modelpromotion.model import Promotion, PromotionAction, PromotionDecision
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import MoveAlias
 
 # Problems that pass without a change by people.
-_PASSING = (*UNREACHABLE, ConditionReason.MLFLOW_ERROR)
+_TRANSIENT_REASONS = (*UNREACHABLE, ConditionReason.MLFLOW_ERROR)
 
 
-def failed_action(
+def record_failed_action(
     promotion: Promotion,
     decision: PromotionDecision,
     action: PromotionAction,
@@ -29,9 +29,13 @@ def failed_action(
     if isinstance(action, MoveAlias):
         what = f"alias {spec.alias} of {spec.model}" if spec else "the alias"
         kind = ConditionType.PROMOTED
-        reason = ConditionReason.MOVE_DELAYED if problem.reason in _PASSING else ConditionReason.MOVE_REFUSED
+        reason = (
+            ConditionReason.MOVE_DELAYED
+            if problem.reason in _TRANSIENT_REASONS
+            else ConditionReason.MOVE_REFUSED
+        )
         message = f"{what} cannot be moved: {problem.message}"
     else:
         kind, reason, message = ConditionType.SERVED, problem.reason, problem.message
     status = with_condition(status, kind, False, reason, message, now=now, generation=promotion.generation)
-    return dataclasses.replace(decision, status=summarized(promotion, status, now))
+    return dataclasses.replace(decision, status=summarize_status(promotion, status, now))

@@ -16,7 +16,7 @@ from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import ModelVersion, comparable_on
 
-_ROUNDING = 1e-9
+_RELATIVE_TOLERANCE = 1e-9
 
 
 def check_gates(draft: Draft) -> Outcome:
@@ -44,16 +44,16 @@ def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> Outcome:
     failed = [item for item in verdicts if item.verdict == "Failed"]
     unclear = [item for item in verdicts if item.verdict == "Inconclusive"]
     if failed:
-        message = f"version {version} is refused: {_all(failed)}"
+        message = f"version {version} is refused: {_join_verdicts(failed)}"
         draft.set(ConditionType.GATES_PASSED, False, ConditionReason.GATE_FAILED, message)
         draft.stop(ConditionReason.GATE_FAILED, message)
     elif unclear:
-        message = f"version {version} cannot be judged yet: {_all(unclear)}"
+        message = f"version {version} cannot be judged yet: {_join_verdicts(unclear)}"
         draft.set(ConditionType.GATES_PASSED, None, ConditionReason.GATE_INCONCLUSIVE, message)
         draft.stop(ConditionReason.GATE_INCONCLUSIVE, message)
     elif verdicts:
         passed = "its gate" if len(verdicts) == 1 else f"all {len(verdicts)} gates"
-        message = f"version {version} passed {passed}: {_all(verdicts)}"
+        message = f"version {version} passed {passed}: {_join_verdicts(verdicts)}"
         draft.set(ConditionType.GATES_PASSED, True, ConditionReason.GATES_PASSED, message)
     else:
         draft.set(
@@ -66,7 +66,7 @@ def _conclude(draft: Draft, verdicts: Sequence[GateVerdict]) -> Outcome:
     return Continue
 
 
-def _all(verdicts: Sequence[GateVerdict]) -> str:
+def _join_verdicts(verdicts: Sequence[GateVerdict]) -> str:
     return "; ".join(f"{item.name}: {item.message}" for item in verdicts)
 
 
@@ -95,25 +95,25 @@ def judge(
         which: what the holder is, for the messages.
     """
     baseline = _Baseline(holder, lost, which)
-    return [_verdict(gate, candidate, baseline) for gate in gates]
+    return [_judge_gate(gate, candidate, baseline) for gate in gates]
 
 
-def _verdict(gate: Gate, candidate: ModelVersion, baseline: _Baseline) -> GateVerdict:
+def _judge_gate(gate: Gate, candidate: ModelVersion, baseline: _Baseline) -> GateVerdict:
     if gate.metric:
-        return _metric(gate.name, gate.metric, candidate)
+        return _judge_metric(gate.name, gate.metric, candidate)
     if gate.tag:
-        return _tag(gate.name, gate.tag, candidate)
+        return _judge_tag(gate.name, gate.tag, candidate)
     if gate.comparison:
-        return _comparison(gate.name, gate.comparison, candidate, baseline)
-    raise ValueError(f"the gate {gate.name} is of a kind that cannot be judged")
+        return _judge_comparison(gate.name, gate.comparison, candidate, baseline)
+    raise ValueError(f"gate {gate.name} has an unknown kind")
 
 
-def _metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateVerdict:
+def _judge_metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateVerdict:
     low, high = gate.min, gate.max
-    parts = [f">= {show(low)}"] if low is not None else []
-    parts += [f"<= {show(high)}"] if high is not None else []
+    parts = [f">= {format_number(low)}"] if low is not None else []
+    parts += [f"<= {format_number(high)}"] if high is not None else []
     limit = " and ".join(parts)
-    value = _number(candidate, gate.name)
+    value = _read_number(candidate, gate.name)
     if isinstance(value, str):
         return GateVerdict(name=name, verdict="Inconclusive", limit=limit, message=value)
     within = (
@@ -122,116 +122,135 @@ def _metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateVerdict
         and (high is None or _at_most(value, high))
     )
     verdict: Verdict = "Passed" if within else "Failed"
-    message = f"{gate.name} is {show(value)}, {'as' if within else 'but'} it must be {limit}"
-    return GateVerdict(name=name, verdict=verdict, value=show(value), limit=limit, message=message)
+    message = f"{gate.name} is {format_number(value)}, {'as' if within else 'but'} it must be {limit}"
+    return GateVerdict(name=name, verdict=verdict, value=format_number(value), limit=limit, message=message)
 
 
-def _tag(name: str, gate: TagGate, candidate: ModelVersion) -> GateVerdict:
-    wanted = _cut(gate.equals)
-    limit = f"= {wanted}"
+def _judge_tag(name: str, gate: TagGate, candidate: ModelVersion) -> GateVerdict:
+    expected = _shorten(gate.equals)
+    limit = f"= {expected}"
     value = candidate.tags.get(gate.name)
     if value is None:
-        message = f"version {candidate.version} has no tag {gate.name}, which must be {wanted!r}"
+        message = f"version {candidate.version} has no tag {gate.name}, which must be {expected!r}"
         return GateVerdict(name=name, verdict="Inconclusive", limit=limit, message=message)
     if value == gate.equals:
-        message = f"tag {gate.name} is {_cut(value)!r}"
-        return GateVerdict(name=name, verdict="Passed", value=_cut(value), limit=limit, message=message)
-    message = f"tag {gate.name} is {_cut(value)!r}, but it must be {wanted!r}"
-    return GateVerdict(name=name, verdict="Failed", value=_cut(value), limit=limit, message=message)
+        message = f"tag {gate.name} is {_shorten(value)!r}"
+        return GateVerdict(name=name, verdict="Passed", value=_shorten(value), limit=limit, message=message)
+    message = f"tag {gate.name} is {_shorten(value)!r}, but it must be {expected!r}"
+    return GateVerdict(name=name, verdict="Failed", value=_shorten(value), limit=limit, message=message)
 
 
-def _comparison(name: str, gate: ComparisonGate, candidate: ModelVersion, baseline: _Baseline) -> GateVerdict:
-    value = _number(candidate, gate.metric)
+def _judge_comparison(
+    name: str, gate: ComparisonGate, candidate: ModelVersion, baseline: _Baseline
+) -> GateVerdict:
+    value = _read_number(candidate, gate.metric)
     if isinstance(value, str):
         return GateVerdict(name=name, verdict="Inconclusive", message=value)
     if not math.isfinite(value):
-        message = f"{gate.metric} of version {candidate.version} is {show(value)}, which cannot be compared"
-        return GateVerdict(name=name, verdict="Failed", value=show(value), message=message)
+        message = f"{gate.metric} of version {candidate.version} is {format_number(value)}, which cannot be compared"
+        return GateVerdict(name=name, verdict="Failed", value=format_number(value), message=message)
     if baseline.version is None:
-        return _alone(name, gate, value, baseline)
-    other = _number(baseline.version, gate.metric)
+        return _judge_alone(name, gate, value, baseline)
+    baseline_value = _read_number(baseline.version, gate.metric)
     unclear = (
-        other
-        if isinstance(other, str)
-        else _incomparable(gate, candidate, baseline.version, other, baseline.which)
+        baseline_value
+        if isinstance(baseline_value, str)
+        else _explain_incomparable(gate, candidate, baseline.version, baseline_value, baseline.which)
     )
-    if isinstance(other, str) or unclear:
-        held = None if isinstance(other, str) else show(other)
+    if isinstance(baseline_value, str) or unclear:
+        shown_baseline = None if isinstance(baseline_value, str) else format_number(baseline_value)
         return GateVerdict(
-            name=name, verdict="Inconclusive", value=show(value), holder=held, message=unclear or ""
+            name=name,
+            verdict="Inconclusive",
+            value=format_number(value),
+            holder=shown_baseline,
+            message=unclear or "",
         )
-    low, high = _bounds(gate, other)
-    limit = f"<= {show(high)}" if high is not None else f">= {show(low)}"
+    low, high = _bounds(gate, baseline_value)
+    limit = f"<= {format_number(high)}" if high is not None else f">= {format_number(low)}"
     met = (low is None or _at_most(low, value)) and (high is None or _at_most(value, high))
     verdict: Verdict = "Passed" if met else "Failed"
     message = (
-        f"{gate.metric} is {show(value)}, that of version {baseline.version.version}, {baseline.which}, is {show(other)}: "
+        f"{gate.metric} is {format_number(value)}, that of version {baseline.version.version}, {baseline.which}, is {format_number(baseline_value)}: "
         f"{'as' if met else 'but'} it must be {limit}"
     )
     return GateVerdict(
-        name=name, verdict=verdict, value=show(value), limit=limit, holder=show(other), message=message
+        name=name,
+        verdict=verdict,
+        value=format_number(value),
+        limit=limit,
+        holder=format_number(baseline_value),
+        message=message,
     )
 
 
-def _alone(name: str, gate: ComparisonGate, value: float, baseline: _Baseline) -> GateVerdict:
+def _judge_alone(name: str, gate: ComparisonGate, value: float, baseline: _Baseline) -> GateVerdict:
     """The verdict without a baseline: a first version passes, one whose predecessor was deleted does not."""
     if baseline.lost is None:
-        message = f"{gate.metric} is {show(value)}, and the alias has no holder to compare with"
-        return GateVerdict(name=name, verdict="Passed", value=show(value), message=message)
+        message = f"{gate.metric} is {format_number(value)}, and the alias has no holder to compare with"
+        return GateVerdict(name=name, verdict="Passed", value=format_number(value), message=message)
     message = (
-        f"{gate.metric} is {show(value)}, and version {baseline.lost}, which had the alias, was deleted: set "
-        "spec.rollbackTo to the version that is to have it now"
+        f"{gate.metric} is {format_number(value)}, and version {baseline.lost}, which had the alias, was deleted: set "
+        "spec.rollbackTo to the version that must have the alias"
     )
-    return GateVerdict(name=name, verdict="Inconclusive", value=show(value), message=message)
+    return GateVerdict(name=name, verdict="Inconclusive", value=format_number(value), message=message)
 
 
-def _bounds(gate: ComparisonGate, other: float) -> tuple[float | None, float | None]:
+def _bounds(gate: ComparisonGate, baseline_value: float) -> tuple[float | None, float | None]:
     """The lowest and the highest value that pass, given the holder's."""
-    margin = _margin(gate.better_by, other) if gate.better_by else -_margin(gate.not_worse_than, other)
-    return (None, other - margin) if gate.goal == "Minimize" else (other + margin, None)
+    margin = (
+        _margin(gate.better_by, baseline_value)
+        if gate.better_by
+        else -_margin(gate.not_worse_than, baseline_value)
+    )
+    return (None, baseline_value - margin) if gate.goal == "Minimize" else (baseline_value + margin, None)
 
 
-def _incomparable(
-    gate: ComparisonGate, candidate: ModelVersion, holder: ModelVersion, other: float, which: str
+def _explain_incomparable(
+    gate: ComparisonGate, candidate: ModelVersion, holder: ModelVersion, baseline_value: float, which: str
 ) -> str | None:
     """Why two versions cannot be compared; None when they can."""
-    if not math.isfinite(other):
-        return f"{gate.metric} of version {holder.version}, {which}, is {show(other)}"
-    tag, mine = comparable_on(candidate, gate.metric)
-    other_tag, its = comparable_on(holder, gate.metric)
-    if mine is None or its is None:
-        silent = candidate if mine is None else holder
+    if not math.isfinite(baseline_value):
+        return f"{gate.metric} of version {holder.version}, {which}, is {format_number(baseline_value)}"
+    tag, candidate_data = comparable_on(candidate, gate.metric)
+    holder_tag, holder_data = comparable_on(holder, gate.metric)
+    if candidate_data is None or holder_data is None:
+        silent = candidate if candidate_data is None else holder
         needs = f"the version needs the tag {contract.TAG_EVAL_DATA}"
         why = f"{needs}, as {silent.unread}" if silent.unread else f"its run or {needs}"
-        return f"version {silent.version} does not say what data it was evaluated on: {why}"
-    if tag != other_tag:
+        return f"version {silent.version} does not record the data it was evaluated on: {why}"
+    if tag != holder_tag:
         judged, plain = (candidate, holder) if tag == contract.TAG_EVALUATION_DATA else (holder, candidate)
         return (
             f"{gate.metric} of version {judged.version} is from spec.evaluation of its job, and that of version "
-            f"{plain.version} is not: evaluate both alike"
+            f"{plain.version} is not: evaluate both in the same way"
         )
-    if mine != its:
+    if candidate_data != holder_data:
         otherwise = "in another way" if tag == contract.TAG_EVALUATION_DATA else "with another objective"
         return (
             f"version {candidate.version} was evaluated on other data, or {otherwise} "
-            f"({_cut(mine)}), than version {holder.version}, {which} ({_cut(its)}): "
-            "evaluate both alike"
+            f"({_shorten(candidate_data)}), than version {holder.version}, {which} ({_shorten(holder_data)}): "
+            "evaluate both in the same way"
         )
     return None
 
 
-def _margin(tolerance: Tolerance | None, other: float) -> float:
+def _margin(tolerance: Tolerance | None, baseline_value: float) -> float:
     if tolerance is None:
         return 0.0
-    return tolerance.absolute if tolerance.absolute is not None else (tolerance.relative or 0.0) * abs(other)
+    return (
+        tolerance.absolute
+        if tolerance.absolute is not None
+        else (tolerance.relative or 0.0) * abs(baseline_value)
+    )
 
 
 def _at_most(low: float, high: float) -> bool:
     # NB: in floating point 0.3 - 0.1 is less than 0.2; a tolerance of 0.1 must include 0.2.
-    return low <= high or math.isclose(low, high, rel_tol=_ROUNDING)
+    return low <= high or math.isclose(low, high, rel_tol=_RELATIVE_TOLERANCE)
 
 
-def _number(version: ModelVersion, name: str) -> float | str:
+def _read_number(version: ModelVersion, name: str) -> float | str:
     """A number of a version, or a message that says why there is none.
 
     NB: tags take precedence. They describe exactly these weights; a run's last metric may be from a later step.
@@ -245,13 +264,13 @@ def _number(version: ModelVersion, name: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        return f"tag {name} of version {version.version} is {_cut(text)!r}, which is not a number"
+        return f"tag {name} of version {version.version} is {_shorten(text)!r}, which is not a number"
 
 
-def show(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """A number as messages and the status show it."""
     return f"{value:.6g}" if value is not None else ""
 
 
-def _cut(text: str, limit: int = 200) -> str:
+def _shorten(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."

@@ -23,7 +23,7 @@ from finetune_operator.modelpromotion.decide.preconditions import suspend
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
-def recognize(draft: Draft) -> Outcome:
+def check_identity(draft: Draft) -> Outcome:
     """End the pass when the registry holds another model, or another version of a known number.
 
     The user then decides: setting `onDrift: Adopt` after the status reports the difference starts over, as a new promotion
@@ -41,8 +41,8 @@ def recognize(draft: Draft) -> Outcome:
         return Continue
     answer = "Warn and then to Adopt again" if adopts else "Adopt"
     message = (
-        f"{difference}: the spec points to another registry, or to a restored database, and nothing is written; undo that, "
-        f"or set spec.onDrift to {answer} to start from where the alias is now"
+        f"{difference}: the spec points to another registry or to a restored database, and the operator writes nothing; undo "
+        f"the change, or set spec.onDrift to {answer} to start from the current version of the alias"
     )
     draft.set(ConditionType.REGISTRY_READY, False, ConditionReason.REGISTRY_CHANGED, message)
     draft.stop(ConditionReason.REGISTRY_CHANGED, message)
@@ -52,11 +52,11 @@ def recognize(draft: Draft) -> Outcome:
 
 def _is_answered(draft: Draft) -> bool:
     """Whether the spec changed after the status reported that the registry changed."""
-    said = draft.condition(ConditionType.REGISTRY_READY)
+    condition = draft.condition(ConditionType.REGISTRY_READY)
     return (
-        said is not None
-        and said.reason == ConditionReason.REGISTRY_CHANGED
-        and (said.observed_generation or 0) < draft.generation
+        condition is not None
+        and condition.reason == ConditionReason.REGISTRY_CHANGED
+        and (condition.observed_generation or 0) < draft.generation
     )
 
 
@@ -65,70 +65,71 @@ def find_difference(draft: Draft) -> str | None:
 
     An unknown value, such as that of a model that does not exist, does not differ.
     """
-    known, model = draft.status.registry, draft.observed.model
-    if known is None or model is None:
+    recorded, model = draft.status.registry, draft.observed.model
+    if recorded is None or model is None:
         return None
-    if _differ(known.model_creation_time, model.created):
+    if _differ(recorded.model_creation_time, model.created):
         return (
-            f"registered model {model.name} was created at {_stamp(model.created)}, the one that this promotion knows at "
-            f"{_stamp(known.model_creation_time)}"
+            f"registered model {model.name} was created at {_format_time(model.created)}, the one that this promotion knows at "
+            f"{_format_time(recorded.model_creation_time)}"
         )
-    for identity in known.versions:
-        found = draft.observed.versions.get(identity.version)
-        if found is None:
+    for identity in recorded.versions:
+        version = draft.observed.versions.get(identity.version)
+        if version is None:
             continue
-        if _differ(identity.creation_time, found.created) or _differ(identity.run_id, found.run_id):
+        if _differ(identity.creation_time, version.created) or _differ(identity.run_id, version.run_id):
             return (
-                f"version {found.version} of {model.name} {_origin(found.created, found.run_id)}, the one that this "
-                f"promotion knows {_origin(identity.creation_time, identity.run_id)}"
+                f"version {version.version} of {model.name} {_describe_origin(version.created, version.run_id)}, the one that this "
+                f"promotion knows {_describe_origin(identity.creation_time, identity.run_id)}"
             )
     return None
 
 
-def remember(draft: Draft) -> None:
+def record_identity(draft: Draft) -> None:
     """Record the identity of the model, and of each version that the status names."""
     model = draft.observed.model
     if model is None or not draft.holds(ConditionType.REGISTRY_READY):
         return
     before = draft.status.registry or RegistryIdentity()
-    known = {item.version: item for item in before.versions}
-    for version in named_versions(draft.status):
-        found = draft.observed.versions.get(version)
-        if found and version not in known:
-            known[version] = VersionIdentity(
-                version=version, creation_time=found.created, run_id=found.run_id
+    identities = {item.version: item for item in before.versions}
+    for version in recorded_versions(draft.status):
+        registered = draft.observed.versions.get(version)
+        if registered and version not in identities:
+            identities[version] = VersionIdentity(
+                version=version, creation_time=registered.created, run_id=registered.run_id
             )
-    named = sorted(named_versions(draft.status) & known.keys(), key=int)
+    numbers = sorted(recorded_versions(draft.status) & identities.keys(), key=int)
     draft.update(
         registry=RegistryIdentity(
             model_creation_time=before.model_creation_time or model.created,
-            versions=[known[version] for version in named],
+            versions=[identities[version] for version in numbers],
         )
     )
 
 
-def named_versions(status: ModelPromotionStatus) -> set[str]:
+def recorded_versions(status: ModelPromotionStatus) -> set[str]:
     """The versions that a status names, to which the alias may therefore be moved."""
-    return set(_named(status))
+    return set(_iterate_versions(status))
 
 
-def _named(status: ModelPromotionStatus) -> Iterator[str]:
+def _iterate_versions(status: ModelPromotionStatus) -> Iterator[str]:
     move, withheld, rollback = status.move, status.withheld, status.rollback
-    named = [status.promoted, status.previous, status.candidate]
-    named += [move.from_version, move.to_version] if move else []
-    named += [withheld.version, withheld.back] if withheld else []
-    named += [rollback.version] if rollback else []
+    versions = [status.promoted, status.previous, status.candidate]
+    versions += [move.from_version, move.to_version] if move else []
+    versions += [withheld.version, withheld.back] if withheld else []
+    versions += [rollback.version] if rollback else []
     # NB: a version that had the alias can get it back without approval and soak: see `promote.revert`.
-    named += [version for move in status.history for version in (move.from_version, move.to_version)]
-    yield from (version for version in named if version is not None)
+    versions += [version for move in status.history for version in (move.from_version, move.to_version)]
+    yield from (version for version in versions if version is not None)
 
 
 def _start_over(draft: Draft, difference: str) -> None:
     """Reset the status to that of a new promotion."""
-    kept = (ConditionType.ACCEPTED, ConditionType.REGISTRY_READY, ConditionType.SUSPENDED)
-    message = f"{difference}: spec.onDrift is Adopt, so the promotion starts over from where the alias is"
+    lasting_types = (ConditionType.ACCEPTED, ConditionType.REGISTRY_READY, ConditionType.SUSPENDED)
+    message = f"{difference}: spec.onDrift is Adopt, so the promotion starts over from the current version of the alias"
     draft.status = ModelPromotionStatus(
-        model=draft.status.model, conditions=[item for item in draft.status.conditions if item.type in kept]
+        model=draft.status.model,
+        conditions=[item for item in draft.status.conditions if item.type in lasting_types],
     )
     draft.set(ConditionType.REGISTRY_READY, True, ConditionReason.REGISTRY_READY, message)
     draft.watch_from_now()
@@ -139,14 +140,14 @@ def _start_over(draft: Draft, difference: str) -> None:
         record(draft, adopted)
 
 
-def _differ(known: object, found: object) -> bool:
-    return known is not None and found is not None and known != found
+def _differ(expected: object, actual: object) -> bool:
+    return expected is not None and actual is not None and expected != actual
 
 
-def _origin(created: datetime | None, run_id: str | None) -> str:
-    return f"was created at {_stamp(created)} by {f'run {run_id}' if run_id else 'no run'}"
+def _describe_origin(created: datetime | None, run_id: str | None) -> str:
+    return f"was created at {_format_time(created)} by {f'run {run_id}' if run_id else 'no run'}"
 
 
-def _stamp(time: datetime | None) -> str:
+def _format_time(time: datetime | None) -> str:
     """NB: two registries may be created in the same second."""
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z") if time else "an unknown time"

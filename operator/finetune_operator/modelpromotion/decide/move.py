@@ -12,13 +12,13 @@ from datetime import timedelta
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import Move, MoveReason
 from finetune_operator import names
-from finetune_operator.modelpromotion.decide.draft import Draft, cut
+from finetune_operator.modelpromotion.decide.draft import Draft, truncate
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.text import stamp
 
 MAX_HISTORY = 20
 # Longer than the time limits of requests to the registry.
-_MAY_STILL_ARRIVE = timedelta(minutes=10)
+_LATE_WRITE_TIMEOUT = timedelta(minutes=10)
 
 
 def finish_move(draft: Draft) -> Outcome:
@@ -37,39 +37,41 @@ def finish_move(draft: Draft) -> Outcome:
             complete(draft, move)
         else:
             # NB: the move was overwritten after it was made, or was never made. These look the same, so it is recorded.
-            overtaken = cut(f"{move.message}; somebody else moved the alias to {draft.holder} since")
+            overtaken = truncate(f"{move.message}; somebody else moved the alias to {draft.holder} since")
             record(draft, move.model_copy(update={"message": overtaken, "reason": "Overtaken"}))
     return Continue
 
 
 def complete(draft: Draft, move: Move) -> None:
     """Record a move that was made in the history, and where the alias is now."""
-    known = draft.status.previous
+    known_previous = draft.status.previous
     previous = {
         "Promoted": move.from_version,
         "Reverted": move.from_version,
         # A rollback overrides drift, so `from_version` may be one that another client had set.
         "RolledBack": draft.status.promoted,
         "Adopted": move.from_version,
-        "Repaired": known,
-        "Withdrawn": _before(draft.status.history, move.to_version),
+        "Repaired": known_previous,
+        "Withdrawn": _find_predecessor(draft.status.history, move.to_version),
     }[move.reason]
     record(draft, move)
     if previous is None and move.reason != "Withdrawn":
-        previous = known
+        previous = known_previous
     draft.update(promoted=move.to_version, previous=previous)
     draft.set(ConditionType.PROMOTED, True, ConditionReason(move.reason), move.message)
 
 
-def _before(history: list[Move], version: str | None) -> str | None:
+def _find_predecessor(history: list[Move], version: str | None) -> str | None:
     """The version that had the alias before this one got it, unless it was withdrawn or rolled back since."""
     failed = {item.from_version for item in history if item.reason in ("Withdrawn", "RolledBack")}
     gained = ("Promoted", "Reverted", "Adopted")
-    found = (item.from_version for item in history if item.to_version == version and item.reason in gained)
-    return next((before for before in found if before not in failed), None)
+    predecessors = (
+        item.from_version for item in history if item.to_version == version and item.reason in gained
+    )
+    return next((before for before in predecessors if before not in failed), None)
 
 
-def give_up(draft: Draft) -> None:
+def record_abandoned(draft: Draft) -> None:
     """Record a journalled move that is no longer wanted.
 
     NB: its write may have been sent without a response, and may still take effect.
@@ -78,14 +80,14 @@ def give_up(draft: Draft) -> None:
         draft.remember(abandoned=draft.begun.model_copy(update={"time": draft.now}))
 
 
-def arrived_late(draft: Draft) -> bool:
+def has_arrived_late(draft: Draft) -> bool:
     """Whether the alias is where an abandoned move was to take it."""
     move = draft.status.abandoned
     ends = (draft.status.promoted, draft.holder)
     return (
         move is not None
         and ends == (move.from_version, move.to_version)
-        and draft.now - move.time < _MAY_STILL_ARRIVE
+        and draft.now - move.time < _LATE_WRITE_TIMEOUT
     )
 
 
@@ -106,13 +108,13 @@ def begin(
 ) -> Outcome:
     """Begin a move of the alias: write the journal in this reconcile, and the alias in the next. Stops."""
     before = draft.begun
-    wanted = (draft.holder, to, reason)
-    if before is None or (before.from_version, before.to_version, before.reason) != wanted:
+    requested = (draft.holder, to, reason)
+    if before is None or (before.from_version, before.to_version, before.reason) != requested:
         move = Move(
             from_version=draft.holder,
             to_version=to,
             reason=reason,
-            message=cut(message),
+            message=truncate(message),
             by=by,
             time=draft.now,
             gates=gates,
@@ -125,7 +127,7 @@ def begin(
     draft.remember(move=before)
     # NB: the source alias is compared again just before the write; only a promotion has one.
     source = draft.spec.source.alias if reason == "Promoted" else None
-    tags = {} if reason == "Repaired" else {**draft.spec.tags, **_tags(draft, before)}
+    tags = {} if reason == "Repaired" else {**draft.spec.tags, **_version_tags(draft, before)}
     announce(draft, f"moving {draft.spec.alias}: {message}")
     draft.actions.append(draft.move_alias(to, source, tags))
     return Stop
@@ -136,12 +138,15 @@ def announce(draft: Draft, message: str) -> None:
 
     NB: alternating between two messages would write the status in every pass.
     """
-    found = draft.condition(ConditionType.PROMOTED)
-    if found is None or found.reason not in (ConditionReason.MOVE_DELAYED, ConditionReason.MOVE_REFUSED):
+    promoted = draft.condition(ConditionType.PROMOTED)
+    if promoted is None or promoted.reason not in (
+        ConditionReason.MOVE_DELAYED,
+        ConditionReason.MOVE_REFUSED,
+    ):
         draft.stop(ConditionReason.PROMOTING, message)
 
 
-def _tags(draft: Draft, move: Move) -> dict[str, str]:
+def _version_tags(draft: Draft, move: Move) -> dict[str, str]:
     return {
         names.TAG_PROMOTED_ALIAS: draft.spec.alias,
         names.TAG_PROMOTED_BY: move.by,

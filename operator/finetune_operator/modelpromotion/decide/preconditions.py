@@ -7,20 +7,20 @@ from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
-def reach(draft: Draft) -> Outcome:
+def require_registry(draft: Draft) -> Outcome:
     """Stop while the registry cannot be read: the status is kept, and nothing is decided."""
     problem = draft.observed.problem
     if problem:
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, problem.message)
-        draft.requeue_after(_patience(draft))
+        draft.requeue_after(_retry_seconds(draft))
         return Stop
     return Continue
 
 
-def _patience(draft: Draft) -> float:
+def _retry_seconds(draft: Draft) -> float:
     """Half the time that the registry has been away, but at least a poll and at most a resync."""
-    found = draft.condition(ConditionType.REGISTRY_READY)
-    away = (draft.now - found.last_transition_time).total_seconds() if found else 0.0
+    condition = draft.condition(ConditionType.REGISTRY_READY)
+    away = (draft.now - condition.last_transition_time).total_seconds() if condition else 0.0
     return max(draft.settings.poll_seconds, min(away / 2, draft.settings.resync_seconds))
 
 

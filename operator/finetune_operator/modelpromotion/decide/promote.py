@@ -7,49 +7,51 @@ from finetune_crds.promotion_status import Move, MoveReason, Withheld
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.digests import gates_digest, terms_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.decide.drift import names_of
+from finetune_operator.modelpromotion.decide.drift import promotion_actor
 from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 # A version that lost the alias for one of these reasons is judged again. NB: a deleted version may return as another one.
-_FORFEITS: tuple[MoveReason, ...] = ("Withdrawn", "RolledBack", "VersionDeleted")
+_LOSS_REASONS: tuple[MoveReason, ...] = ("Withdrawn", "RolledBack", "VersionDeleted")
 
 
 def withdraw(draft: Draft) -> Outcome:
     """Move or remove the alias of a version whose endpoint failed, and do not promote what is withheld."""
-    held = draft.status.withheld
-    if held is None:
+    withheld = draft.status.withheld
+    if withheld is None:
         return Continue
-    if _is_over(draft, held):
+    if _has_expired(draft, withheld):
         draft.remember(withheld=None)
         return Continue
-    has_alias = draft.status.promoted == held.version
-    back = held.back or draft.status.previous
-    if held.reason == "Withdrawn" and has_alias:
-        return _take_back(draft, held, back)
-    if draft.status.candidate not in (None, held.version):
+    has_alias = draft.status.promoted == withheld.version
+    back = withheld.back or draft.status.previous
+    if withheld.reason == "Withdrawn" and has_alias:
+        return _take_back(draft, withheld, back)
+    if draft.status.candidate not in (None, withheld.version):
         return Continue
     forget_waits(draft)
-    if held.reason == "Adopted":
-        draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, held.message)
+    if withheld.reason == "Adopted":
+        draft.set(ConditionType.PROMOTED, True, ConditionReason.ADOPTED, withheld.message)
     else:
-        draft.stop(ConditionReason.WITHDRAWN, held.message)
+        draft.stop(ConditionReason.WITHDRAWN, withheld.message)
     return Stop
 
 
-def _is_over(draft: Draft, held: Withheld) -> bool:
+def _has_expired(draft: Draft, withheld: Withheld) -> bool:
     """Whether the source names another version, or the gates or the serving of a withdrawn one changed."""
-    another = draft.status.candidate not in (None, held.version) and draft.status.promoted != held.version
-    return another or (held.reason == "Withdrawn" and held.digest != terms_digest(draft.spec))
+    another = (
+        draft.status.candidate not in (None, withheld.version) and draft.status.promoted != withheld.version
+    )
+    return another or (withheld.reason == "Withdrawn" and withheld.digest != terms_digest(draft.spec))
 
 
-def _take_back(draft: Draft, held: Withheld, back: str | None) -> Outcome:
+def _take_back(draft: Draft, withheld: Withheld, back: str | None) -> Outcome:
     if back is not None and draft.observed.versions.get(back) is None:
-        message = f"{held.message}; version {back}, which was there before, does not exist"
+        message = f"{withheld.message}; version {back}, which was there before, does not exist"
         draft.stop(ConditionReason.WITHDRAWN, message)
         return Stop
-    return begin(draft, back, "Withdrawn", held.message, by=names_of(draft))
+    return begin(draft, back, "Withdrawn", withheld.message, by=promotion_actor(draft))
 
 
 def settle(draft: Draft) -> Outcome:
@@ -92,7 +94,7 @@ def revert(draft: Draft) -> Outcome:
 def _passed_before(draft: Draft, gates: str) -> Move | None:
     """The move that promoted the source's version; None if the version lost the alias since and must be judged again."""
     for move in draft.status.history:
-        if move.from_version == draft.spec.source.version and move.reason in _FORFEITS:
+        if move.from_version == draft.spec.source.version and move.reason in _LOSS_REASONS:
             return None
         if _may_go_back(draft, move, gates):
             return move
@@ -101,9 +103,9 @@ def _passed_before(draft: Draft, gates: str) -> Move | None:
 
 def _still_passes(draft: Draft, version: str) -> bool:
     """Whether the version passes the gates that need no other version; its tags may have changed since."""
-    found = draft.observed.versions.get(version)
+    candidate = draft.observed.versions.get(version)
     alone = [gate for gate in draft.spec.gates if not gate.comparison]
-    return found is not None and all(item.verdict == "Passed" for item in judge(alone, found, None))
+    return candidate is not None and all(item.verdict == "Passed" for item in judge(alone, candidate, None))
 
 
 def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
@@ -123,7 +125,11 @@ def promote(draft: Draft) -> Outcome:
     passed = f", which passed {gates.summary} gates" if gates and gates.verdicts else ""
     approval = draft.spec.approval
     approved = approval is not None and approval.required
-    by = ((approval.by if approval else None) or draft.promotion.editor) if approved else names_of(draft)
+    by = (
+        ((approval.by if approval else None) or draft.promotion.editor)
+        if approved
+        else promotion_actor(draft)
+    )
     message = f"{draft.spec.alias} is version {version}{passed}{f', approved by {by}' if approved else ''}"
     gates_passed = gates_digest(draft.spec.gates)
     return begin(draft, version, "Promoted", message, by=by, gates=gates_passed, approved=approved or None)

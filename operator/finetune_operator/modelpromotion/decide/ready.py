@@ -1,7 +1,7 @@
 """The summary of a ModelPromotion. Ready: its alias is at a version that passed, and the endpoint serves it.
 
 A candidate that is judged, waits or was refused does not change that: the alias stays where it is. Reconciling: the promotion
-is under way, or waits for something that may come. Stalled: it comes no further unless its spec, or its source, changes.
+is under way, or waits for something that may come. Stalled: it cannot make progress until its spec or its source changes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ _READY: tuple[PromotionPhase, ...] = ("Promoted", "RolledBack")
 # The spec cannot be carried out, or the alias is not where it should be.
 _NOT_READY: tuple[PromotionPhase, ...] = ("Failed", "Conflict", "Drifted")
 # Moves to a version that passed its gates, or that a person chose.
-_RIGHTFUL: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack", "Withdrawn", "Adopted")
+_APPROVED_REASONS: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack", "Withdrawn", "Adopted")
 
 
-def summarized(promotion: Promotion, status: ModelPromotionStatus, now: datetime) -> ModelPromotionStatus:
+def summarize_status(
+    promotion: Promotion, status: ModelPromotionStatus, now: datetime
+) -> ModelPromotionStatus:
     """The status with what follows from it: `passed`, the phase, the summary, and the generation that they are about."""
-    status, word = status.model_copy(update={"passed": _passed(status)}), phase(status.conditions)
-    return summarize(status, _ready(promotion, status, word), word, now=now, generation=promotion.generation)
+    status, word = status.model_copy(update={"passed": _passed_version(status)}), phase(status.conditions)
+    return summarize(
+        status, _assess_readiness(promotion, status, word), word, now=now, generation=promotion.generation
+    )
 
 
-def _ready(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPhase) -> Readiness:
+def _assess_readiness(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPhase) -> Readiness:
     """What the summary says.
 
     Args:
@@ -38,19 +42,19 @@ def _ready(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPh
         status: its new status, complete but for the phase and the summary. Every reconcile sets one condition before.
         word: its phase.
     """
-    known = {item.type: item for item in status.conditions}
-    explanation, holds = next(_explanations(known)), _holds(promotion, status, word)
-    served = known.get(ConditionType.SERVED)
+    by_type = {item.type: item for item in status.conditions}
+    explanation, holds = next(_explanations(by_type)), _is_at_passed_version(promotion, status, word)
+    served = by_type.get(ConditionType.SERVED)
     if holds and served and served.status != "True":
         explanation, holds = served, False
     message = explanation.message
     if holds and (explanation.type != ConditionType.PROMOTED or explanation.status != "True"):
-        message = f"{_where(promotion, status)}; {message}"
-    return Readiness(holds, _also(word, explanation, holds=holds), explanation.reason, message)
+        message = f"{_describe_alias(promotion, status)}; {message}"
+    return Readiness(holds, _companions(word, explanation, holds=holds), explanation.reason, message)
 
 
-def _also(word: PromotionPhase, explanation: Condition, *, holds: bool) -> tuple[ConditionType, ...]:
-    """Whether the promotion is under way, or comes no further; nothing at rest."""
+def _companions(word: PromotionPhase, explanation: Condition, *, holds: bool) -> tuple[ConditionType, ...]:
+    """Whether the promotion is in progress or stalled; empty at rest."""
     if _is_blind(explanation):
         return (ConditionType.RECONCILING,)
     if word in ("Refused", "Suspended") and holds:
@@ -69,40 +73,40 @@ def _is_blind(explanation: Condition) -> bool:
     return explanation.type == ConditionType.ACCEPTED and explanation.status == "Unknown"
 
 
-def _where(promotion: Promotion, status: ModelPromotionStatus) -> str:
+def _describe_alias(promotion: Promotion, status: ModelPromotionStatus) -> str:
     alias = promotion.spec.alias if promotion.spec else "the alias"
     return (
         f"{alias} is at version {status.current}, which passed" if status.current else f"{alias} is removed"
     )
 
 
-def _explanations(known: Mapping[str, Condition]) -> Iterator[Condition]:
+def _explanations(by_type: Mapping[str, Condition]) -> Iterator[Condition]:
     """The conditions that explain where the promotion stands, the most specific first."""
-    accepted, suspended = known.get(ConditionType.ACCEPTED), known.get(ConditionType.SUSPENDED)
+    accepted, suspended = by_type.get(ConditionType.ACCEPTED), by_type.get(ConditionType.SUSPENDED)
     if accepted and accepted.status != "True":
         yield accepted
     if suspended and suspended.status == "True":
         yield suspended
-    others = (ConditionType.REGISTRY_READY, ConditionType.PROMOTED, ConditionType.SERVED)
-    yield from (known[kind] for kind in others if kind in known and known[kind].status != "True")
+    unmet = (ConditionType.REGISTRY_READY, ConditionType.PROMOTED, ConditionType.SERVED)
+    yield from (by_type[kind] for kind in unmet if kind in by_type and by_type[kind].status != "True")
     done = (ConditionType.PROMOTED, ConditionType.REGISTRY_READY, ConditionType.ACCEPTED)
-    yield from (known[kind] for kind in done if kind in known)
-    yield from known.values()
+    yield from (by_type[kind] for kind in done if kind in by_type)
+    yield from by_type.values()
 
 
-def _holds(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPhase) -> bool:
+def _is_at_passed_version(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPhase) -> bool:
     """Whether the alias is at a version that passed."""
     if _is_elsewhere(status):
         return False
     if promotion.spec is None or word in (*_READY, *_NOT_READY):
         return word in _READY
-    return _stays(promotion.spec, status) and status.passed == status.promoted
+    return _is_settled(promotion.spec, status) and status.passed == status.promoted
 
 
 def _is_elsewhere(status: ModelPromotionStatus) -> bool:
     """Whether the registry was another one when it was last read."""
-    known = {item.type: item for item in status.conditions}
-    registry, promoted = known.get(ConditionType.REGISTRY_READY), known.get(ConditionType.PROMOTED)
+    by_type = {item.type: item for item in status.conditions}
+    registry, promoted = by_type.get(ConditionType.REGISTRY_READY), by_type.get(ConditionType.PROMOTED)
     if registry is None or registry.status == "True":
         return False
     # NB: while the registry is away, only Promoted still says what was found there.
@@ -110,7 +114,7 @@ def _is_elsewhere(status: ModelPromotionStatus) -> bool:
     return ConditionReason.REGISTRY_CHANGED in reasons
 
 
-def _stays(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:
+def _is_settled(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:
     """Whether the alias is where this promotion left it, and has no version to go back to."""
     if status.current is None or status.current != status.promoted:
         return False
@@ -124,7 +128,7 @@ def _stays(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:
     return withheld is None or (withheld.reason, withheld.version) != ("Withdrawn", status.current)
 
 
-def _passed(status: ModelPromotionStatus) -> str | None:
+def _passed_version(status: ModelPromotionStatus) -> str | None:
     """The version that the alias should be at, if it passed its gates or a person chose it.
 
     NB: no move of the history leads to a version that was in place from the start, and the history has an end: what the
@@ -133,6 +137,6 @@ def _passed(status: ModelPromotionStatus) -> str | None:
     promoted = any(
         item.type == ConditionType.PROMOTED and item.status == "True" for item in status.conditions
     )
-    rightful = (move.to_version for move in status.history if move.reason in _RIGHTFUL)
-    known = promoted or status.promoted in rightful or status.passed == status.promoted
-    return status.promoted if known else None
+    rightful = (move.to_version for move in status.history if move.reason in _APPROVED_REASONS)
+    has_passed = promoted or status.promoted in rightful or status.passed == status.promoted
+    return status.promoted if has_passed else None

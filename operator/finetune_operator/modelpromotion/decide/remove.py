@@ -9,7 +9,7 @@ from finetune_operator.modelpromotion.decide.identity import find_difference
 from finetune_operator.modelpromotion.decide.move import announce
 
 
-def guard(draft: Draft) -> None:
+def set_finalizer(draft: Draft) -> None:
     """Set the operator's finalizer if the alias is to be removed with the resource; otherwise remove the finalizer.
 
     A spec that cannot be read changes nothing.
@@ -17,9 +17,9 @@ def guard(draft: Draft) -> None:
     spec = draft.promotion.spec
     if spec is None:
         return
-    wanted = spec.on_delete == "RemoveAlias" and draft.observed.rival is None
-    if wanted != (names.FINALIZER in draft.promotion.finalizers):
-        draft.finalizer = wanted
+    needs_finalizer = spec.on_delete == "RemoveAlias" and draft.observed.rival is None
+    if needs_finalizer != (names.FINALIZER in draft.promotion.finalizers):
+        draft.finalizer = needs_finalizer
 
 
 def remove(draft: Draft) -> None:
@@ -41,7 +41,7 @@ def remove(draft: Draft) -> None:
         )
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)
         draft.requeue_after(draft.settings.poll_seconds)
-    elif draft.holder is None or draft.holder not in _ours(draft) or find_difference(draft):
+    elif draft.holder is None or draft.holder not in _own_versions(draft) or find_difference(draft):
         # The alias no longer exists, belongs to the client that moved it, or is in another registry.
         draft.finalizer = False
     else:
@@ -49,7 +49,7 @@ def remove(draft: Draft) -> None:
         draft.actions.append(draft.move_alias(None))
 
 
-def _ours(draft: Draft) -> set[str | None]:
+def _own_versions(draft: Draft) -> set[str | None]:
     """The versions that this promotion set the alias to, or was about to set it to."""
     move = draft.status.move
     return {draft.status.promoted, move.to_version if move else None}

@@ -18,8 +18,8 @@ def roll_back(draft: Draft) -> Outcome:
     """
     if draft.status.watch_start_time is None:
         draft.watch_from_now()
-    wanted = draft.spec.rollback_to
-    if wanted is None:
+    rollback_to = draft.spec.rollback_to
+    if rollback_to is None:
         draft.update(rollback=None)
         return Continue
     forget_waits(draft)
@@ -27,37 +27,37 @@ def roll_back(draft: Draft) -> Outcome:
     if target is None:
         message = (
             "spec.rollbackTo has type Previous, and no previous version is known: set rollbackTo: {type: Version, version: N} "
-            "with a version of yours"
+            "to one of your versions"
         )
-        return _impossible(draft, message)
-    draft.update(rollback=RollbackStatus(requested=wanted.text, version=target))
+        return _reject(draft, message)
+    draft.update(rollback=RollbackStatus(requested=rollback_to.text, version=target))
     if draft.holder == target:
-        _arrive(draft, target)
-        draft.set(ConditionType.PROMOTED, True, ConditionReason.ROLLED_BACK, _held_at(draft, target))
+        _record_arrival(draft, target)
+        draft.set(ConditionType.PROMOTED, True, ConditionReason.ROLLED_BACK, _describe_hold(draft, target))
         draft.unset(ConditionType.DRIFTED)
         return Stop
-    if wrong := _unusable(draft, target):
-        return _impossible(draft, f"spec.rollbackTo: {wrong}: name another")
+    if wrong := _explain_unusable(draft, target):
+        return _reject(draft, f"spec.rollbackTo: {wrong}: name another")
     if draft.status.promoted == target:
         # It was rolled back before, and somebody else moved the alias since.
         return Continue
-    return begin(draft, target, "RolledBack", _held_at(draft, target), by=draft.promotion.editor)
+    return begin(draft, target, "RolledBack", _describe_hold(draft, target), by=draft.promotion.editor)
 
 
-def _arrive(draft: Draft, target: str) -> None:
+def _record_arrival(draft: Draft, target: str) -> None:
     """Record that the alias is at the target, even if another client moved it there; clear an adopted version's hold."""
-    left = draft.status.promoted
-    if left != target:
+    previous_version = draft.status.promoted
+    if previous_version != target:
         moved = Move(
-            from_version=left,
+            from_version=previous_version,
             to_version=target,
             reason="RolledBack",
-            message=f"{_held_at(draft, target)}, where somebody else had moved it",
+            message=f"{_describe_hold(draft, target)}, where somebody else had moved it",
             by=draft.promotion.editor,
             time=draft.now,
         )
         record(draft, moved)
-        draft.update(previous=left or draft.status.previous)
+        draft.update(previous=previous_version or draft.status.previous)
     draft.update(promoted=target)
     if draft.status.withheld and draft.status.withheld.reason == "Adopted":
         draft.remember(withheld=None)
@@ -70,24 +70,28 @@ def hold(draft: Draft) -> Outcome:
 
 def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
     """The version that spec.rollbackTo stands for. NB: Previous keeps the meaning that it had in its first pass."""
-    wanted, known = spec.rollback_to, status.rollback
-    if wanted is None or wanted.type == "Version":
-        return wanted.version if wanted else None
-    return known.version if known and known.requested == wanted.text else status.previous
+    rollback_to, rollback = spec.rollback_to, status.rollback
+    if rollback_to is None or rollback_to.type == "Version":
+        return rollback_to.version if rollback_to else None
+    return rollback.version if rollback and rollback.requested == rollback_to.text else status.previous
 
 
-def _unusable(draft: Draft, target: str) -> str | None:
+def _explain_unusable(draft: Draft, target: str) -> str | None:
     """Why the alias cannot point at the version; None when it can, as far as is known."""
     if draft.observed.lacks(target):
         return f"{draft.spec.model} has no version {target}"
-    known = draft.observed.versions.get(target)
-    return f"version {target} of {draft.spec.model} is not ready" if known and not known.ready else None
+    registered = draft.observed.versions.get(target)
+    return (
+        f"version {target} of {draft.spec.model} is not ready"
+        if registered and not registered.ready
+        else None
+    )
 
 
-def _held_at(draft: Draft, target: str) -> str:
+def _describe_hold(draft: Draft, target: str) -> str:
     return f"{draft.spec.alias} is held at version {target} by spec.rollbackTo"
 
 
-def _impossible(draft: Draft, message: str) -> Outcome:
+def _reject(draft: Draft, message: str) -> Outcome:
     draft.stop(ConditionReason.NOTHING_TO_ROLL_BACK_TO, message)
     return Stop

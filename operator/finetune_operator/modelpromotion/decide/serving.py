@@ -20,16 +20,16 @@ def serve(draft: Draft) -> None:
     spec, version = endpoints.spec_of(draft), draft.status.promoted
     if spec is None:
         return
-    if version is None and not canary.known_of(draft).failure:
-        message = f"{draft.spec.alias} points at no version yet: there is nothing to serve"
+    if version is None and not canary.serving_status(draft).failure:
+        message = f"{draft.spec.alias} does not point to a version yet: the endpoint has nothing to serve"
         draft.set(ConditionType.SERVED, False, ConditionReason.WAITING_FOR_VERSION, message)
         return
-    endpoint = endpoints.describe(draft, spec)
+    endpoint = endpoints.record_endpoint(draft, spec)
     if endpoint is None:
         return
     if version is not None:
         _begin(draft, endpoint, version)
-    if version is None or canary.known_of(draft).failure:
+    if version is None or canary.serving_status(draft).failure:
         go_back(draft, endpoint)
     else:
         _advance(draft, spec, endpoint, version)
@@ -42,17 +42,17 @@ def hold(draft: Draft) -> None:
     NB: this may last long: the registry may reject the move, or the drift may wait for a decision.
     """
     spec = endpoints.spec_of(draft)
-    endpoint = endpoints.describe(draft, spec) if spec else None
-    known, version = canary.known_of(draft), draft.status.promoted
+    endpoint = endpoints.record_endpoint(draft, spec) if spec else None
+    status, version = canary.serving_status(draft), draft.status.promoted
     if spec is None or endpoint is None:
         return
     failed = ""
-    if not known.failure and version is not None and known.version == version:
+    if not status.failure and version is not None and status.version == version:
         failed = canary.judge_step(draft, version).failed
-    if known.failure:
+    if status.failure:
         go_back(draft, endpoint)
     elif failed:
-        fail(draft, endpoint, "CanaryFailed", f"a gate of the canary failed: {failed}")
+        fail(draft, endpoint, "CanaryFailed", f"a canary gate failed: {failed}")
     else:
         _report_hold(draft)
     stop_logging(draft, spec, endpoint)
@@ -60,7 +60,7 @@ def hold(draft: Draft) -> None:
 
 def _report_hold(draft: Draft) -> None:
     alias, promoted, holder = draft.spec.alias, draft.status.promoted, draft.holder
-    step = canary.step_in_words(draft)
+    step = canary.describe_step(draft)
     if step:
         draft.requeue_after(draft.settings.poll_seconds)
     if promoted != holder and draft.status.move is None:
@@ -79,26 +79,28 @@ def _report_hold(draft: Draft) -> None:
 
 def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     """Start a rollout when another version has the alias, or when the spec changed after a failure."""
-    known = canary.known_of(draft)
-    failure = known.failure
+    status = canary.serving_status(draft)
+    failure = status.failure
     if (
-        known.version == version
+        status.version == version
         and failure
         and failure.version == version
         and failure.generation == draft.promotion.generation
     ):
         return
-    if known.version != version or failure:
+    if status.version != version or failure:
         # NB: a rollout that is cut short was never in place: the routes that were saved for it stay the ones to restore.
-        saved = endpoints.in_force(endpoint.served) if known.saved is None else known.saved
-        stepwise = not alias_history.is_at_once(draft, version) and canary.is_possible(draft, version, saved)
-        endpoints.note(
+        saved = endpoints.routes_of(endpoint.served) if status.saved is None else status.saved
+        stepwise = not alias_history.skips_canary(draft, version) and canary.is_possible(
+            draft, version, saved
+        )
+        endpoints.update_status(
             draft,
             version=version,
             saved=saved,
-            **canary.step(1 if stepwise else None),
+            **canary.step_fields(1 if stepwise else None),
             # A change in progress that restores the routes after a failure also suits the version that gets the alias back.
-            change=known.change if failure and endpoint.updating and known.version != version else None,
+            change=status.change if failure and endpoint.updating and status.version != version else None,
             failure=None,
         )
 
@@ -106,24 +108,24 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
 def _advance(draft: Draft, spec: DatabricksServing, endpoint: Endpoint, version: str) -> None:
     verdicts = canary.judge_step(draft, version)
     if verdicts.failed:
-        fail(draft, endpoint, "CanaryFailed", f"a gate of the canary failed: {verdicts.failed}")
+        fail(draft, endpoint, "CanaryFailed", f"a canary gate failed: {verdicts.failed}")
         return
-    wanted = canary.routes(draft, version) or _final_routes(draft, spec, version)
+    routes = canary.canary_routes(draft, version) or _final_routes(draft, spec, version)
     if endpoint.updating:
-        change.wait(draft, endpoint, wanted)
-    elif endpoints.has_failed(draft, endpoint, wanted):
+        change.wait(draft, endpoint, routes)
+    elif endpoints.has_failed(draft, endpoint, routes):
         fail(draft, endpoint, "EndpointFailed", f"Databricks could not deploy it: {endpoint.message}")
-    elif not endpoints.is_in_place(draft, endpoint, wanted):
-        change.request(draft, endpoint, wanted)
+    elif not endpoints.is_in_place(draft, endpoint, routes):
+        change.request(draft, endpoint, routes)
     else:
         change.complete(draft, endpoint)
         if not change.is_answering(draft, endpoint) or not is_logging(draft, spec, endpoint):
             return
-        if not canary.known_of(draft).step:
-            _conclude(draft, spec, wanted)
+        if not canary.serving_status(draft).step:
+            _conclude(draft, spec, routes)
         elif canary.take_next_step(draft, verdicts):
-            wanted = canary.routes(draft, version) or _final_routes(draft, spec, version)
-            change.request(draft, endpoint, wanted)
+            routes = canary.canary_routes(draft, version) or _final_routes(draft, spec, version)
+            change.request(draft, endpoint, routes)
 
 
 def _final_routes(draft: Draft, spec: DatabricksServing, version: str) -> list[Route]:
@@ -144,6 +146,6 @@ def _final_routes(draft: Draft, spec: DatabricksServing, version: str) -> list[R
 
 
 def _conclude(draft: Draft, spec: DatabricksServing, routes: Sequence[Route]) -> None:
-    endpoints.note(draft, saved=None, **canary.NO_STEP)
-    message = f"endpoint {spec.endpoint} serves {endpoints.in_words(routes)}"
+    endpoints.update_status(draft, saved=None, **canary.NO_STEP)
+    message = f"endpoint {spec.endpoint} serves {endpoints.describe_routes(routes)}"
     draft.set(ConditionType.SERVED, True, ConditionReason.ENDPOINT_READY, message)

@@ -20,7 +20,7 @@ def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
     return job.version if job and job.phase == "Succeeded" and job.model == spec.model else None
 
 
-def resolve(draft: Draft) -> Outcome:
+def resolve_candidate(draft: Draft) -> Outcome:
     """Set the candidate, or report what the source waits for. Never ends the pass."""
     spec, observed = draft.spec, draft.observed
     version = named_version(spec, observed)
@@ -29,25 +29,25 @@ def resolve(draft: Draft) -> Outcome:
     elif version is None and spec.source.alias:
         _wait(draft, ConditionReason.WAITING_FOR_ALIAS, f"{spec.model} has no alias {spec.source.alias} yet")
     elif version is None:
-        _wait(draft, *_job_state(spec.source.job_name, spec.model, observed.job))
+        _wait(draft, *_explain_job(spec.source.job_name, spec.model, observed.job))
     elif observed.lacks(version):
         draft.update(candidate=None)
         _wait(draft, ConditionReason.WAITING_FOR_VERSION, f"{spec.model} has no version {version}")
-    elif (known := observed.versions.get(version)) and not known.ready:
+    elif (candidate := observed.versions.get(version)) and not candidate.ready:
         draft.update(candidate=version)
         _wait(draft, ConditionReason.WAITING_FOR_VERSION, f"{spec.model} version {version} is not ready yet")
     else:
-        draft.update(candidate=version, source=_names(spec))
+        draft.update(candidate=version, source=_describe_source(spec))
         draft.set(
             ConditionType.SOURCE_READY,
             True,
             ConditionReason.SOURCE_RESOLVED,
-            f"{_names(spec)} is version {version}",
+            f"{_describe_source(spec)} is version {version}",
         )
     return Continue
 
 
-def has_model(draft: Draft) -> Outcome:
+def require_model(draft: Draft) -> Outcome:
     """End the pass while the model does not exist.
 
     NB: a missing model does not count as deleted, since the spec may point to another registry for a time. `identity`
@@ -61,25 +61,27 @@ def has_model(draft: Draft) -> Outcome:
         draft.update(promoted=None, previous=None, candidate=None, watch_start_time=None)
         draft.update(rollback=None, gates=None, journal=None)
         draft.unset(ConditionType.DRIFTED, ConditionType.GATES_PASSED)
-    found = draft.condition(ConditionType.SOURCE_READY)
-    draft.stop(ConditionReason.WAITING_FOR_MODEL, found.message if found else "the model does not exist")
+    condition = draft.condition(ConditionType.SOURCE_READY)
+    draft.stop(
+        ConditionReason.WAITING_FOR_MODEL, condition.message if condition else "the model does not exist"
+    )
     return Stop
 
 
-def has_source(draft: Draft) -> Outcome:
+def require_candidate(draft: Draft) -> Outcome:
     """End the pass while there is no candidate, unless the alias is at the source's last candidate."""
     if draft.holds(ConditionType.SOURCE_READY):
         return Continue
-    found = draft.condition(ConditionType.SOURCE_READY)
+    condition = draft.condition(ConditionType.SOURCE_READY)
     status = draft.status
     settled = status.promoted is not None and status.promoted == status.candidate
-    settled = settled and status.source == _names(draft.spec)
+    settled = settled and status.source == _describe_source(draft.spec)
     # A source alias or job that was deleted has served its purpose; a version that was deleted has not.
-    if found and not (
-        settled and found.reason in (ConditionReason.WAITING_FOR_ALIAS, ConditionReason.WAITING_FOR_JOB)
+    if condition and not (
+        settled and condition.reason in (ConditionReason.WAITING_FOR_ALIAS, ConditionReason.WAITING_FOR_JOB)
     ):
         forget_waits(draft)
-        draft.stop(ConditionReason(found.reason), found.message)
+        draft.stop(ConditionReason(condition.reason), condition.message)
         return Stop
     return Continue
 
@@ -88,13 +90,13 @@ def _wait(draft: Draft, reason: ConditionReason, message: str) -> None:
     draft.set(ConditionType.SOURCE_READY, False, reason, message)
 
 
-def _names(spec: ModelPromotionSpec) -> str:
+def _describe_source(spec: ModelPromotionSpec) -> str:
     if spec.source.alias:
         return f"alias {spec.source.alias}"
     return f"FineTuneJob {spec.source.job_name}" if spec.source.fine_tune_job_ref else "the source"
 
 
-def _job_state(name: str, model: str, job: SourceJob | None) -> tuple[ConditionReason, str]:
+def _explain_job(name: str, model: str, job: SourceJob | None) -> tuple[ConditionReason, str]:
     if job is None:
         return ConditionReason.WAITING_FOR_JOB, f"FineTuneJob {name} does not exist in this namespace"
     if job.phase == "Failed":
@@ -103,11 +105,14 @@ def _job_state(name: str, model: str, job: SourceJob | None) -> tuple[ConditionR
         return ConditionReason.WAITING_FOR_JOB, f"FineTuneJob {name} is {job.phase}"
     if job.elsewhere:
         return ConditionReason.JOB_FAILED, (
-            f"FineTuneJob {name} registered its version in {job.elsewhere}, which is another registry: name that one in "
-            "spec.tracking"
+            f"FineTuneJob {name} registered its version in {job.elsewhere}, which is another registry: set that registry "
+            "in spec.tracking"
         )
     if job.version is None:
-        return ConditionReason.JOB_FAILED, f"FineTuneJob {name} registered no version: it needs spec.register"
+        return (
+            ConditionReason.JOB_FAILED,
+            f"FineTuneJob {name} registered no version: set spec.register in the job",
+        )
     return (
         ConditionReason.JOB_FAILED,
         f"FineTuneJob {name} registered {job.model}, not {model}: name its model",

@@ -58,7 +58,7 @@ class World:
         self.store, _, self.reconciler = parts(self.kube, SETTINGS, lambda: self.seconds, "operator")
 
     def edit(self, **spec: Any) -> None:
-        held = self.kube.objects.get(KEY) or {
+        resource = self.kube.objects.get(KEY) or {
             "apiVersion": "finetune.dev/v1alpha1",
             "kind": "FineTuneJob",
             "metadata": {"name": "tune", "namespace": "team", "uid": UID, "generation": 1},
@@ -69,7 +69,7 @@ class World:
                 "register": {"model": "m"},
             },
         }
-        self.kube.keep({**held, "spec": {**held["spec"], **spec}})
+        self.kube.keep({**resource, "spec": {**resource["spec"], **spec}})
 
     async def settle(self) -> None:
         """Passes until none writes anything; an operator that was killed is started again."""
@@ -88,8 +88,8 @@ class World:
     async def _pass(self) -> None:
         self.seconds += SETTINGS.poll_seconds
         for kind in KINDS:
-            found = [body for (held, _, _), body in self.kube.objects.items() if held == kind]
-            self.store.replace(kind, found, self.kube.version)
+            bodies = [body for (stored_kind, _, _), body in self.kube.objects.items() if stored_kind == kind]
+            self.store.replace(kind, bodies, self.kube.version)
         try:
             await self.reconciler.reconcile(self.store.finetunejobs["team", "tune"])
         except KubeError:
@@ -157,26 +157,26 @@ class World:
 
     def collect_garbage(self) -> None:
         """Pods go with their Jobs."""
-        there = {job["metadata"]["uid"] for job in self.jobs()}
+        simulation = {job["metadata"]["uid"] for job in self.jobs()}
         for key, body in list(self.kube.objects.items()):
-            if key[0] == "Pod" and body["metadata"]["ownerReferences"][0]["uid"] not in there:
+            if key[0] == "Pod" and body["metadata"]["ownerReferences"][0]["uid"] not in simulation:
                 del self.kube.objects[key]
 
     def outcome(self) -> object:
         """What counts in the end: what the job says, what exists, what was made, and MLflow."""
         status = self.kube.objects[KEY]["status"]
-        said = {
+        conditions = {
             item["type"]: (item["status"], item["reason"], item["message"]) for item in status["conditions"]
         }
         numbers = {
             name: status.get(name) for name in ("phase", "attempt", "restarts", "data", "model", "nodes")
         }
-        there = {
+        simulation = {
             f"{kind}/{name}": {part: body.get(part) for part in ("spec", "data")}
             for (kind, _, name), body in self.kube.objects.items()
             if kind != "Event"
         }
-        return numbers, said, there, self.runs, self.version
+        return numbers, conditions, simulation, self.runs, self.version
 
 
 def size(job: Json) -> int:
@@ -187,61 +187,61 @@ def known(job: Json) -> Json:
     return {"owner": job["metadata"]["uid"], "component": job["metadata"]["labels"]["finetune.dev/component"]}
 
 
-async def trained(there: World) -> None:
+async def trained(world: World) -> None:
     """Prepared, trained, registered."""
-    there.edit()
-    await there.settle()
+    world.edit()
+    await world.settle()
     for _ in ("preparation", "training"):
-        there.run_pods()
-        await there.settle()
-        there.end_pods()
-        await there.settle()
+        world.run_pods()
+        await world.settle()
+        world.end_pods()
+        await world.settle()
 
 
-async def restarted(there: World) -> None:
+async def restarted(world: World) -> None:
     """The first attempt fails, and the second succeeds."""
-    there.edit()
-    await there.settle()
-    there.end_pods()
-    await there.settle()
-    there.end_pods(1)
-    await there.settle()
-    there.run_pods()
-    await there.settle()
-    there.end_pods()
-    await there.settle()
+    world.edit()
+    await world.settle()
+    world.end_pods()
+    await world.settle()
+    world.end_pods(1)
+    await world.settle()
+    world.run_pods()
+    await world.settle()
+    world.end_pods()
+    await world.settle()
 
 
-async def suspended(there: World) -> None:
+async def suspended(world: World) -> None:
     """Suspended in mid-training, and resumed."""
-    there.edit()
-    await there.settle()
-    there.end_pods()
-    await there.settle()
-    there.run_pods()
-    await there.settle()
-    there.edit(suspend=True)
-    await there.settle()
-    there.collect_garbage()
-    await there.settle()
-    there.edit(suspend=False)
-    await there.settle()
-    there.end_pods()
-    await there.settle()
+    world.edit()
+    await world.settle()
+    world.end_pods()
+    await world.settle()
+    world.run_pods()
+    await world.settle()
+    world.edit(suspend=True)
+    await world.settle()
+    world.collect_garbage()
+    await world.settle()
+    world.edit(suspend=False)
+    await world.settle()
+    world.end_pods()
+    await world.settle()
 
 
-async def failed_and_swept(there: World) -> None:
+async def failed_and_swept(world: World) -> None:
     """It fails for good, and its children are deleted a minute later."""
-    there.edit(runPolicy={"ttlSecondsAfterFinished": 60})
-    await there.settle()
-    there.end_pods()
-    await there.settle()
-    there.end_pods(64)
-    await there.settle()
-    there.seconds += 60
-    await there.settle()
-    there.collect_garbage()
-    await there.settle()
+    world.edit(runPolicy={"ttlSecondsAfterFinished": 60})
+    await world.settle()
+    world.end_pods()
+    await world.settle()
+    world.end_pods(64)
+    await world.settle()
+    world.seconds += 60
+    await world.settle()
+    world.collect_garbage()
+    await world.settle()
 
 
 STORIES: dict[str, Callable[[World], Awaitable[None]]] = {
@@ -261,21 +261,21 @@ ENDS = {
 @pytest.mark.parametrize("name", STORIES)
 async def test_the_operator_may_end_at_every_write(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def told(*, before: int | None = None, after: int | None = None) -> World:
-        there = World(Writes(kill_before=before, kill_after=after))
-        monkeypatch.setattr(Server, "find_run", there.find_run)
-        monkeypatch.setattr(MlflowRegistry, "find_version", there.find_version)
-        monkeypatch.setattr(Server, "ensure_run", there.ensure_run)
-        monkeypatch.setattr(Server, "finish_run", there.finish_run)
-        monkeypatch.setattr(apply.FineTuneJobApplier, "_set_alias", there.set_alias)
-        await STORIES[name](there)
-        return there
+        simulation = World(Writes(kill_before=before, kill_after=after))
+        monkeypatch.setattr(Server, "find_run", simulation.find_run)
+        monkeypatch.setattr(MlflowRegistry, "find_version", simulation.find_version)
+        monkeypatch.setattr(Server, "ensure_run", simulation.ensure_run)
+        monkeypatch.setattr(Server, "finish_run", simulation.finish_run)
+        monkeypatch.setattr(apply.FineTuneJobApplier, "_set_alias", simulation.set_alias)
+        await STORIES[name](simulation)
+        return simulation
 
     undisturbed = await told()
     expected, writes = undisturbed.outcome(), undisturbed.writes.count
     assert undisturbed.kube.objects[KEY]["status"]["phase"] == ENDS[name]
     for number in range(1, writes + 1):
         for point in ("before", "after"):
-            there = await told(**{point: number})
-            where = f"{point} write {number} of {writes}: {there.writes.log}"
-            assert there.killed, where
-            assert there.outcome() == expected, where
+            simulation = await told(**{point: number})
+            where = f"{point} write {number} of {writes}: {simulation.writes.log}"
+            assert simulation.killed, where
+            assert simulation.outcome() == expected, where

@@ -92,12 +92,12 @@ class World:
     def watch(self) -> None:
         """The watches deliver everything, also what is gone."""
         for kind in ("Job", "Pod", "FineTuneJob"):
-            found = [
+            bodies = [
                 body
-                for (held, _, _), body in self.kube.objects.items()
-                if held == kind and (kind == "FineTuneJob" or "labels" in body["metadata"])
+                for (stored_kind, _, _), body in self.kube.objects.items()
+                if stored_kind == kind and (kind == "FineTuneJob" or "labels" in body["metadata"])
             ]
-            self.store.replace(kind, found, self.kube.version)
+            self.store.replace(kind, bodies, self.kube.version)
 
     async def look(self) -> None:
         self.kube.asked.clear()
@@ -190,13 +190,13 @@ async def test_after_a_restart_no_second_gang_starts_beside_pods_whose_job_a_per
     await world.look()
     await world.look()
     job = world.kube.objects.pop(("Job", "team", "tune-train-1"))
-    left = pod("tune-train-1", owner=job["metadata"]["uid"])
-    world.kube.keep({"kind": "Pod", **left})
+    pod_body = pod("tune-train-1", owner=job["metadata"]["uid"])
+    world.kube.keep({"kind": "Pod", **pod_body})
     world.restart()
     world.watch()
     await world.look()
     assert [kind for verb, kind, _ in world.kube.asked if verb in ("create", "apply", "delete")] == ["Event"]
-    name = left["metadata"]["name"]
+    name = pod_body["metadata"]["name"]
     assert world.condition(ConditionType.TRAINED) == (
         ConditionReason.RESTARTING,
         f"attempt 1 starts when pod {name} of the previous one has stopped",
@@ -243,14 +243,14 @@ TAKEN: dict[str, tuple[Json, str]] = {
 }
 
 
-@pytest.mark.parametrize(("other", "message"), TAKEN.values(), ids=TAKEN)
-async def test_a_name_that_is_taken_is_said_and_waited_for(other: Json, message: str) -> None:
-    world = World(StandIn(submitted(), other))
+@pytest.mark.parametrize(("second", "message"), TAKEN.values(), ids=TAKEN)
+async def test_a_name_that_is_taken_is_said_and_waited_for(second: Json, message: str) -> None:
+    world = World(StandIn(submitted(), second))
     await world.look()
     assert world.condition(ConditionType.PODS_HEALTHY) == (ConditionReason.NAME_TAKEN, message)
     assert (world.status["phase"], world.next_look() is not None) == ("Pending", True)
-    key = (other["kind"], "team", other["metadata"]["name"])
-    assert world.kube.objects[key]["metadata"]["name"] == other["metadata"]["name"]
+    key = (second["kind"], "team", second["metadata"]["name"])
+    assert world.kube.objects[key]["metadata"]["name"] == second["metadata"]["name"]
     del world.kube.objects[key]
     await world.look()
     assert world.status["phase"] == "Starting"
@@ -272,7 +272,7 @@ async def test_children_that_the_api_server_refuses_are_said() -> None:
     await world.look()
     assert world.condition(ConditionType.PODS_HEALTHY) == (
         ConditionReason.POD_TEMPLATE_INVALID,
-        "spec.template.spec.containers[1].name: Required value: correct spec.podTemplate, and the job goes on",
+        "spec.template.spec.containers[1].name: Required value: correct spec.podTemplate, and the job continues",
     )
     assert world.holding() == ["Stalled"]
     del world.kube.refuse["create", "Job"]
@@ -286,7 +286,7 @@ async def test_a_typo_in_the_template_of_the_preparation_names_the_field() -> No
     await world.look()
     assert world.condition(ConditionType.PODS_HEALTHY) == (
         ConditionReason.POD_TEMPLATE_INVALID,
-        'unknown field "spec.template.spec.tolerationz": correct spec.data.prepare.podTemplate, and the job goes on',
+        'unknown field "spec.template.spec.tolerationz": correct spec.data.prepare.podTemplate, and the job continues',
     )
 
 
@@ -306,7 +306,7 @@ async def test_a_typo_in_the_template_of_the_evaluation_names_the_field(
         world.watch()
     assert world.condition(ConditionType.PODS_HEALTHY) == (
         ConditionReason.POD_TEMPLATE_INVALID,
-        'unknown field "spec.template.spec.tolerationz": correct spec.evaluation.podTemplate, and the job goes on',
+        'unknown field "spec.template.spec.tolerationz": correct spec.evaluation.podTemplate, and the job continues',
     )
     assert (world.status["phase"], world.holding()) == ("Evaluating", ["Stalled"])
     del world.kube.refuse["create", "Job"]
@@ -495,12 +495,12 @@ UNDONE: dict[str, tuple[Action, ConditionType, tuple[str, str, str]]] = {
     "tags that could not be set": (
         TagVersion("m", "4", {"eval_f1": "1"}),
         ConditionType.EVALUATED,
-        ("False", ConditionReason.MLFLOW_FORBIDDEN, "the numbers of the evaluation cannot be written: no"),
+        ("False", ConditionReason.MLFLOW_FORBIDDEN, "the metrics of the evaluation cannot be written: no"),
     ),
     "metrics that could not be logged": (
         LogMetrics("r1", {"eval_f1": 1.0}, 41),
         ConditionType.EVALUATED,
-        ("False", ConditionReason.MLFLOW_FORBIDDEN, "the numbers of the evaluation cannot be written: no"),
+        ("False", ConditionReason.MLFLOW_FORBIDDEN, "the metrics of the evaluation cannot be written: no"),
     ),
 }
 
@@ -510,9 +510,9 @@ def test_a_write_that_failed_is_in_the_status(
     action: Action, kind: ConditionType, expected: tuple[str, str, str]
 ) -> None:
     decision = conclude(ftj())
-    found = record_failed_action(ftj(), decision, action, PROBLEM, now=NOW)
-    assert said(found, kind) == expected
-    assert (found.apply, found.status.phase) == (decision.apply, decision.status.phase)
+    after = record_failed_action(ftj(), decision, action, PROBLEM, now=NOW)
+    assert said(after, kind) == expected
+    assert (after.apply, after.status.phase) == (decision.apply, decision.status.phase)
 
 
 def test_ready_says_which_write_failed() -> None:
@@ -528,8 +528,8 @@ def test_ready_says_which_write_failed() -> None:
     )
     decision = dataclasses.replace(decision, status=trained)
     action = SetAlias("m", "candidate", "4")
-    found = record_failed_action(ftj(), decision, action, PROBLEM, now=NOW)
-    assert said(found, ConditionType.READY) == said(found, ConditionType.REGISTERED)
+    after = record_failed_action(ftj(), decision, action, PROBLEM, now=NOW)
+    assert said(after, ConditionType.READY) == said(after, ConditionType.REGISTERED)
 
 
 async def test_mlflow_that_refuses_a_write_does_not_keep_the_status_from_being_written(
@@ -540,11 +540,11 @@ async def test_mlflow_that_refuses_a_write_does_not_keep_the_status_from_being_w
 
     monkeypatch.setattr(Server, "finish_run", refuse)
     world = World(settings=SETTINGS)
-    found = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"], Defaults())
-    status = found.status.model_copy(update={"mlflow": MlflowStatus(run_id="r1")})
+    after = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"], Defaults())
+    status = after.status.model_copy(update={"mlflow": MlflowStatus(run_id="r1")})
     decision = Decision(status=status, actions=(FinishRun("r1", "FAILED"),))
     with pytest.raises(ExternalError):
-        await world.reconciler.applier.apply(found, decision, NOW)
+        await world.reconciler.applier.apply(after, decision, NOW)
     assert world.status["mlflow"] == {"runId": "r1"}
     assert world.condition(ConditionType.TRACKED) == (ConditionReason.MLFLOW_FORBIDDEN, "no")
 
@@ -584,7 +584,7 @@ async def test_a_run_that_mlflow_does_not_show_yet_is_created_once(monkeypatch: 
     assert world.status["mlflow"]["runId"] == "r1"
     assert world.condition(ConditionType.TRACKED) == (
         ConditionReason.RUN_NOT_FOUND,
-        "MLflow run r1 cannot be found: looking again before another one is created",
+        "MLflow run r1 cannot be found: the operator checks again before it creates another run",
     )
     mlflow.lag, world.seconds = False, 60.0
     await world.look()
@@ -598,9 +598,9 @@ async def test_numbers_go_to_the_run_before_the_version_says_that_it_has_them(
     monkeypatch.setattr(Server, "log_metrics", lambda _, *arguments: written.append(arguments))
     monkeypatch.setattr(MlflowRegistry, "set_tags", lambda _, *arguments: written.append(arguments))
     world = World(settings=SETTINGS)
-    found = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"], Defaults())
+    after = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"], Defaults())
     actions = (LogMetrics("r1", {"eval_f1": 0.5}, 41), TagVersion("m", "4", {"eval_f1": "0.5"}))
-    await world.reconciler.applier.apply(found, Decision(status=found.status, actions=actions), NOW)
+    await world.reconciler.applier.apply(after, Decision(status=after.status, actions=actions), NOW)
     assert written == [("r1", {"eval_f1": 0.5}, 41), ("m", "4", {"eval_f1": "0.5"})]
 
 

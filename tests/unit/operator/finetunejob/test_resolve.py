@@ -48,31 +48,33 @@ def settled_of(spec: FineTuneJobSpec, defaults: Defaults) -> Resolved:
 def spec_of(spec: Json, installed: Json = INSTALLED, before: Json | None = None) -> FineTuneJobSpec:
     """A spec of the job team/chat, resolved; `before` is the installation when the job was accepted."""
 
-    def made(defaults: Json, known: Any = None) -> FineTuneJobSpec:
+    def made(defaults: Json, fields: Any = None) -> FineTuneJobSpec:
         return resolve(
             FineTuneJobSpec.model_validate(spec),
             namespace="team",
             name="chat",
-            known=known,
+            known=fields,
             defaults=Defaults.model_validate(defaults),
         )
 
-    known = settled_of(made(before), Defaults.model_validate(before)) if before is not None else None
-    return made(installed, known)
+    resolved_before = (
+        settled_of(made(before), Defaults.model_validate(before)) if before is not None else None
+    )
+    return made(installed, resolved_before)
 
 
 def test_the_shortest_job_has_everything_of_its_installation() -> None:
-    found = spec_of(SHORT | {"evaluation": {}})
-    assert found.data
-    assert found.model
-    assert settled_of(found, Defaults.model_validate(INSTALLED)).to_json() == {
-        "output": f"s3://bucket/root/splits/team/{settings_digest(found.data, found.model, found.objective)}",
+    job_spec = spec_of(SHORT | {"evaluation": {}})
+    assert job_spec.data
+    assert job_spec.model
+    assert settled_of(job_spec, Defaults.model_validate(INSTALLED)).to_json() == {
+        "output": f"s3://bucket/root/splits/team/{settings_digest(job_spec.data, job_spec.model, job_spec.objective)}",
         "checkpoint": {"uri": "s3://bucket/root/checkpoints", "everySteps": 50, "keep": 2, "mode": "Async"},
         "model": "chat",
         "queueName": "training",
         "learningRate": 2e-4,
     }
-    assert found.pod_template == {
+    assert job_spec.pod_template == {
         "spec": {
             "imagePullSecrets": [{"name": "registry"}],
             "serviceAccountName": "trainer",
@@ -80,24 +82,24 @@ def test_the_shortest_job_has_everything_of_its_installation() -> None:
             "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "8"}}}],
         }
     }
-    prepare = found.prepare
+    prepare = job_spec.prepare
     assert prepare
     assert prepare.pod_template == {
         "spec": {"imagePullSecrets": [{"name": "registry"}], "serviceAccountName": "trainer"}
     }
-    assert found.evaluation
-    assert found.evaluation.pod_template == prepare.pod_template
-    for part in (found.trainer, prepare, found.evaluation):
+    assert job_spec.evaluation
+    assert job_spec.evaluation.pod_template == prepare.pod_template
+    for part in (job_spec.trainer, prepare, job_spec.evaluation):
         names = [item.name for item in part.env], [item.secret_ref for item in part.env_from]
         assert (names[0], [item.name for item in names[1] if item]) == (["AWS_REGION"], ["s3"])
-    assert found.model_cache
-    assert (found.distributed.processes_per_node, found.model_cache.claim_name) == (8, "models")
+    assert job_spec.model_cache
+    assert (job_spec.distributed.processes_per_node, job_spec.model_cache.claim_name) == (8, "models")
 
 
 def test_the_table_is_of_all_jobs_with_the_same_preparation() -> None:
     never = {"data": {**SHORT["data"], "prepare": {"reuse": "Never"}}}
-    other = {"data": {**SHORT["data"], "prepare": {"maxTokens": 100}}}
-    specs = (SHORT, SHORT | {"training": {"seed": 7}}, SHORT | other, SHORT | never)
+    other_output = {"data": {**SHORT["data"], "prepare": {"maxTokens": 100}}}
+    specs = (SHORT, SHORT | {"training": {"seed": 7}}, SHORT | other_output, SHORT | never)
     settled_as = [
         settled(
             FineTuneJobSpec.model_validate(spec),
@@ -158,50 +160,50 @@ OWN: dict[str, tuple[Json, Json]] = {
 
 @pytest.mark.parametrize(("spec", "expected"), OWN.values(), ids=OWN)
 def test_the_words_of_a_job_come_before_those_of_its_installation(spec: Json, expected: Json) -> None:
-    found = settled_of(spec_of(SHORT | spec), Defaults.model_validate(INSTALLED)).to_json()
-    assert {name: found.get(name) for name in expected} == expected
+    job_spec = settled_of(spec_of(SHORT | spec), Defaults.model_validate(INSTALLED)).to_json()
+    assert {name: job_spec.get(name) for name in expected} == expected
 
 
 def test_without_an_installation_a_job_has_what_it_says() -> None:
-    found = spec_of(SHORT, {})
-    assert settled_of(found, Defaults()).to_json() == {"model": "chat", "learningRate": 2e-4}
-    assert (found.checkpoint, found.model_cache) == (None, None)
+    job_spec = spec_of(SHORT, {})
+    assert settled_of(job_spec, Defaults()).to_json() == {"model": "chat", "learningRate": 2e-4}
+    assert (job_spec.checkpoint, job_spec.model_cache) == (None, None)
 
 
 def test_pods_have_the_service_account_of_the_job() -> None:
-    found = spec_of(SHORT | {"serviceAccountName": "mine"})
-    assert found.prepare
+    job_spec = spec_of(SHORT | {"serviceAccountName": "mine"})
+    assert job_spec.prepare
     assert [
         (template or {})["spec"]["serviceAccountName"]
-        for template in (found.pod_template, found.prepare.pod_template)
+        for template in (job_spec.pod_template, job_spec.prepare.pod_template)
     ] == ["mine", "mine"]
 
 
 def test_a_running_job_keeps_its_folders_and_takes_new_credentials() -> None:
     later = {**INSTALLED, "storage": "s3://other", "queueName": "other", "envFrom": []}
-    found = spec_of(SHORT, later, before=INSTALLED)
-    assert settled_of(found, Defaults.model_validate(INSTALLED)) == settled_of(
+    job_spec = spec_of(SHORT, later, before=INSTALLED)
+    assert settled_of(job_spec, Defaults.model_validate(INSTALLED)) == settled_of(
         spec_of(SHORT), Defaults.model_validate(INSTALLED)
     )
-    assert found.trainer.env_from == []
+    assert job_spec.trainer.env_from == []
 
 
 def test_the_last_of_equal_variables_counts() -> None:
     def value(text: str) -> list[Json]:
         return [{"name": "AWS_REGION", "value": text}]
 
-    found = spec_of(SHORT | {"env": value("of all pods"), "trainer": {"env": value("of the trainer")}})
-    assert found.prepare
-    values = [item.value for part in (found.trainer, found.prepare) for item in part.env]
+    job_spec = spec_of(SHORT | {"env": value("of all pods"), "trainer": {"env": value("of the trainer")}})
+    assert job_spec.prepare
+    values = [item.value for part in (job_spec.trainer, job_spec.prepare) for item in part.env]
     assert values == ["of the trainer", "of all pods"]
 
 
 def test_a_pod_template_is_over_the_gpus_and_these_over_the_installations() -> None:
     limits = {"containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
     gpu = {"nodes": 1, "gpusPerNode": 8, "gpu": {"resourceName": "nvidia.com/mig-1g.10gb", "product": "A100"}}
-    found = spec_of(SHORT | {"distributed": gpu, "podTemplate": {"spec": limits}})
-    assert found.pod_template
-    spec = found.pod_template["spec"]
+    job_spec = spec_of(SHORT | {"distributed": gpu, "podTemplate": {"spec": limits}})
+    assert job_spec.pod_template
+    spec = job_spec.pod_template["spec"]
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "A100"}
     assert spec["containers"][0]["resources"]["limits"] == {
         "nvidia.com/mig-1g.10gb": "8",
@@ -254,10 +256,10 @@ LIMITS: dict[str, tuple[Any, int | None]] = {
 }
 
 
-@pytest.mark.parametrize(("limit", "found"), LIMITS.values(), ids=LIMITS)
-def test_the_limit_of_gpus_in_a_template(limit: Any, found: int | None) -> None:
+@pytest.mark.parametrize(("limit", "job_spec"), LIMITS.values(), ids=LIMITS)
+def test_the_limit_of_gpus_in_a_template(limit: Any, job_spec: int | None) -> None:
     containers = [{"name": "other"}, {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": limit}}}]
-    assert gpu_limit({"spec": {"containers": containers}}, "nvidia.com/gpu") == found
+    assert gpu_limit({"spec": {"containers": containers}}, "nvidia.com/gpu") == job_spec
     assert gpu_limit({"spec": {"containers": "x"}}, "nvidia.com/gpu") is None
 
 
@@ -271,9 +273,9 @@ WRONG: dict[str, tuple[Json, str]] = {
 }
 
 
-@pytest.mark.parametrize(("defaults", "said"), WRONG.values(), ids=WRONG)
-def test_an_installation_cannot_name_what_cannot_be(defaults: Json, said: str) -> None:
-    with pytest.raises(ValidationError, match=re.escape(said)):
+@pytest.mark.parametrize(("defaults", "message"), WRONG.values(), ids=WRONG)
+def test_an_installation_cannot_name_what_cannot_be(defaults: Json, message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
         Defaults.model_validate(defaults)
 
 

@@ -21,8 +21,8 @@ class Allowing(StandIn):
     """An API server under which the account of the driver may create pods."""
 
     async def create(self, body: Json, *, dry_run: bool = False) -> Json:
-        made = await super().create(body, dry_run=dry_run)
-        return {**made, "status": {"allowed": True}} if dry_run else made
+        created = await super().create(body, dry_run=dry_run)
+        return {**created, "status": {"allowed": True}} if dry_run else created
 
 
 def started(**spec: Any) -> World:
@@ -38,8 +38,8 @@ async def test_a_crash_after_the_creation_makes_no_second_one() -> None:
     world.restart()
     world.watch()
     await world.look()
-    made = {key: body["metadata"]["uid"] for key, body in world.kube.objects.items() if key[0] == FIRST[0]}
-    assert made == {FIRST: uid}
+    uids = {key: body["metadata"]["uid"] for key, body in world.kube.objects.items() if key[0] == FIRST[0]}
+    assert uids == {FIRST: uid}
     assert world.status["sparkApplication"] == {
         "attempt": 1, "failures": 0, "name": "tune-prep-1", "state": "New"
     }  # fmt: skip

@@ -21,8 +21,8 @@ AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://mlflow:5000
 
 def world(**spec: Any) -> World:
     """Versions 1 to 3, of which 3 is the best, and champion from staging."""
-    made = World()
+    simulation = World()
     for version, loss in (("1", 2.4), ("2", 2.2), ("3", 2.0)):
-        made.registry.add(version, eval_loss=loss)
-    made.submit(**({"gates": GATES} | spec))
-    return made
+        simulation.registry.add(version, eval_loss=loss)
+    simulation.submit(**({"gates": GATES} | spec))
+    return simulation

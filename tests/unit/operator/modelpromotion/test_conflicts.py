@@ -11,7 +11,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
-from finetune_operator.modelpromotion.conflicts import Rivals
+from finetune_operator.modelpromotion.conflicts import ConflictFinder
 from finetune_operator.modelpromotion.observe import read_promotion
 from finetune_operator.registry import unity
 from finetune_operator.settings import Settings
@@ -29,11 +29,11 @@ class World:
     def __init__(self) -> None:
         self.kube = StandIn()
         self.store = Store()
-        self.rivals = Rivals(self.kube, self.store, SETTINGS)
+        self.conflicts = ConflictFinder(self.kube, self.store, SETTINGS)
 
     def submit(self, namespace: str, *, status: Json | None = None, **spec: Any) -> None:
         number = len(self.store.promotions)
-        made = self.kube.keep(
+        stored = self.kube.keep(
             {
                 "kind": "ModelPromotion",
                 "metadata": {
@@ -46,29 +46,29 @@ class World:
                 "status": status or {},
             }
         )
-        self.store.put("ModelPromotion", made)
+        self.store.put("ModelPromotion", stored)
 
     def login(self, namespace: str, host: str, token: str = "dapi-good") -> None:  # noqa: S107
         data = {"DATABRICKS_HOST": host, "DATABRICKS_TOKEN": token}
-        held = {name: base64.b64encode(value.encode()).decode() for name, value in data.items()}
+        encoded = {name: base64.b64encode(value.encode()).decode() for name, value in data.items()}
         meta = {"name": "login", "namespace": namespace}
-        self.kube.keep({"kind": "Secret", "metadata": meta, "data": held})
+        self.kube.keep({"kind": "Secret", "metadata": meta, "data": encoded})
 
     async def rival(self, namespace: str) -> str | None:
         promotion = read_promotion(self.store.promotions[namespace, "prod"])
         assert promotion.spec
-        return await self.rivals.of_alias(promotion, promotion.spec)
+        return await self.conflicts.find_alias_conflict(promotion, promotion.spec)
 
     async def loop(self, namespace: str) -> str | None:
         promotion = read_promotion(self.store.promotions[namespace, "prod"])
         assert promotion.spec
-        return await self.rivals.loop(promotion, promotion.spec)
+        return await self.conflicts.find_alias_loop(promotion, promotion.spec)
 
 
 def not_ready(reason: ConditionReason) -> Json:
     now = "2026-08-01T12:00:00Z"
-    said = {"type": "RegistryReady", "status": "False", "reason": reason, "message": ""}
-    return {"conditions": [said | {"lastTransitionTime": now}]}
+    condition_json = {"type": "RegistryReady", "status": "False", "reason": reason, "message": ""}
+    return {"conditions": [condition_json | {"lastTransitionTime": now}]}
 
 
 OLDER: dict[str, tuple[Json, bool]] = {
@@ -86,29 +86,29 @@ OLDER: dict[str, tuple[Json, bool]] = {
 
 @pytest.mark.parametrize(("older", "rival"), OLDER.values(), ids=OLDER)
 async def test_an_older_promotion(older: Json, rival: bool) -> None:
-    there = World()
-    there.submit("first", **older)
-    there.submit("mine")
-    assert await there.rival("mine") == ("first/prod" if rival else None)
-    assert await there.rival("first") is None
+    simulation = World()
+    simulation.submit("first", **older)
+    simulation.submit("mine")
+    assert await simulation.rival("mine") == ("first/prod" if rival else None)
+    assert await simulation.rival("first") is None
 
 
 @pytest.fixture
 def two() -> Iterator[tuple[Workspace, Workspace]]:
     unity._metastores.clear()
-    with running() as one, running() as other:
-        yield one, other
+    with running() as first, running() as second:
+        yield first, second
     unity._metastores.clear()
 
 
 def in_catalog(two: tuple[Workspace, Workspace], **first: Any) -> World:
     """An older promotion in the one workspace, and mine in the other."""
-    there = World()
+    simulation = World()
     for namespace, state in zip(("first", "mine"), two, strict=True):
-        there.login(namespace, state.uri)
-    there.submit("first", tracking=CATALOG, **first)
-    there.submit("mine", tracking=CATALOG)
-    return there
+        simulation.login(namespace, state.uri)
+    simulation.submit("first", tracking=CATALOG, **first)
+    simulation.submit("mine", tracking=CATALOG)
+    return simulation
 
 
 CATALOGS: dict[str, tuple[str, Json, bool]] = {
@@ -124,13 +124,13 @@ async def test_two_workspaces(
     two: tuple[Workspace, Workspace], metastore: str, first: Json, rival: bool
 ) -> None:
     two[0].metastore, two[1].metastore = metastore, "one"
-    there = in_catalog(two, **first)
-    assert await there.rival("mine") == ("first/prod" if rival else None)
+    simulation = in_catalog(two, **first)
+    assert await simulation.rival("mine") == ("first/prod" if rival else None)
 
 
 async def test_one_workspace_is_not_asked_for_its_metastore(two: tuple[Workspace, Workspace]) -> None:
-    there = in_catalog((two[0], two[0]))
-    assert await there.rival("mine") == "first/prod"
+    simulation = in_catalog((two[0], two[0]))
+    assert await simulation.rival("mine") == "first/prod"
     assert two[0].asked == []
 
 
@@ -138,39 +138,39 @@ async def test_one_workspace_is_not_asked_for_its_metastore(two: tuple[Workspace
 async def test_a_metastore_that_cannot_be_read(two: tuple[Workspace, Workspace], which: int) -> None:
     two[0].metastore = "other"
     two[which].denied = {"GET /api/2.1/unity-catalog/current-metastore-assignment"}
-    there = in_catalog(two)
-    assert await there.rival("mine") == "first/prod"
+    simulation = in_catalog(two)
+    assert await simulation.rival("mine") == "first/prod"
 
 
 async def test_a_workspace_that_does_not_answer(two: tuple[Workspace, Workspace]) -> None:
     two[0].metastore = "other"
-    there = in_catalog(two)
+    simulation = in_catalog(two)
     two[0].faults.append(Fault(503))
-    assert await there.rival("mine") == "first/prod"
+    assert await simulation.rival("mine") == "first/prod"
     two[0].faults.clear()
-    assert await there.rival("mine") is None
+    assert await simulation.rival("mine") is None
     two[0].faults.append(Fault(503))
-    assert await there.rival("mine") is None
+    assert await simulation.rival("mine") is None
 
 
 async def test_a_workspace_that_is_known_not_to_answer_is_not_asked(two: tuple[Workspace, Workspace]) -> None:
     two[0].metastore = "other"
-    there = in_catalog(two, status=not_ready(ConditionReason.DATABRICKS_UNREACHABLE))
-    assert await there.rival("mine") == "first/prod"
+    simulation = in_catalog(two, status=not_ready(ConditionReason.DATABRICKS_UNREACHABLE))
+    assert await simulation.rival("mine") == "first/prod"
     assert two[0].asked == []
 
 
 async def test_a_rival_that_cannot_log_in(two: tuple[Workspace, Workspace]) -> None:
-    there = in_catalog(two)
-    there.login("first", two[0].uri, token="")
-    assert await there.rival("mine") is None
+    simulation = in_catalog(two)
+    simulation.login("first", two[0].uri, token="")
+    assert await simulation.rival("mine") is None
 
 
 async def test_a_workspace_of_mine_that_does_not_answer(two: tuple[Workspace, Workspace]) -> None:
-    there = in_catalog(two)
+    simulation = in_catalog(two)
     two[1].faults.append(Fault(503))
     with pytest.raises(ExternalError) as raised:
-        await there.rival("mine")
+        await simulation.rival("mine")
     assert raised.value.problem.reason == ConditionReason.DATABRICKS_UNREACHABLE
 
 
@@ -190,10 +190,10 @@ LOOPS: dict[str, tuple[list[tuple[str, str]], str | None]] = {
 async def test_aliases_that_take_their_version_from_each_other(
     promotions: list[tuple[str, str]], expected: str | None
 ) -> None:
-    there = World()
+    simulation = World()
     for number, (alias, source) in enumerate(promotions):
-        there.submit(f"team-{number}", alias=alias, source={"type": "Alias", "alias": source})
-    assert await there.loop("team-0") == expected
+        simulation.submit(f"team-{number}", alias=alias, source={"type": "Alias", "alias": source})
+    assert await simulation.loop("team-0") == expected
 
 
 ELSEWHERE: dict[str, Json] = {
@@ -203,19 +203,19 @@ ELSEWHERE: dict[str, Json] = {
 }
 
 
-@pytest.mark.parametrize("other", ELSEWHERE.values(), ids=ELSEWHERE)
-async def test_aliases_that_close_no_loop(other: Json) -> None:
-    there = World()
-    there.submit("mine", alias="a", source={"type": "Alias", "alias": "b"})
-    whole: Json = {"alias": "b", "source": {"type": "Alias", "alias": "a"}}
-    there.submit("other", **whole | other)
-    assert await there.loop("mine") is None
+@pytest.mark.parametrize("second", ELSEWHERE.values(), ids=ELSEWHERE)
+async def test_aliases_that_close_no_loop(second: Json) -> None:
+    simulation = World()
+    simulation.submit("mine", alias="a", source={"type": "Alias", "alias": "b"})
+    loop_spec: Json = {"alias": "b", "source": {"type": "Alias", "alias": "a"}}
+    simulation.submit("other", **loop_spec | second)
+    assert await simulation.loop("mine") is None
 
 
 async def test_a_loop_in_one_metastore_alone(two: tuple[Workspace, Workspace]) -> None:
-    there = in_catalog(two, alias="Staging", source={"type": "Alias", "alias": "champion"})
-    said = "aliases champion <- staging <- champion take their version from each other"
-    assert await there.loop("mine") == said
+    simulation = in_catalog(two, alias="Staging", source={"type": "Alias", "alias": "champion"})
+    sentence = "aliases champion <- staging <- champion take their version from each other"
+    assert await simulation.loop("mine") == sentence
     unity._metastores.clear()
     two[0].metastore = "other"
-    assert await there.loop("mine") is None
+    assert await simulation.loop("mine") is None

@@ -67,8 +67,8 @@ def test_a_promotion_that_is_new() -> None:
 
 def test_a_promotion_that_is_gone_is_news_to_those_of_its_model() -> None:
     store = Store()
-    rival, other = promotion({"name": "rival"}), promotion({"name": "other"}, spec={"model": "other"})
-    for body in (promotion(), rival, other):
+    rival, resource = promotion({"name": "rival"}), promotion({"name": "other"}, spec={"model": "other"})
+    for body in (promotion(), rival, resource):
         store.put("ModelPromotion", body)
     assert looked_at(store, "DELETED", promotion(LATER)) == ["team/rival", "team/champion"]
     assert set(store.promotions) == {("team", "rival"), ("team", "other")}

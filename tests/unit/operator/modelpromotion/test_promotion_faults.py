@@ -17,46 +17,46 @@ from worlds.memory.promotions import Json, KilledError, Operator, World
 Story = Callable[[World], Awaitable[None]]
 
 
-async def promoted(there: World) -> None:
+async def promoted(world: World) -> None:
     """Two versions, one after the other, and the second approved."""
     for version, loss in (("1", 2.4), ("2", 2.2), ("3", 2.0)):
-        there.registry.add(version, eval_loss=loss)
-    there.submit(gates=GATES, tags={"team": "support"})
-    there.registry.aliases |= {"staging": "2"}
-    await there.settle()
-    there.registry.aliases["staging"] = "3"
-    await there.settle()
+        world.registry.add(version, eval_loss=loss)
+    world.submit(gates=GATES, tags={"team": "support"})
+    world.registry.aliases |= {"staging": "2"}
+    await world.settle()
+    world.registry.aliases["staging"] = "3"
+    await world.settle()
 
 
-async def rolled_back(there: World) -> None:
+async def rolled_back(world: World) -> None:
     """And back to the first."""
-    await promoted(there)
-    there.edit(rollbackTo={"type": "Previous"})
-    await there.settle()
+    await promoted(world)
+    world.edit(rollbackTo={"type": "Previous"})
+    await world.settle()
 
 
-async def repaired(there: World) -> None:
+async def repaired(world: World) -> None:
     """Somebody moves the alias by hand."""
-    await promoted(there)
-    there.registry.aliases["champion"] = "1"
-    await there.settle()
+    await promoted(world)
+    world.registry.aliases["champion"] = "1"
+    await world.settle()
 
 
-async def adopted(there: World) -> None:
+async def adopted(world: World) -> None:
     """Somebody moves the alias by hand, and it is left there."""
-    await promoted(there)
-    there.edit(onDrift="Adopt")
-    there.registry.aliases["champion"] = "1"
-    await there.settle()
+    await promoted(world)
+    world.edit(onDrift="Adopt")
+    world.registry.aliases["champion"] = "1"
+    await world.settle()
 
 
-async def removed(there: World) -> None:
+async def removed(world: World) -> None:
     """The resource is deleted, and its alias with it."""
-    await promoted(there)
-    there.edit(onDelete="RemoveAlias")
-    await there.settle()
-    there.remove()
-    await there.settle()
+    await promoted(world)
+    world.edit(onDelete="RemoveAlias")
+    await world.settle()
+    world.remove()
+    await world.settle()
 
 
 STORIES: dict[str, Story] = {
@@ -68,25 +68,25 @@ STORIES: dict[str, Story] = {
 }
 
 
-def outcome(there: World) -> object:
+def outcome(world: World) -> object:
     """Everything that counts at the end: where aliases and tags are, and what the resource says."""
     tags = {
         number: {key: value for key, value in version.tags.items() if key != "promoted_at"}
-        for number, version in there.registry.versions.items()
+        for number, version in world.registry.versions.items()
     }
-    if not there.names():
-        return there.registry.aliases, tags
-    status = there.status()
-    said = [(item.type, item.status, item.reason, item.message) for item in status.conditions]
+    if not world.names():
+        return world.registry.aliases, tags
+    status = world.status()
+    conditions = [(item.type, item.status, item.reason, item.message) for item in status.conditions]
     numbers = (status.phase, status.current, status.promoted, status.previous, status.candidate, status.move)
-    return there.registry.aliases, tags, numbers, said, there.moves()
+    return world.registry.aliases, tags, numbers, conditions, world.moves()
 
 
 async def told(story: Story, *, before: int | None = None, after: int | None = None) -> tuple[World, bool]:
     """The story, with the operator killed at one write, and another started in its place."""
-    there = World()
-    there.writes.kill_before, there.writes.kill_after = before, after
-    settle, killed = there.settle, False
+    simulation = World()
+    simulation.writes.kill_before, simulation.writes.kill_after = before, after
+    settle, killed = simulation.settle, False
 
     async def settled(**_: object) -> None:
         nonlocal killed
@@ -94,12 +94,12 @@ async def told(story: Story, *, before: int | None = None, after: int | None = N
             await settle()
         except KilledError:
             killed = True
-            there.restart()
+            simulation.restart()
             await settle()
 
-    there.settle = settled  # type: ignore[method-assign]
-    await story(there)
-    return there, killed
+    simulation.settle = settled  # type: ignore[method-assign]
+    await story(simulation)
+    return simulation, killed
 
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
@@ -108,11 +108,11 @@ async def test_the_operator_may_die_at_every_write(story: Story) -> None:
     expected, writes = outcome(undisturbed), undisturbed.writes.count
     for number in range(1, writes + 1):
         for point in ("before", "after"):
-            there, killed = await told(story, **{point: number})
-            where = f"{point} write {number} of {writes}: {there.writes.log}"
+            simulation, killed = await told(story, **{point: number})
+            where = f"{point} write {number} of {writes}: {simulation.writes.log}"
             assert killed, where
-            assert outcome(there) == expected, where
-            assert there.registry.moves == undisturbed.registry.moves, where
+            assert outcome(simulation) == expected, where
+            assert simulation.registry.moves == undisturbed.registry.moves, where
 
 
 _replica = ContextVar("_replica", default="")
@@ -124,82 +124,82 @@ async def _named(replica: Operator) -> None:
     await replica.look("champion")
 
 
-def _count_writers(there: World) -> set[str]:
+def _count_writers(world: World) -> set[str]:
     """The replicas that try to write to the API server from now on."""
-    seen: set[str] = set()
-    apply = type(there.kube).apply
+    writers: set[str] = set()
+    apply = type(world.kube).apply
 
     async def noted(body: Json, *, subresource: str = "") -> Json:
-        seen.add(_replica.get())
-        return await apply(there.kube, body, subresource=subresource)
+        writers.add(_replica.get())
+        return await apply(world.kube, body, subresource=subresource)
 
-    there.kube.apply = noted  # type: ignore[method-assign]
-    return seen
+    world.kube.apply = noted  # type: ignore[method-assign]
+    return writers
 
 
 async def test_two_replicas_that_race_make_each_move_once() -> None:
-    there = World()
+    simulation = World()
     for version, loss in (("1", 2.4), ("2", 2.2)):
-        there.registry.add(version, eval_loss=loss)
-    there.submit(gates=GATES)
-    there.registry.aliases["staging"] = "2"
-    replicas = [Operator(there, name) for name in ("one", "other", "third")]
+        simulation.registry.add(version, eval_loss=loss)
+    simulation.submit(gates=GATES)
+    simulation.registry.aliases["staging"] = "2"
+    replicas = [Operator(simulation, name) for name in ("one", "other", "third")]
     raced: set[str] = set()
     wrote: set[str] = set()
     for _ in range(12):
-        there.seconds += there.settings.poll_seconds
-        writers = _count_writers(there)
+        simulation.seconds += simulation.settings.poll_seconds
+        writers = _count_writers(simulation)
         await asyncio.gather(*(_named(replica) for replica in replicas))
         raced, wrote = raced | (writers if len(writers) > 1 else set()), wrote | writers
     # A replica that does nothing leaves the others with nobody to race.
     assert raced == wrote == {"one", "other", "third"}
-    assert (there.registry.moves, there.moves()) == ([("champion", "2")], [("Promoted", None, "2")])
-    assert there.status().phase == "Promoted"
+    assert (simulation.registry.moves, simulation.moves()) == ([("champion", "2")], [("Promoted", None, "2")])
+    assert simulation.status().phase == "Promoted"
 
 
 async def test_a_replica_that_slept_does_not_make_an_old_move() -> None:
-    there = World()
-    await promoted(there)
-    sleeper = Operator(there, "sleeper")
-    there.registry.add("4", eval_loss=1.9)
-    there.registry.aliases["staging"] = "4"
-    there.seconds += 5
+    simulation = World()
+    await promoted(simulation)
+    sleeper = Operator(simulation, "sleeper")
+    simulation.registry.add("4", eval_loss=1.9)
+    simulation.registry.aliases["staging"] = "4"
+    simulation.seconds += 5
     await sleeper.look("champion")
     journalled = dict(sleeper.store.promotions["team", "champion"])
-    await there.settle()
-    there.edit(rollbackTo={"type": "Version", "version": "3"})
-    await there.settle()
-    assert there.registry.aliases["champion"] == "3"
-    there.seconds += 5
+    await simulation.settle()
+    simulation.edit(rollbackTo={"type": "Version", "version": "3"})
+    await simulation.settle()
+    assert simulation.registry.aliases["champion"] == "3"
+    simulation.seconds += 5
     await sleeper.reconciler.reconcile(journalled)
-    await there.settle()
-    assert (there.registry.aliases["champion"], there.status().phase) == ("3", "RolledBack")
+    await simulation.settle()
+    assert (simulation.registry.aliases["champion"], simulation.status().phase) == ("3", "RolledBack")
 
 
 async def test_a_promotion_that_is_suspended_while_its_move_waits_for_the_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    there = World()
-    there.registry.add("1")
-    there.registry.aliases["staging"] = "1"
-    there.submit(tags={"team": "support"})
-    await there.operator.look("champion")
-    assert there.status().move is not None
-    create = there.kube.create
+    simulation = World()
+    simulation.registry.add("1")
+    simulation.registry.aliases["staging"] = "1"
+    simulation.submit(tags={"team": "support"})
+    await simulation.operator.look("champion")
+    assert simulation.status().move is not None
+    create = simulation.kube.create
 
     async def suspended_meanwhile(body: Json) -> Json:
-        made = await create(body)
+        created = await create(body)
         if body["kind"] == "Lease":
-            there.edit(suspend=True)
-        return made
+            simulation.edit(suspend=True)
+        return created
 
-    monkeypatch.setattr(there.kube, "create", suspended_meanwhile)
-    there.seconds += 5
-    assert await there.operator.look("champion") == BUSY_SECONDS
-    assert (there.registry.moves, there.registry.versions["1"].tags) == ([], {})
-    assert [kind for kind, _, _ in there.kube.objects if kind == "Lease"] == []
-    await there.settle()
-    assert (there.registry.moves, there.status().phase) == ([], "Suspended")
+    monkeypatch.setattr(simulation.kube, "create", suspended_meanwhile)
+    simulation.seconds += 5
+    assert await simulation.operator.look("champion") == BUSY_SECONDS
+    assert (simulation.registry.moves, simulation.registry.versions["1"].tags) == ([], {})
+    assert [kind for kind, _, _ in simulation.kube.objects if kind == "Lease"] == []
+    await simulation.settle()
+    assert (simulation.registry.moves, simulation.status().phase) == ([], "Suspended")
 
 
 PROBLEMS = {
@@ -211,33 +211,33 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 async def test_a_registry_that_fails_in_the_middle_of_a_move(problem: Problem) -> None:
-    there = World()
-    there.registry.add("2", eval_loss=2.0)
-    there.submit(gates=GATES)
-    there.registry.aliases["staging"] = "2"
-    there.seconds += 5
-    await there.operator.look("champion")
-    assert there.status().move is not None
-    there.registry.problem = problem
-    await there.settle()
-    assert there.says("RegistryReady") == (problem.reason, problem.message)
-    assert there.status().move is not None
-    there.registry.problem = None
-    await there.settle()
-    assert (there.registry.aliases["champion"], there.moves()) == ("2", [("Promoted", None, "2")])
+    simulation = World()
+    simulation.registry.add("2", eval_loss=2.0)
+    simulation.submit(gates=GATES)
+    simulation.registry.aliases["staging"] = "2"
+    simulation.seconds += 5
+    await simulation.operator.look("champion")
+    assert simulation.status().move is not None
+    simulation.registry.problem = problem
+    await simulation.settle()
+    assert simulation.says("RegistryReady") == (problem.reason, problem.message)
+    assert simulation.status().move is not None
+    simulation.registry.problem = None
+    await simulation.settle()
+    assert (simulation.registry.aliases["champion"], simulation.moves()) == ("2", [("Promoted", None, "2")])
 
 
 async def test_a_mistake_of_the_operators_own_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    there = World()
-    there.submit(gates=GATES)
-    there.registry.before_reading = lambda: 1 // 0  # type: ignore[assignment]
+    simulation = World()
+    simulation.submit(gates=GATES)
+    simulation.registry.before_reading = lambda: 1 // 0  # type: ignore[assignment]
     with caplog.at_level("CRITICAL"):
         for _ in range(3):
-            there.seconds += 100
-            there.operator.watch()
-            await there.operator.reconciler.handle("team/champion")
-    assert there.says("Accepted") == (
+            simulation.seconds += 100
+            simulation.operator.watch()
+            await simulation.operator.reconciler.handle("team/champion")
+    assert simulation.says("Accepted") == (
         "InternalError",
         "the operator failed on this resource (ZeroDivisionError), and tries again: read its log",
     )
-    assert there.writes.log == ["status ModelPromotion", "create Event"]
+    assert simulation.writes.log == ["status ModelPromotion", "create Event"]

@@ -18,228 +18,228 @@ from worlds.memory.serving import ALIASES, GATE, MODEL, PATH, STEPS, Databricks
 
 @pytest.fixture
 def state() -> Iterator[Workspace]:
-    with running() as held:
-        yield held
+    with running() as workspace:
+        yield workspace
 
 
 async def test_a_canary_to_its_end(state: Workspace) -> None:
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    await there.stage(1)
-    assert there.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
-    await there.stage(2)
-    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
-    there.restart()
-    await there.later(10)
-    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 50, "1": 50})
-    await there.later(11)
-    assert there.now == ("Promoted", {"staging": 2, "champion": 2}, {"2": 100})
-    assert there.configured() == 4
-    writes = there.writes.count
-    await there.later(60)
-    assert (there.configured(), there.writes.count) == (4, writes)
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await simulation.stage(1)
+    assert simulation.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
+    await simulation.stage(2)
+    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    simulation.restart()
+    await simulation.later(10)
+    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 50, "1": 50})
+    await simulation.later(11)
+    assert simulation.now == ("Promoted", {"staging": 2, "champion": 2}, {"2": 100})
+    assert simulation.configured() == 4
+    writes = simulation.writes.count
+    await simulation.later(60)
+    assert (simulation.configured(), simulation.writes.count) == (4, writes)
 
 
 async def test_an_alias_that_unity_catalog_spells_in_capitals(state: Workspace) -> None:
-    there = Databricks(state)
+    simulation = Databricks(state)
     state.set_alias(MODEL, "Champion", 1)
-    await there.stage(2)
-    assert there.now == ("Promoted", {"Champion": 2, "staging": 2}, {"2": 100})
+    await simulation.stage(2)
+    assert simulation.now == ("Promoted", {"Champion": 2, "staging": 2}, {"2": 100})
 
 
 async def test_a_gate_of_the_canary_takes_both_back(state: Workspace) -> None:
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    await there.stage(1)
-    await there.stage(2)
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await simulation.stage(1)
+    await simulation.stage(2)
     state.add_version(MODEL, 2, {"error_rate": 0.2})
-    await there.later(1)
-    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
-    assert there.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2"), ("Withdrawn", "2", "1")]
-    said = there.says("Promoted")
-    assert said
-    assert said[0] == "Withdrawn"
-    assert said[1].startswith(
-        "endpoint support cannot serve version 2 as asked: a gate of the canary failed: few-errors"
+    await simulation.later(1)
+    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert simulation.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2"), ("Withdrawn", "2", "1")]
+    condition = simulation.says("Promoted")
+    assert condition
+    assert condition[0] == "Withdrawn"
+    assert condition[1].startswith(
+        "endpoint support cannot serve version 2 as specified: a canary gate failed: few-errors"
     )
-    assert there.says("Served") == ("EndpointReady", "endpoint support serves version 1 with 100%")
-    configured = there.configured()
-    await there.later(60)
-    assert there.configured() == configured
+    assert simulation.says("Served") == ("EndpointReady", "endpoint support serves version 1 with 100%")
+    configured = simulation.configured()
+    await simulation.later(60)
+    assert simulation.configured() == configured
     # A better one has its own chance.
-    await there.stage(3)
-    assert there.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+    await simulation.stage(3)
+    assert simulation.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
 
 
 async def served_by_hand(state: Workspace, version: str, **spec: Any) -> Databricks:
     """The endpoint serves a version that somebody deployed, and there is no alias yet."""
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    there.edit(**spec)
-    workspace = await there.operator.reconciler.observer.serving(read_promotion(there.held))
-    serving = there.spec.serving
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    simulation.edit(**spec)
+    workspace = await simulation.operator.reconciler.observer.serving(read_promotion(simulation.held))
+    serving = simulation.spec.serving
     assert serving
     assert serving.databricks
     workspace.act(ConfigureEndpoint(serving.databricks, (ServedVersion(MODEL, version, 100),), create=True))
-    return there
+    return simulation
 
 
 async def test_a_canary_that_fails_with_no_version_before_withdraws_the_alias(state: Workspace) -> None:
-    there = await served_by_hand(state, "1")
-    await there.stage(2)
-    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    simulation = await served_by_hand(state, "1")
+    await simulation.stage(2)
+    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     for _ in range(3):
-        await there.later(1)
-        assert there.now == ("Refused", {"staging": 2}, {"1": 100})
-    assert there.moves() == [("Promoted", None, "2"), ("Withdrawn", "2", None)]
-    said = there.says("Promoted")
-    assert said
-    assert said[0] == "Withdrawn"
-    assert said[1].endswith(
-        "it goes back to version 1 with 100%, and alias champion, which no version had before, is removed"
+        await simulation.later(1)
+        assert simulation.now == ("Refused", {"staging": 2}, {"1": 100})
+    assert simulation.moves() == [("Promoted", None, "2"), ("Withdrawn", "2", None)]
+    condition = simulation.says("Promoted")
+    assert condition
+    assert condition[0] == "Withdrawn"
+    assert condition[1].endswith(
+        "it is restored to version 1 with 100%, and alias champion, which no version had before, is removed"
     )
     # Another version gets its own canary.
-    await there.stage(3)
-    assert there.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+    await simulation.stage(3)
+    assert simulation.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
 
 
 async def test_an_alias_that_a_person_set_is_not_withdrawn(state: Workspace) -> None:
     state.add_version(MODEL, 2, {"error_rate": 0.001})
     state.set_alias(MODEL, "champion", 2)
-    there = await served_by_hand(state, "1", source={"type": "Version", "version": "2"})
-    await there.settle()
-    assert there.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
+    simulation = await served_by_hand(state, "1", source={"type": "Version", "version": "2"})
+    await simulation.settle()
+    assert simulation.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
     state.add_version(MODEL, 2, {"error_rate": 0.2})
-    await there.later(1)
-    assert there.now == ("Failed", {"champion": 2}, {"1": 100})
-    assert there.moves() == []
+    await simulation.later(1)
+    assert simulation.now == ("Failed", {"champion": 2}, {"1": 100})
+    assert simulation.moves() == []
 
 
 async def test_a_failed_version_that_a_person_sets_again_is_adopted(state: Workspace) -> None:
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    there.edit(onDrift="Adopt")
-    await there.stage(1)
-    await there.stage(2)
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    simulation.edit(onDrift="Adopt")
+    await simulation.stage(1)
+    await simulation.stage(2)
     state.add_version(MODEL, 2, {"error_rate": 0.2})
-    await there.later(1)
-    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    await simulation.later(1)
+    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
     state.add_version(MODEL, 2, {"error_rate": 0.001})
     state.set_alias(MODEL, "champion", 2)
-    await there.settle()
-    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
-    assert there.moves()[2:] == [("Withdrawn", "2", "1"), ("Adopted", "1", "2")]
+    await simulation.settle()
+    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    assert simulation.moves()[2:] == [("Withdrawn", "2", "1"), ("Adopted", "1", "2")]
 
 
 async def test_neither_alias_nor_endpoint_follows_another_registry(state: Workspace) -> None:
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    await there.stage(1)
-    await there.stage(2)
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await simulation.stage(1)
+    await simulation.stage(2)
     writes = len(state.writes())
     state.models[MODEL].created += 1
     state.add_version(MODEL, 2, {"error_rate": 0.5})
-    await there.later(20)
-    assert there.now == ("Drifted", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    await simulation.later(20)
+    assert simulation.now == ("Drifted", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
     assert len(state.writes()) == writes
-    said = there.says("RegistryReady")
-    assert said
-    assert said[0] == "RegistryChanged"
+    condition = simulation.says("RegistryReady")
+    assert condition
+    assert condition[0] == "RegistryChanged"
 
 
 async def test_alias_and_endpoint_go_back_to_the_version_that_proved_itself(state: Workspace) -> None:
     """Version 2 is overtaken in its canary by 3, which fails: 2 is not what things go back to."""
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    await there.stage(1)
-    await there.stage(2)
-    await there.stage(3)
-    assert there.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await simulation.stage(1)
+    await simulation.stage(2)
+    await simulation.stage(3)
+    assert simulation.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
     for version in (2, 3):
         state.add_version(MODEL, version, {"error_rate": 0.5})
     for _ in range(3):
-        await there.later(1)
-        assert there.now == ("Refused", {"staging": 3, "champion": 1}, {"1": 100})
-    assert there.moves()[2:] == [("Promoted", "2", "3"), ("Withdrawn", "3", "1")]
-    withheld = there.status().withheld
+        await simulation.later(1)
+        assert simulation.now == ("Refused", {"staging": 3, "champion": 1}, {"1": 100})
+    assert simulation.moves()[2:] == [("Promoted", "2", "3"), ("Withdrawn", "3", "1")]
+    withheld = simulation.status().withheld
     assert withheld
     assert (withheld.version, withheld.back) == ("3", "1")
 
 
 async def test_a_hand_at_the_endpoint_says_nothing_of_the_alias(state: Workspace) -> None:
     """What somebody else had the endpoint serve never had the alias, and does not get it."""
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    await there.stage(1)
-    workspace = await there.operator.reconciler.observer.serving(read_promotion(there.held))
-    spec = there.spec.serving
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await simulation.stage(1)
+    workspace = await simulation.operator.reconciler.observer.serving(read_promotion(simulation.held))
+    spec = simulation.spec.serving
     assert spec
     assert spec.databricks
     workspace.act(ConfigureEndpoint(spec.databricks, (ServedVersion(MODEL, "3", 100),), create=False))
     state.add_version(MODEL, 2, {"error_rate": 0.5})
-    await there.stage(2)
-    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    await simulation.stage(2)
+    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
 
 
 async def test_an_endpoint_that_cannot_be_changed_takes_the_alias_back(state: Workspace) -> None:
-    there = Databricks(state)
-    await there.stage(1)
+    simulation = Databricks(state)
+    await simulation.stage(1)
     state.endpoints.broken = {"2": "no machine"}
-    await there.stage(2)
-    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
-    assert there.configured() == 2
-    await there.later(60)
-    assert there.configured() == 2
+    await simulation.stage(2)
+    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert simulation.configured() == 2
+    await simulation.later(60)
+    assert simulation.configured() == 2
 
 
 async def test_a_rollback_takes_the_endpoint_along(state: Workspace) -> None:
-    there = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
-    await there.stage(1)
-    await there.stage(2)
-    there.edit(rollbackTo={"type": "Previous"})
-    await there.settle()
-    assert there.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
-    await there.later(60)
-    assert there.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
+    simulation = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
+    await simulation.stage(1)
+    await simulation.stage(2)
+    simulation.edit(rollbackTo={"type": "Previous"})
+    await simulation.settle()
+    assert simulation.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
+    await simulation.later(60)
+    assert simulation.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
 
 
 async def test_a_git_revert_takes_the_endpoint_along_at_once(state: Workspace) -> None:
-    there = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
-    there.edit(source={"type": "Version", "version": "1"})
-    await there.settle()
-    there.edit(source={"type": "Version", "version": "2"})
+    simulation = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
+    simulation.edit(source={"type": "Version", "version": "1"})
+    await simulation.settle()
+    simulation.edit(source={"type": "Version", "version": "2"})
     for minutes in (0, 11, 11):
-        await there.later(minutes)
-    assert there.now == ("Promoted", {"champion": 2}, {"2": 80, "1": 20})
-    there.edit(source={"type": "Version", "version": "1"})
-    await there.settle()
-    assert there.now == ("Promoted", {"champion": 1}, {"1": 100})
-    await there.later(60)
-    assert there.now == ("Promoted", {"champion": 1}, {"1": 100})
+        await simulation.later(minutes)
+    assert simulation.now == ("Promoted", {"champion": 2}, {"2": 80, "1": 20})
+    simulation.edit(source={"type": "Version", "version": "1"})
+    await simulation.settle()
+    assert simulation.now == ("Promoted", {"champion": 1}, {"1": 100})
+    await simulation.later(60)
+    assert simulation.now == ("Promoted", {"champion": 1}, {"1": 100})
     # The share is for the version before a new one: one that comes later leaves it again.
-    there.edit(source={"type": "Version", "version": "3"})
+    simulation.edit(source={"type": "Version", "version": "3"})
     for minutes in (0, 11, 11):
-        await there.later(minutes)
-    assert there.now == ("Promoted", {"champion": 3}, {"3": 80, "1": 20})
+        await simulation.later(minutes)
+    assert simulation.now == ("Promoted", {"champion": 3}, {"3": 80, "1": 20})
 
 
 async def test_the_revert_of_a_revert_has_its_canary(state: Workspace) -> None:
-    there = Databricks(state, canary={"steps": STEPS})
+    simulation = Databricks(state, canary={"steps": STEPS})
     for version, routes in (("1", {"1": 100}), ("2", {"2": 10, "1": 90}), ("1", {"1": 100})):
-        there.edit(source={"type": "Version", "version": version})
-        await there.settle()
-        assert there.now[2] == routes
-    there.edit(source={"type": "Version", "version": "2"})
-    await there.settle()
-    assert there.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
+        simulation.edit(source={"type": "Version", "version": version})
+        await simulation.settle()
+        assert simulation.now[2] == routes
+    simulation.edit(source={"type": "Version", "version": "2"})
+    await simulation.settle()
+    assert simulation.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
 
 
 async def test_a_suspended_promotion_leaves_the_endpoint_alone(state: Workspace) -> None:
-    there = Databricks(state)
-    await there.stage(1)
-    there.edit(suspend=True)
-    await there.settle()
+    simulation = Databricks(state)
+    await simulation.stage(1)
+    simulation.edit(suspend=True)
+    await simulation.settle()
     state.endpoints.delete("support")
-    await there.later(60)
-    assert there.status().phase == "Suspended"
+    await simulation.later(60)
+    assert simulation.status().phase == "Suspended"
     assert "support" not in state.endpoints.held
-    there.edit(suspend=False)
-    await there.settle()
-    assert there.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
+    simulation.edit(suspend=False)
+    await simulation.settle()
+    assert simulation.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
 
 
 REFUSED: dict[str, list[Fault]] = {
@@ -252,72 +252,72 @@ REFUSED: dict[str, list[Fault]] = {
 async def test_an_endpoint_goes_back_while_the_alias_may_not_be_written(
     state: Workspace, faults: list[Fault]
 ) -> None:
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    await there.stage(1)
-    await there.stage(2)
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await simulation.stage(1)
+    await simulation.stage(2)
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     state.denied, state.faults = {f"PUT {ALIASES}"}, [replace(item) for item in faults]
-    await there.look(minutes=10)
-    assert there.now == ("Promoting", {"staging": 2, "champion": 2}, {"1": 100})
-    promoted, served = there.says("Promoted"), there.says("Served")
+    await simulation.look(minutes=10)
+    assert simulation.now == ("Promoting", {"staging": 2, "champion": 2}, {"1": 100})
+    promoted, served = simulation.says("Promoted"), simulation.says("Served")
     assert promoted
     assert served
     assert (promoted[0], served[0]) == ("MoveRefused", "CanaryFailed")
-    configured = there.configured()
-    await there.look(minutes=60)
-    assert there.configured() == configured
+    configured = simulation.configured()
+    await simulation.look(minutes=60)
+    assert simulation.configured() == configured
     state.denied = set()
-    await there.look(minutes=1)
-    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
-    assert there.says("Served") == ("EndpointReady", "endpoint support serves version 1 with 100%")
-    assert there.configured() == configured
+    await simulation.look(minutes=1)
+    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert simulation.says("Served") == ("EndpointReady", "endpoint support serves version 1 with 100%")
+    assert simulation.configured() == configured
 
 
 async def test_a_canary_is_judged_while_the_next_version_cannot_have_the_alias(state: Workspace) -> None:
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    await there.stage(1)
-    await there.stage(2)
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await simulation.stage(1)
+    await simulation.stage(2)
     state.denied = {f"PUT {ALIASES}"}
     state.set_alias(MODEL, "staging", 3)
-    await there.look(minutes=60)
-    assert there.now == ("Promoting", {"staging": 3, "champion": 2}, {"2": 10, "1": 90})
-    assert there.says("Served") == (
+    await simulation.look(minutes=60)
+    assert simulation.now == ("Promoting", {"staging": 3, "champion": 2}, {"2": 10, "1": 90})
+    assert simulation.says("Served") == (
         "Canary",
         "version 2 gets 10% of the traffic, step 1 of 2; no further step is taken while champion is being moved",
     )
     state.add_version(MODEL, 2, {"error_rate": 0.2})
-    await there.look(minutes=2)
-    assert there.now == ("Promoting", {"staging": 3, "champion": 2}, {"1": 100})
+    await simulation.look(minutes=2)
+    assert simulation.now == ("Promoting", {"staging": 3, "champion": 2}, {"1": 100})
     state.denied = set()
-    await there.look(minutes=2)
-    assert there.now[1:] == ({"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+    await simulation.look(minutes=2)
+    assert simulation.now[1:] == ({"staging": 3, "champion": 3}, {"3": 10, "1": 90})
 
 
 async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace) -> None:
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    there.edit(onDrift="Warn")
-    await there.stage(1)
-    await there.stage(2)
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    simulation.edit(onDrift="Warn")
+    await simulation.stage(1)
+    await simulation.stage(2)
     state.set_alias(MODEL, "champion", 3)
-    await there.later(120)
-    assert there.now == ("Drifted", {"staging": 2, "champion": 3}, {"2": 10, "1": 90})
-    assert there.says("Served") == (
+    await simulation.later(120)
+    assert simulation.now == ("Drifted", {"staging": 2, "champion": 3}, {"2": 10, "1": 90})
+    assert simulation.says("Served") == (
         "AliasMoved",
         "version 2 gets 10% of the traffic, step 1 of 2, and no further step is taken until champion is at version 2, as "
         "it should be",
     )
     state.add_version(MODEL, 2, {"error_rate": 0.2})
-    await there.later(1)
-    assert there.now == ("Drifted", {"staging": 2, "champion": 3}, {"1": 100})
-    assert there.says("Served") == (
+    await simulation.later(1)
+    assert simulation.now == ("Drifted", {"staging": 2, "champion": 3}, {"1": 100})
+    assert simulation.says("Served") == (
         "CanaryFailed",
-        "endpoint support cannot serve version 2 as asked: a gate of the canary failed: few-errors: error_rate is 0.2, "
-        "but it must be <= 0.01; it goes back to version 1 with 100%, and champion to version 1 once it is at version 2 "
+        "endpoint support cannot serve version 2 as specified: a canary gate failed: few-errors: error_rate is 0.2, "
+        "but it must be <= 0.01; it is restored to version 1 with 100%, and champion to version 1 once it is at version 2 "
         "again",
     )
     state.set_alias(MODEL, "champion", 2)
-    await there.later(1)
-    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    await simulation.later(1)
+    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
 
 
 HANDS: dict[str, tuple[int | None, tuple[str, str]]] = {
@@ -332,22 +332,26 @@ HANDS: dict[str, tuple[int | None, tuple[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("version", "said"), HANDS.values(), ids=HANDS)
+@pytest.mark.parametrize(("version", "sentence"), HANDS.values(), ids=HANDS)
 async def test_an_endpoint_stays_as_it_is_while_the_alias_is_elsewhere(
-    state: Workspace, version: int | None, said: tuple[str, str]
+    state: Workspace, version: int | None, sentence: tuple[str, str]
 ) -> None:
-    there = Databricks(state)
-    there.edit(onDrift="Warn")
-    await there.stage(1)
+    simulation = Databricks(state)
+    simulation.edit(onDrift="Warn")
+    await simulation.stage(1)
     if version is None:
         state.delete_alias(MODEL, "champion")
     else:
         state.set_alias(MODEL, "champion", version)
-    await there.later(1)
-    assert (there.status().phase, there.now[2], there.says("Served")) == ("Drifted", {"1": 100}, said)
+    await simulation.later(1)
+    assert (simulation.status().phase, simulation.now[2], simulation.says("Served")) == (
+        "Drifted",
+        {"1": 100},
+        sentence,
+    )
     state.set_alias(MODEL, "champion", 1)
-    await there.later(1)
-    assert (there.status().phase, there.says("Served")) == (
+    await simulation.later(1)
+    assert (simulation.status().phase, simulation.says("Served")) == (
         "Promoted",
         ("EndpointReady", "endpoint support serves version 1 with 100%"),
     )
@@ -357,15 +361,15 @@ async def test_an_endpoint_stays_as_it_is_while_the_alias_is_elsewhere(
 async def test_an_operator_that_dies_while_it_takes_both_back(
     state: Workspace, number: int, after: bool
 ) -> None:
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    await there.stage(1)
-    await there.stage(2)
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    await simulation.stage(1)
+    await simulation.stage(2)
     state.add_version(MODEL, 2, {"error_rate": 0.2})
-    dies = there.writes.count + number
-    there.writes.kill_before, there.writes.kill_after = (None, dies) if after else (dies, None)
+    dies = simulation.writes.count + number
+    simulation.writes.kill_before, simulation.writes.kill_after = (None, dies) if after else (dies, None)
     with contextlib.suppress(KilledError):
-        await there.settle()
-    there.restart()
-    await there.later(2)
-    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
-    assert there.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2"), ("Withdrawn", "2", "1")]
+        await simulation.settle()
+    simulation.restart()
+    await simulation.later(2)
+    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    assert simulation.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2"), ("Withdrawn", "2", "1")]

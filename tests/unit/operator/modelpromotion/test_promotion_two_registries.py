@@ -19,11 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Mlflow, Mlflow]]:
     """Two servers."""
     with ExitStack() as stack:
-        one, other = (
+        first, second = (
             stack.enter_context(serving_here(tmp_path_factory.mktemp(f"mlflow-{number}")))
             for number in (1, 2)
         )
-        yield one, other
+        yield first, second
 
 
 def register(server: Mlflow, model: str, versions: int) -> MlflowRegistry:
@@ -36,32 +36,36 @@ def register(server: Mlflow, model: str, versions: int) -> MlflowRegistry:
 
 async def promoted(registry: MlflowRegistry) -> World:
     """Champion is version 2 of three."""
-    there = World()
-    there.registry = registry  # type: ignore[assignment]
-    there.submit(source={"type": "Version", "version": "2"})
-    await there.settle()
-    assert there.status().phase == "Promoted"
-    return there
+    simulation = World()
+    simulation.registry = registry  # type: ignore[assignment]
+    simulation.submit(source={"type": "Version", "version": "2"})
+    await simulation.settle()
+    assert simulation.status().phase == "Promoted"
+    return simulation
 
 
 def aliases(registry: MlflowRegistry) -> dict[str, str]:
-    held = registry.model(MODEL)
-    return dict(held.aliases) if held else {}
+    registered = registry.model(MODEL)
+    return dict(registered.aliases) if registered else {}
 
 
 async def test_a_promotion_is_led_to_another_server_and_back(servers: tuple[Mlflow, Mlflow]) -> None:
-    one, other = (register(server, MODEL, 3) for server in servers)
-    other.set_alias(MODEL, "champion", "1")
-    there = await promoted(one)
-    there.registry = other  # type: ignore[assignment]
+    first, second = (register(server, MODEL, 3) for server in servers)
+    second.set_alias(MODEL, "champion", "1")
+    simulation = await promoted(first)
+    simulation.registry = second  # type: ignore[assignment]
     for rollback in (None, back_to("3")):
-        there.edit(rollbackTo=rollback)
-        await there.settle()
-        said = there.says("RegistryReady")
-        assert said
-        assert (said[0], aliases(other)) == ("RegistryChanged", {"champion": "1"})
-    assert [getattr(other.version(MODEL, number), "tags", None) for number in ("1", "2", "3")] == [{}, {}, {}]
-    there.registry = one  # type: ignore[assignment]
-    there.edit(rollbackTo=None)
-    await there.settle()
-    assert (there.status().phase, aliases(one)) == ("Promoted", {"champion": "2"})
+        simulation.edit(rollbackTo=rollback)
+        await simulation.settle()
+        condition = simulation.says("RegistryReady")
+        assert condition
+        assert (condition[0], aliases(second)) == ("RegistryChanged", {"champion": "1"})
+    assert [getattr(second.version(MODEL, number), "tags", None) for number in ("1", "2", "3")] == [
+        {},
+        {},
+        {},
+    ]
+    simulation.registry = first  # type: ignore[assignment]
+    simulation.edit(rollbackTo=None)
+    await simulation.settle()
+    assert (simulation.status().phase, aliases(first)) == ("Promoted", {"champion": "2"})

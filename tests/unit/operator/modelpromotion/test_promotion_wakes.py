@@ -25,19 +25,19 @@ MOST = 200
 class Watch:
     """The operator of a world as it runs: its queue, and a watch that delivers after each pass what changed."""
 
-    def __init__(self, there: World) -> None:
-        self.there, self.passes = there, 0
+    def __init__(self, world: World) -> None:
+        self.there, self.passes = world, 0
         self.told: dict[tuple[str, str, str], Json] = {}
-        there.settle = self.settle  # type: ignore[method-assign]
+        world.settle = self.settle  # type: ignore[method-assign]
 
     def deliver(self) -> None:
-        operator, told = self.there.operator, self.told
+        operator, notified = self.there.operator, self.told
         operator.reconciler.applier.moved = self.moved
         now = {key: body for key, body in self.there.kube.objects.items() if key[0] == "ModelPromotion"}
-        for key in told.keys() - now.keys():
-            enqueue.on_event(operator.store, operator.queue, "DELETED", told[key])
+        for key in notified.keys() - now.keys():
+            enqueue.on_event(operator.store, operator.queue, "DELETED", notified[key])
         for key, body in now.items():
-            if told.get(key, {}).get("metadata") != body["metadata"]:
+            if notified.get(key, {}).get("metadata") != body["metadata"]:
                 enqueue.on_event(operator.store, operator.queue, "MODIFIED", body)
         self.told = now
 
@@ -77,45 +77,45 @@ class Watch:
 
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
 async def test_every_step_is_asked_for(story: Story) -> None:
-    undisturbed, there = World(), World()
+    undisturbed, simulation = World(), World()
     await story(undisturbed)
-    Watch(there)
-    await story(there)
-    assert outcome(there) == outcome(undisturbed)
+    Watch(simulation)
+    await story(simulation)
+    assert outcome(simulation) == outcome(undisturbed)
 
 
 async def test_an_alias_that_was_moved_is_news_to_those_that_follow_it() -> None:
-    there = World()
-    there.registry.add("1")
-    there.registry.aliases["candidate"] = "1"
-    there.submit("staging", source={"type": "Alias", "alias": "candidate"})
-    there.submit("champion")
-    there.submit("live", source={"type": "Alias", "alias": "champion"})
-    Watch(there)
-    await there.settle()
+    simulation = World()
+    simulation.registry.add("1")
+    simulation.registry.aliases["candidate"] = "1"
+    simulation.submit("staging", source={"type": "Alias", "alias": "candidate"})
+    simulation.submit("champion")
+    simulation.submit("live", source={"type": "Alias", "alias": "champion"})
+    Watch(simulation)
+    await simulation.settle()
     names = ("candidate", "staging", "champion", "live")
-    assert there.registry.aliases == dict.fromkeys(names, "1")
+    assert simulation.registry.aliases == dict.fromkeys(names, "1")
 
 
 @pytest.fixture
 def state() -> Iterator[Workspace]:
-    with running() as held:
-        yield held
+    with running() as workspace:
+        yield workspace
 
 
 async def test_every_step_of_an_endpoint_is_asked_for(state: Workspace) -> None:
-    there = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
-    watch = Watch(there)
-    await there.stage(1)
-    assert there.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
-    await there.stage(2)
-    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
+    watch = Watch(simulation)
+    await simulation.stage(1)
+    assert simulation.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
+    await simulation.stage(2)
+    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
     watch.passes = 0
     await watch.run(700)
-    assert there.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 50, "1": 50})
+    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 50, "1": 50})
     state.add_version(MODEL, 2, {"error_rate": 0.2})
-    await there.settle()
-    assert there.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
+    await simulation.settle()
+    assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
 
 
 def numbered(reason: ConditionReason) -> Callable[[], Problem]:
@@ -132,26 +132,26 @@ def numbered(reason: ConditionReason) -> Callable[[], Problem]:
 
 async def at_rest() -> tuple[World, Watch]:
     """A promotion whose first version has the alias, just before the second one is to have it."""
-    there = World()
+    simulation = World()
     for version in ("1", "2"):
-        there.registry.add(version)
-    there.registry.aliases["staging"] = "1"
-    there.submit()
-    watch = Watch(there)
-    await there.settle()
-    there.registry.aliases["staging"] = "2"
-    return there, watch
+        simulation.registry.add(version)
+    simulation.registry.aliases["staging"] = "1"
+    simulation.submit()
+    watch = Watch(simulation)
+    await simulation.settle()
+    simulation.registry.aliases["staging"] = "2"
+    return simulation, watch
 
 
 async def test_a_registry_that_answers_in_other_words_each_time_is_asked_in_peace() -> None:
-    there, watch = await at_rest()
+    simulation, watch = await at_rest()
     problem = numbered(ConditionReason.DATABRICKS_FORBIDDEN)
 
     def refuse() -> None:
-        there.registry.problem = problem()
+        simulation.registry.problem = problem()
 
-    there.registry.before_reading = refuse
-    await there.settle()
+    simulation.registry.before_reading = refuse
+    await simulation.settle()
     # A poll is 5 s, and longer the longer the registry is away.
     assert 3 < watch.passes <= 21
 
@@ -159,24 +159,24 @@ async def test_a_registry_that_answers_in_other_words_each_time_is_asked_in_peac
 async def test_a_move_that_is_refused_in_other_words_each_time_is_tried_less_and_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    there, watch = await at_rest()
+    simulation, watch = await at_rest()
     problem = numbered(ConditionReason.DATABRICKS_FORBIDDEN)
 
     def refuse(*_: object) -> None:
         raise ExternalError(problem())
 
-    monkeypatch.setattr(there.registry, "set_alias", refuse)
-    await there.settle()
+    monkeypatch.setattr(simulation.registry, "set_alias", refuse)
+    await simulation.settle()
     # After 0.5, 1, 2, 4, 8, 16 and 32 s.
     assert 6 < watch.passes <= 12
     monkeypatch.undo()
-    await there.settle()
-    assert (there.status().phase, there.registry.aliases["champion"]) == ("Promoted", "2")
+    await simulation.settle()
+    assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("Promoted", "2")
 
 
 async def test_a_promotion_at_rest_is_left_in_peace() -> None:
-    there, watch = await at_rest()
-    await there.settle()
+    simulation, watch = await at_rest()
+    await simulation.settle()
     watch.passes = 0
     await watch.run(100)
     assert watch.passes == 0

@@ -122,8 +122,8 @@ PASSWORD = (
     "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
 )
 CANNOT = (
-    "this version of the operator cannot do: tracking.uri file:/runs (use the http or https address of an MLflow server, "
-    "or databricks); the job waits for one that can"
+    "this version of the operator does not support tracking.uri file:/runs (use the http or https address of an MLflow server, "
+    "or databricks); the job waits for a version that does"
 )
 NO_STORAGE = "{} is missing: install the chart with defaults.storage, where each job gets a folder, or apply a job with the field and another name"
 SETS_RANK = "spec.podTemplate sets NODE_RANK, which the operator sets: remove it"
@@ -273,8 +273,8 @@ def test_a_new_job(parts: Json, settings: Settings, expected: tuple[str, str, st
         decision = conclude(ftj(**parts), observed(mlflow=tracked()), settings=settings)
     assert said(decision, ConditionType.ACCEPTED) == expected
     true = {item.type for item in decision.status.conditions if item.status == "True"}
-    found = (decision.status.phase, true & {"Ready", "Reconciling", "Stalled", "Finished", "Failed"})
-    assert found == SUMMARIES[then]
+    summary = (decision.status.phase, true & {"Ready", "Reconciling", "Stalled", "Finished", "Failed"})
+    assert summary == SUMMARIES[then]
     assert (applied(decision) != []) == (then == "runs")
 
 
@@ -286,8 +286,8 @@ def test_what_kept_a_job_waiting_comes() -> None:
         (NO_SCHEME, {}, NO_MLFLOW),
         (OWN_RANK, {}, NO_MLFLOW),
     ):
-        held = conclude(ftj(**before)).status
-        again = conclude(ftj(held, **after), observed(mlflow=tracked()), settings=settings)
+        job_status = conclude(ftj(**before)).status
+        again = conclude(ftj(job_status, **after), observed(mlflow=tracked()), settings=settings)
         assert said(again, ConditionType.ACCEPTED) == ACCEPTED
         assert applied(again)[-1] == "Job/tune-train-1"
 
@@ -373,15 +373,15 @@ def test_a_job_waits_for_the_chart_that_fits_it(
     parts: Json, wrong: tuple[Json, Settings], right: tuple[Json, Settings], part: str
 ) -> None:
     before: FineTuneJobStatus | None = None
-    found = []
+    outcomes = []
     for values, server in (wrong, right):
         settings = dataclasses.replace(server, prep_wheels="/wheels")
         job = ftj(before, defaults=Defaults.model_validate(values), **parts)
         decision = conclude(job, observed(mlflow=tracked()), settings=settings)
         before = decision.status
-        found.append(said(decision, ConditionType.ACCEPTED))
+        outcomes.append(said(decision, ConditionType.ACCEPTED))
         assert said(decision, ConditionType.FAILED) is None
-    waiting, accepted = found
+    waiting, accepted = outcomes
     assert waiting
     assert waiting[:2] == ("False", ConditionReason.INSTALLATION_MISMATCH)
     assert part in waiting[2]
@@ -424,8 +424,8 @@ def test_a_job_whose_spec_cannot_be_read_is_left_alone(before: FineTuneJobStatus
     decision = conclude(unreadable, observed(child("tune-train-1"), pods=[pod("tune-train-1")]))
     assert said(decision, ConditionType.ACCEPTED) == ("Unknown", ConditionReason.SPEC_UNREADABLE, UNREADABLE)
     said_anew = {ConditionType.ACCEPTED, *SUMMARY}
-    others = [item for item in decision.status.conditions if item.type not in said_anew]
-    assert others == [item for item in before.conditions if item.type not in said_anew]
+    untouched = [item for item in decision.status.conditions if item.type not in said_anew]
+    assert untouched == [item for item in before.conditions if item.type not in said_anew]
     assert decision == Decision(status=decision.status)
 
 
@@ -434,8 +434,8 @@ def test_a_job_at_work_goes_on_when_its_spec_can_be_read_again() -> None:
     unreadable = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
     before = status(unreadable, PREPARED, TRAINING, attempt=1, restarts=0, start_time=NOW)
     refused_now = ftj(before, **REGISTER)
-    seen = observed(child("tune-train-1"), pods=[pod("tune-train-1", index) for index in (0, 1)])
-    decision = conclude(refused_now, seen)
+    observation = observed(child("tune-train-1"), pods=[pod("tune-train-1", index) for index in (0, 1)])
+    decision = conclude(refused_now, observation)
     assert said(decision, ConditionType.ACCEPTED) == ("True", ConditionReason.ACCEPTED, "the spec can be run")
     assert (decision.status.phase, decision.apply, decision.delete) == ("Training", (), ())
 
@@ -443,8 +443,8 @@ def test_a_job_at_work_goes_on_when_its_spec_can_be_read_again() -> None:
 def test_a_new_job_is_judged_when_its_spec_can_be_read() -> None:
     unreadable = condition(ConditionType.ACCEPTED, "Unknown", ConditionReason.SPEC_UNREADABLE)
     assert conclude(ftj(status(unreadable))).status.phase == "Starting"
-    held = conclude(ftj(status(unreadable), **REGISTER))
-    assert said(held, ConditionType.ACCEPTED) == (
+    decision = conclude(ftj(status(unreadable), **REGISTER))
+    assert said(decision, ConditionType.ACCEPTED) == (
         "False",
         ConditionReason.MLFLOW_NOT_CONFIGURED,
         NEEDS_MLFLOW,

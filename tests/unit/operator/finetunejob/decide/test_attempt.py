@@ -98,10 +98,10 @@ CASES: dict[str, tuple[str, list[Json], Json, Outcome]] = {
 }
 
 
-@pytest.mark.parametrize(("message", "found", "policy", "expected"), CASES.values(), ids=CASES)
-def test_outcome(message: str, found: list[Json], policy: Json, expected: Outcome) -> None:
-    seen = observed(child(JOB, "Failed", message), pods=found)
-    decision = conclude(ftj(running(), runPolicy=policy), seen)
+@pytest.mark.parametrize(("message", "pods", "policy", "expected"), CASES.values(), ids=CASES)
+def test_outcome(message: str, pods: list[Json], policy: Json, expected: Outcome) -> None:
+    observation = observed(child(JOB, "Failed", message), pods=pods)
+    decision = conclude(ftj(running(), runPolicy=policy), observation)
     failed = said(decision, ConditionType.FAILED)
     outcome = Outcome(
         failed[1] if failed else None, decision.status.attempt or 0, decision.status.restarts or 0
@@ -123,13 +123,13 @@ CHANGED: dict[str, tuple[list[int], list[int], str, Outcome]] = {
 def test_rules_are_those_that_the_attempt_was_made_with(
     made_with: list[int], now: list[int], message: str, expected: Outcome
 ) -> None:
-    seen = observed(child(JOB, "Failed", message, fatal=made_with))
-    status = conclude(ftj(running(), runPolicy={"fatalExitCodes": now}), seen).status
+    observation = observed(child(JOB, "Failed", message, fatal=made_with))
+    status = conclude(ftj(running(), runPolicy={"fatalExitCodes": now}), observation).status
     assert Outcome(None, status.attempt or 0, status.restarts or 0) == expected
 
 
-def failed_attempt(*found: Json, message: str = BACKOFF) -> Observed:
-    return observed(child(JOB, "Failed", message), pods=list(found))
+def failed_attempt(*pods: Json, message: str = BACKOFF) -> Observed:
+    return observed(child(JOB, "Failed", message), pods=list(pods))
 
 
 def test_a_restart_says_why_and_is_taken_up_at_once() -> None:
@@ -145,10 +145,10 @@ def test_a_restart_says_why_and_is_taken_up_at_once() -> None:
     assert applied(again) == ["Service/tune", "ConfigMap/tune-train", "Job/tune-train-2"]
 
 
-def deleted_at(seconds: int, found: Json) -> Json:
+def deleted_at(seconds: int, pod_body: Json) -> Json:
     """The same pod, whose deletion somebody asked for so many seconds after NOW."""
-    asked = {"deletionTimestamp": later(seconds + 120).isoformat(), "deletionGracePeriodSeconds": 120}
-    return {**found, "metadata": found["metadata"] | asked}
+    deletion = {"deletionTimestamp": later(seconds + 120).isoformat(), "deletionGracePeriodSeconds": 120}
+    return {**pod_body, "metadata": pod_body["metadata"] | deletion}
 
 
 SAVED = TerminationMessage(error=PodError(reason="Preempted", message="SIGTERM"))
@@ -196,14 +196,14 @@ DELETIONS: dict[str, tuple[list[Json], CheckpointStatus | None, str, str, int]] 
 
 
 @pytest.mark.parametrize(
-    ("found", "checkpoint", "sentence", "reason", "restarts"), DELETIONS.values(), ids=DELETIONS
+    ("pods", "checkpoint", "sentence", "reason", "restarts"), DELETIONS.values(), ids=DELETIONS
 )
 def test_a_pod_that_a_person_deleted(
-    found: list[Json], checkpoint: CheckpointStatus | None, sentence: str, reason: str, restarts: int
+    pods: list[Json], checkpoint: CheckpointStatus | None, sentence: str, reason: str, restarts: int
 ) -> None:
     last = LastFailure(attempt=0, checkpoint_step=9)
     before = running(checkpoint=checkpoint, last_failure=last)
-    decision = conclude(ftj(before, checkpoint={"uri": "/c"}), failed_attempt(*found), at=later(13))
+    decision = conclude(ftj(before, checkpoint={"uri": "/c"}), failed_attempt(*pods), at=later(13))
     trained, after = said(decision, ConditionType.TRAINED), decision.status
     assert trained is not None
     assert trained[2].startswith(sentence)
@@ -223,11 +223,13 @@ PLACES: dict[str, tuple[Json, str]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "expected"), PLACES.values(), ids=PLACES)
-def test_a_restart_says_which_pod_on_which_node(found: Json, expected: str) -> None:
-    told = said(conclude(ftj(running()), failed_attempt(found)), ConditionType.TRAINED)
-    assert told is not None
-    assert told[2].removeprefix(expected).removeprefix("at 12:00:10 UTC, ").startswith("attempt 2 starts")
+@pytest.mark.parametrize(("pod_body", "expected"), PLACES.values(), ids=PLACES)
+def test_a_restart_says_which_pod_on_which_node(pod_body: Json, expected: str) -> None:
+    condition = said(conclude(ftj(running()), failed_attempt(pod_body)), ConditionType.TRAINED)
+    assert condition is not None
+    assert (
+        condition[2].removeprefix(expected).removeprefix("at 12:00:10 UTC, ").startswith("attempt 2 starts")
+    )
 
 
 def _carried_on(uri: str) -> Json:
@@ -246,18 +248,20 @@ RESUMES: dict[str, tuple[Json, CheckpointStatus | None, str]] = {
         None,
         "starts from the checkpoint /c/first/step-00000040",
     ),
-    "none yet": ({"checkpoint": {"uri": "/c"}}, None, "starts from the beginning: no checkpoint is known"),
+    "none yet": ({"checkpoint": {"uri": "/c"}}, None, "starts from the beginning: no checkpoint is recorded"),
     "none wanted": ({}, None, "starts from the beginning: spec.checkpoint is not set"),
     "one's own command": ({"trainer": {"command": ["a"]}}, None, "starts your command again"),
 }
 
 
-@pytest.mark.parametrize(("parts", "known", "expected"), RESUMES.values(), ids=RESUMES)
-def test_where_the_next_attempt_starts(parts: Json, known: CheckpointStatus | None, expected: str) -> None:
-    decision = conclude(ftj(running(checkpoint=known), **parts), failed_attempt(ended(JOB, 0, 1, BOOM)))
-    told = said(decision, ConditionType.TRAINED)
-    assert told is not None
-    assert told[2].endswith(f"attempt 2 {expected}")
+@pytest.mark.parametrize(("parts", "checkpoint", "expected"), RESUMES.values(), ids=RESUMES)
+def test_where_the_next_attempt_starts(
+    parts: Json, checkpoint: CheckpointStatus | None, expected: str
+) -> None:
+    decision = conclude(ftj(running(checkpoint=checkpoint), **parts), failed_attempt(ended(JOB, 0, 1, BOOM)))
+    condition = said(decision, ConditionType.TRAINED)
+    assert condition is not None
+    assert condition[2].endswith(f"attempt 2 {expected}")
 
 
 NO_MEMORY: dict[str, tuple[Json, str]] = {
@@ -277,11 +281,11 @@ def test_out_of_memory(parts: Json, advice: str) -> None:
 
 def test_the_end_says_the_limit_that_was_reached_and_the_cause() -> None:
     before = running(attempt=3, restarts=2)
-    seen = observed(child("tune-train-3", "Failed", BACKOFF), pods=[ended("tune-train-3", 0, 1, BOOM)])
-    decision = conclude(ftj(before, runPolicy={"maxRestarts": 1}), seen, at=later(9))
+    observation = observed(child("tune-train-3", "Failed", BACKOFF), pods=[ended("tune-train-3", 0, 1, BOOM)])
+    decision = conclude(ftj(before, runPolicy={"maxRestarts": 1}), observation, at=later(9))
     message = (
-        "attempt 3 failed and runPolicy.maxRestarts = 1 is used up; "
-        "pod tune-train-3-0-abcde ended with exit code 1: it blew up"
+        "attempt 3 failed and runPolicy.maxRestarts = 1 is "
+        "reached; pod tune-train-3-0-abcde ended with exit code 1: it blew up"
     )
     assert said(decision, ConditionType.FAILED) == ("True", ConditionReason.MAX_RESTARTS_REACHED, message)
     assert said(decision, ConditionType.TRAINED) == ("False", ConditionReason.MAX_RESTARTS_REACHED, message)
@@ -305,13 +309,14 @@ def test_a_failure_without_pods_says_what_the_job_says() -> None:
     assert said(decision, ConditionType.FAILED) == (
         "True",
         ConditionReason.MAX_RESTARTS_REACHED,
-        "attempt 1 failed and runPolicy.maxRestarts = 0 is used up; no pod is left to explain it: " + BACKOFF,
+        "attempt 1 failed and runPolicy.maxRestarts = 0 is reached; the pods that could explain it no longer exist: "
+        + BACKOFF,
     )
 
 
 def test_pods_of_other_attempts_do_not_count() -> None:
-    seen = failed_attempt(ended("tune-train-0", 0, 64, WRONG), ended(JOB, 0, 1, BOOM))
-    assert conclude(ftj(running()), seen).status.attempt == 2
+    observation = failed_attempt(ended("tune-train-0", 0, 64, WRONG), ended(JOB, 0, 1, BOOM))
+    assert conclude(ftj(running()), observation).status.attempt == 2
 
 
 def test_the_checkpoint_that_a_pod_told_of_at_its_end_is_noted() -> None:
@@ -324,8 +329,8 @@ def test_the_checkpoint_that_a_pod_told_of_at_its_end_is_noted() -> None:
 def test_an_attempt_that_fails_but_does_not_end_names_the_pod_that_stays() -> None:
     stuck = {**pod(JOB, 1, ready=False), "spec": {"nodeName": "node-2"}}
     stuck["metadata"]["deletionTimestamp"] = NOW.isoformat()
-    seen = observed(child(JOB, "FailureTarget"), pods=[ended(JOB, 0, 1, BOOM), stuck])
-    decision = conclude(ftj(running()), seen)
+    observation = observed(child(JOB, "FailureTarget"), pods=[ended(JOB, 0, 1, BOOM), stuck])
+    decision = conclude(ftj(running()), observation)
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.STARTING,

@@ -35,8 +35,8 @@ AWAY = ResolvedRevision(
 
 def job(revision: str = "main", before: Any = None, **parts: Any) -> FineTuneJob:
     code = {"git": {"url": URL, "revision": revision}}
-    known = status(ACCEPTED) if before is None else before
-    return ftj(known, **{"trainer": {"command": ["torchrun", "train.py"], "code": code}, **parts})
+    job_status = status(ACCEPTED) if before is None else before
+    return ftj(job_status, **{"trainer": {"command": ["torchrun", "train.py"], "code": code}, **parts})
 
 
 RESOLVED: dict[str, tuple[FineTuneJob, ResolvedRevision | None, CodeStatus, str]] = {
@@ -61,11 +61,11 @@ RESOLVED: dict[str, tuple[FineTuneJob, ResolvedRevision | None, CodeStatus, str]
 }
 
 
-@pytest.mark.parametrize(("given", "found", "expected", "message"), RESOLVED.values(), ids=RESOLVED)
+@pytest.mark.parametrize(("finetunejob", "revision", "expected", "message"), RESOLVED.values(), ids=RESOLVED)
 def test_nothing_is_made_before_the_commit_is_in_the_status(
-    given: FineTuneJob, found: ResolvedRevision | None, expected: CodeStatus, message: str
+    finetunejob: FineTuneJob, revision: ResolvedRevision | None, expected: CodeStatus, message: str
 ) -> None:
-    decision = conclude(given, observed(mlflow=Mlflow(), code=found), settings=SETTINGS)
+    decision = conclude(finetunejob, observed(mlflow=Mlflow(), code=revision), settings=SETTINGS)
     assert decision.status.code == expected
     assert said(decision, ConditionType.CODE_RESOLVED) == ("True", ConditionReason.CODE_RESOLVED, message)
     assert (decision.apply, decision.actions, decision.dry_runs) == ((), (), ())
@@ -110,9 +110,9 @@ def test_a_suspended_job_says_that_it_is_and_has_no_run_yet() -> None:
     assert decision.actions == ()
 
 
-@pytest.mark.parametrize("found", [None, AWAY], ids=["nobody has answered yet", "the server is away"])
-def test_a_job_that_is_resumed_waits_for_its_commit(found: ResolvedRevision | None) -> None:
-    paused = conclude(job(suspend=True), observed(mlflow=Mlflow(), code=found), settings=SETTINGS)
+@pytest.mark.parametrize("revision", [None, AWAY], ids=["nobody has answered yet", "the server is away"])
+def test_a_job_that_is_resumed_waits_for_its_commit(revision: ResolvedRevision | None) -> None:
+    paused = conclude(job(suspend=True), observed(mlflow=Mlflow(), code=revision), settings=SETTINGS)
     assert paused.status.phase == "Suspended"
     decision = conclude(job(before=paused.status), observed(mlflow=Mlflow(), code=AWAY), settings=SETTINGS)
     assert (decision.status.phase, decision.status.suspend_time) == ("Pending", None)
@@ -135,6 +135,6 @@ ASKED: dict[str, tuple[FineTuneJob, bool]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "expected"), ASKED.values(), ids=ASKED)
-def test_when_the_server_is_asked(given: FineTuneJob, expected: bool) -> None:
-    assert (checkout.repository_to_resolve(given) is not None) == expected
+@pytest.mark.parametrize(("finetunejob", "expected"), ASKED.values(), ids=ASKED)
+def test_when_the_server_is_asked(finetunejob: FineTuneJob, expected: bool) -> None:
+    assert (checkout.repository_to_resolve(finetunejob) is not None) == expected

@@ -82,16 +82,18 @@ def test_condition(case: Case) -> None:
         update={"conditions": [*status.conditions, *([case.before] if case.before else [])]}
     )
     message = TerminationMessage(checkpoint_step=case.told)
-    mine = [pod(JOB)] if case.told is None else [ended(JOB, 0, 75, message)]
+    pods = [pod(JOB)] if case.told is None else [ended(JOB, 0, 75, message)]
     spec = {"checkpoint": {"uri": "/c"}} if case.spec is None else case.spec
-    decision = conclude(ftj(status, **spec), observed(child(JOB), pods=mine, mlflow=case.mlflow))
+    decision = conclude(ftj(status, **spec), observed(child(JOB), pods=pods, mlflow=case.mlflow))
     assert said(decision, ConditionType.CHECKPOINT_STORED) == case.expected
-    found = decision.status.checkpoint
+    checkpoint = decision.status.checkpoint
     expected = None if case.step is None else (case.step, f"{FOLDER}/step-{case.step:08d}")
-    assert (found and (found.step, found.uri)) == expected
+    assert (checkpoint and (checkpoint.step, checkpoint.uri)) == expected
 
 
 def test_a_failure_is_a_warning_and_making_up_for_it_is_not() -> None:
     about = events.EventTarget("FineTuneJob", "tune", "team", UID)
-    kinds = [events.event(about, said, STORED.last_transition_time)["type"] for said in (BROKEN, STORED)]
+    kinds = [
+        events.event(about, reported, STORED.last_transition_time)["type"] for reported in (BROKEN, STORED)
+    ]
     assert kinds == ["Warning", "Normal"]

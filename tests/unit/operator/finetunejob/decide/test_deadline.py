@@ -39,9 +39,11 @@ CASES: dict[str, tuple[FineTuneJobStatus, Observed, float, str | None]] = {
 }
 
 
-@pytest.mark.parametrize(("before", "seen", "seconds", "expected"), CASES.values(), ids=CASES)
-def test_deadline(before: FineTuneJobStatus, seen: Observed, seconds: float, expected: str | None) -> None:
-    decision = conclude(ftj(before, **LIMIT), seen, at=later(seconds))
+@pytest.mark.parametrize(("before", "observation", "seconds", "expected"), CASES.values(), ids=CASES)
+def test_deadline(
+    before: FineTuneJobStatus, observation: Observed, seconds: float, expected: str | None
+) -> None:
+    decision = conclude(ftj(before, **LIMIT), observation, at=later(seconds))
     failed = said(decision, ConditionType.FAILED)
     assert failed == (expected and ("True", ConditionReason.DEADLINE_EXCEEDED, expected))
     assert deleted(decision) == (["tune-train-1"] if expected else [])

@@ -143,9 +143,9 @@ AWAY = DryRunAnswer(None, ConditionReason.CHECK_FAILED, "failed calling webhook"
 ABSENT = DryRunAnswer(False, ConditionReason.QUEUE_INADMISSIBLE, "queue reserch does not exist", 30)
 QUEUED = ftj(data=SOURCE, runPolicy={"queueName": "reserch"})
 SAID = {
-    ABSENT: "queue reserch does not exist: correct or remove spec.runPolicy.queueName, or create the LocalQueue, and the job goes on",
-    WRONG: "unknown field: correct spec.podTemplate, and the job goes on",
-    FORBIDDEN: "violates PodSecurity: correct spec.podTemplate, or the policy, and the job goes on",
+    ABSENT: "queue reserch does not exist: correct or remove spec.runPolicy.queueName, or create the LocalQueue, and the job continues",
+    WRONG: "unknown field: correct spec.podTemplate, and the job continues",
+    FORBIDDEN: "violates PodSecurity: correct spec.podTemplate, or the policy, and the job continues",
 }
 """What the condition says of an answer, where it says more."""
 
@@ -240,9 +240,9 @@ def test_what_follows_from_the_answer(
 def test_a_refusal_names_every_place_that_the_pods_come_from(answer: DryRunAnswer) -> None:
     defaults = Defaults(pod_template={"spec": {"priorityClassName": "none"}})
     settings = dataclasses.replace(NO_MLFLOW, defaults=defaults)
-    found = said(conclude(NEW, settings=settings, answer=answer), ConditionType.PODS_ADMITTED)
-    assert found
-    assert found[2].startswith(
+    reported = said(conclude(NEW, settings=settings, answer=answer), ConditionType.PODS_ADMITTED)
+    assert reported
+    assert reported[2].startswith(
         f"{answer.message}: correct spec.podTemplate or the installation's defaults.podTemplate, "
     )
 
@@ -251,12 +251,12 @@ def test_a_refusal_names_every_place_that_the_pods_come_from(answer: DryRunAnswe
 def test_a_refusal_of_the_evaluation_names_its_field(answer: DryRunAnswer) -> None:
     settings = dataclasses.replace(SETTINGS, defaults=Defaults(pod_template={"spec": {"hostPID": True}}))
     of_evaluation = dataclasses.replace(answer, component="evaluate")
-    found = said(
+    reported = said(
         conclude(ftj(data=SOURCE, **EVALUATED), settings=settings, answer=of_evaluation),
         ConditionType.PODS_ADMITTED,
     )
-    assert found
-    assert found[2].startswith(f"{answer.message}: correct spec.evaluation.podTemplate, ")
+    assert reported
+    assert reported[2].startswith(f"{answer.message}: correct spec.evaluation.podTemplate, ")
 
 
 def test_the_evaluation_is_judged_before_the_training_too() -> None:
@@ -287,8 +287,8 @@ def test_a_template_of_the_evaluation_that_is_none_is_left_for_the_api_server_to
     template: Json,
 ) -> None:
     evaluation = {**EVALUATED["evaluation"], "podTemplate": template}
-    found = conclude(ftj(register={}, evaluation=evaluation), settings=SETTINGS, answer=None)
-    assert asks(found) == ["Job/tune-evaluate", POD, "Pod/tune-evaluate-0"]
+    decision = conclude(ftj(register={}, evaluation=evaluation), settings=SETTINGS, answer=None)
+    assert asks(decision) == ["Job/tune-evaluate", POD, "Pod/tune-evaluate-0"]
 
 
 def test_a_queue_of_the_installation_that_is_not_there() -> None:
@@ -298,15 +298,15 @@ def test_a_queue_of_the_installation_that_is_not_there() -> None:
         ConditionReason.QUEUE_INADMISSIBLE,
         "queue reserch does not exist: it is defaults.queueName of the chart: create LocalQueue reserch, name another one in "
         'spec.runPolicy.queueName, or set spec.runPolicy.queueName to "", which keeps the job out of the queue of the '
-        "installation, and the job goes on",
+        "installation, and the job continues",
     )
 
 
 def test_the_answer_is_about_the_generation_that_was_asked_about() -> None:
-    found: FineTuneJobStatus = conclude(changed(NEW)).status
-    (judged,) = (item for item in found.conditions if item.type == ConditionType.PODS_ADMITTED)
+    job_status: FineTuneJobStatus = conclude(changed(NEW)).status
+    (judged,) = (item for item in job_status.conditions if item.type == ConditionType.PODS_ADMITTED)
     assert judged.observed_generation == 2
-    again = dataclasses.replace(changed(NEW), status=found)
+    again = dataclasses.replace(changed(NEW), status=job_status)
     assert conclude(again, answer=None).dry_runs == ()
 
 
@@ -330,9 +330,9 @@ def test_a_preparation_that_runs_goes_on_where_its_change_cannot_be_checked() ->
 def test_its_deadline_counts_whatever_the_answer_is(answer: DryRunAnswer) -> None:
     of = ftj(RUNNING.status, data=SOURCE, runPolicy={"activeDeadlineSeconds": 60})
     decision = conclude(changed(of), observed(child("tune-prep")), at=later(61), answer=answer)
-    found = said(decision, ConditionType.FAILED)
-    assert found
-    assert found[1] == ConditionReason.DEADLINE_EXCEEDED
+    reported = said(decision, ConditionType.FAILED)
+    assert reported
+    assert reported[1] == ConditionReason.DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize("judged", [ADMITTED, QUOTA], ids=lambda item: item.reason)

@@ -78,8 +78,8 @@ def its_pod(**more: Any) -> Json:
     return pod(JOB, component=names.EVALUATE, **more)
 
 
-def its_end(code: int, said: TerminationMessage | str = "", index: int = 0, **more: Any) -> Json:
-    return ended(JOB, index, code, said, container="evaluate", component=names.EVALUATE, **more)
+def its_end(code: int, message: TerminationMessage | str = "", index: int = 0, **more: Any) -> Json:
+    return ended(JOB, index, code, message, container="evaluate", component=names.EVALUATE, **more)
 
 
 def evaluate(
@@ -91,9 +91,9 @@ def evaluate(
     queue_state: QueueState | None = None,
     **parts: Any,
 ) -> Decision:
-    found = ftj(before, register={"model": "tuned"}, evaluation=evaluation or {}, **parts)
-    seen = observed(*jobs, pods=pods, mlflow=mlflow or tracked(VERSION), queue_state=queue_state)
-    return conclude(found, seen, at=later(5), settings=SETTINGS)
+    job = ftj(before, register={"model": "tuned"}, evaluation=evaluation or {}, **parts)
+    observation = observed(*jobs, pods=pods, mlflow=mlflow or tracked(VERSION), queue_state=queue_state)
+    return conclude(job, observation, at=later(5), settings=SETTINGS)
 
 
 def test_it_waits_in_the_queue_of_its_job() -> None:
@@ -145,10 +145,10 @@ def test_it_starts_when_the_version_exists() -> None:
 
 
 def test_without_it_the_aliases_are_set_at_once() -> None:
-    found = conclude(
+    decision = conclude(
         ftj(BEFORE, register={"model": "tuned"}), observed(mlflow=tracked(VERSION)), settings=SETTINGS
     )
-    assert (told(found), found.actions) == (None, (SetAlias("tuned", "candidate", "4"),))
+    assert (told(decision), decision.actions) == (None, (SetAlias("tuned", "candidate", "4"),))
 
 
 FOLLOWED: dict[str, tuple[list[Json], Mlflow, str]] = {
@@ -180,11 +180,11 @@ def test_it_is_followed(pods: list[Json], mlflow: Mlflow, message: str) -> None:
 
 def test_a_pod_that_does_not_start_explains_more_than_the_phase() -> None:
     waiting = {"name": "evaluate", "image": "mine:1", "state": {"waiting": {"reason": "ErrImagePull"}}}
-    found = evaluate(evaluating(), pods=[its_pod(phase="Pending", containerStatuses=[waiting])])
+    decision = evaluate(evaluating(), pods=[its_pod(phase="Pending", containerStatuses=[waiting])])
     message = "pod tune-evaluate-0-abcde cannot pull mine:1: ErrImagePull: ErrImagePull"
     refused = ("False", ConditionReason.IMAGE_PULL_FAILED, message)
-    assert said(found, ConditionType.PODS_HEALTHY) == refused
-    assert said(found, ConditionType.READY) == refused
+    assert said(decision, ConditionType.PODS_HEALTHY) == refused
+    assert said(decision, ConditionType.READY) == refused
 
 
 def test_its_numbers_are_written_to_the_run_and_to_the_version_then_the_aliases_move() -> None:
@@ -192,7 +192,7 @@ def test_its_numbers_are_written_to_the_run_and_to_the_version_then_the_aliases_
     first = evaluate(jobs, pods=pods)
     assert first.status.evaluation == FOUND
     assert first.actions == (LogMetrics("r1", NUMBERS, 1), TagVersion("tuned", "4", TAGS))
-    assert told(first) == waits("writing the numbers of tuned version 4 to its tags and its run")
+    assert told(first) == waits("writing the metrics of tuned version 4 to its tags and its run")
     # The pod is not needed any more.
     tagged = dataclasses.replace(VERSION, tags=TAGS)
     second = evaluate(mlflow=tracked(tagged, metrics=NUMBERS), before=first.status)
@@ -244,7 +244,7 @@ def test_its_numbers_come_after_those_of_the_training_which_a_run_has_by_steps()
 def test_the_numbers_wait_for_mlflow_and_are_kept_meanwhile() -> None:
     decision = evaluate(evaluating("Complete"), pods=[its_end(0, DONE)], mlflow=AWAY)
     assert told(decision) == waits(
-        "the numbers are written when MLflow answers: MLflow at http://m cannot be reached: no"
+        "the metrics are written when MLflow responds: MLflow at http://m cannot be reached: no"
     )
     again = evaluate(evaluating("Complete"), mlflow=AWAY, before=decision.status)
     assert (again.status.evaluation, again.status.phase, again.actions) == (FOUND, "Evaluating", ())
@@ -260,12 +260,15 @@ def test_a_result_that_went_with_its_pod_is_asked_for_again() -> None:
 
 
 def test_it_is_done_when_its_container_is_also_where_another_one_keeps_the_pod() -> None:
-    kept = its_end(0, DONE)
+    ended_pod = its_end(0, DONE)
     proxy = {"name": "istio-proxy", "state": {"running": {}}}
-    kept["status"] |= {"phase": "Running", "containerStatuses": [*kept["status"]["containerStatuses"], proxy]}
-    decision = evaluate(evaluating(), pods=[kept])
+    ended_pod["status"] |= {
+        "phase": "Running",
+        "containerStatuses": [*ended_pod["status"]["containerStatuses"], proxy],
+    }
+    decision = evaluate(evaluating(), pods=[ended_pod])
     assert (decision.status.evaluation, deleted(decision)) == (FOUND, [])
-    again = evaluate(evaluating(), pods=[kept], before=decision.status)
+    again = evaluate(evaluating(), pods=[ended_pod], before=decision.status)
     assert deleted(again) == [JOB]
 
 
@@ -284,29 +287,29 @@ def test_a_version_that_was_registered_later_is_evaluated_in_its_place() -> None
 
 
 def test_it_waits_for_pods_of_an_earlier_one() -> None:
-    found = evaluate(pods=[its_pod(owner="earlier")])
-    assert applied(found) == []
-    assert told(found) == waits("the evaluation starts when pod tune-evaluate-0-abcde has stopped")
+    decision = evaluate(pods=[its_pod(owner="earlier")])
+    assert applied(decision) == []
+    assert told(decision) == waits("the evaluation starts when pod tune-evaluate-0-abcde has stopped")
 
 
 def test_it_does_not_start_again_without_mlflow_from_which_its_pod_fetches_the_version() -> None:
-    found = evaluate(mlflow=AWAY)
-    assert applied(found) == []
-    assert told(found) == waits(
-        "the evaluation starts when MLflow answers: MLflow at http://m cannot be reached: no"
+    decision = evaluate(mlflow=AWAY)
+    assert applied(decision) == []
+    assert told(decision) == waits(
+        "the evaluation starts when MLflow responds: MLflow at http://m cannot be reached: no"
     )
 
 
 def test_a_template_that_was_changed_is_read_before_each_pod() -> None:
     template = {"spec": {"containers": [{"name": "evaluate", "env": [{"name": "MODEL_PATH", "value": "a"}]}]}}
-    found = evaluate(evaluation={"podTemplate": template})
-    assert applied(found) == []
-    assert told(found) == waits("the evaluation waits for a correction of spec.evaluation.podTemplate")
+    decision = evaluate(evaluation={"podTemplate": template})
+    assert applied(decision) == []
+    assert told(decision) == waits("the evaluation waits for a correction of spec.evaluation.podTemplate")
     message = "spec.evaluation.podTemplate sets MODEL_PATH, which the operator sets: remove it"
     wrong = ConditionReason.POD_TEMPLATE_INVALID
-    assert said(found, ConditionType.PODS_HEALTHY) == ("False", wrong, message)
-    assert said(found, ConditionType.STALLED) == ("True", wrong, message)
-    corrected = evaluate(before=found.status)
+    assert said(decision, ConditionType.PODS_HEALTHY) == ("False", wrong, message)
+    assert said(decision, ConditionType.STALLED) == ("True", wrong, message)
+    corrected = evaluate(before=decision.status)
     assert said(corrected, ConditionType.PODS_HEALTHY) is None
     assert applied(corrected) == ["ConfigMap/tune-evaluate", "Job/tune-evaluate"]
 
@@ -315,7 +318,7 @@ def error(reason: str, message: str) -> TerminationMessage:
     return TerminationMessage(error=PodError(reason=reason, message=message))
 
 
-STAYS = "; version 4 of tuned stays, without aliases"
+STAYS = "; version 4 of tuned remains, without aliases"
 FAILURES: dict[str, tuple[str, list[Json], Json, str, str]] = {
     "wrong data": (
         "Failed",
@@ -412,26 +415,26 @@ LOST = "version 4 of tuned cannot be found from run r1"
 
 
 def look(before: FineTuneJobStatus, mlflow: Mlflow, seconds: float) -> Decision:
-    found = ftj(before, register={"model": "tuned"}, evaluation={})
-    return conclude(found, observed(mlflow=mlflow), at=later(seconds), settings=SETTINGS)
+    job = ftj(before, register={"model": "tuned"}, evaluation={})
+    return conclude(job, observed(mlflow=mlflow), at=later(seconds), settings=SETTINGS)
 
 
-@pytest.mark.parametrize("known", [FOUND, None], ids=["evaluated", "not evaluated yet"])
+@pytest.mark.parametrize("evaluation", [FOUND, None], ids=["evaluated", "not evaluated yet"])
 def test_a_version_that_no_longer_exists_ends_the_job_but_one_answer_without_it_does_not(
-    known: EvaluationStatus | None,
+    evaluation: EvaluationStatus | None,
 ) -> None:
-    before = AT_WORK.model_copy(update={"evaluation": known})
+    before = AT_WORK.model_copy(update={"evaluation": evaluation})
     waiting = look(before, tracked(), 3600)
-    assert (told(waiting), waiting.status.phase) == (waits(f"{LOST}: looking again"), "Evaluating")
+    assert (told(waiting), waiting.status.phase) == (waits(f"{LOST}: retrying"), "Evaluating")
     assert said(waiting, ConditionType.READY) == told(waiting)
     found_again = look(waiting.status, tracked(VERSION), 3605)
     assert said(found_again, ConditionType.FAILED) is None
     assert told(look(found_again.status, tracked(), 7200)) == told(waiting)
-    still = look(waiting.status, tracked(), 3659)
-    assert told(still) == told(waiting)
+    decision = look(waiting.status, tracked(), 3659)
+    assert told(decision) == told(waiting)
     message = f"{LOST}: the version or the run was deleted; create a FineTuneJob with another name"
     failed = ("True", ConditionReason.REGISTRATION_FAILED, message)
-    ended_job = look(still.status, tracked(), 3660)
+    ended_job = look(decision.status, tracked(), 3660)
     assert said(ended_job, ConditionType.FAILED) == failed
     assert told(ended_job) == ("False", *failed[1:])
 
@@ -443,7 +446,7 @@ def test_a_version_that_is_lost_while_its_aliases_move_is_waited_for_too() -> No
     assert said(waiting, ConditionType.REGISTERED) == (
         "False",
         ConditionReason.REGISTERING,
-        f"{LOST}: looking again",
+        f"{LOST}: retrying",
     )
     assert said(waiting, ConditionType.FAILED) is None
     assert look(waiting.status, tracked(), 3660).status.phase == "Failed"
@@ -451,12 +454,12 @@ def test_a_version_that_is_lost_while_its_aliases_move_is_waited_for_too() -> No
 
 def test_an_outage_of_mlflow_is_in_the_condition_that_waits_for_it() -> None:
     writing = condition(
-        ConditionType.EVALUATED, "False", ConditionReason.EVALUATING, "writing the numbers of tuned version 4"
+        ConditionType.EVALUATED, "False", ConditionReason.EVALUATING, "writing the metrics of tuned version 4"
     )
     before = status(ACCEPTED, PREPARED, TRAINED, writing, **KNOWN, model=MODEL, evaluation=FOUND)
-    found = look(before, AWAY, 5)
-    assert told(found) == waits(
-        "the numbers are written when MLflow answers: MLflow at http://m cannot be reached: no"
+    decision = look(before, AWAY, 5)
+    assert told(decision) == waits(
+        "the metrics are written when MLflow responds: MLflow at http://m cannot be reached: no"
     )
-    assert said(found, ConditionType.READY) == told(found)
-    assert said(found, ConditionType.REGISTERED) is None
+    assert said(decision, ConditionType.READY) == told(decision)
+    assert said(decision, ConditionType.REGISTERED) is None

@@ -29,12 +29,12 @@ def test_what_a_command_wrote(text: str, expected: dict[str, float]) -> None:
 
 
 NEEDED = (
-    'write a JSON object of numbers such as {"accuracy": 0.9}, of at most 4096 bytes, to the file that the variable METRICS_PATH '
+    'write a JSON object of numbers, for example {"accuracy": 0.9}, of at most 4096 bytes, to the file that the variable METRICS_PATH '
     "names"
 )
-RENAME = "use at most 64 letters, digits and underscores, and no digit first"
+RENAME = "use at most 64 letters, digits and underscores, and do not start with a digit"
 REFUSED: dict[str, tuple[str, str]] = {
-    "nothing": (" \n", f"nothing was there: {NEEDED}"),
+    "nothing": (" \n", f"the file is empty: {NEEDED}"),
     "the end of a log": ("done", f"'done' is not JSON: {NEEDED}"),
     "cut at the limit": ('{"acc": 0.', f"'{{\"acc\": 0.' is not JSON: {NEEDED}"),
     "a list": ("[1]", f"'[1]' is not an object with numbers: {NEEDED}"),
@@ -56,16 +56,16 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a newline after the name": ('{"acc\\n": 1}', f'the name "acc\\n" is not allowed: {RENAME}'),
     "a name of the training": (
         '{"eval_loss": 1}',
-        "the name eval_loss is taken by the training or the operator: use another one, such as my_eval_loss",
+        "the name eval_loss is reserved for the trainer or the operator: use another name, for example my_eval_loss",
     ),
     "a name of the operator": (
         '{"finetune_evaluation_data": 1}',
-        "the name finetune_evaluation_data is taken by the training or the operator: use another one, such as "
-        "my_finetune_evaluation_data",
+        "the name finetune_evaluation_data is reserved for the trainer or the operator: use another name, for "
+        "example my_finetune_evaluation_data",
     ),
     "too many": (
         json.dumps({f"m{number}": 1 for number in range(25)}),
-        "there were 25 numbers: write at most 24",
+        "the file has 25 metrics: write at most 24",
     ),
 }
 

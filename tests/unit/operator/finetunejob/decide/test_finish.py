@@ -41,8 +41,8 @@ AWAY = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "away"))
 
 
 def over(*conditions: Condition, **fields: Any) -> FineTuneJobStatus:
-    known: Json = {"attempt": 1, "restarts": 0, "start_time": NOW, "completion_time": NOW}
-    return status(ACCEPTED, PREPARED, *conditions, **(known | fields))
+    options: Json = {"attempt": 1, "restarts": 0, "start_time": NOW, "completion_time": NOW}
+    return status(ACCEPTED, PREPARED, *conditions, **(options | fields))
 
 
 DONE, FELL = over(TRAINED, SUCCEEDED), over(TRAINING, FAILED)
@@ -59,10 +59,12 @@ WORLDS: dict[str, Observed] = {
 
 
 @pytest.mark.parametrize("before", [DONE, FELL], ids=["succeeded", "failed"])
-@pytest.mark.parametrize("seen", WORLDS.values(), ids=WORLDS)
+@pytest.mark.parametrize("observation", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("parts", [{}, {"suspend": True}, {"data": SOURCE}], ids=["", "suspend", "source"])
-def test_the_end_is_the_end_whatever_is_seen(before: FineTuneJobStatus, seen: Observed, parts: Json) -> None:
-    decision = conclude(ftj(before, **parts), seen, at=later(9999), settings=SETTINGS)
+def test_the_end_is_the_end_whatever_is_seen(
+    before: FineTuneJobStatus, observation: Observed, parts: Json
+) -> None:
+    decision = conclude(ftj(before, **parts), observation, at=later(9999), settings=SETTINGS)
     assert applied(decision) == []
     assert [item for item in decision.status.conditions if item.type not in SUMMARY] == before.conditions
     assert (decision.status.attempt, decision.status.completion_time) == (1, NOW)
@@ -71,8 +73,8 @@ def test_the_end_is_the_end_whatever_is_seen(before: FineTuneJobStatus, seen: Ob
 
 def test_a_child_at_work_after_the_end_is_stopped() -> None:
     stopping = child("tune-train-2", deletionTimestamp=NOW.isoformat())
-    seen = observed(child("tune-train-1"), stopping, child("tune-prep", "Complete"))
-    assert deleted(conclude(ftj(FELL), seen)) == ["tune-train-1"]
+    observation = observed(child("tune-train-1"), stopping, child("tune-prep", "Complete"))
+    assert deleted(conclude(ftj(FELL), observation)) == ["tune-train-1"]
 
 
 CLOSED = condition(ConditionType.TRACKED, "True", ConditionReason.RUN_FINISHED)
@@ -119,8 +121,8 @@ def test_the_run_is_closed(
 ) -> None:
     decision = conclude(ftj(before), observed(mlflow=mlflow), settings=SETTINGS)
     assert list(decision.actions) == actions
-    found = said(decision, ConditionType.TRACKED)
-    assert (found and found[1:]) == (message and (ConditionReason.RUN_FINISHED, message))
+    reported = said(decision, ConditionType.TRACKED)
+    assert (reported and reported[1:]) == (message and (ConditionReason.RUN_FINISHED, message))
 
 
 def test_what_cannot_be_closed_waits_for_the_next_resync() -> None:
@@ -130,7 +132,7 @@ def test_what_cannot_be_closed_waits_for_the_next_resync() -> None:
 
 TTL: Json = {"runPolicy": {"ttlSecondsAfterFinished": 60}}
 LEFT = observed(child("tune-prep", "Complete"), child("tune-train-1", "Complete"))
-SWEPT = "the children were deleted 60 s after the end: runPolicy.ttlSecondsAfterFinished"
+SWEPT = "the child resources were deleted 60 s after the job finished: runPolicy.ttlSecondsAfterFinished"
 
 
 def test_children_stay_for_their_time() -> None:

@@ -69,9 +69,9 @@ def test_a_job_with_such_a_path_runs_and_warns_until_it_is_mounted() -> None:
     assert said(decision, ConditionType.ACCEPTED) == (
         "True",
         ConditionReason.ACCEPTED_WITH_WARNING,
-        f"the spec can be run; spec.trainer.parameters.output_dir has {MODEL}: pods have no folders of a Databricks workspace, so mount "
-        "a volume there in podTemplate, or apply a job with another name and the object storage behind the folder, unless the command "
-        "has access of its own",
+        f"the spec can be run; spec.trainer.parameters.output_dir has {MODEL}: pods do not have the folders of a Databricks workspace: "
+        "mount a volume at the path in podTemplate, or apply a job under another name with the object storage behind the fold"
+        "er, unless the command has its own access",
     )
     assert applied(decision)[-1] == "Job/tune-train-1"
     after = conclude(ftj(decision.status, trainer=trainer, podTemplate=mounted(MODEL)), settings=NO_MLFLOW)
@@ -83,7 +83,7 @@ def test_a_secret_of_a_workspace_is_refused() -> None:
     assert failure_of(conclude(ftj(trainer=trainer), settings=NO_MLFLOW)) == (
         "True",
         ConditionReason.INVALID_SPEC,
-        "spec.trainer.parameters.hub.token names a secret of a Databricks workspace, which no pod can read: give the pod a variable by "
-        "valueFrom or envFrom, from a Secret, and have the command read that",
+        "spec.trainer.parameters.hub.token references a secret of a Databricks workspace, which pods cannot read: set a variable from a "
+        "Kubernetes Secret with valueFrom or envFrom, and read that variable in the command",
     )
     assert CORRECTED in str(conclude(ftj(trainer=trainer), settings=NO_MLFLOW).status)

@@ -44,11 +44,11 @@ def register(
     seconds: float = 0,
     aliases: list[str] | None = None,
     before: FineTuneJobStatus = BEFORE,
-    **seen: Any,
+    **fields: Any,
 ) -> Any:
-    wanted = {"model": "tuned"} | ({} if aliases is None else {"aliases": aliases})
-    found = ftj(before, register=wanted)
-    return conclude(found, observed(mlflow=mlflow, **seen), at=later(seconds), settings=SETTINGS)
+    registration = {"model": "tuned"} | ({} if aliases is None else {"aliases": aliases})
+    job = ftj(before, register=registration)
+    return conclude(job, observed(mlflow=mlflow, **fields), at=later(seconds), settings=SETTINGS)
 
 
 def test_aliases_are_set_once() -> None:
@@ -56,14 +56,14 @@ def test_aliases_are_set_once() -> None:
     assert missing.actions == (SetAlias("tuned", "a", "4"), SetAlias("tuned", "c", "4"))
     assert said(missing, ConditionType.REGISTERED) == ("False", ConditionReason.REGISTERING, "setting a, c")
     assert missing.status.phase == "Registering"
-    there = register(tracked(RegisteredVersion("tuned", "4", frozenset("abc"))), aliases=["a", "b", "c"])
-    assert there.actions == (FinishRun("r1", "FINISHED"),)
-    assert said(there, ConditionType.REGISTERED) == (
+    simulation = register(tracked(RegisteredVersion("tuned", "4", frozenset("abc"))), aliases=["a", "b", "c"])
+    assert simulation.actions == (FinishRun("r1", "FINISHED"),)
+    assert said(simulation, ConditionType.REGISTERED) == (
         "True",
         ConditionReason.REGISTERED,
         "tuned version 4, now a, b, c",
     )
-    assert there.status.phase == "Succeeded"
+    assert simulation.status.phase == "Succeeded"
 
 
 def test_the_version_becomes_the_status() -> None:
@@ -82,12 +82,12 @@ OWNED: dict[str, tuple[list[str], frozenset[str], str]] = {
     "one of two": (
         ["candidate", "champion"],
         frozenset({"candidate"}),
-        "tuned version 4, now candidate; alias champion is left to ModelPromotion team/prod",
+        "tuned version 4, now candidate; ModelPromotion team/prod manages alias champion",
     ),
     "the only one": (
         ["champion"],
         frozenset(),
-        "tuned version 4; alias champion is left to ModelPromotion team/prod",
+        "tuned version 4; ModelPromotion team/prod manages alias champion",
     ),
 }
 
@@ -145,7 +145,7 @@ WAITING: dict[str, tuple[str, Mlflow | None, float, tuple[str, str, str]]] = {
         (
             "False",
             ConditionReason.REGISTERING,
-            "registration waits for MLflow: MLflow has not been asked yet",
+            "registration waits for MLflow: the operator has not read MLflow yet",
         ),
     ),
 }
@@ -181,12 +181,14 @@ AGAIN: dict[str, tuple[Json, Json, bool]] = {
 }
 
 
-@pytest.mark.parametrize(("known", "parts", "again"), AGAIN.values(), ids=AGAIN)
+@pytest.mark.parametrize(("recorded_status", "parts", "again"), AGAIN.values(), ids=AGAIN)
 def test_a_version_that_does_not_become_ready_is_registered_again(
-    known: Json, parts: Json, again: bool
+    recorded_status: Json, parts: Json, again: bool
 ) -> None:
     waiting = condition(ConditionType.REGISTERED, "False", ConditionReason.REGISTERING, EXPECTED)
-    before = BEFORE.model_copy(update={"conditions": [*BEFORE.conditions, waiting], "attempt": 2, **known})
+    before = BEFORE.model_copy(
+        update={"conditions": [*BEFORE.conditions, waiting], "attempt": 2, **recorded_status}
+    )
     job = ftj(before, register={"model": "tuned"}, **parts)
     decision = conclude(job, observed(mlflow=tracked()), at=later(60), settings=SETTINGS)
     assert (decision.status.phase == "Failed") != again
@@ -196,7 +198,7 @@ def test_a_version_that_does_not_become_ready_is_registered_again(
         assert said(decision, ConditionType.TRAINED) == (
             "False",
             ConditionReason.RESTARTING,
-            "attempt 2 ended without a version of tuned that is READY, and registers it again; attempt 3 resumes from the newest checkpoint",
+            "attempt 2 ended without a READY version of tuned; the next attempt registers the model again; attempt 3 resumes from the newest checkpoint",
         )
 
 

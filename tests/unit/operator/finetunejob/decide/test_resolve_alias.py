@@ -38,11 +38,11 @@ NO_ALIAS = "the registered model support has no alias champion: this job starts 
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow server http://mlflow:5000 cannot be reached")
 
 
-def job(known: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJob:
+def job(job_status: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJob:
     """A job whose base is an alias, as it is read."""
-    found = ftj(known or status(ACCEPTED, ADMITTED), **{"model": BASE, **parts})
-    assert found.spec
-    return FineTuneJob(**{**vars(found), "spec": pinned(found.spec, found.status.pinned)})
+    finetunejob = ftj(job_status or status(ACCEPTED, ADMITTED), **{"model": BASE, **parts})
+    assert finetunejob.spec
+    return FineTuneJob(**{**vars(finetunejob), "spec": pinned(finetunejob.spec, finetunejob.status.pinned)})
 
 
 LOOKED_UP: dict[str, tuple[FineTuneJob, set[str]]] = {
@@ -114,8 +114,8 @@ def test_versions_are_pinned_before_anything_starts() -> None:
     assert said(decision, ConditionType.MODELS_FOUND) == (
         "True",
         ConditionReason.MODELS_FOUND,
-        "models:/support@champion is models:/support/3 in all pods of this job; models:/ml.prod.large@champion is "
-        "models:/ml.prod.large/7 in all pods of this job",
+        "models:/support@champion is models:/support/3 for all pods of this job; models:/ml.prod.large@champion is "
+        "models:/ml.prod.large/7 for all pods of this job",
     )
     assert (applied(decision), decision.actions, decision.requeue_seconds) == ([], (), 0)
 
@@ -131,9 +131,11 @@ def test_one_that_is_missing_keeps_both_waiting() -> None:
 
 
 def test_the_pods_get_what_was_pinned_wherever_the_alias_points_now() -> None:
-    known = status(ADMITTED, PREPARED, pinned=Pinned(base="models:/support/3", teacher="models:/large/7"))
+    job_status = status(
+        ADMITTED, PREPARED, pinned=Pinned(base="models:/support/3", teacher="models:/large/7")
+    )
     decision = conclude(
-        job(known, objective=TEACHER), observed(alias_versions={"base": AliasVersion(True, "4")})
+        job(job_status, objective=TEACHER), observed(alias_versions={"base": AliasVersion(True, "4")})
     )
     (config,) = (body for body in decision.apply if body["kind"] == "ConfigMap")
     recipe = yaml.safe_load(config["data"]["recipe.yaml"])
@@ -162,8 +164,8 @@ def test_a_suspended_job_has_no_run_before_its_model_is_known() -> None:
     no_run = observed(mlflow=Mlflow())
     decision = conclude(job(suspend=True), no_run, settings=SETTINGS)
     assert (decision.status.phase, decision.actions) == ("Suspended", ())
-    known = status(ACCEPTED, ADMITTED, pinned=Pinned(base="models:/support/3"))
-    assert len(conclude(job(known, suspend=True), no_run, settings=SETTINGS).actions) == 1
+    job_status = status(ACCEPTED, ADMITTED, pinned=Pinned(base="models:/support/3"))
+    assert len(conclude(job(job_status, suspend=True), no_run, settings=SETTINGS).actions) == 1
 
 
 def test_a_job_that_was_just_accepted_waits_for_the_next_pass() -> None:

@@ -38,9 +38,9 @@ SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED
 SAVED: Json = {"attempt": 1, "checkpoint": CheckpointStatus(step=40, uri=f"{FOLDER}/step-00000040")}
 
 
-def job(resumed: ResumedFrom | None = None, given: Json | None = None, **parts: Any) -> FineTuneJob:
+def job(resumed: ResumedFrom | None = None, reference: Json | None = None, **parts: Any) -> FineTuneJob:
     """The job that carries on the job first."""
-    place = given or {"type": "Job", "name": "first"}
+    place = reference or {"type": "Job", "name": "first"}
     return ftj(
         status(ADMITTED, resumed_from=resumed),
         **{"checkpoint": {**CHECKPOINTS, "resumeFrom": place}, **parts},
@@ -50,10 +50,10 @@ def job(resumed: ResumedFrom | None = None, given: Json | None = None, **parts: 
 def first(*conditions: Any, fields: Json | None = None, **parts: Any) -> FineTuneJob:
     """The job first, with checkpoints."""
     body = {"checkpoint": CHECKPOINTS, **parts}
-    found = resolve(spec(**body), namespace="team", name="first", known=None, defaults=Defaults())
+    job_spec = resolve(spec(**body), namespace="team", name="first", known=None, defaults=Defaults())
     return dataclasses.replace(
         ftj(status(*conditions, **(SAVED if fields is None else fields))),
-        name="first", uid="11111111-2222", spec=found,
+        name="first", uid="11111111-2222", spec=job_spec,
     )  # fmt: skip
 
 
@@ -102,24 +102,24 @@ SEEN: dict[str, tuple[ResumedJob, tuple[str, str] | None]] = {
         ResumedJob(first(SUCCEEDED, checkpoint=None)),
         (
             ConditionReason.INVALID_SPEC,
-            "FineTuneJob first has no checkpoints: spec.checkpoint is not set there: remove checkpoint.resumeFrom here",
+            "FineTuneJob first does not set spec.checkpoint and has no checkpoints: remove checkpoint.resumeFrom from this job",
         ),
     ),
     "a script of its own": (
         ResumedJob(first(SUCCEEDED, trainer={"command": ["torchrun", "train.py"]})),
         (
             ConditionReason.INVALID_SPEC,
-            "FineTuneJob first runs a command of its own, and its checkpoints are not those of the built-in loop: remove "
-            "checkpoint.resumeFrom",
+            "FineTuneJob first runs a custom command, and the built-in loop cannot read its checkpoints: "
+            "remove checkpoint.resumeFrom",
         ),
     ),
     "another run": (
         ResumedJob(first(training={"seed": 7}, distributed={"nodes": 1, "processesPerNode": 2})),
         (
             ConditionReason.INVALID_SPEC,
-            "this job cannot carry on FineTuneJob first, whose run has other settings (training.seed 7 -> 42; sequences of a "
+            "this job cannot continue FineTuneJob first, whose settings differ (training.seed 7 -> 42; sequences of a "
             "step 8 -> 16 (training.perDeviceBatchSize x gradientAccumulation x ranks; perDeviceBatchSize 2 and "
-            "gradientAccumulation 1 fit 4 ranks)): create it with those, or without checkpoint.resumeFrom",
+            "gradientAccumulation 1 fit 4 ranks)): create the job with the same settings, or without checkpoint.resumeFrom",
         ),
     ),
     "more steps, on other ranks": (
@@ -131,19 +131,19 @@ SEEN: dict[str, tuple[ResumedJob, tuple[str, str] | None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("seen", "waits"), SEEN.values(), ids=SEEN)
-def test_what_is_known_of_the_other_job(seen: ResumedJob, waits: tuple[str, str] | None) -> None:
-    decision = conclude(job(), observed(resumed=seen))
-    found = said(decision, ConditionType.CHECKPOINT_FOUND)
+@pytest.mark.parametrize(("resumed", "waits"), SEEN.values(), ids=SEEN)
+def test_what_is_known_of_the_other_job(resumed: ResumedJob, waits: tuple[str, str] | None) -> None:
+    decision = conclude(job(), observed(resumed=resumed))
+    reported = said(decision, ConditionType.CHECKPOINT_FOUND)
     if waits is None:
         message = (
             f"the job starts from the newest complete checkpoint that FineTuneJob first wrote to {FOLDER}"
         )
-        assert found == ("True", ConditionReason.CHECKPOINT_FOUND, message)
+        assert reported == ("True", ConditionReason.CHECKPOINT_FOUND, message)
         assert decision.status.resumed_from == RESOLVED
         assert decision.status.phase == "Starting"
         return
-    assert found == ("False", *waits)
+    assert reported == ("False", *waits)
     assert (applied(decision), decision.status.start_time, decision.status.resumed_from) == ([], None, None)
     if waits[0] == ConditionReason.INVALID_SPEC:
         ended = (waits[0], waits[1] + CORRECTED)
@@ -179,7 +179,7 @@ URIS = {
 
 @pytest.mark.parametrize(("uri", "start"), URIS.values(), ids=URIS)
 def test_a_uri_waits_for_nothing(uri: str, start: str) -> None:
-    decision = conclude(job(given={"type": "Uri", "uri": uri}))
+    decision = conclude(job(reference={"type": "Uri", "uri": uri}))
     assert decision.status.resumed_from == ResumedFrom(uri=uri)
     assert said(decision, ConditionType.CHECKPOINT_FOUND) == (
         "True",
@@ -222,7 +222,7 @@ def test_a_job_that_is_resumed_waits_for_the_other() -> None:
 LOOKS: dict[str, tuple[FineTuneJob, str | None]] = {
     "for a job": (job(), "first"),
     "known already": (job(RESOLVED), None),
-    "for a place": (job(given={"type": "Uri", "uri": FOLDER}), None),
+    "for a place": (job(reference={"type": "Uri", "uri": FOLDER}), None),
     "for nothing": (ftj(status(ADMITTED)), None),
     "being deleted": (dataclasses.replace(job(), deleting=True), None),
     "without a spec": (dataclasses.replace(job(), spec=None), None),

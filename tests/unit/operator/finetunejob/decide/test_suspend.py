@@ -92,9 +92,9 @@ RESUMED: dict[str, tuple[Observed, int, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("seen", "attempt", "children"), RESUMED.values(), ids=RESUMED)
-def test_a_job_goes_on(seen: Observed, attempt: int, children: list[str]) -> None:
-    decision = conclude(ftj(suspended(suspended_seconds=5)), seen, at=later(60))
+@pytest.mark.parametrize(("observation", "attempt", "children"), RESUMED.values(), ids=RESUMED)
+def test_a_job_goes_on(observation: Observed, attempt: int, children: list[str]) -> None:
+    decision = conclude(ftj(suspended(suspended_seconds=5)), observation, at=later(60))
     assert (decision.status.attempt, applied(decision)) == (attempt, children)
     assert (decision.status.suspend_time, decision.status.suspended_seconds) == (None, 65)
     assert decision.status.restarts == 0
@@ -121,8 +121,8 @@ def test_a_job_that_had_not_trained_goes_on() -> None:
 
 
 def test_an_attempt_that_failed_while_suspended_restarts_once() -> None:
-    seen = observed(child("tune-train-1", "Failed"))
-    decision = conclude(ftj(suspended()), seen)
+    observation = observed(child("tune-train-1", "Failed"))
+    decision = conclude(ftj(suspended()), observation)
     assert (decision.status.attempt, decision.status.restarts) == (2, 1)
 
 

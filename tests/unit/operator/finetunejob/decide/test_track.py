@@ -43,10 +43,10 @@ KNOWN = MlflowStatus(experiment_id="e1", run_id="r1", url="http://mlflow:5000/#/
 
 def follow(mlflow: Mlflow | None, before: FineTuneJobStatus | None = None, **parts: Any) -> Any:
     """The decision about a job that trains."""
-    seen = observed(
+    observation = observed(
         child("tune-train-1"), pods=[pod("tune-train-1", 0), pod("tune-train-1", 1)], mlflow=mlflow
     )
-    return conclude(ftj(before or running(), **parts), seen, at=later(30), settings=SETTINGS)
+    return conclude(ftj(before or running(), **parts), observation, at=later(30), settings=SETTINGS)
 
 
 def test_without_an_mlflow_server_training_goes_on_and_says_so() -> None:
@@ -54,7 +54,7 @@ def test_without_an_mlflow_server_training_goes_on_and_says_so() -> None:
     assert said(decision, ConditionType.TRACKED) == (
         "False",
         ConditionReason.MLFLOW_NOT_CONFIGURED,
-        "no MLflow server is set: progress and the model are only in the pods' logs",
+        "no MLflow server is configured: progress and the model appear only in the pods' logs",
     )
     assert "Job/tune-train-1" in applied(decision)
 
@@ -162,7 +162,7 @@ NOT_FOUND = condition(
     ConditionType.TRACKED,
     "False",
     ConditionReason.RUN_NOT_FOUND,
-    "MLflow run r1 cannot be found: looking again before another one is created",
+    "MLflow run r1 cannot be found: the operator checks again before it creates another run",
 )
 TRAINS = {"tune-train-1": child("tune-train-1")}
 RESTORE = "restore it, since the metrics and the model of this attempt belong to it"
@@ -269,9 +269,9 @@ def test_a_run_that_was_just_created_is_in_the_status() -> None:
     replaced = ("True", ConditionReason.RUN_REPLACED, "MLflow run r2 replaces run r1")
     assert said(after, ConditionType.TRACKED) == replaced
     # The next pass finds it, starts the training, and still says so.
-    found = conclude(ftj(after.status), observed(mlflow=ANOTHER), settings=SETTINGS)
-    assert said(found, ConditionType.TRACKED) == replaced
-    assert "Job/tune-train-1" in applied(found)
+    outcome = conclude(ftj(after.status), observed(mlflow=ANOTHER), settings=SETTINGS)
+    assert said(outcome, ConditionType.TRACKED) == replaced
+    assert "Job/tune-train-1" in applied(outcome)
 
 
 def test_mlflow_away_later_stops_nothing() -> None:
@@ -364,8 +364,8 @@ NAMES: dict[str, tuple[dict[str, float], float | None, float | None]] = {
 def test_losses_have_the_names_of_other_trainers_too(
     metrics: dict[str, float], loss: float | None, eval_loss: float | None
 ) -> None:
-    found = follow(tracked(metrics=metrics)).status.progress
-    assert (found.loss, found.eval_loss) == (loss, eval_loss)
+    progress = follow(tracked(metrics=metrics)).status.progress
+    assert (progress.loss, progress.eval_loss) == (loss, eval_loss)
 
 
 STEPS: dict[str, tuple[dict[str, float], dict[str, int], int | None, tuple[int, int | None, str | None]]] = {
@@ -399,11 +399,11 @@ def test_the_step_is_that_of_mlflow_where_nothing_logs_it(
     planned: int | None,
     expected: tuple[int, int | None, str | None],
 ) -> None:
-    seen = tracked(metrics=metrics)
-    assert seen.run
-    run = dataclasses.replace(seen.run, steps=steps, planned_steps=planned)
-    found = follow(dataclasses.replace(seen, run=run)).status.progress
-    assert (found.step, found.max_steps, found.summary) == expected
+    mlflow = tracked(metrics=metrics)
+    assert mlflow.run
+    run = dataclasses.replace(mlflow.run, steps=steps, planned_steps=planned)
+    progress = follow(dataclasses.replace(mlflow, run=run)).status.progress
+    assert (progress.step, progress.max_steps, progress.summary) == expected
 
 
 def test_progress_is_dated_when_it_changes_and_no_later() -> None:
@@ -419,11 +419,11 @@ def test_the_remaining_time_is_told_while_training_runs_and_its_end_is_no_report
     metrics = {"step": 4.0, "max_steps": 10.0, "seconds_remaining": 4800.0}
     training = follow(tracked(metrics=metrics)).status
     assert (training.progress.eta, training.progress.update_time) == ("1h20m", later(30))
-    seen = observed(mlflow=tracked(metrics=metrics))
+    observation = observed(mlflow=tracked(metrics=metrics))
     stopped = ftj(training, suspend=True)
-    suspended = conclude(stopped, seen, at=later(60), settings=SETTINGS).status
+    suspended = conclude(stopped, observation, at=later(60), settings=SETTINGS).status
     assert suspended.progress == training.progress.model_copy(update={"eta": None})
-    again = conclude(ftj(suspended, suspend=True), seen, at=later(90), settings=SETTINGS).status
+    again = conclude(ftj(suspended, suspend=True), observation, at=later(90), settings=SETTINGS).status
     assert again == suspended
 
 
@@ -481,8 +481,8 @@ def test_a_plan_of_the_memory_is_that_of_the_run(tag: str, expected: PlanStatus 
 def test_a_plan_stays_until_the_next_attempt_has_another() -> None:
     before = running().model_copy(update={"plan": PLANNED})
     assert follow(tracked(), before).status.plan == PLANNED
-    other = {contract.TAG_PLAN: json.dumps({**PLAN, "memoryBytes": 2**20})}
-    assert follow(tracked(tags=other), before).status.plan == PLANNED.model_copy(update={"memory": "1Mi"})
+    new_plan = {contract.TAG_PLAN: json.dumps({**PLAN, "memoryBytes": 2**20})}
+    assert follow(tracked(tags=new_plan), before).status.plan == PLANNED.model_copy(update={"memory": "1Mi"})
 
 
 def test_a_checkpoint_is_noted_where_it_is() -> None:

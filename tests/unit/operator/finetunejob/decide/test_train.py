@@ -44,14 +44,19 @@ def test_an_attempt_starts_with_all_its_children() -> None:
         ConditionReason.STARTING,
         "attempt 1: 2 pods are starting",
     )
-    found = decision.status
-    assert (found.phase, found.attempt, found.restarts, found.start_time) == ("Starting", 1, 0, NOW)
-    assert found.nodes == Nodes(desired=2, ready=0, summary="0/2")
+    job_status = decision.status
+    assert (job_status.phase, job_status.attempt, job_status.restarts, job_status.start_time) == (
+        "Starting",
+        1,
+        0,
+        NOW,
+    )
+    assert job_status.nodes == Nodes(desired=2, ready=0, summary="0/2")
 
 
 def test_one_pod_is_one_pod() -> None:
-    told = said(conclude(ftj(distributed={"nodes": 1})), ConditionType.TRAINED)
-    assert told == ("False", ConditionReason.STARTING, "attempt 1: 1 pod is starting")
+    condition = said(conclude(ftj(distributed={"nodes": 1})), ConditionType.TRAINED)
+    assert condition == ("False", ConditionReason.STARTING, "attempt 1: 1 pod is starting")
 
 
 CAUSES: dict[str, tuple[LastFailure | None, str]] = {
@@ -98,8 +103,8 @@ def test_an_attempt_whose_child_vanished_starts_again_under_its_number() -> None
 
 
 def test_only_the_last_attempts_are_kept() -> None:
-    past = [child(f"tune-train-{number}", "Failed") for number in range(1, 6)]
-    decision = conclude(ftj(running(attempt=6)), observed(child("tune-prep", "Complete"), *past))
+    jobs = [child(f"tune-train-{number}", "Failed") for number in range(1, 6)]
+    decision = conclude(ftj(running(attempt=6)), observed(child("tune-prep", "Complete"), *jobs))
     assert deleted(decision) == ["tune-train-1", "tune-train-2"]
     assert applied(decision)[-1] == "Job/tune-train-6"
 
@@ -152,20 +157,22 @@ def test_an_attempt_ends_with_what_rank_0_reports() -> None:
     before = running(
         progress=Progress(step=95, max_steps=100, percent=95, summary="95%", loss=2.25, eta="9s")
     )
-    seen = observed(child(JOB, "Complete"), pods=[ended(JOB, 1, 0, at=1), ended(JOB, 0, 0, RESULT, at=2)])
-    decision = conclude(ftj(before), seen)
+    observation = observed(
+        child(JOB, "Complete"), pods=[ended(JOB, 1, 0, at=1), ended(JOB, 0, 0, RESULT, at=2)]
+    )
+    decision = conclude(ftj(before), observation)
     assert said(decision, ConditionType.TRAINED) == (
         "True",
         ConditionReason.TRAINED,
         "attempt 1 completed",
     )
-    found = decision.status
-    assert found.model == ModelStatus(base_eval_loss=5.0, eval_loss=2.0, perplexity=7.3891)
-    assert found.goodput == 0.9124
-    assert found.progress == Progress(
+    job_status = decision.status
+    assert job_status.model == ModelStatus(base_eval_loss=5.0, eval_loss=2.0, perplexity=7.3891)
+    assert job_status.goodput == 0.9124
+    assert job_status.progress == Progress(
         step=100, max_steps=100, percent=100, summary="100%", loss=2.25, seconds_remaining=0
     )
-    assert found.phase == "Succeeded"
+    assert job_status.phase == "Succeeded"
 
 
 @pytest.mark.parametrize(
@@ -176,19 +183,21 @@ def test_an_attempt_ends_with_what_rank_0_reports() -> None:
 def test_the_folder_of_the_model_is_known_at_the_end(registered: Json | None, summary: str | None) -> None:
     """Also where the message of rank 0 is lost."""
     job = ftj(running(), output={"uri": "gs://models/tune"}, register=registered)
-    seen = observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0), ended(JOB, 1, 0)])
-    assert conclude(job, seen).status.model == ModelStatus(folder="gs://models/tune", summary=summary)
+    observation = observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0), ended(JOB, 1, 0)])
+    assert conclude(job, observation).status.model == ModelStatus(folder="gs://models/tune", summary=summary)
 
 
 def test_an_attempt_of_a_script_that_reports_nothing_ends_too() -> None:
-    seen = observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0, "the end of its log"), ended(JOB, 1, 0)])
-    decision = conclude(ftj(running()), seen)
+    observation = observed(
+        child(JOB, "Complete"), pods=[ended(JOB, 0, 0, "the end of its log"), ended(JOB, 1, 0)]
+    )
+    decision = conclude(ftj(running()), observation)
     assert (decision.status.phase, decision.status.model) == ("Succeeded", None)
 
 
 def test_results_that_are_no_numbers_are_left_out() -> None:
-    said = '{"train": {"step": 3, "evalLoss": NaN, "perplexity": Infinity, "goodput": NaN}}'
-    decision = conclude(ftj(running()), observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0, said)]))
+    text = '{"train": {"step": 3, "evalLoss": NaN, "perplexity": Infinity, "goodput": NaN}}'
+    decision = conclude(ftj(running()), observed(child(JOB, "Complete"), pods=[ended(JOB, 0, 0, text)]))
     assert (decision.status.phase, decision.status.model) == ("Succeeded", None)
     assert decision.status.goodput is None
 

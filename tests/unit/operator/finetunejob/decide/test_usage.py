@@ -37,8 +37,8 @@ def ran(index: int, seconds: int, *, gpus: int = 0, job: str = JOB, begin: float
 
 def runs(index: int, begin: float = 0, *, gpus: int = 0, job: str = JOB, **meta: Any) -> Json:
     """A pod that still runs."""
-    found = pod(job, index, gpus=gpus, startTime=stamped(begin))
-    return {**found, "metadata": {**found["metadata"], **meta}}
+    total = pod(job, index, gpus=gpus, startTime=stamped(begin))
+    return {**total, "metadata": {**total["metadata"], **meta}}
 
 
 def entry(pod_seconds: int, gpu_seconds: int = 0, job: str = JOB, *, until: float) -> JobUsage:
@@ -176,38 +176,42 @@ def test_many_attempts_become_one_entry_but_for_those_that_can_still_be_counted(
 
 def test_preparation_and_training_are_in_the_status() -> None:
     before = running(usage=usage(entry(900, job="tune-prep", until=0)))
-    seen = observed(child(JOB), pods=[runs(0, gpus=4), runs(1, gpus=4)])
-    found = conclude(ftj(before), seen, at=later(HOUR)).status.usage
-    assert found == usage(entry(900, job="tune-prep", until=0), entry(2 * HOUR, 8 * HOUR, until=HOUR))
+    observation = observed(child(JOB), pods=[runs(0, gpus=4), runs(1, gpus=4)])
+    total = conclude(ftj(before), observation, at=later(HOUR)).status.usage
+    assert total == usage(entry(900, job="tune-prep", until=0), entry(2 * HOUR, 8 * HOUR, until=HOUR))
 
 
 def test_between_two_steps_nothing_is_written() -> None:
-    seen = observed(child(JOB), pods=[runs(0), runs(1)])
-    first = conclude(ftj(running()), seen, at=later(601)).status
-    assert conclude(ftj(first), seen, at=later(1199)).status == first
-    assert conclude(ftj(first), seen, at=later(1200)).status.usage == usage(entry(2400, until=1200))
+    observation = observed(child(JOB), pods=[runs(0), runs(1)])
+    first = conclude(ftj(running()), observation, at=later(601)).status
+    assert conclude(ftj(first), observation, at=later(1199)).status == first
+    assert conclude(ftj(first), observation, at=later(1200)).status.usage == usage(entry(2400, until=1200))
 
 
 def test_a_job_that_fails_at_its_deadline_counts_its_pods_until_then() -> None:
     before = status(ACCEPTED, PREPARED, TRAINING, attempt=1, start_time=later(0))
-    seen = observed(child(JOB), pods=[runs(0, 10), runs(1, 10)])
-    decision = conclude(ftj(before, runPolicy={"activeDeadlineSeconds": 700}), seen, at=later(701))
+    observation = observed(child(JOB), pods=[runs(0, 10), runs(1, 10)])
+    decision = conclude(ftj(before, runPolicy={"activeDeadlineSeconds": 700}), observation, at=later(701))
     assert decision.status.phase == "Failed"
     assert decision.status.usage == usage(entry(1382, until=701))
-    again = conclude(ftj(decision.status, runPolicy={"activeDeadlineSeconds": 700}), seen, at=later(2000))
+    again = conclude(
+        ftj(decision.status, runPolicy={"activeDeadlineSeconds": 700}), observation, at=later(2000)
+    )
     assert again.status.usage == usage(entry(1382, until=701))
 
 
 def test_a_job_whose_pods_kueue_replaces_counts_all_of_them_also_after_a_restart_of_the_operator() -> None:
-    found = None
+    total = None
     for hours, pods in ((10, [runs(0, gpus=8)]), (11, []), (13, [runs(0, 12 * HOUR, gpus=8)])):
-        found = add_usage(found, pods, set(), at=later(hours * HOUR), final=False, resource=GPU)
-    assert found == usage(entry(11 * HOUR, 88 * HOUR, until=13 * HOUR))
+        total = add_usage(total, pods, set(), at=later(hours * HOUR), final=False, resource=GPU)
+    assert total == usage(entry(11 * HOUR, 88 * HOUR, until=13 * HOUR))
 
 
 def test_gpus_of_the_resource_that_the_spec_names_count() -> None:
-    mine = runs(0)
-    mine["spec"]["containers"][0]["resources"]["limits"]["habana.ai/gaudi"] = "8"
+    pod_body = runs(0)
+    pod_body["spec"]["containers"][0]["resources"]["limits"]["habana.ai/gaudi"] = "8"
     parts: Json = {"distributed": {"gpusPerNode": 8, "gpu": {"resourceName": "habana.ai/gaudi"}}}
-    found = conclude(ftj(running(), **parts), observed(child(JOB), pods=[mine]), at=later(HOUR)).status.usage
-    assert found == usage(entry(HOUR, 8 * HOUR, until=HOUR))
+    total = conclude(
+        ftj(running(), **parts), observed(child(JOB), pods=[pod_body]), at=later(HOUR)
+    ).status.usage
+    assert total == usage(entry(HOUR, 8 * HOUR, until=HOUR))

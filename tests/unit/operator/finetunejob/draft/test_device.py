@@ -20,8 +20,8 @@ Labels = dict[str, dict[str, str]]
 LABELS: Labels = {"node-1": {"nvidia.com/gpu.product": H100, "zone": "a"}}
 
 
-def selecting(found: Json, **selector: str) -> Json:
-    return {**found, "spec": {**found["spec"], "nodeSelector": selector}}
+def selecting(reported: Json, **selector: str) -> Json:
+    return {**reported, "spec": {**reported["spec"], "nodeSelector": selector}}
 
 
 DEVICES: dict[str, tuple[list[Json], Labels, DeviceStatus | None, DeviceStatus | None]] = {
@@ -57,8 +57,8 @@ DEVICES: dict[str, tuple[list[Json], Labels, DeviceStatus | None, DeviceStatus |
 def test_device(
     pods: list[Json], labels: Labels, before: DeviceStatus | None, expected: DeviceStatus | None
 ) -> None:
-    seen = observed(child(JOB), pods=pods, node_labels=labels)
-    assert conclude(ftj(running(device=before)), seen).status.device == expected
+    observation = observed(child(JOB), pods=pods, node_labels=labels)
+    assert conclude(ftj(running(device=before)), observation).status.device == expected
 
 
 LIMITS: dict[str, tuple[list[Json | None], int]] = {
@@ -91,10 +91,10 @@ def test_the_node_to_read(pods: list[Json], expected: str | None) -> None:
 
 
 def test_gpus_of_the_resource_that_the_spec_names() -> None:
-    mine = pod(JOB, 0)
-    mine["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/GA102GL_A10"] = "8"
+    pod_body = pod(JOB, 0)
+    pod_body["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/GA102GL_A10"] = "8"
     parts: Json = {
         "distributed": {"nodes": 2, "gpusPerNode": 8, "gpu": {"resourceName": "nvidia.com/GA102GL_A10"}}
     }
-    found = conclude(ftj(running(), **parts), observed(child(JOB), pods=[mine])).status.device
-    assert found == UNNAMED
+    reported = conclude(ftj(running(), **parts), observed(child(JOB), pods=[pod_body])).status.device
+    assert reported == UNNAMED

@@ -29,41 +29,41 @@ def draft(*jobs: dict[str, object], seconds: float = 0) -> Draft:
 
 
 def test_a_condition_keeps_its_place_and_its_time_until_its_status_changes() -> None:
-    found = draft(seconds=60)
-    found.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "other words")
-    found.set(ConditionType.PREPARED, True, ConditionReason.PREPARED, "done")
-    found.set(ConditionType.TRAINED, None, ConditionReason.STARTING, "soon")
-    assert found.status.conditions == [
+    pass_draft = draft(seconds=60)
+    pass_draft.set(ConditionType.ACCEPTED, True, ConditionReason.ACCEPTED, "other words")
+    pass_draft.set(ConditionType.PREPARED, True, ConditionReason.PREPARED, "done")
+    pass_draft.set(ConditionType.TRAINED, None, ConditionReason.STARTING, "soon")
+    assert pass_draft.status.conditions == [
         condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED, "other words", since=NOW),
         condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED, "done", since=later(60)),
         condition(ConditionType.TRAINED, "Unknown", ConditionReason.STARTING, "soon", since=later(60)),
     ]
-    assert found.holds(ConditionType.PREPARED)
-    assert not found.holds(ConditionType.TRAINED)
-    assert not found.holds(ConditionType.FAILED)
+    assert pass_draft.holds(ConditionType.PREPARED)
+    assert not pass_draft.holds(ConditionType.TRAINED)
+    assert not pass_draft.holds(ConditionType.FAILED)
 
 
 def test_a_message_is_cut_to_what_the_schema_allows() -> None:
-    found = draft()
-    found.set(ConditionType.FAILED, True, ConditionReason.DATA_WRONG, "x" * 40000)
-    failed = found.condition(ConditionType.FAILED)
+    pass_draft = draft()
+    pass_draft.set(ConditionType.FAILED, True, ConditionReason.DATA_WRONG, "x" * 40000)
+    failed = pass_draft.condition(ConditionType.FAILED)
     assert failed is not None
     assert len(failed.message) == 32768
 
 
 def test_the_earliest_look_counts() -> None:
-    found = draft()
+    pass_draft = draft()
     for seconds in (30.0, 5.0, 60.0, 0.0, 10.0):
-        found.requeue_after(seconds)
-    assert found.conclude().requeue_seconds == 0.0
+        pass_draft.requeue_after(seconds)
+    assert pass_draft.conclude().requeue_seconds == 0.0
 
 
 def test_children_are_deleted_once_and_by_their_uid() -> None:
-    going = child("going", deletionTimestamp=NOW.isoformat())
-    found = draft(child("a", uid="u-a"), child("b", "Complete"), child("c", "Failed"), going)
-    found.stop_children()
-    found.stop_children()
-    assert found.conclude().delete == (Deletion("a", "u-a"),)
+    job_body = child("going", deletionTimestamp=NOW.isoformat())
+    pass_draft = draft(child("a", uid="u-a"), child("b", "Complete"), child("c", "Failed"), job_body)
+    pass_draft.stop_children()
+    pass_draft.stop_children()
+    assert pass_draft.conclude().delete == (Deletion("a", "u-a"),)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,6 @@ def test_job_ended(kind: str, expected: bool) -> None:
 def test_a_spec_that_was_not_accepted_cannot_be_read() -> None:
     import dataclasses
 
-    found = Draft(dataclasses.replace(ftj(), spec=None), observed(), NOW, SETTINGS)
+    pass_draft = Draft(dataclasses.replace(ftj(), spec=None), observed(), NOW, SETTINGS)
     with pytest.raises(ValueError, match="the spec of team/tune was not accepted"):
-        _ = found.spec
+        _ = pass_draft.spec

@@ -160,23 +160,23 @@ OF_EVALUATION: dict[str, tuple[Json | None, list[str]]] = {
 
 @pytest.mark.parametrize(("part", "expected"), OF_EVALUATION.values(), ids=OF_EVALUATION)
 def test_mistakes_of_the_evaluation(part: Json | None, expected: list[str]) -> None:
-    found = spec(evaluation=part, trainer=WITH_CODE)
-    assert [*mistakes.of_evaluation(found)] == expected
-    assert [*mistakes.of_training(found)] == []
+    job_spec = spec(evaluation=part, trainer=WITH_CODE)
+    assert [*mistakes.of_evaluation(job_spec)] == expected
+    assert [*mistakes.of_training(job_spec)] == []
 
 
 def test_a_template_that_was_changed_is_read_again_before_the_next_attempt() -> None:
-    seen = observed(child("tune-train-1", "Failed"))
-    held = conclude(ftj(running(attempt=2), **limited(1, gpusPerNode=8)), seen)
-    assert said(held, ConditionType.PODS_HEALTHY) == (
+    observation = observed(child("tune-train-1", "Failed"))
+    decision = conclude(ftj(running(attempt=2), **limited(1, gpusPerNode=8)), observation)
+    assert said(decision, ConditionType.PODS_HEALTHY) == (
         "False",
         ConditionReason.POD_TEMPLATE_INVALID,
         f"{FEW}remove the limit from the template",
     )
-    stalled = said(held, ConditionType.STALLED)
+    stalled = said(decision, ConditionType.STALLED)
     assert stalled
-    assert (applied(held), stalled[:2]) == ([], ("True", ConditionReason.POD_TEMPLATE_INVALID))
-    corrected = conclude(ftj(held.status, distributed={"gpusPerNode": 8}), seen)
+    assert (applied(decision), stalled[:2]) == ([], ("True", ConditionReason.POD_TEMPLATE_INVALID))
+    corrected = conclude(ftj(decision.status, distributed={"gpusPerNode": 8}), observation)
     assert applied(corrected)[-1] == "Job/tune-train-2"
     assert said(corrected, ConditionType.PODS_HEALTHY) is None
 
@@ -186,6 +186,6 @@ def test_an_attempt_that_runs_is_left_alone() -> None:
     before = running()
     before = before.model_copy(update={"conditions": [*before.conditions, healthy]})
     decision = conclude(ftj(before, **limited(1, gpusPerNode=8)), observed(child("tune-train-1")))
-    found = said(decision, ConditionType.PODS_HEALTHY)
-    assert found
-    assert (found[0], decision.delete) == ("True", ())
+    reported = said(decision, ConditionType.PODS_HEALTHY)
+    assert reported
+    assert (reported[0], decision.delete) == ("True", ())

@@ -65,13 +65,13 @@ def job(base: str = f"models:/{MODEL}@champion", teacher: str = "", **tracking: 
 
 
 async def test_aliases_of_both_models(databricks: Workspace) -> None:
-    found = await World(databricks).reader.read(job(teacher=f"models:/{MODEL}@staging"))
-    assert found == {"base": AliasVersion(exists=True, version="2"), "teacher": AliasVersion(exists=True)}
+    answer = await World(databricks).reader.read(job(teacher=f"models:/{MODEL}@staging"))
+    assert answer == {"base": AliasVersion(exists=True, version="2"), "teacher": AliasVersion(exists=True)}
 
 
 async def test_a_model_that_does_not_exist(databricks: Workspace) -> None:
-    found = await World(databricks).reader.read(job("models:/main.llm.other@champion"))
-    assert found == {"base": AliasVersion(exists=False)}
+    answer = await World(databricks).reader.read(job("models:/main.llm.other@champion"))
+    assert answer == {"base": AliasVersion(exists=False)}
 
 
 async def test_the_registry_is_asked_once_in_a_poll_interval(databricks: Workspace) -> None:
@@ -85,18 +85,18 @@ async def test_the_registry_is_asked_once_in_a_poll_interval(databricks: Workspa
 async def test_jobs_that_wait_for_one_model_share_the_answer(databricks: Workspace) -> None:
     world = World(databricks)
     uids = [f"uid-{number}" for number in range(5)]
-    found = await asyncio.gather(*(world.reader.read(replace(job(), uid=uid)) for uid in uids))
-    other = await world.reader.read(replace(job(f"models:/{MODEL}@staging"), uid="one-more"))
-    assert found == [{"base": AliasVersion(exists=True, version="2")}] * 5
-    assert (other, world.asked()) == ({"base": AliasVersion(exists=True)}, [MODEL])
+    answers = await asyncio.gather(*(world.reader.read(replace(job(), uid=uid)) for uid in uids))
+    answer = await world.reader.read(replace(job(f"models:/{MODEL}@staging"), uid="one-more"))
+    assert answers == [{"base": AliasVersion(exists=True, version="2")}] * 5
+    assert (answer, world.asked()) == ({"base": AliasVersion(exists=True)}, [MODEL])
 
 
 async def test_jobs_with_other_credentials_do_not(databricks: Workspace) -> None:
     world = World(databricks)
     await world.reader.read(job())
-    found = await world.reader.read(replace(job(), namespace="other"))
+    answer = await world.reader.read(replace(job(), namespace="other"))
     message = "Secret databricks of spec.tracking.secretRef does not exist in namespace other: create it"
-    assert found == {"base": AliasVersion(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
+    assert answer == {"base": AliasVersion(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
 
 
 async def test_an_api_server_that_is_away_is_asked_again_by_the_next_pass(databricks: Workspace) -> None:
@@ -115,16 +115,16 @@ async def test_a_version_is_not_asked_for(databricks: Workspace) -> None:
 
 
 async def test_credentials_that_are_missing_are_a_problem(databricks: Workspace) -> None:
-    found = await World(databricks).reader.read(job(secretRef={"name": "other"}))
+    answer = await World(databricks).reader.read(job(secretRef={"name": "other"}))
     message = "Secret other of spec.tracking.secretRef does not exist in namespace team: create it"
-    assert found == {"base": AliasVersion(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
+    assert answer == {"base": AliasVersion(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))}
 
 
 async def test_a_workspace_that_refuses_is_a_problem(databricks: Workspace) -> None:
     databricks.denied = {f"GET {OF_MODELS}{MODEL}"}
-    found = await World(databricks).reader.read(job())
-    assert found["base"].problem
-    assert found["base"].problem.reason == ConditionReason.DATABRICKS_FORBIDDEN
+    answer = await World(databricks).reader.read(job())
+    assert answer["base"].problem
+    assert answer["base"].problem.reason == ConditionReason.DATABRICKS_FORBIDDEN
 
 
 async def test_without_a_server_nobody_is_asked(databricks: Workspace) -> None:
@@ -132,12 +132,12 @@ async def test_without_a_server_nobody_is_asked(databricks: Workspace) -> None:
     assert await World(databricks).reader.read(waits) == {}
 
 
-@pytest.mark.parametrize("known", [status(), status(REFUSED)], ids=["not judged", "refused"])
+@pytest.mark.parametrize("registry", [status(), status(REFUSED)], ids=["not judged", "refused"])
 async def test_nobody_is_asked_about_a_job_that_is_not_accepted(
-    databricks: Workspace, known: FineTuneJobStatus
+    databricks: Workspace, registry: FineTuneJobStatus
 ) -> None:
     world = World(databricks)
-    assert await world.reader.read(replace(job(), status=known)) == {}
+    assert await world.reader.read(replace(job(), status=registry)) == {}
     assert (world.asked(), world.kube.asked) == ([], [])
 
 
@@ -167,16 +167,17 @@ async def test_a_registry_that_is_away_is_left_alone_and_says_nothing_of_the_ser
         model={"base": "models:/m@champion"},
         tracking={"registryUri": "http://127.0.0.1:1"},
     )
-    found = await reader.read(odd)
-    assert found["base"].problem
-    assert found["base"].problem.reason == ConditionReason.MLFLOW_UNREACHABLE
+    answer = await reader.read(odd)
+    assert answer["base"].problem
+    assert answer["base"].problem.reason == ConditionReason.MLFLOW_UNREACHABLE
     of_odd, of_usual = [await poller.tracked(each) for each in (odd, usual)]
     assert of_odd
     assert of_usual
     away, fine = [
-        find_place(job, known, known.server.registry_uri) for job, known in ((odd, of_odd), (usual, of_usual))
+        find_place(job, registry, registry.server.registry_uri)
+        for job, registry in ((odd, of_odd), (usual, of_usual))
     ]
-    assert poller.outages.of(away) == found["base"].problem
+    assert poller.outages.of(away) == answer["base"].problem
     assert poller.outages.of(fine) is None
     # Another model of the same registry: nobody asks in vain again.
     again = await reader.read(
@@ -186,5 +187,5 @@ async def test_a_registry_that_is_away_is_left_alone_and_says_nothing_of_the_ser
             tracking={"registryUri": "http://127.0.0.1:1/"},
         )
     )
-    assert again["base"].problem == found["base"].problem
+    assert again["base"].problem == answer["base"].problem
     assert watched.threads == {threading.get_ident()}

@@ -30,8 +30,12 @@ CANCELED = TerminationCodeCode.USER_CANCELED
 
 
 def submitted() -> Json:
-    own = {"volume": VOLUME, "compute": {"type": "Serverless"}, "secretRef": {"name": "databricks"}}
-    prepare = {"output": "s3://lake/splits", "spark": {"mode": "Databricks", "databricks": own}}
+    databricks_fields = {
+        "volume": VOLUME,
+        "compute": {"type": "Serverless"},
+        "secretRef": {"name": "databricks"},
+    }
+    prepare = {"output": "s3://lake/splits", "spark": {"mode": "Databricks", "databricks": databricks_fields}}
     data = {"source": {"type": "Delta", "table": "main.llm.chats"}, "prepare": prepare}
     return {
         "apiVersion": "finetune.dev/v1alpha1",
@@ -65,8 +69,8 @@ class World:
         """So many passes, with a poll interval between them."""
         for _ in range(times):
             self.seconds += 10
-            held = self.kube.objects.get(("FineTuneJob", "team", "tune"))
-            self.store.replace("FineTuneJob", [held] if held else [], self.kube.version)
+            resource = self.kube.objects.get(("FineTuneJob", "team", "tune"))
+            self.store.replace("FineTuneJob", [resource] if resource else [], self.kube.version)
             await self.reconciler.handle("team/tune")
 
     @property
@@ -80,8 +84,8 @@ class World:
 
     def reason(self) -> str:
         assert self.job
-        found = {item["type"]: item["reason"] for item in self.job["status"]["conditions"]}
-        return str(found.get("Prepared"))
+        reasons = {item["type"]: item["reason"] for item in self.job["status"]["conditions"]}
+        return str(reasons.get("Prepared"))
 
     @property
     def finalizers(self) -> list[str]:
@@ -162,8 +166,8 @@ async def test_suspended_and_resumed(world: World) -> None:
     (run,) = world.workspace.jobs.held.values()
     world.change({"suspend": True})
     await world.look(3)
-    asked = [path for method, path in world.workspace.asked if method == "POST" and path.endswith("/cancel")]
-    assert (run.life.value, len(asked), world.run["state"], world.finalizers) == (
+    posts = [path for method, path in world.workspace.asked if method == "POST" and path.endswith("/cancel")]
+    assert (run.life.value, len(posts), world.run["state"], world.finalizers) == (
         "TERMINATING",
         1,
         "Canceling",

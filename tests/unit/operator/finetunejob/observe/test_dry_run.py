@@ -41,7 +41,7 @@ REFUSALS: dict[str, tuple[str, KubeError, DryRunAnswer]] = {
         DryRunAnswer(
             False,
             ConditionReason.POD_TEMPLATE_INVALID,
-            f"Job tune-train-1 would be refused: {TYPO}",
+            f"the API server would reject Job tune-train-1: {TYPO}",
         ),
     ),
     "a value that cannot be": (
@@ -50,7 +50,7 @@ REFUSALS: dict[str, tuple[str, KubeError, DryRunAnswer]] = {
         DryRunAnswer(
             False,
             ConditionReason.POD_TEMPLATE_INVALID,
-            "Job tune-train-1 would be refused: Invalid value",
+            "the API server would reject Job tune-train-1: Invalid value",
         ),
     ),
     "a quota": (
@@ -59,8 +59,8 @@ REFUSALS: dict[str, tuple[str, KubeError, DryRunAnswer]] = {
         DryRunAnswer(
             False,
             ConditionReason.QUOTA_EXCEEDED,
-            f"Pod tune-train-1-0 would be refused now: {QUOTA}; the preparation goes on, and the pods are created after "
-            "it",
+            f"the API server would reject Pod tune-train-1-0 now: {QUOTA}; the preparation continues, and the pods are created "
+            "after it",
         ),
     ),
     "a policy": (
@@ -69,7 +69,7 @@ REFUSALS: dict[str, tuple[str, KubeError, DryRunAnswer]] = {
         DryRunAnswer(
             False,
             ConditionReason.POD_REJECTED,
-            f"Pod tune-train-1-0 would be refused: {POLICY}",
+            f"the API server would reject Pod tune-train-1-0: {POLICY}",
         ),
     ),
     "no right to create pods": (
@@ -112,7 +112,7 @@ async def test_a_refusal_of_the_evaluation_says_that_it_is_about_it() -> None:
     body = {"kind": "Job", "metadata": {"name": "tune-evaluate", "namespace": "team", "labels": labels}}
     kube = StandIn()
     kube.refuse["rehearse", "Job"] = KubeError(422, "no")
-    message = "Job tune-evaluate would be refused: no"
+    message = "the API server would reject Job tune-evaluate: no"
     expected = DryRunAnswer(False, ConditionReason.POD_TEMPLATE_INVALID, message, component="evaluate")
     assert await run_dry_runs(kube, [body]) == expected
 
@@ -125,7 +125,7 @@ async def test_a_refusal_of_the_evaluation_says_that_it_is_about_it() -> None:
 async def test_a_dry_run_that_cannot_be_made(error: KubeError, caplog: pytest.LogCaptureFixture) -> None:
     kube = StandIn()
     kube.refuse["rehearse", "Pod"] = error
-    message = f"Pod tune-train-1-0 cannot be checked by a dry run: {error}: trying again"
+    message = f"a dry run cannot check Pod tune-train-1-0: {error}: retrying"
     assert await run_dry_runs(kube, BODIES) == DryRunAnswer(None, ConditionReason.CHECK_FAILED, message)
     assert [record.getMessage() for record in caplog.records] == [
         f"team/Pod tune-train-1-0 cannot be checked by a dry run: {error}"
@@ -140,7 +140,7 @@ async def test_a_queue_is_looked_for_before_the_pods_are_asked_about() -> None:
     assert await run_dry_runs(kube, [queue_state, pod]) == DryRunAnswer(
         False,
         ConditionReason.QUEUE_INADMISSIBLE,
-        "queue gpus admits nothing, since Kueue is not installed in this cluster",
+        "queue gpus cannot admit the job: Kueue is not installed in this cluster",
     )
     assert kube.done("rehearse") == []
 
@@ -175,8 +175,8 @@ async def test_a_refused_dry_run_is_repeated_with_growing_delays(error: KubeErro
     world.kube.refuse["rehearse", "Job"] = error
     delays = []
     for _ in range(9):
-        answer, asked = await world.look()
-        assert asked == 1
+        answer, is_asked = await world.look()
+        assert is_asked == 1
         delays.append(answer.retry_seconds or 0)
         world.seconds += delays[-1] / 2
         again = replace(answer, retry_seconds=delays[-1] / 2)
@@ -195,8 +195,8 @@ async def test_a_changed_spec_and_other_jobs_are_asked_about_at_once() -> None:
     world.seconds = 1
     answer, _ = await world.look()
     assert answer.retry_seconds == 2
-    answer, asked = await world.look(replace(JOB, generation=2))
-    assert (answer.retry_seconds, asked) == (1, 1)
+    answer, is_asked = await world.look(replace(JOB, generation=2))
+    assert (answer.retry_seconds, is_asked) == (1, 1)
     assert (await world.look(replace(JOB, uid="other")))[1] == 1
 
 
@@ -231,7 +231,7 @@ FORBIDDEN = DryRunAnswer(
     False,
     ConditionReason.EXECUTORS_FORBIDDEN,
     "ServiceAccount finetune-spark may not create pods in namespace team, as Spark's driver must: add the namespace to "
-    "spark.namespaces of the chart, or bind a Role to the account, and the job goes on; "
+    "spark.namespaces of the chart, or bind a Role to the account, and the job continues; "
     "data.prepare.spark.serviceAccountName names another account",
 )
 

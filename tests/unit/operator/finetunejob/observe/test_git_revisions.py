@@ -63,10 +63,10 @@ class World:
         return await self.reader.read(of)
 
 
-def why(found: ResolvedRevision | None) -> tuple[str | None, float | None]:
+def why(revision: ResolvedRevision | None) -> tuple[str | None, float | None]:
     """The reason of the problem, and when the server is asked again."""
-    assert found
-    return found.problem.reason if found.problem else None, found.retry_seconds
+    assert revision
+    return revision.problem.reason if revision.problem else None, revision.retry_seconds
 
 
 async def test_the_login_and_the_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,23 +77,23 @@ async def test_the_login_and_the_delays(tmp_path: Path, monkeypatch: pytest.Monk
         commit = server.commit("code", {"train.py": "1"})
         server.logins["code"] = ("git", "token")
         world = World(StandIn(secret(password="wrong", other="x")))
-        wanted = job(server.url("code"))
-        assert why(await world.answer(wanted)) == (ConditionReason.GIT_FORBIDDEN, 1)
+        finetunejob = job(server.url("code"))
+        assert why(await world.answer(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, 1)
         world.clock = 0.75
-        asked = len(server.asked)
-        assert why(await world.reader.read(wanted)) == (ConditionReason.GIT_FORBIDDEN, 0.25)
-        assert len(server.asked) == asked
+        requests_before = len(server.asked)
+        assert why(await world.reader.read(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, 0.25)
+        assert len(server.asked) == requests_before
         world.clock = 1
-        assert why(await world.reader.read(wanted)) == (ConditionReason.GIT_FORBIDDEN, None)
-        assert why(await world.answer(wanted)) == (ConditionReason.GIT_FORBIDDEN, 2)
+        assert why(await world.reader.read(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, None)
+        assert why(await world.answer(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, 2)
         world.clock = 3
         world.reader.kube = StandIn(secret(password="token\n"))
-        assert await world.answer(wanted) == ResolvedRevision(commit, "main")
-        asked = len(server.asked)
-        assert await world.reader.read(wanted) == ResolvedRevision(commit, "main")
+        assert await world.answer(finetunejob) == ResolvedRevision(commit, "main")
+        requests_before = len(server.asked)
+        assert await world.reader.read(finetunejob) == ResolvedRevision(commit, "main")
         assert await world.reader.read(job(server.url("code"), commit)) is None
-        assert len(server.asked) == asked
-        assert world.woken == [wanted.key] * 3
+        assert len(server.asked) == requests_before
+        assert world.woken == [finetunejob.key] * 3
 
 
 @dataclass
@@ -168,8 +168,8 @@ async def test_a_server_that_hangs_holds_no_pass_and_few_connections(hang: Hang)
 
 async def test_the_jobs_of_another_namespace_and_another_server_do_not_wait_for_it(hang: Hang) -> None:
     server, world = hang(), World()
-    others = [*jobs(4), *jobs(1, namespace="other"), *jobs(1, "https://git.example.org/code", "third")]
-    for each in others:
+    other_jobs = [*jobs(4), *jobs(1, namespace="other"), *jobs(1, "https://git.example.org/code", "third")]
+    for each in other_jobs:
         await world.reader.read(each)
     await settle()
     assert server.open == 6
@@ -208,11 +208,11 @@ async def test_a_server_that_did_not_answer_is_left_alone_for_a_while(hang: Hang
     server.answers.set()
     first, second = jobs(2)
     await world.answer(first)
-    found = await world.answer(second)
-    assert found
-    assert found.problem == Problem(
+    revision = await world.answer(second)
+    assert revision
+    assert revision.problem == Problem(
         ConditionReason.GIT_UNREACHABLE,
-        "the repository https://git.example.com/code cannot be reached: git.example.com has not answered another request",
+        "the repository https://git.example.com/code cannot be reached: git.example.com did not respond to another request",
     )
     assert server.asked == 1
     world.clock, server.error = 5, None
@@ -223,28 +223,28 @@ async def test_a_server_that_did_not_answer_is_left_alone_for_a_while(hang: Hang
 async def test_a_commit_that_was_found_is_not_asked_for_again_before_it_is_in_the_status(hang: Hang) -> None:
     server, world = hang(), World()
     server.answers.set()
-    (one,) = jobs(1)
-    assert await world.answer(one) == ResolvedRevision("a" * 40)
+    (first,) = jobs(1)
+    assert await world.answer(first) == ResolvedRevision("a" * 40)
     world.clock = 3600
-    assert await world.reader.read(one) == ResolvedRevision("a" * 40)
+    assert await world.reader.read(first) == ResolvedRevision("a" * 40)
     await settle()
     assert server.asked == 1
 
 
 async def test_nobody_is_asked_about_a_job_that_is_not_accepted(hang: Hang) -> None:
     server, world = hang(), World()
-    (one,) = jobs(1)
-    assert await world.reader.read(dataclasses.replace(one, status=status())) is None
+    (first,) = jobs(1)
+    assert await world.reader.read(dataclasses.replace(first, status=status())) is None
     await settle()
     assert server.asked == 0
 
 
 async def test_a_job_that_was_deleted_is_forgotten(hang: Hang) -> None:
     server, world = hang(), World()
-    (one,) = jobs(1)
-    await world.reader.read(one)
+    (first,) = jobs(1)
+    await world.reader.read(first)
     await settle()
-    world.reader.forget(one)
+    world.reader.forget(first)
     await settle()
     assert (server.open, world.woken) == (0, [])
 
@@ -255,8 +255,8 @@ async def test_an_error_that_nobody_expected_is_a_problem_and_not_the_end(
     server, world = hang(), World()
     server.error = ValueError("a bug")  # type: ignore[assignment]
     server.answers.set()
-    (one,) = jobs(1)
-    assert why(await world.answer(one)) == (ConditionReason.INTERNAL_ERROR, 1)
+    (first,) = jobs(1)
+    assert why(await world.answer(first)) == (ConditionReason.INTERNAL_ERROR, 1)
     assert "a bug" in caplog.text
 
 
@@ -267,14 +267,17 @@ NO_LOGIN: dict[str, tuple[StandIn, str]] = {
     ),
     "no password": (
         StandIn(secret(username="me", token="t")),
-        "Secret login of spec.trainer.code.git.secretRef has no key password: add it, and username",
+        "Secret login of spec.trainer.code.git.secretRef has no key password: add the keys username and password",
     ),
 }
 
 
 @pytest.mark.parametrize(("kube", "message"), NO_LOGIN.values(), ids=NO_LOGIN)
 async def test_a_secret_without_a_login(kube: StandIn, message: str) -> None:
-    found = await World(kube).reader.read(job("https://127.0.0.1:1/code"))
-    assert found
-    assert found.problem
-    assert (found.problem.reason, found.problem.message) == (ConditionReason.CREDENTIALS_MISSING, message)
+    revision = await World(kube).reader.read(job("https://127.0.0.1:1/code"))
+    assert revision
+    assert revision.problem
+    assert (revision.problem.reason, revision.problem.message) == (
+        ConditionReason.CREDENTIALS_MISSING,
+        message,
+    )

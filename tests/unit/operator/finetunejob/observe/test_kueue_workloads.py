@@ -20,18 +20,18 @@ FORBIDDEN = KubeError(403, "workloads is forbidden")
 
 
 def suspended(ended: str = "", *, suspend: bool = True, queue: str = "gpus", name: str = JOB) -> Json:
-    found = child(name, ended)
-    found["spec"]["suspend"] = suspend
-    found["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": queue} if queue else {}
-    return found
+    states = child(name, ended)
+    states["spec"]["suspend"] = suspend
+    states["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": queue} if queue else {}
+    return states
 
 
 def workload(*conditions: tuple[str, str, str, str], uid: str = f"uid-of-{JOB}", **status: Any) -> Json:
     """A Workload; its conditions are type, status, reason and message."""
     keys = ("type", "status", "reason", "message")
-    named = [dict(zip(keys, item, strict=True)) for item in conditions]
+    conditions_json = [dict(zip(keys, item, strict=True)) for item in conditions]
     meta = {"name": "job-tune-x", "ownerReferences": [controller("batch/v1", "Job", uid)]}
-    return {"kind": "Workload", "metadata": meta, "status": {"conditions": named, **status}}
+    return {"kind": "Workload", "metadata": meta, "status": {"conditions": conditions_json, **status}}
 
 
 def pending(*names: str) -> Json:
@@ -97,8 +97,8 @@ async def test_nothing_is_asked_about_what_waits_in_no_queue(jobs: dict[str, Jso
 async def test_an_evaluation_is_looked_up_once_the_training_has_ended() -> None:
     kube = StandIn(workload(FULL, uid="uid-of-tune-evaluate"))
     jobs = {JOB: suspended("Complete", suspend=False), "tune-evaluate": suspended(name="tune-evaluate")}
-    found = await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), jobs, NOW)
-    assert found == QueueState(reason="Pending", message="insufficient unused quota")
+    states = await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), jobs, NOW)
+    assert states == QueueState(reason="Pending", message="insufficient unused quota")
 
 
 REFUSED: dict[str, tuple[dict[str, KubeError], QueueState | None]] = {
@@ -143,8 +143,8 @@ async def test_a_missing_workload_is_as_old_as_the_list() -> None:
     seconds = 0.0
     reader = WorkloadReader(StandIn(), lambda: seconds)
     for seconds, read in ((0.0, 0.0), (4.5, 0.0), (5.0, 5.0)):
-        found = await reader.read(ftj(running()), {JOB: suspended()}, later(seconds))
-        assert found == QueueState(workload=False, read_at=later(read))
+        states = await reader.read(ftj(running()), {JOB: suspended()}, later(seconds))
+        assert states == QueueState(workload=False, read_at=later(read))
 
 
 class Slow(StandIn):
@@ -155,10 +155,10 @@ class Slow(StandIn):
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
 
     async def list(self, kind: str, namespace: str | None, **selectors: str) -> Listing:
-        found = await super().list(kind, namespace, **selectors)
+        listing = await super().list(kind, namespace, **selectors)
         self.is_asked.set()
         await self.may_answer.wait()
-        return found
+        return listing
 
 
 async def test_all_that_read_at_the_same_time_share_a_list_however_long_it_takes() -> None:
@@ -172,8 +172,8 @@ async def test_all_that_read_at_the_same_time_share_a_list_however_long_it_takes
         kube.may_answer.set()
 
     reads = [reader.read(ftj(running()), {JOB: suspended()}, NOW) for _ in range(16)]
-    *found, _ = await asyncio.wait_for(asyncio.gather(*reads, answer()), timeout=10)
-    assert found == [QueueState(reason="Pending", message="insufficient unused quota", position=1)] * 16
+    *states, _ = await asyncio.wait_for(asyncio.gather(*reads, answer()), timeout=10)
+    assert states == [QueueState(reason="Pending", message="insufficient unused quota", position=1)] * 16
     assert kube.done("list", "get") == ["Workload/", "QueueVisibility/gpus"]
 
 

@@ -82,10 +82,10 @@ READ: dict[str, tuple[Json, tuple[str | None, str | None]]] = {
 @pytest.mark.parametrize(("body", "expected"), READ.values(), ids=READ)
 def test_read_job(body: Json, expected: tuple[str | None, str | None]) -> None:
     meta = {"name": "tune", "namespace": "team", "uid": "u", "resourceVersion": "7", "generation": 3}
-    found = read_finetunejob({"metadata": meta, **body}, Defaults())
-    base = found.spec.model.base if found.spec and found.spec.model else None
-    assert (base, found.invalid) == expected
-    assert (found.key, found.uid, found.version, found.generation) == ("team/tune", "u", "7", 3)
+    job = read_finetunejob({"metadata": meta, **body}, Defaults())
+    base = job.spec.model.base if job.spec and job.spec.model else None
+    assert (base, job.invalid) == expected
+    assert (job.key, job.uid, job.version, job.generation) == ("team/tune", "u", "7", 3)
 
 
 async def test_children_come_from_the_store_without_a_call() -> None:
@@ -93,13 +93,13 @@ async def test_children_come_from_the_store_without_a_call() -> None:
     world.know("Job", child(JOB))
     world.know("Pod", pod(JOB, 0))
     world.know("Pod", pod(JOB, 1))
-    seen = await world.observer.observe(ftj(running()), later(60))
-    assert set(seen.jobs) == {JOB}
-    assert [item["metadata"]["name"] for item in seen.pods] == [
+    observation = await world.observer.observe(ftj(running()), later(60))
+    assert set(observation.jobs) == {JOB}
+    assert [item["metadata"]["name"] for item in observation.pods] == [
         "tune-train-1-0-abcde",
         "tune-train-1-1-abcde",
     ]
-    assert (seen.mlflow, seen.rejections, world.kube.asked) == (None, {}, [])
+    assert (observation.mlflow, observation.rejections, world.kube.asked) == (None, {}, [])
 
 
 UNREAD: dict[str, tuple[FineTuneJobStatus, str]] = {
@@ -116,8 +116,8 @@ async def test_the_end_of_a_child_is_judged_by_its_pods_as_they_are(
     world.know("Job", child(name, "Failed"))
     world.know("Pod", pod(name, 0))
     world.exists("Pod", ended(name, 0, 64))
-    seen = await world.observer.observe(ftj(before), later(60))
-    assert [item["status"]["phase"] for item in seen.pods] == ["Failed"]
+    observation = await world.observer.observe(ftj(before), later(60))
+    assert [item["status"]["phase"] for item in observation.pods] == ["Failed"]
     assert world.kube.asked == [("list", "Pod", f"batch.kubernetes.io/controller-uid=uid-of-{name}")]
 
 
@@ -145,8 +145,8 @@ async def test_an_end_that_was_judged_is_not_asked_for_again(before: FineTuneJob
 async def test_the_job_that_is_carried_on_is_read_with_its_pods() -> None:
     world = World()
     ours = ftj(status(), checkpoint={"uri": "/c", "resumeFrom": {"type": "Job", "name": "first"}})
-    seen = await world.observer.observe(ours, later(60))
-    assert (seen.resumed, world.kube.asked) == (ResumedJob(), [("get", "FineTuneJob", "first")])
+    observation = await world.observer.observe(ours, later(60))
+    assert (observation.resumed, world.kube.asked) == (ResumedJob(), [("get", "FineTuneJob", "first")])
 
     owner = controller(API_VERSION, "FineTuneJob", "uid-of-first")
     meta = {"name": "first", "namespace": "team", "uid": "uid-of-first", "resourceVersion": "7"}
@@ -155,12 +155,12 @@ async def test_the_job_that_is_carried_on_is_read_with_its_pods() -> None:
     world.know("Job", child("first-train-1", ownerReferences=[owner]))
     world.know("Pod", pod("first-train-1", 0))
     world.know("Pod", pod("first-train-1", 1, "Failed"))
-    found = (await world.observer.observe(ours, later(60))).resumed
-    assert found
-    assert found.job
-    assert (found.job.key, found.pods) == ("team/first", 1)
-    assert found.job.spec
-    assert found.job.spec.checkpoint
+    resumed = (await world.observer.observe(ours, later(60))).resumed
+    assert resumed
+    assert resumed.job
+    assert (resumed.job.key, resumed.pods) == ("team/first", 1)
+    assert resumed.job.spec
+    assert resumed.job.spec.checkpoint
 
 
 async def test_nothing_is_kept_of_a_job_that_was_deleted() -> None:

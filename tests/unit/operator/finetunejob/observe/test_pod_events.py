@@ -40,10 +40,10 @@ ASKED: dict[str, tuple[list[Json], list[int]]] = {
 @pytest.mark.parametrize(("alive", "expected"), ASKED.values(), ids=ASKED)
 async def test_few_pods_are_asked_about(alive: list[Json], expected: list[int]) -> None:
     kube = StandIn()
-    found = await PodEventReader(kube, lambda: 0.0).read(ftj(), alive, later(30))
-    assert found == {f"{JOB}-{index}-abcde": () for index in expected}
-    wanted = [f"involvedObject.uid=uid-of-{JOB}-{index}-abcde" for index in expected]
-    assert kube.asked == [("list", "Event", selector) for selector in wanted]
+    answer = await PodEventReader(kube, lambda: 0.0).read(ftj(), alive, later(30))
+    assert answer == {f"{JOB}-{index}-abcde": () for index in expected}
+    selectors = [f"involvedObject.uid=uid-of-{JOB}-{index}-abcde" for index in expected]
+    assert kube.asked == [("list", "Event", selector) for selector in selectors]
 
 
 async def test_events_are_in_the_order_of_their_last_occurrence() -> None:
@@ -62,8 +62,8 @@ async def test_events_are_in_the_order_of_their_last_occurrence() -> None:
         {"kind": "Event", **body, "metadata": {"name": f"e{index}", **body.get("metadata", {})}}
         for index, body in enumerate(bodies)
     ]
-    found = await PodEventReader(StandIn(*events), lambda: 0.0).read(ftj(), [without_node(0)], later(30))
-    assert [*found.values()] == [
+    answer = await PodEventReader(StandIn(*events), lambda: 0.0).read(ftj(), [without_node(0)], later(30))
+    assert [*answer.values()] == [
         (
             PodEvent("Created", "", later(3)),
             PodEvent("Pulled", "", later(5)),
@@ -76,12 +76,12 @@ async def test_events_are_in_the_order_of_their_last_occurrence() -> None:
 async def test_a_pod_is_asked_about_once_in_ten_seconds() -> None:
     kube, seconds = StandIn(), 0.0
     reader = PodEventReader(kube, lambda: seconds)
-    asked = []
+    requests = []
     for now in (0.0, 5.0, 9.9, 10.0, 19.0, 20.0):
         seconds = now
         await reader.read(ftj(), [without_node(0)], later(now))
-        asked.append(len(kube.asked))
-    assert asked == [1, 1, 1, 2, 2, 3]
+        requests.append(len(kube.asked))
+    assert requests == [1, 1, 1, 2, 2, 3]
 
 
 async def test_events_that_cannot_be_read_do_not_end_the_pass() -> None:

@@ -40,20 +40,20 @@ def leases(*objects: Json, cached: Json | None = None) -> tuple[PreparationLease
 
 
 async def test_the_holder_comes_from_the_cache_or_from_the_api_server() -> None:
-    found, kube = leases(lease(), first(), cached=first())
-    seen = await found.read(JOB, {})
-    assert seen
-    assert seen.holder == first()
+    reader, kube = leases(lease(), first(), cached=first())
+    answer = await reader.read(JOB, {})
+    assert answer
+    assert answer.holder == first()
     assert kube.asked == [("get", "Lease", NAME)]
     # The cache has an earlier job of that name.
-    found, kube = leases(lease(), first(), cached=first(uid="an earlier one"))
-    seen = await found.read(JOB, {})
-    assert seen
-    assert seen.holder
-    assert seen.holder["metadata"]["uid"] == "uid-of-first"
+    reader, kube = leases(lease(), first(), cached=first(uid="an earlier one"))
+    answer = await reader.read(JOB, {})
+    assert answer
+    assert answer.holder
+    assert answer.holder["metadata"]["uid"] == "uid-of-first"
     # A later job of that name holds nothing.
-    found, kube = leases(lease(), first(uid="a later one"))
-    assert await found.read(JOB, {}) == PreparationLease(kube.objects["Lease", "team", NAME], None)
+    reader, kube = leases(lease(), first(uid="a later one"))
+    assert await reader.read(JOB, {}) == PreparationLease(kube.objects["Lease", "team", NAME], None)
 
 
 NOT_READ: dict[str, tuple[FineTuneJob, dict[str, Json]]] = {
@@ -64,37 +64,39 @@ NOT_READ: dict[str, tuple[FineTuneJob, dict[str, Json]]] = {
 
 @pytest.mark.parametrize(("ours", "jobs"), NOT_READ.values(), ids=NOT_READ)
 async def test_it_is_not_read(ours: FineTuneJob, jobs: dict[str, Json]) -> None:
-    found, kube = leases(lease(), first())
-    assert (await found.read(ours, jobs), kube.asked) == (None, [])
+    reader, kube = leases(lease(), first())
+    assert (await reader.read(ours, jobs), kube.asked) == (None, [])
 
 
 async def test_without_the_right_to_read_it_the_job_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    found, kube = leases()
+    reader, kube = leases()
     kube.refuse["get", "Lease"] = KubeError(403, "leases is forbidden")
-    assert await found.read(JOB, {}) is None
+    assert await reader.read(JOB, {}) is None
     assert caplog.messages == [
         "team/tune prepares without a look at what other jobs prepare: leases is forbidden"
     ]
     kube.refuse["get", "Lease"] = KubeError(500, "etcd is away")
     with pytest.raises(KubeError, match="etcd is away"):
-        await found.read(JOB, {})
+        await reader.read(JOB, {})
 
 
 async def test_one_of_several_jobs_takes_it() -> None:
-    found, kube = leases(lease())
-    seen = await found.read(JOB, {})
-    assert seen
-    mine = TakeLease(lease(UID), replaces=seen.lease)
-    await found.take(JOB, mine)
-    taken = kube.objects["Lease", "team", NAME]
-    assert taken["metadata"]["ownerReferences"] == lease(UID)["metadata"]["ownerReferences"]
+    reader, kube = leases(lease())
+    answer = await reader.read(JOB, {})
+    assert answer
+    request = TakeLease(lease(UID), replaces=answer.lease)
+    await reader.take(JOB, request)
+    objects = kube.objects["Lease", "team", NAME]
+    assert objects["metadata"]["ownerReferences"] == lease(UID)["metadata"]["ownerReferences"]
     # Another one had seen the same, and comes too late; the first one may come again.
-    for late in (TakeLease(lease("uid-of-late"), replaces=seen.lease), TakeLease(lease("uid-of-late"))):
-        with pytest.raises(KubeError, match="another job has begun the preparation of team/tune") as refused:
-            await found.take(ftj_of("uid-of-late"), late)
+    for late in (TakeLease(lease("uid-of-late"), replaces=answer.lease), TakeLease(lease("uid-of-late"))):
+        with pytest.raises(
+            KubeError, match="another job has started the preparation of team/tune"
+        ) as refused:
+            await reader.take(ftj_of("uid-of-late"), late)
         assert refused.value.status == 409
-    await found.take(JOB, mine)
-    assert kube.objects["Lease", "team", NAME] == taken
+    await reader.take(JOB, request)
+    assert kube.objects["Lease", "team", NAME] == objects
 
 
 def ftj_of(uid: str) -> FineTuneJob:

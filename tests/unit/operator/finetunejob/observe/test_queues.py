@@ -57,7 +57,7 @@ ANSWERS: dict[str, tuple[Json, list[Json], dict[str, KubeError], str | None]] = 
         naming("gpus"),
         [],
         {"LocalQueue": NOT_FOUND, "LocalQueueBeta1": NOT_FOUND},
-        "queue gpus admits nothing, since Kueue is not installed in this cluster",
+        "queue gpus cannot admit the job: Kueue is not installed in this cluster",
     ),
     "queues that may not be read": (naming("gpus"), [], {"LocalQueue": FORBIDDEN}, None),
     "an API server that is away": (naming("gpus"), [], {"LocalQueue": KubeError(0, "away")}, None),

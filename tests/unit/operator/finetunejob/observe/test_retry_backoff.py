@@ -8,30 +8,30 @@ from finetune_operator.finetunejob.observe.retry_backoff import RetryBackoff
 
 def test_the_delay_doubles_until_the_question_is_answered() -> None:
     now = 0.0
-    known = RetryBackoff[str](lambda: now, max_delay_seconds=5)
-    assert (known.last_answer("a"), known.seconds_left("a")) == (None, 0)
+    backoff = RetryBackoff[str](lambda: now, max_delay_seconds=5)
+    assert (backoff.last_answer("a"), backoff.seconds_left("a")) == (None, 0)
     for delay in (1, 2, 4, 5, 5):
-        assert known.record("a", f"no {delay}") == delay
-        assert (known.last_answer("a"), known.seconds_left("a")) == (f"no {delay}", delay)
+        assert backoff.record("a", f"no {delay}") == delay
+        assert (backoff.last_answer("a"), backoff.seconds_left("a")) == (f"no {delay}", delay)
         now += delay
-        assert (known.last_answer("a"), known.seconds_left("a")) == (f"no {delay}", 0)
-    known.forget("a")
-    assert (known.last_answer("a"), known.record("a", "no")) == (None, 1)
+        assert (backoff.last_answer("a"), backoff.seconds_left("a")) == (f"no {delay}", 0)
+    backoff.forget("a")
+    assert (backoff.last_answer("a"), backoff.record("a", "no")) == (None, 1)
 
 
 def test_what_is_left_is_what_has_not_passed() -> None:
     now = 0.0
-    known = RetryBackoff[str](lambda: now, max_delay_seconds=5)
-    known.record("a", "no")
+    backoff = RetryBackoff[str](lambda: now, max_delay_seconds=5)
+    backoff.record("a", "no")
     now = 0.75
-    assert (known.seconds_left("a"), known.seconds_left("b")) == (0.25, 0)
+    assert (backoff.seconds_left("a"), backoff.seconds_left("b")) == (0.25, 0)
 
 
 def test_jobs_that_went_away_do_not_fill_the_memory() -> None:
-    known = RetryBackoff[int](lambda: 0, max_delay_seconds=5)
+    backoff = RetryBackoff[int](lambda: 0, max_delay_seconds=5)
     for number in range(retry_backoff._MAX_JOBS + 1):
-        known.record(str(number), number)
-    assert (known.last_answer("0"), known.last_answer(str(retry_backoff._MAX_JOBS))) == (
+        backoff.record(str(number), number)
+    assert (backoff.last_answer("0"), backoff.last_answer(str(retry_backoff._MAX_JOBS))) == (
         None,
         retry_backoff._MAX_JOBS,
     )

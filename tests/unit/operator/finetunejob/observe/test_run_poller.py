@@ -75,9 +75,9 @@ async def test_a_jobs_server_has_its_own_credentials() -> None:
 
 
 async def test_credentials_that_cannot_be_had_are_a_condition() -> None:
-    seen = await World().poller.poll(with_secret())
+    mlflow = await World().poller.poll(with_secret())
     message = "Secret mlflow of spec.tracking.secretRef does not exist in namespace team: create it"
-    assert seen == Mlflow(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))
+    assert mlflow == Mlflow(problem=Problem(ConditionReason.CREDENTIALS_MISSING, message))
 
 
 async def test_a_secret_may_be_optional() -> None:
@@ -124,7 +124,7 @@ class Asked:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+def mlflow_queries(monkeypatch: pytest.MonkeyPatch) -> Asked:
     found = Asked()
 
     def find_run(server: Server, *given: Any) -> Run | None:
@@ -166,26 +166,26 @@ QUESTIONS: dict[str, tuple[FineTuneJob, tuple[str | None, bool] | None]] = {
 
 @pytest.mark.parametrize(("ftj", "expected"), QUESTIONS.values(), ids=QUESTIONS)
 async def test_mlflow_is_asked_what_is_not_known(
-    asked: Asked, ftj: FineTuneJob, expected: tuple[str | None, bool] | None
+    mlflow_queries: Asked, ftj: FineTuneJob, expected: tuple[str | None, bool] | None
 ) -> None:
     await World().poller.poll(ftj)
-    assert asked.questions == ([("http://mlflow:5000", *expected)] if expected else [])
+    assert mlflow_queries.questions == ([("http://mlflow:5000", *expected)] if expected else [])
 
 
-async def test_the_same_question_is_asked_once_in_a_while(asked: Asked) -> None:
+async def test_the_same_question_is_asked_once_in_a_while(mlflow_queries: Asked) -> None:
     world = World()
     for seconds in (0.0, 1.0, 3.9, 4.0, 5.0):
         world.clock = seconds
         assert await world.poller.poll(ftj()) == tracked()
-    assert len(asked.questions) == 2
+    assert len(mlflow_queries.questions) == 2
     await world.poller.poll(ftj(running(mlflow=RUN)))
-    assert len(asked.questions) == 3
+    assert len(mlflow_queries.questions) == 3
     world.poller.forget(ftj())
     await world.poller.poll(ftj(running(mlflow=RUN)))
-    assert len(asked.questions) == 4
+    assert len(mlflow_queries.questions) == 4
 
 
-async def test_nothing_is_kept_of_a_job_that_is_over(asked: Asked) -> None:
+async def test_nothing_is_kept_of_a_job_that_is_over(mlflow_queries: Asked) -> None:
     world = World()
     await world.poller.poll(ftj(running(mlflow=RUN)))
     await world.poller.poll(ftj(status(SUCCEEDED, CLOSED, mlflow=RUN)))
@@ -196,10 +196,10 @@ URI = "http://mlflow:5000"
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "away")
 
 
-async def test_a_server_that_is_away_is_not_waited_for_by_every_job(asked: Asked) -> None:
+async def test_a_server_that_is_away_is_not_waited_for_by_every_job(mlflow_queries: Asked) -> None:
     world = World()
-    asked.problems[URI] = AWAY
-    other = read_finetunejob(
+    mlflow_queries.problems[URI] = AWAY
+    other_job = read_finetunejob(
         {
             "metadata": {"name": "other", "namespace": "team", "uid": "u2", "resourceVersion": "1"},
             "spec": {"model": {"base": "/m"}, "data": {"columns": {"type": "Text", "text": "t"}}},
@@ -207,69 +207,71 @@ async def test_a_server_that_is_away_is_not_waited_for_by_every_job(asked: Asked
         Defaults(),
     )
     assert await world.poller.poll(ftj()) == Mlflow(problem=AWAY)
-    assert await world.poller.poll(other) == Mlflow(problem=AWAY)
-    assert len(asked.questions) == 1
-    world.clock, asked.problems, asked.run = 5.0, {}, Run("r2", "e1", "RUNNING")
-    assert await world.poller.poll(other) == Mlflow(run=asked.run)
+    assert await world.poller.poll(other_job) == Mlflow(problem=AWAY)
+    assert len(mlflow_queries.questions) == 1
+    world.clock, mlflow_queries.problems, mlflow_queries.run = 5.0, {}, Run("r2", "e1", "RUNNING")
+    assert await world.poller.poll(other_job) == Mlflow(run=mlflow_queries.run)
 
 
 def of_team(number: int, **tracking: Any) -> FineTuneJob:
     """A job of a namespace of its own, with a Secret of its own."""
-    found = ftj(tracking={"secretRef": {"name": "mlflow"}} | tracking)
-    return dataclasses.replace(found, uid=f"u{number}", namespace=f"team-{number}")
+    job = ftj(tracking={"secretRef": {"name": "mlflow"}} | tracking)
+    return dataclasses.replace(job, uid=f"u{number}", namespace=f"team-{number}")
 
 
 def two_teams() -> World:
     world = World()
     for number in (1, 2):
-        held = secret(MLFLOW_TRACKING_TOKEN=f"token-{number}")
-        held["metadata"]["namespace"] = f"team-{number}"
-        world.kube.keep(held)
+        secret_body = secret(MLFLOW_TRACKING_TOKEN=f"token-{number}")
+        secret_body["metadata"]["namespace"] = f"team-{number}"
+        world.kube.keep(secret_body)
     return world
 
 
-async def test_a_server_that_is_away_is_asked_once_whatever_the_secret(asked: Asked) -> None:
+async def test_a_server_that_is_away_is_asked_once_whatever_the_secret(mlflow_queries: Asked) -> None:
     world = two_teams()
-    asked.problems[URI] = AWAY
+    mlflow_queries.problems[URI] = AWAY
     for job in (of_team(1), of_team(2), of_team(2, uri=f"{URI}/"), ftj()):
         assert await world.poller.poll(job) == Mlflow(problem=AWAY)
         world.poller.forget(job)
-    assert asked.questions == [(URI, None, False)]
+    assert mlflow_queries.questions == [(URI, None, False)]
 
 
-async def test_a_login_that_is_refused_is_that_of_one_secret(asked: Asked) -> None:
+async def test_a_login_that_is_refused_is_that_of_one_secret(mlflow_queries: Asked) -> None:
     world = two_teams()
     refused = Problem(ConditionReason.MLFLOW_FORBIDDEN, "no")
-    asked.problems["token-1"] = refused
+    mlflow_queries.problems["token-1"] = refused
     assert await world.poller.poll(of_team(1)) == Mlflow(problem=refused)
     assert await world.poller.poll(of_team(2)) == tracked()
-    assert len(asked.questions) == 2
+    assert len(mlflow_queries.questions) == 2
 
 
 @pytest.mark.parametrize("token", ["to\nken", "t" * 2**20], ids=["a line break", "too long"])
 async def test_a_token_that_cannot_be_sent_is_that_of_one_secret(token: str) -> None:
     settings = dataclasses.replace(SETTINGS, tracking_uri="http://127.0.0.1:1")
     world = World(StandIn(secret(MLFLOW_TRACKING_TOKEN=token)), settings)
-    told = await world.poller.poll(with_secret())
-    assert told
-    assert told.problem
-    assert told.problem.reason == ConditionReason.CREDENTIALS_UNREADABLE
-    other = await world.poller.poll(dataclasses.replace(ftj(), uid="u2"))
-    assert other
-    assert other.problem
-    assert other.problem.reason == ConditionReason.MLFLOW_UNREACHABLE
+    mlflow = await world.poller.poll(with_secret())
+    assert mlflow
+    assert mlflow.problem
+    assert mlflow.problem.reason == ConditionReason.CREDENTIALS_UNREADABLE
+    other_job = await world.poller.poll(dataclasses.replace(ftj(), uid="u2"))
+    assert other_job
+    assert other_job.problem
+    assert other_job.problem.reason == ConditionReason.MLFLOW_UNREACHABLE
 
 
-async def test_a_registry_that_is_away_is_asked_once_and_says_nothing_of_the_server(asked: Asked) -> None:
+async def test_a_registry_that_is_away_is_asked_once_and_says_nothing_of_the_server(
+    mlflow_queries: Asked,
+) -> None:
     world, registry = World(), "http://10.255.255.1:1"
-    asked.problems[registry] = away = dataclasses.replace(AWAY, message=f"MLflow at {registry}")
+    mlflow_queries.problems[registry] = away = dataclasses.replace(AWAY, message=f"MLflow at {registry}")
     trained = status(PREPARED, TRAINED, mlflow=RUN)
     odd = ftj(trained, register={"model": "m"}, tracking={"registryUri": registry})
     assert await world.poller.poll(odd) == Mlflow(problem=away)
     assert await world.poller.poll(dataclasses.replace(odd, uid="u2")) == Mlflow(problem=away)
     usual = ftj(trained, register={"model": "m"})
     assert await world.poller.poll(dataclasses.replace(usual, uid="u3")) == tracked()
-    assert asked.registries == [registry, URI]
+    assert mlflow_queries.registries == [registry, URI]
 
 
 async def test_a_login_that_fails_is_not_repeated_by_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,18 +300,20 @@ async def test_logins_of_one_workspace_are_told_apart(databricks: Workspace) -> 
     # A login may go to a server that only one Secret names.
     world, uris = World(), {"uri": "databricks"}
     for number in (1, 2):
-        held = secret(**databricks.secret)
-        held["metadata"]["namespace"] = f"team-{number}"
-        world.kube.keep(held)
+        secret_body = secret(**databricks.secret)
+        secret_body["metadata"]["namespace"] = f"team-{number}"
+        world.kube.keep(secret_body)
     places = []
     for number in (1, 2):
         job = of_team(number, **uris)
-        found = await world.poller.tracked(job)
-        assert found
-        places.append([find_place(job, found, uri) for uri in (found.server.uri, found.server.registry_uri)])
-    (one, registry), (other, _) = places
-    assert one == registry
-    assert one != other
+        mlflow = await world.poller.tracked(job)
+        assert mlflow
+        places.append(
+            [find_place(job, mlflow, uri) for uri in (mlflow.server.uri, mlflow.server.registry_uri)]
+        )
+    (first, registry), (other_job, _) = places
+    assert first == registry
+    assert first != other_job
 
 
 def test_a_tracking_error_carries_its_problem() -> None:

@@ -22,14 +22,14 @@ PREPARED = condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED)
 
 
 async def test_what_the_job_controls_is_read() -> None:
-    mine = {"kind": "SparkApplication", **application(ownerReferences=OWNER)}
+    own_application = {"kind": "SparkApplication", **application(ownerReferences=OWNER)}
     forged = {"kind": "SparkApplication", **application(name="forged")}
     pods: list[Json] = [{"kind": "Pod", **driver()}, {"kind": "Pod", **driver(name="forged")}]
     del pods[1]["metadata"]["ownerReferences"]
-    kube = StandIn(mine, forged, *pods)
-    found = await ApplicationReader(kube).read(ftj(data=data()))
-    assert found
-    assert ([*found.by_name], [pod["metadata"]["name"] for pod in found.drivers]) == (
+    kube = StandIn(own_application, forged, *pods)
+    answer = await ApplicationReader(kube).read(ftj(data=data()))
+    assert answer
+    assert ([*answer.by_name], [pod["metadata"]["name"] for pod in answer.drivers]) == (
         ["tune-prep-1"],
         ["tune-prep-1-driver"],
     )
@@ -47,7 +47,7 @@ async def test_nothing_is_read_of_other_jobs() -> None:
 
 
 PROBLEMS = {
-    404: (ConditionReason.SPARK_OPERATOR_MISSING, "install the spark-operator, and the job goes on"),
+    404: (ConditionReason.SPARK_OPERATOR_MISSING, "install the spark-operator, and the job continues"),
     403: (ConditionReason.SPARK_OPERATOR_FORBIDDEN, "install the chart with rbac.sparkApplications"),
 }
 
@@ -58,10 +58,10 @@ async def test_without_the_spark_operator_or_its_rights(
 ) -> None:
     kube = StandIn()
     kube.refuse["list", "SparkApplication"] = KubeError(code, "no")
-    found = await ApplicationReader(kube).read(ftj(data=data()))
-    assert isinstance(found, Applications)
-    assert isinstance(found.problem, Problem)
-    assert (found.problem.reason, expected[1] in found.problem.message) == (expected[0], True)
+    answer = await ApplicationReader(kube).read(ftj(data=data()))
+    assert isinstance(answer, Applications)
+    assert isinstance(answer.problem, Problem)
+    assert (answer.problem.reason, expected[1] in answer.problem.message) == (expected[0], True)
 
 
 async def test_an_api_server_that_is_away_is_asked_again() -> None:

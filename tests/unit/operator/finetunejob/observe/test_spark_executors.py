@@ -43,9 +43,9 @@ async def test_nothing_is_read_where_no_executor_can_be(job: Any, pods: list[Jso
 async def test_executors_that_are_missing_are_tried() -> None:
     kube = StandIn({"kind": "Pod", **executor(1)})
     kube.refuse["rehearse", "Pod"] = KubeError(403, QUOTA)
-    found = await read(kube, [running(0)])
-    assert [item["metadata"]["name"] for item in found.pods] == ["tune-prep-0-abcde-exec-1"]
-    assert found.refusal == f"1 of 2 executors cannot be created: {QUOTA}"
+    answer = await read(kube, [running(0)])
+    assert [item["metadata"]["name"] for item in answer.pods] == ["tune-prep-0-abcde-exec-1"]
+    assert answer.refusal == f"1 of 2 executors cannot be created: {QUOTA}"
     assert kube.asked == [LIST, TRIAL]
 
 

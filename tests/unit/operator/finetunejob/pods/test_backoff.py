@@ -62,7 +62,7 @@ def test_an_attempt_in_vain_is_followed_after_a_while() -> None:
         "False",
         ConditionReason.RESTARTING,
         "attempt 1 was preempted before it had a checkpoint: pod tune-train-1-0-abcde; at 12:00:31 UTC, attempt 2 "
-        "starts from the beginning: no checkpoint is known",
+        "starts from the beginning: no checkpoint is recorded",
     )
     assert (status.attempt, status.restarts, status.idle_restarts, status.restart_time) == (
         2,
@@ -102,11 +102,11 @@ FRUITFUL: dict[str, tuple[FineTuneJobStatus, Observed]] = {
 }
 
 
-@pytest.mark.parametrize(("before", "seen"), FRUITFUL.values(), ids=FRUITFUL)
+@pytest.mark.parametrize(("before", "observation"), FRUITFUL.values(), ids=FRUITFUL)
 def test_an_attempt_that_came_to_something_is_followed_at_once(
-    before: FineTuneJobStatus, seen: Observed
+    before: FineTuneJobStatus, observation: Observed
 ) -> None:
-    decision = conclude(ftj(before, checkpoint={"uri": "/c"}), seen, at=later(500))
+    decision = conclude(ftj(before, checkpoint={"uri": "/c"}), observation, at=later(500))
     status = decision.status
     assert (status.idle_restarts, status.restart_time, decision.requeue_seconds) == (None, None, 0.1)
 
@@ -118,8 +118,8 @@ def test_the_failure_remembers_how_far_the_checkpoints_were() -> None:
 
 
 def test_a_restart_that_counts_does_not_wait() -> None:
-    seen = observed(child("tune-train-1", "Failed", lived=1), pods=[ended("tune-train-1", 0, 1)])
-    decision = conclude(ftj(running(), checkpoint={"uri": "/c"}), seen, at=later(2))
+    observation = observed(child("tune-train-1", "Failed", lived=1), pods=[ended("tune-train-1", 0, 1)])
+    decision = conclude(ftj(running(), checkpoint={"uri": "/c"}), observation, at=later(2))
     assert (decision.status.restarts, decision.status.restart_time, decision.requeue_seconds) == (
         1,
         None,
@@ -128,8 +128,8 @@ def test_a_restart_that_counts_does_not_wait() -> None:
 
 
 def test_a_restart_that_counts_ends_the_row_of_those_that_do_not() -> None:
-    seen = observed(child("tune-train-1", "Failed", lived=1), pods=[ended("tune-train-1", 0, 1)])
-    assert conclude(ftj(running(idle_restarts=6)), seen, at=later(2)).status.idle_restarts is None
+    observation = observed(child("tune-train-1", "Failed", lived=1), pods=[ended("tune-train-1", 0, 1)])
+    assert conclude(ftj(running(idle_restarts=6)), observation, at=later(2)).status.idle_restarts is None
 
 
 def test_who_resumes_a_job_does_not_wait() -> None:

@@ -36,8 +36,8 @@ RULES: list[Json] = [
 
 
 def draft(evaluation: Json, settings: Any = SETTINGS, before: Any = KNOWN, **parts: Any) -> Draft:
-    found = ftj(before, register={"model": "tuned"}, evaluation=evaluation, **parts)
-    return Draft(found, observed(), NOW, settings)
+    finetunejob = ftj(before, register={"model": "tuned"}, evaluation=evaluation, **parts)
+    return Draft(finetunejob, observed(), NOW, settings)
 
 
 def job(evaluation: Json, version: RegisteredVersion = VERSION, **parts: Any) -> Json:
@@ -45,22 +45,25 @@ def job(evaluation: Json, version: RegisteredVersion = VERSION, **parts: Any) ->
 
 
 def pod(evaluation: Json, **parts: Any) -> Json:
-    found: Json = job(evaluation, **parts)["spec"]["template"]["spec"]
-    return found
+    spec: Json = job(evaluation, **parts)["spec"]["template"]["spec"]
+    return spec
 
 
 def container(evaluation: Json, **parts: Any) -> Json:
-    found: Json = pod(evaluation, **parts)["containers"][0]
-    return found
+    containers: Json = pod(evaluation, **parts)["containers"][0]
+    return containers
 
 
 def test_the_built_in_evaluation() -> None:
-    made = job({"env": [{"name": "A", "value": "b"}]}, env=[{"name": "ALL", "value": "c"}])
-    assert made["metadata"]["name"] == "tune-evaluate"
-    assert made["metadata"]["annotations"] == {"finetune.dev/version": "4"}
-    assert made["metadata"]["labels"]["finetune.dev/component"] == "evaluate"
-    assert (made["spec"]["backoffLimit"], made["spec"]["podFailurePolicy"]) == (2, {"rules": RULES})
-    pod = made["spec"]["template"]["spec"]
+    finetunejob = job({"env": [{"name": "A", "value": "b"}]}, env=[{"name": "ALL", "value": "c"}])
+    assert finetunejob["metadata"]["name"] == "tune-evaluate"
+    assert finetunejob["metadata"]["annotations"] == {"finetune.dev/version": "4"}
+    assert finetunejob["metadata"]["labels"]["finetune.dev/component"] == "evaluate"
+    assert (finetunejob["spec"]["backoffLimit"], finetunejob["spec"]["podFailurePolicy"]) == (
+        2,
+        {"rules": RULES},
+    )
+    pod = finetunejob["spec"]["template"]["spec"]
     [main] = pod["containers"]
     assert (main["name"], main["image"]) == ("evaluate", "trainer:1")
     assert (main["command"], main["args"]) == (["finetune-evaluate"], ["--model", URI])
@@ -83,8 +86,8 @@ def test_a_command_of_your_own_gets_the_model_from_an_init_container_that_reads_
     main = {"name": "evaluate", "volumeMounts": [mount], "resources": resources}
     template = {"spec": {"containers": [main], "volumes": [{"name": "base", "emptyDir": {}}]}}
     env = [{"name": "PYTHONPATH", "value": "/harness"}]
-    made = job({**COMMAND, "image": "harness:1", "podTemplate": template, "env": env})
-    pod = made["spec"]["template"]["spec"]
+    finetunejob = job({**COMMAND, "image": "harness:1", "podTemplate": template, "env": env})
+    pod = finetunejob["spec"]["template"]["spec"]
     [fetch], [main] = pod["initContainers"], pod["containers"]
     assert (main["image"], main["command"], main["args"]) == ("harness:1", ["judge"], ["--fast"])
     assert (fetch["name"], fetch["image"]) == ("fetch", "trainer:1")
@@ -103,7 +106,7 @@ def test_a_command_of_your_own_gets_the_model_from_an_init_container_that_reads_
     assert mount in main["volumeMounts"]
     assert {"name": "evaluated-model", "emptyDir": {}} in pod["volumes"]
     of_fetch = {**RULES[1]["onExitCodes"], "containerName": "fetch"}
-    assert made["spec"]["podFailurePolicy"]["rules"] == [
+    assert finetunejob["spec"]["podFailurePolicy"]["rules"] == [
         RULES[0],
         {"action": "FailJob", "onExitCodes": of_fetch},
         RULES[1],
@@ -111,19 +114,19 @@ def test_a_command_of_your_own_gets_the_model_from_an_init_container_that_reads_
 
 
 def test_a_command_of_your_own_finds_its_parameters_alone() -> None:
-    given = {**COMMAND, "parameters": {"tasks": ["arc"], "shots": 5}}
-    made = evaluation_pod.build_recipe(draft(given), VERSION)["data"]
-    assert yaml.safe_load(made["parameters.yaml"]) == given["parameters"]
-    assert yaml.safe_load(made["recipe.yaml"])["parameters"] == given["parameters"]
-    values = {item["name"]: item["value"] for item in container(given)["env"]}
+    evaluation = {**COMMAND, "parameters": {"tasks": ["arc"], "shots": 5}}
+    data = evaluation_pod.build_recipe(draft(evaluation), VERSION)["data"]
+    assert yaml.safe_load(data["parameters.yaml"]) == evaluation["parameters"]
+    assert yaml.safe_load(data["recipe.yaml"])["parameters"] == evaluation["parameters"]
+    values = {item["name"]: item["value"] for item in container(evaluation)["env"]}
     assert values["HYPERPARAMETERS_PATH"] == "/etc/finetune/parameters.yaml"
     assert set(evaluation_pod.build_recipe(draft({}), VERSION)["data"]) == {"recipe.yaml"}
 
 
 def test_a_volume_of_the_template_can_hold_the_model() -> None:
     volume = {"name": "evaluated-model", "persistentVolumeClaim": {"claimName": "large"}}
-    found = pod({**COMMAND, "podTemplate": {"spec": {"volumes": [volume]}}})
-    assert [item for item in found["volumes"] if item["name"] == "evaluated-model"] == [volume]
+    pod_body = pod({**COMMAND, "podTemplate": {"spec": {"volumes": [volume]}}})
+    assert [item for item in pod_body["volumes"] if item["name"] == "evaluated-model"] == [volume]
 
 
 SCRIPT: Json = {"trainer": {"image": "mine:1", "command": ["train"]}}
@@ -141,17 +144,17 @@ IMAGES: dict[str, tuple[Json, Json, str, str | None]] = {
 
 @pytest.mark.parametrize(("evaluation", "parts", "image", "fetches"), IMAGES.values(), ids=IMAGES)
 def test_images(evaluation: Json, parts: Json, image: str, fetches: str | None) -> None:
-    found = pod(evaluation, **parts)
-    assert found["containers"][0]["image"] == image
-    assert [item["image"] for item in found.get("initContainers", [])] == ([fetches] if fetches else [])
+    pod_body = pod(evaluation, **parts)
+    assert pod_body["containers"][0]["image"] == image
+    assert [item["image"] for item in pod_body.get("initContainers", [])] == ([fetches] if fetches else [])
 
 
 def test_the_container_of_a_workspace_logs_in_as_the_training_does() -> None:
     tracking = {"uri": "databricks", "secretRef": {"name": "s"}, "trainerSecretRef": {"name": "t"}}
-    found = pod(COMMAND, tracking=tracking)
-    for one in (found["containers"][0], found["initContainers"][0]):
-        keys = [item["valueFrom"]["secretKeyRef"]["name"] for item in one["env"] if "valueFrom" in item]
-        assert (keys, one["envFrom"]) == (["t"] * 4, [])
+    pod_body = pod(COMMAND, tracking=tracking)
+    for its_container in (pod_body["containers"][0], pod_body["initContainers"][0]):
+        keys = [item["valueFrom"]["secretKeyRef"]["name"] for item in its_container["env"] if "valueFrom" in item]
+        assert (keys, its_container["envFrom"]) == (["t"] * 4, [])
 
 
 def test_the_recipe_names_the_splits_that_were_prepared_and_the_parameters_of_the_command() -> None:
@@ -204,8 +207,8 @@ OTHER: dict[str, Json] = {
 
 
 def digest(evaluation: Json, version: RegisteredVersion = VERSION, **parts: Any) -> str:
-    found: str = job(evaluation, version, **parts)["metadata"]["annotations"]["finetune.dev/digest"]
-    return found
+    message: str = job(evaluation, version, **parts)["metadata"]["annotations"]["finetune.dev/digest"]
+    return message
 
 
 @pytest.mark.parametrize("evaluation", SAME.values(), ids=SAME)
@@ -226,16 +229,16 @@ def test_numbers_on_another_version_of_the_table_are_not_comparable() -> None:
     assert (on(3), on(4) == on(3)) == (digest(COMMAND), False)
     newest: Json = {"data": {**SPLITS, "splits": {"type": "Delta", "path": "/data/splits"}}}
     read = [
-        dataclasses.replace(VERSION, version=number, tags={"finetune_data_version": seen})
-        for number, seen in (("4", "3"), ("5", "3"), ("6", "8"))
+        dataclasses.replace(VERSION, version=number, tags={"finetune_data_version": table_version})
+        for number, table_version in (("4", "3"), ("5", "3"), ("6", "8"))
     ]
     first, second, third = (digest(COMMAND, version, **newest) for version in read)
     assert (first == second, first == third) == (True, False)
 
 
 def test_numbers_are_comparable_wherever_the_same_preparation_wrote_its_table() -> None:
-    def after(path: str, version: int, made: str) -> str:
-        data = DataStatus(rows=COUNTS, tokens=COUNTS, path=path, version=version, digest=made)
+    def after(path: str, version: int, message: str) -> str:
+        data = DataStatus(rows=COUNTS, tokens=COUNTS, path=path, version=version, digest=message)
         return digest(COMMAND, data=SOURCE, before=KNOWN.model_copy(update={"data": data}))
 
     first = after("/a", 1, "c0ffee")

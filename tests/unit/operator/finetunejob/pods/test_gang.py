@@ -189,8 +189,8 @@ EXPECTED: Json = {
 
 
 def children(before: Any = None, **parts: Any) -> list[Json]:
-    found = conclude(ftj(before, **parts), observed(mlflow=tracked()), settings=SETTINGS)
-    return list(found.apply)
+    prepared_columns = conclude(ftj(before, **parts), observed(mlflow=tracked()), settings=SETTINGS)
+    return list(prepared_columns.apply)
 
 
 def test_the_job_of_an_attempt() -> None:
@@ -216,9 +216,9 @@ def test_the_recipe_names_the_splits_that_preparation_made() -> None:
         condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED),
         data=DataStatus(path="/data/splits", version=7, digest="c0ffee", source_version=3),
     )
-    made = children(before, data=SOURCE)[1]
-    assert (made["kind"], made["metadata"]["name"]) == ("ConfigMap", "tune-train")
-    recipe = yaml.safe_load(made["data"]["recipe.yaml"])
+    bodies = children(before, data=SOURCE)[1]
+    assert (bodies["kind"], bodies["metadata"]["name"]) == ("ConfigMap", "tune-train")
+    recipe = yaml.safe_load(bodies["data"]["recipe.yaml"])
     assert recipe["data"]["splits"] == {"type": "Delta", "path": "/data/splits", "version": 7}
     assert recipe["prepared"] == {
         "path": "/data/splits",
@@ -242,10 +242,10 @@ PARAMETERS: Json = {
 
 def test_a_command_finds_its_parameters_alone_and_typed() -> None:
     trainer = {"command": ["torchrun", "t.py"], "parameters": PARAMETERS}
-    made = children(trainer=trainer)[1]["data"]
-    assert set(made) == {"recipe.yaml", "parameters.yaml"}
-    assert yaml.safe_load(made["parameters.yaml"]) == PARAMETERS
-    assert yaml.safe_load(made["recipe.yaml"])["parameters"] == PARAMETERS
+    data = children(trainer=trainer)[1]["data"]
+    assert set(data) == {"recipe.yaml", "parameters.yaml"}
+    assert yaml.safe_load(data["parameters.yaml"]) == PARAMETERS
+    assert yaml.safe_load(data["recipe.yaml"])["parameters"] == PARAMETERS
     assert yaml.safe_load(children(trainer={"command": ["t"]})[1]["data"]["parameters.yaml"]) == {}
 
 
@@ -262,10 +262,10 @@ def test_only_a_command_has_a_file_of_parameters_and_only_with_code_a_folder_of_
 
 
 def test_a_command_needs_neither_model_nor_data() -> None:
-    made = children(model=None, data=None, trainer={"command": ["torchrun", "t.py"]})
-    recipe = yaml.safe_load(made[1]["data"]["recipe.yaml"])
+    bodies = children(model=None, data=None, trainer={"command": ["torchrun", "t.py"]})
+    recipe = yaml.safe_load(bodies[1]["data"]["recipe.yaml"])
     assert {"model", "data", "prepared"} & set(recipe) == set()
-    assert made[2]["spec"]["template"]["spec"]["volumes"][-1]["name"] == "recipe"
+    assert bodies[2]["spec"]["template"]["spec"]["volumes"][-1]["name"] == "recipe"
 
 
 FOUND = Columns(type="Messages", messages="messages")
@@ -278,15 +278,15 @@ COLUMNS: dict[str, tuple[Json | None, Columns | None, Json | None]] = {
 }
 
 
-@pytest.mark.parametrize(("named", "found", "expected"), COLUMNS.values(), ids=COLUMNS)
+@pytest.mark.parametrize(("spec_columns", "prepared_columns", "expected"), COLUMNS.values(), ids=COLUMNS)
 def test_training_follows_the_columns_of_the_preparation(
-    named: Json | None, found: Columns | None, expected: Json | None
+    spec_columns: Json | None, prepared_columns: Columns | None, expected: Json | None
 ) -> None:
     before = status(
         condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED),
-        data=DataStatus(path="/data/splits", version=7, columns=found),
+        data=DataStatus(path="/data/splits", version=7, columns=prepared_columns),
     )
-    data = {key: value for key, value in {**SOURCE, "columns": named}.items() if value is not None}
+    data = {key: value for key, value in {**SOURCE, "columns": spec_columns}.items() if value is not None}
     recipe = yaml.safe_load(children(before, data=data)[1]["data"]["recipe.yaml"])
     assert recipe["data"].get("columns") == expected
 
@@ -317,9 +317,9 @@ def test_the_built_in_loop_runs_in_the_operators_image() -> None:
 
 
 def test_a_job_without_a_queue_starts_at_once() -> None:
-    made = children()[2]
-    assert "suspend" not in made["spec"]
-    assert "kueue.x-k8s.io/queue-name" not in made["metadata"]["labels"]
+    bodies = children()[2]
+    assert "suspend" not in bodies["spec"]
+    assert "kueue.x-k8s.io/queue-name" not in bodies["metadata"]["labels"]
 
 
 def test_no_code_is_fatal_when_none_is_said_to_be() -> None:

@@ -107,10 +107,10 @@ HEALTH: dict[str, tuple[list[Json], dict[str, str], tuple[str, str, str] | None]
 }
 
 
-@pytest.mark.parametrize(("found", "rejections", "expected"), HEALTH.values(), ids=HEALTH)
-def test_health(found: list[Json], rejections: dict[str, str], expected: tuple[str, str, str] | None) -> None:
-    seen = observed(child(JOB), pods=found, rejections=rejections)
-    assert said(conclude(ftj(running()), seen, at=later(30)), ConditionType.PODS_HEALTHY) == expected
+@pytest.mark.parametrize(("pods", "rejections", "expected"), HEALTH.values(), ids=HEALTH)
+def test_health(pods: list[Json], rejections: dict[str, str], expected: tuple[str, str, str] | None) -> None:
+    observation = observed(child(JOB), pods=pods, rejections=rejections)
+    assert said(conclude(ftj(running()), observation, at=later(30)), ConditionType.PODS_HEALTHY) == expected
 
 
 def event(reason: str, message: str, at: float = 0) -> PodEvent:
@@ -132,7 +132,7 @@ TOLD_BY_EVENTS: dict[str, tuple[list[Json], Events, float, tuple[str, str]]] = {
         60,
         (
             ConditionReason.SCALING_UP,
-            f"pod {FIRST} waits for a node, which is on its way: {SCALES.message}",
+            f"pod {FIRST} waits for a node that is being added: {SCALES.message}",
         ),
     ),
     "Karpenter adds nodes, and Events are read of the first and the last pod": (
@@ -141,7 +141,7 @@ TOLD_BY_EVENTS: dict[str, tuple[list[Json], Events, float, tuple[str, str]]] = {
         60,
         (
             ConditionReason.SCALING_UP,
-            f"pod {FIRST} waits for a node, which is on its way: {NOMINATED.message} (3 of 2 pods wait)",
+            f"pod {FIRST} waits for a node that is being added: {NOMINATED.message} (3 of 2 pods wait)",
         ),
     ),
     "a node for the first pod only": (
@@ -184,22 +184,22 @@ TOLD_BY_EVENTS: dict[str, tuple[list[Json], Events, float, tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("found", "events", "seconds", "expected"), TOLD_BY_EVENTS.values(), ids=TOLD_BY_EVENTS
+    ("pods", "events", "seconds", "expected"), TOLD_BY_EVENTS.values(), ids=TOLD_BY_EVENTS
 )
 def test_what_events_tell(
-    found: list[Json], events: Events, seconds: float, expected: tuple[str, str]
+    pods: list[Json], events: Events, seconds: float, expected: tuple[str, str]
 ) -> None:
-    seen = observed(child(JOB), pods=found, pod_events=events)
-    told = said(conclude(ftj(running()), seen, at=later(seconds)), ConditionType.PODS_HEALTHY)
-    assert told is not None
-    assert told[1:] == expected
+    observation = observed(child(JOB), pods=pods, pod_events=events)
+    condition = said(conclude(ftj(running()), observation, at=later(seconds)), ConditionType.PODS_HEALTHY)
+    assert condition is not None
+    assert condition[1:] == expected
 
 
 def test_a_node_on_its_way_is_what_the_summary_says() -> None:
-    seen = observed(child(JOB), pods=BOTH, pod_events={FIRST: (SCALES,)})
-    told = said(conclude(ftj(running()), seen, at=NOW), ConditionType.READY)
-    assert told is not None
-    assert told[:2] == ("False", ConditionReason.SCALING_UP)
+    observation = observed(child(JOB), pods=BOTH, pod_events={FIRST: (SCALES,)})
+    condition = said(conclude(ftj(running()), observation, at=NOW), ConditionType.READY)
+    assert condition is not None
+    assert condition[:2] == ("False", ConditionReason.SCALING_UP)
 
 
 PULLS = event("Pulling", 'Pulling image "trainer:1"')
@@ -219,19 +219,19 @@ PULLING: dict[str, tuple[list[Json], Events, str]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "events", "message"), PULLING.values(), ids=PULLING)
-def test_an_image_that_takes_long_is_told(found: list[Json], events: Events, message: str) -> None:
-    seen = observed(child(JOB), pods=found, pod_events=events)
-    told = said(conclude(ftj(running()), seen, at=later(60)), ConditionType.TRAINED)
-    assert told == ("False", ConditionReason.STARTING, message)
+@pytest.mark.parametrize(("pods", "events", "message"), PULLING.values(), ids=PULLING)
+def test_an_image_that_takes_long_is_told(pods: list[Json], events: Events, message: str) -> None:
+    observation = observed(child(JOB), pods=pods, pod_events=events)
+    condition = said(conclude(ftj(running()), observation, at=later(60)), ConditionType.TRAINED)
+    assert condition == ("False", ConditionReason.STARTING, message)
 
 
 def test_an_image_of_the_preparation_too() -> None:
     starting = pod("tune-prep", 0, "Pending", ready=False, node="node-1", component="prep")
-    seen = observed(child("tune-prep"), pods=[starting], pod_events={"tune-prep-0-abcde": (PULLS,)})
-    told = said(conclude(ftj(data=SOURCE), seen, at=later(60)), ConditionType.PREPARED)
-    assert told is not None
-    assert told[2] == (
+    observation = observed(child("tune-prep"), pods=[starting], pod_events={"tune-prep-0-abcde": (PULLS,)})
+    condition = said(conclude(ftj(data=SOURCE), observation, at=later(60)), ConditionType.PREPARED)
+    assert condition is not None
+    assert condition[2] == (
         'the prep pod is starting; pod tune-prep-0-abcde on node node-1: Pulling image "trainer:1"; kubectl logs '
         "job/tune-prep shows its progress"
     )
@@ -245,17 +245,17 @@ OFFERED: dict[str, tuple[Json, frozenset[str] | None, str]] = {
     "no node with GPUs": (
         GPU_POD,
         frozenset({"cpu"}),
-        f"{NO_GPU}; no node offers nvidia.com/gpu: is its device plugin installed?",
+        f"{NO_GPU}; no node offers nvidia.com/gpu: check that its device plugin is installed",
     ),
     "a pod without GPUs": (unschedulable(0), frozenset({"cpu"}), NO_GPU),
 }
 
 
-@pytest.mark.parametrize(("found", "offered_resources", "message"), OFFERED.values(), ids=OFFERED)
+@pytest.mark.parametrize(("pod_body", "offered_resources", "message"), OFFERED.values(), ids=OFFERED)
 def test_a_gpu_that_no_node_offers_is_named(
-    found: Json, offered_resources: frozenset[str] | None, message: str
+    pod_body: Json, offered_resources: frozenset[str] | None, message: str
 ) -> None:
     decision = conclude(
-        ftj(running()), observed(child(JOB), pods=[found], offered_resources=offered_resources)
+        ftj(running()), observed(child(JOB), pods=[pod_body], offered_resources=offered_resources)
     )
     assert said(decision, ConditionType.PODS_HEALTHY) == ("False", ConditionReason.UNSCHEDULABLE, message)

@@ -44,14 +44,19 @@ class Ended(NamedTuple):
 
 
 def environment(folder: Path, packages: Path, **more: str) -> dict[str, str]:
-    here = {
+    variables = {
         "FINETUNE_DEPENDENCIES_PATH": str(folder / "installed"),
         "FINETUNE_TERMINATION_PATH": str(folder / "said"),
         # NB: torchrun leaves its logs there.
         "TMPDIR": str(folder),
     }
-    given = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(packages), "PIP_USER": "1", "PYTHONWARNINGS": ""}
-    return {**os.environ, **here, **given, **more}
+    pip_variables = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(packages),
+        "PIP_USER": "1",
+        "PYTHONWARNINGS": "",
+    }
+    return {**os.environ, **variables, **pip_variables, **more}
 
 
 def install(
@@ -94,18 +99,24 @@ def test_a_script_of_torchrun_finds_what_the_image_lacks(tmp_path: Path, package
         "tiny.py",
         "tiny-1.0.dist-info",
     }
-    script, found = tmp_path / "my_train.py", tmp_path / "found.json"
+    script, report_file = tmp_path / "my_train.py", tmp_path / "found.json"
     script.write_text(SCRIPT)
-    torchrun = ["torchrun", "--nproc-per-node=1", f"--master-port={free_port()}", str(script), str(found)]
+    torchrun = [
+        "torchrun",
+        "--nproc-per-node=1",
+        f"--master-port={free_port()}",
+        str(script),
+        str(report_file),
+    ]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     subprocess.run(
         [sys.executable, installer.__file__, installer.RUN, *torchrun],
         env=environment(tmp_path, packages, PATH=path, PYTHONPATH="/of/the/image"), capture_output=True, check=True,
     )  # fmt: skip
-    told = json.loads(found.read_text())
+    message = json.loads(report_file.read_text())
     image = str(Path(sys.executable).parent.parent)
-    assert all(place.startswith(image) for place in told.pop("image"))
-    assert told == {
+    assert all(place.startswith(image) for place in message.pop("image"))
+    assert message == {
         "version": "1.0",
         "place": str(site / "tiny.py"),
         "program": str(tmp_path / "installed/bin/tiny"),
@@ -242,12 +253,12 @@ WRONG: dict[str, tuple[str, int, str]] = {
 def test_a_requirement_with_an_address_that_is_wrong(
     tmp_path: Path, packages: Path, servers: tuple[str, GitServer], wrong: tuple[str, int, str]
 ) -> None:
-    requirement, code, told = wrong
+    requirement, code, message = wrong
     files, git = servers
-    given = requirement.format(files=files, git=git.address)
-    ended = install(tmp_path, packages, given, GIT_SSL_CAINFO=str(git.authority))
+    address = requirement.format(files=files, git=git.address)
+    ended = install(tmp_path, packages, address, GIT_SSL_CAINFO=str(git.authority))
     assert (ended.code, ended.reason) == (code, "DependenciesFailed")
-    assert ended.message.startswith(f"{START}{told}")
+    assert ended.message.startswith(f"{START}{message}")
 
 
 def test_an_address_on_a_server_that_is_away(tmp_path: Path, packages: Path) -> None:
@@ -322,8 +333,8 @@ def test_an_index_without_what_a_build_needs(
     with serving(lambda request: answers.get(request.target, Answer(404))) as address:
         index = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": f"{address}/simple", "PIP_RETRIES": "0"}
         ended = install(tmp_path, packages, "built", **index)
-    told = ended.message.replace(address, "http://127.0.0.1:PORT")
-    assert (ended.code, told[: len(expected[1])]) == expected
+    message = ended.message.replace(address, "http://127.0.0.1:PORT")
+    assert (ended.code, message[: len(expected[1])]) == expected
 
 
 BACKEND = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'

@@ -117,11 +117,13 @@ REPOSITORIES: dict[str, tuple[str, str, tuple[int, str]]] = {
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-@pytest.mark.parametrize(("said", "command", "expected"), REPOSITORIES.values(), ids=REPOSITORIES)
-def test_what_git_says_of_a_repository(said: str, command: str, end: str, expected: tuple[int, str]) -> None:
-    output = f"Collecting tiny@ git+https://host/a.git\n  {said}\n  error: subprocess-exited-with-error\n\n  {end.format(command)}"
-    found = installer.explain_failure(output)
-    assert (found.code, str(found)) == expected
+@pytest.mark.parametrize(("message", "command", "expected"), REPOSITORIES.values(), ids=REPOSITORIES)
+def test_what_git_says_of_a_repository(
+    message: str, command: str, end: str, expected: tuple[int, str]
+) -> None:
+    output = f"Collecting tiny@ git+https://host/a.git\n  {message}\n  error: subprocess-exited-with-error\n\n  {end.format(command)}"
+    failure = installer.explain_failure(output)
+    assert (failure.code, str(failure)) == expected
 
 
 def test_an_image_without_git() -> None:
@@ -129,8 +131,8 @@ def test_an_image_without_git() -> None:
         "  ERROR: Error [Errno 2] No such file or directory: 'git' while executing command git version\n"
         "ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?\n"
     )
-    found = installer.explain_failure(output)
-    assert (found.code, str(found)) == (
+    failure = installer.explain_failure(output)
+    assert (failure.code, str(failure)) == (
         64,
         "the image has no git, which a requirement needs: use an image that has it, or name the package of an index",
     )

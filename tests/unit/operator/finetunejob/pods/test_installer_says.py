@@ -160,8 +160,8 @@ OUTPUTS: dict[str, tuple[str, tuple[int, str]]] = {
 
 @pytest.mark.parametrize(("output", "expected"), OUTPUTS.values(), ids=OUTPUTS)
 def test_what_pip_says(output: str, expected: tuple[int, str]) -> None:
-    found = installer.explain_failure(output)
-    assert (found.code, str(found)) == expected
+    failure = installer.explain_failure(output)
+    assert (failure.code, str(failure)) == expected
 
 
 # What pip's log says of a build that fails, and what is told beside its output.
@@ -201,8 +201,8 @@ BUILDS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("log", "why"), BUILDS.values(), ids=BUILDS)
 def test_a_build_that_fails_is_told_in_its_own_words(log: str, why: str) -> None:
-    found = installer.explain_failure(FAILS, log)
-    assert (found.code, str(found)) == (64, UNBUILT.replace("subprocess-exited-with-error", why))
+    failure = installer.explain_failure(FAILS, log)
+    assert (failure.code, str(failure)) == (64, UNBUILT.replace("subprocess-exited-with-error", why))
 
 
 # What pip's log says of pages, after which pip says that no version is there; and what is told.
@@ -283,8 +283,8 @@ LOGS: dict[str, tuple[str, tuple[int, str]]] = {
 
 @pytest.mark.parametrize(("log", "expected"), LOGS.values(), ids=LOGS)
 def test_a_package_is_missing_only_where_every_index_says_so(log: str, expected: tuple[int, str]) -> None:
-    found = installer.explain_failure(NOT_FOUND, log)
-    assert (found.code, str(found)) == expected
+    failure = installer.explain_failure(NOT_FOUND, log)
+    assert (failure.code, str(failure)) == expected
 
 
 # The error of an address, as pip ends with it, and what is told.
@@ -478,21 +478,23 @@ ADDRESSES: dict[str, tuple[str, tuple[int, str]]] = {
 
 @pytest.mark.parametrize(("output", "expected"), ADDRESSES.values(), ids=ADDRESSES)
 def test_what_pip_says_of_an_address(output: str, expected: tuple[int, str]) -> None:
-    given = ["datasets>=3", f"tiny[all] @ {ADDRESS}#sha256=00 ; python_version > '3'"]
-    found = installer.explain_failure(output, requirements=given)
-    assert (found.code, str(found)) == expected
+    requirements = ["datasets>=3", f"tiny[all] @ {ADDRESS}#sha256=00 ; python_version > '3'"]
+    failure = installer.explain_failure(output, requirements=requirements)
+    assert (failure.code, str(failure)) == expected
 
 
 def test_an_address_with_a_port_and_a_name() -> None:
-    given = ["tiny @ http://me@host:8080/a%20b/tiny.whl?x=1"]
+    requirements = ["tiny @ http://me@host:8080/a%20b/tiny.whl?x=1"]
     refused = "HTTPConnectionPool(host='host', port={}): Max retries exceeded with url: /a%20b/tiny.whl?x=1 (Caused by {})"
-    for port, told in (("8080", NO_SERVER), ("80", NO_ANSWER)):
-        said = refused.format(port, "NewConnectionError('Connection refused')")
-        found = installer.explain_failure(f"ERROR: {said}\n", requirements=given)
-        assert (found.code, str(found)) == (
+    for port, expected in (("8080", NO_SERVER), ("80", NO_ANSWER)):
+        line = refused.format(port, "NewConnectionError('Connection refused')")
+        failure = installer.explain_failure(f"ERROR: {line}\n", requirements=requirements)
+        assert (failure.code, str(failure)) == (
             69,
-            told.format(said[said.index("Max") if told is NO_ANSWER else 0 :]),
+            expected.format(line[line.index("Max") if expected is NO_ANSWER else 0 :]),
         )
-    gone = "http://****@host:8080/a%20b/tiny.whl?x=1"
-    found = installer.explain_failure(f"  ERROR: HTTP error 404 while getting {gone}\n", requirements=given)
-    assert found.code == 64
+    missing_url = "http://****@host:8080/a%20b/tiny.whl?x=1"
+    failure = installer.explain_failure(
+        f"  ERROR: HTTP error 404 while getting {missing_url}\n", requirements=requirements
+    )
+    assert failure.code == 64

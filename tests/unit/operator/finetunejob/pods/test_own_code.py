@@ -63,15 +63,15 @@ def trainer(**parts: Any) -> Json:
 def made(kind: str, **parts: Any) -> Json:
     """What is applied of a kind for a job that is about to train."""
     before = status(ACCEPTED, ADMITTED, PREPARED, code=CodeStatus(commit=COMMIT))
-    given = ftj(before, trainer=trainer(**parts), podTemplate=TEMPLATE)
-    decision = conclude(given, observed(), settings=SETTINGS)
-    (found,) = (body for body in decision.apply if body["kind"] == kind)
-    return found
+    trainer_spec = ftj(before, trainer=trainer(**parts), podTemplate=TEMPLATE)
+    decision = conclude(trainer_spec, observed(), settings=SETTINGS)
+    (child_body,) = (body for body in decision.apply if body["kind"] == kind)
+    return child_body
 
 
 def pod_spec(**parts: Any) -> Json:
-    found: Json = made("Job", **parts)["spec"]["template"]["spec"]
-    return found
+    job_body: Json = made("Job", **parts)["spec"]["template"]["spec"]
+    return job_body
 
 
 # What both have of the container `trainer`.
@@ -87,10 +87,10 @@ RECIPE = {"name": "recipe", "mountPath": "/etc/finetune", "readOnly": True}
 
 
 def test_a_commit_is_fetched_by_the_image_of_the_installation() -> None:
-    found = pod_spec(code=GIT)
-    mine, checkout = found["initContainers"]
-    (main,) = found["containers"]
-    assert mine == {"name": "mine", "image": "mine:1"}
+    spec_of_pod = pod_spec(code=GIT)
+    own_container, checkout = spec_of_pod["initContainers"]
+    (main,) = spec_of_pod["containers"]
+    assert own_container == {"name": "mine", "image": "mine:1"}
     env = checkout.pop("env")
     assert [item for item in env if item["name"] in ("PIP_INDEX_URL", "HOME")] == [
         {"name": "HOME", "value": "/tmp"},
@@ -118,16 +118,16 @@ def test_a_commit_is_fetched_by_the_image_of_the_installation() -> None:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*MOUNTS, {"name": "finetune-code", "mountPath": "/code", "readOnly": False}, RECIPE],
     }
-    assert {"name": "finetune-code", "emptyDir": {}} in found["volumes"]
+    assert {"name": "finetune-code", "emptyDir": {}} in spec_of_pod["volumes"]
     assert (main["workingDir"], main["command"]) == ("/code", ["torchrun", "train.py"])
     assert {"name": "finetune-code", "mountPath": "/code", "readOnly": False} in main["volumeMounts"]
     assert not any(item["name"].startswith("FINETUNE_GIT") for item in main["env"])
 
 
 def test_packages_are_installed_by_the_image_of_the_command() -> None:
-    found = pod_spec(dependencies=["datasets>=3", "trl"])
-    _, install = found["initContainers"]
-    (main,) = found["containers"]
+    spec_of_pod = pod_spec(dependencies=["datasets>=3", "trl"])
+    _, install = spec_of_pod["initContainers"]
+    (main,) = spec_of_pod["containers"]
     install.pop("env")
     place = {"name": "finetune-dependencies", "mountPath": "/var/run/finetune/dependencies"}
     script = ["python3", "/etc/finetune/dependencies.py"]
@@ -143,7 +143,7 @@ def test_packages_are_installed_by_the_image_of_the_command() -> None:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*MOUNTS, RECIPE, place],
     }
-    assert {"name": "finetune-dependencies", "emptyDir": {}} in found["volumes"]
+    assert {"name": "finetune-dependencies", "emptyDir": {}} in spec_of_pod["volumes"]
     assert main["command"] == [*script, "run", "torchrun", "train.py"]
     assert {**place, "readOnly": True} in main["volumeMounts"]
     files = made("ConfigMap", dependencies=["trl"])["data"]
@@ -153,12 +153,12 @@ def test_packages_are_installed_by_the_image_of_the_command() -> None:
 BOTH: Json = {"dependencies": ["trl"], "code": GIT}
 
 
-def volumes(*given: Json, **parts: Any) -> dict[str, Json]:
+def volumes(*user_volumes: Json, **parts: Any) -> dict[str, Json]:
     """The volumes of a job whose pod template has some, by name, without those that every pod has."""
     before = status(ACCEPTED, ADMITTED, PREPARED, code=CodeStatus(commit=COMMIT))
-    job = ftj(before, trainer=trainer(**parts), podTemplate={"spec": {"volumes": [*given]}})
-    (found,) = (body for body in conclude(job, settings=SETTINGS).apply if body["kind"] == "Job")
-    items = {item["name"]: item for item in found["spec"]["template"]["spec"]["volumes"]}
+    job = ftj(before, trainer=trainer(**parts), podTemplate={"spec": {"volumes": [*user_volumes]}})
+    (job_body,) = (body for body in conclude(job, settings=SETTINGS).apply if body["kind"] == "Job")
+    items = {item["name"]: item for item in job_body["spec"]["template"]["spec"]["volumes"]}
     return {name: item for name, item in items.items() if name not in ("tmp", "shm", "recipe")}
 
 
@@ -178,11 +178,11 @@ OF_YOURS: dict[str, Json] = {
 
 @pytest.mark.parametrize("parts", OF_YOURS.values(), ids=OF_YOURS)
 def test_volumes_of_your_own_keep_their_names_and_their_content(parts: Json) -> None:
-    mine: list[Json] = [
+    pods: list[Json] = [
         {"name": name, "persistentVolumeClaim": {"claimName": "mine"}} for name in ("code", "dependencies")
     ]
-    found = volumes(*mine, **parts)
-    assert [found[item["name"]] for item in mine] == mine
+    volumes_by_name = volumes(*pods, **parts)
+    assert [volumes_by_name[item["name"]] for item in pods] == pods
 
 
 NAMELESS: dict[str, Any] = {"no name": {"value": "x"}, "no text": {"name": 3}, "no variable": "x"}
@@ -195,8 +195,8 @@ def test_variables_without_a_name_are_left_for_the_api_server_to_refuse(item: An
         "spec": {"containers": [{"name": "trainer", "env": [item, {"name": "PYTHONHOME", "value": "/"}]}]}
     }
     job = ftj(before, trainer=trainer(code=GIT), podTemplate=template)
-    (found,) = (body for body in conclude(job, settings=SETTINGS).apply if body["kind"] == "Job")
-    pod = found["spec"]["template"]["spec"]
+    (job_body,) = (body for body in conclude(job, settings=SETTINGS).apply if body["kind"] == "Job")
+    pod = job_body["spec"]["template"]["spec"]
     checkout, main = pod["initContainers"][0]["env"], pod["containers"][0]["env"]
     assert item in checkout
     assert item in main
@@ -222,9 +222,9 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "expected"), MISTAKES.values(), ids=MISTAKES)
-def test_requirements_that_are_none(given: list[str], expected: list[str]) -> None:
-    wrong = [*own_code.mistakes(spec(trainer=trainer(dependencies=given)).trainer)]
+@pytest.mark.parametrize(("trainer_spec", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_requirements_that_are_none(trainer_spec: list[str], expected: list[str]) -> None:
+    wrong = [*own_code.mistakes(spec(trainer=trainer(dependencies=trainer_spec)).trainer)]
     assert [text[: len(start)] for text, start in zip(wrong, expected, strict=True)] == expected
 
 
@@ -242,8 +242,8 @@ ADDRESSES: dict[str, tuple[str, list[str]]] = {
 
 @pytest.mark.parametrize(("url", "expected"), ADDRESSES.values(), ids=ADDRESSES)
 def test_addresses_that_are_none(url: str, expected: list[str]) -> None:
-    given = spec(trainer=trainer(code={"git": {"url": url}})).trainer
-    assert [*own_code.mistakes(given)] == expected
+    trainer_spec = spec(trainer=trainer(code={"git": {"url": url}})).trainer
+    assert [*own_code.mistakes(trainer_spec)] == expected
 
 
 def test_a_job_with_an_address_that_is_none_fails() -> None:
@@ -258,9 +258,11 @@ JOB = "tune-train-1"
 
 def waiting(name: str) -> Json:
     """A pod whose init container of a name runs."""
-    found = pod(JOB, 0, phase="Pending")
+    job_body = pod(JOB, 0, phase="Pending")
     state = {"running": {"startedAt": "2026-08-01T12:00:00Z"}}
-    return found | {"status": {**found["status"], "initContainerStatuses": [{"name": name, "state": state}]}}
+    return job_body | {
+        "status": {**job_body["status"], "initContainerStatuses": [{"name": name, "state": state}]}
+    }
 
 
 STEPS = {
@@ -272,8 +274,8 @@ STEPS = {
 
 @pytest.mark.parametrize(("name", "expected"), STEPS.items(), ids=STEPS)
 def test_what_a_pod_does_before_it_starts_is_told(name: str, expected: str) -> None:
-    given = ftj(running(), trainer=trainer(dependencies=["trl"]))
-    decision = conclude(given, observed(child(JOB), pods=[waiting(name)]), settings=SETTINGS)
+    trainer_spec = ftj(running(), trainer=trainer(dependencies=["trl"]))
+    decision = conclude(trainer_spec, observed(child(JOB), pods=[waiting(name)]), settings=SETTINGS)
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.STARTING,

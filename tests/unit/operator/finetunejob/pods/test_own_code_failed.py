@@ -28,8 +28,8 @@ def trainer(**parts: Any) -> Json:
 
 def job(current: FineTuneJobStatus, **policy: Any) -> FineTuneJob:
     """A job with code of a repository and packages, whose commit is known."""
-    known = current.model_copy(update={"code": CodeStatus(commit="0" * 40)})
-    return ftj(known, trainer=trainer(code=CODE, dependencies=["trl>=99"]), runPolicy=policy)
+    with_code = current.model_copy(update={"code": CodeStatus(commit="0" * 40)})
+    return ftj(with_code, trainer=trainer(code=CODE, dependencies=["trl>=99"]), runPolicy=policy)
 
 
 REASONS = {"checkout": "CheckoutFailed", "dependencies": "DependenciesFailed"}
@@ -41,12 +41,12 @@ def failed(
     container: str = "dependencies",
     *,
     job: str = JOB,
-    said: str | None = None,
+    text: str | None = None,
     reason: str = "Error",
 ) -> Json:
-    """A pod whose init container ended with this code; `said`: its message, by default why, and with the reason of the step."""
+    """A pod whose init container ended with this code; `text`: its message, by default why, and with the reason of the step."""
     error = PodError(reason=REASONS.get(container, "DependenciesFailed"), message=WHY)
-    message = TerminationMessage(error=error).dump() if said is None else said
+    message = TerminationMessage(error=error).dump() if text is None else text
     at = "2026-08-01T12:00:10Z"
     ended = {"exitCode": code, "message": message, "finishedAt": at, "reason": reason}
     status = {
@@ -75,8 +75,8 @@ ENDS: dict[str, tuple[int, str, str, tuple[str, str]]] = {
 def test_a_failure_names_the_pod_and_the_requirement(
     code: int, container: str, phase: str, expected: tuple[str, str]
 ) -> None:
-    seen = observed(child(JOB, "Failed"), pods=[failed(code, container)])
-    decision = conclude(job(running()), seen, settings=SETTINGS)
+    observation = observed(child(JOB, "Failed"), pods=[failed(code, container)])
+    decision = conclude(job(running()), observation, settings=SETTINGS)
     ready = said(decision, ConditionType.READY)
     assert ready
     assert (decision.status.phase, ready[:2]) == (phase, expected)
@@ -122,8 +122,8 @@ POLICIES: dict[str, tuple[int, str, Json, tuple[Any, ...]]] = {
 def test_codes_of_runpolicy_are_those_of_the_command(
     code: int, container: str, policy: Json, expected: tuple[Any, ...]
 ) -> None:
-    seen = observed(child(JOB, "Failed", lived=400), pods=[failed(code, container)])
-    decision = conclude(job(running(), **policy), seen, settings=SETTINGS)
+    observation = observed(child(JOB, "Failed", lived=400), pods=[failed(code, container)])
+    decision = conclude(job(running(), **policy), observation, settings=SETTINGS)
     end, at = said(decision, ConditionType.FAILED), decision.status.restart_time
     waits = (at - NOW).total_seconds() if at else None
     assert (end[1] if end else None, decision.status.attempt, decision.status.restarts, waits) == expected
@@ -132,28 +132,28 @@ def test_codes_of_runpolicy_are_those_of_the_command(
 # A pod whose init container leaves no words of its own, then the reason and the message of status.lastFailure.
 SILENT: dict[str, tuple[Json, tuple[str, str]]] = {
     "no memory": (
-        failed(137, said="", reason="OOMKilled"),
+        failed(137, text="", reason="OOMKilled"),
         (
             "OOMKilled",
-            "init container dependencies used more memory than its limit: raise that of the container trainer, which it shares",
+            "init container dependencies used more memory than its limit: it has the limit of the container trainer: raise that limit",
         ),
     ),
     "no memory for the code": (
-        failed(137, "checkout", said="", reason="OOMKilled"),
+        failed(137, "checkout", text="", reason="OOMKilled"),
         (
             "OOMKilled",
-            "init container checkout used more memory than its limit: raise that of the container trainer, which it shares",
+            "init container checkout used more memory than its limit: it has the limit of the container trainer: raise that limit",
         ),
     ),
     "a signal": (
-        failed(139, said=""),
+        failed(139, text=""),
         (
             "DependenciesFailed",
             f"init container dependencies ended with exit code 139 and no message: see kubectl logs {POD} -c dependencies",
         ),
     ),
     "an image without the program": (
-        failed(128, said="exec: python3: not found", reason="StartError"),
+        failed(128, text="exec: python3: not found", reason="StartError"),
         ("StartError", "init container dependencies: exec: python3: not found"),
     ),
 }
@@ -164,12 +164,12 @@ SILENT: dict[str, tuple[Json, tuple[str, str]]] = {
 def test_what_ends_without_a_reason_counts_whatever_the_codes_of_runpolicy_are(
     silent: Json, expected: tuple[str, str], policy: Json
 ) -> None:
-    seen = observed(child(JOB, "Failed"), pods=[silent])
-    after = conclude(job(running(), **policy), seen, settings=SETTINGS).status
+    observation = observed(child(JOB, "Failed"), pods=[silent])
+    after = conclude(job(running(), **policy), observation, settings=SETTINGS).status
     assert (after.phase, after.attempt, after.restarts) == ("Starting", 2, 1)
     assert after.last_failure
     assert (after.last_failure.reason, after.last_failure.message) == expected
-    spent = conclude(job(running(), maxRestarts=0, **policy), seen, settings=SETTINGS)
+    spent = conclude(job(running(), maxRestarts=0, **policy), observation, settings=SETTINGS)
     end = said(spent, ConditionType.FAILED)
     assert end
     assert end[1] == ConditionReason.MAX_RESTARTS_REACHED
@@ -177,7 +177,7 @@ def test_what_ends_without_a_reason_counts_whatever_the_codes_of_runpolicy_are(
 
 
 def test_a_node_that_evicts_a_pod_that_installs_is_no_failure_of_the_packages() -> None:
-    evicted = failed(137, said="")
+    evicted = failed(137, text="")
     evicted["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True"}]
     after = conclude(job(running()), observed(child(JOB, "Failed"), pods=[evicted]), settings=SETTINGS).status
     assert (after.attempt, after.restarts) == (2, 0)
@@ -186,16 +186,18 @@ def test_a_node_that_evicts_a_pod_that_installs_is_no_failure_of_the_packages() 
 
 
 def test_a_command_and_containers_of_ones_own_cannot_say_that_their_failure_does_not_count() -> None:
-    told = TerminationMessage(error=PodError(reason="DependenciesFailed", message="me too"))
-    for found in (ended(JOB, 0, 69, told), failed(69, "mine")):
-        decision = conclude(job(running()), observed(child(JOB, "Failed"), pods=[found]), settings=SETTINGS)
+    recorded_event = TerminationMessage(error=PodError(reason="DependenciesFailed", message="me too"))
+    for failed_pod in (ended(JOB, 0, 69, recorded_event), failed(69, "mine")):
+        decision = conclude(
+            job(running()), observed(child(JOB, "Failed"), pods=[failed_pod]), settings=SETTINGS
+        )
         assert (decision.status.attempt, decision.status.restarts) == (2, 1)
 
 
 def test_a_container_of_ones_own_with_the_name_of_a_step_is_none() -> None:
     without = ftj(running(), trainer=trainer())
-    seen = observed(child(JOB, "Failed"), pods=[failed(69, "dependencies")])
-    decision = conclude(without, seen, settings=SETTINGS)
+    observation = observed(child(JOB, "Failed"), pods=[failed(69, "dependencies")])
+    decision = conclude(without, observation, settings=SETTINGS)
     assert (decision.status.attempt, decision.status.restarts) == (2, 1)
 
 
@@ -203,9 +205,9 @@ def test_who_waits_for_an_index_is_told_at_each_attempt_and_waits_longer() -> No
     current, now, waits = running(), 0.0, []
     for number in range(1, 9):
         name = f"tune-train-{number}"
-        seen = observed(child(name, "Failed", lived=now), pods=[failed(69, job=name)])
+        observation = observed(child(name, "Failed", lived=now), pods=[failed(69, job=name)])
         now += 400
-        after = conclude(job(current), seen, at=later(now), settings=SETTINGS).status
+        after = conclude(job(current), observation, at=later(now), settings=SETTINGS).status
         assert after.restart_time
         waits.append((after.restart_time - later(now)).total_seconds())
         [change] = changes(current.conditions, after.conditions)
@@ -214,8 +216,12 @@ def test_who_waits_for_an_index_is_told_at_each_attempt_and_waits_longer() -> No
             f"dependencies: the index has no trl>=99; at {after.restart_time:%H:%M:%S} UTC, attempt {number + 1} starts your "
             "command again"
         )
-        told = event(EventTarget("FineTuneJob", "tune", "team", "u"), change, later(now))
-        assert (told["type"], told["reason"], told["message"]) == ("Warning", "Restarting", sentence)
+        recorded_event = event(EventTarget("FineTuneJob", "tune", "team", "u"), change, later(now))
+        assert (recorded_event["type"], recorded_event["reason"], recorded_event["message"]) == (
+            "Warning",
+            "Restarting",
+            sentence,
+        )
         now = (after.restart_time - NOW).total_seconds()
         begun = conclude(job(after), observed(), at=after.restart_time)
         current = begun.status

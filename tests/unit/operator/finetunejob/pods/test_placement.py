@@ -18,13 +18,13 @@ def placed(index: int, node: str, *, ready: bool) -> PlacedPod:
 
 
 def test_pods_are_listed_by_rank_once_they_have_a_node() -> None:
-    found = [
+    pods = [
         ended(JOB, 2, 0, node="node-2"),
         pod(JOB, 1, "Pending", ready=False, node="node-2"),
         pod(JOB, 0, node="node-1"),
         pod(JOB, 3, "Pending", ready=False),
     ]
-    status = conclude(ftj(running(), distributed={"nodes": 4}), observed(child(JOB), pods=found)).status
+    status = conclude(ftj(running(), distributed={"nodes": 4}), observed(child(JOB), pods=pods)).status
     assert status.nodes == Nodes(
         desired=4,
         ready=2,
@@ -44,8 +44,8 @@ def test_pods_without_a_node_change_nothing() -> None:
 
 
 def test_of_many_pods_the_first_are_listed_and_all_are_counted() -> None:
-    found = [pod(JOB, index, node=f"node-{index}") for index in range(MAX_PODS + 6)]
-    nodes = placement.summarize_nodes(found, desired=MAX_PODS + 6)
+    pods = [pod(JOB, index, node=f"node-{index}") for index in range(MAX_PODS + 6)]
+    nodes = placement.summarize_nodes(pods, desired=MAX_PODS + 6)
     assert (nodes.ready, nodes.summary) == (MAX_PODS + 6, "70/70")
     assert [item.node_rank for item in nodes.pods or []] == [*range(MAX_PODS)]
 

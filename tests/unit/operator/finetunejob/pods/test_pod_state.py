@@ -109,7 +109,7 @@ FAILURES: dict[str, tuple[list[Json], tuple[Any, ...] | None]] = {
             None,
             137,
             "OOMKilled",
-            "init container checkout used more memory than its limit: raise that of the container trainer, which it shares",
+            "init container checkout used more memory than its limit: it has the limit of the container trainer: raise that limit",
         ),
     ),
     "one of your own had no memory": (
@@ -133,9 +133,9 @@ FAILURES: dict[str, tuple[list[Json], tuple[Any, ...] | None]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "expected"), FAILURES.values(), ids=FAILURES)
-def test_first_failure(found: list[Json], expected: tuple[Any, ...] | None) -> None:
-    failure = pod_state.first_failure(found, "trainer", attempt=4, ranks_per_node=2)
+@pytest.mark.parametrize(("pods", "expected"), FAILURES.values(), ids=FAILURES)
+def test_first_failure(pods: list[Json], expected: tuple[Any, ...] | None) -> None:
+    failure = pod_state.first_failure(pods, "trainer", attempt=4, ranks_per_node=2)
     if expected is None:
         assert failure is None
         return
@@ -162,32 +162,32 @@ def test_a_failure_names_the_node() -> None:
 
 
 def test_the_last_failure_is_the_newest_whatever_the_pods_names() -> None:
-    found = [ended(JOB, 2, 1, "first", at=1), ended(JOB, 0, 65, "last", at=9), ended(JOB, 1, 1, "", at=5)]
-    failure = pod_state.last_failure(found, "trainer", attempt=0)
+    pods = [ended(JOB, 2, 1, "first", at=1), ended(JOB, 0, 65, "last", at=9), ended(JOB, 1, 1, "", at=5)]
+    failure = pod_state.last_failure(pods, "trainer", attempt=0)
     assert failure is not None
     assert (failure.exit_code, failure.message) == (65, "last")
 
 
 def test_pods_belong_to_the_job_with_their_uid() -> None:
-    mine, other = pod(JOB, 1, owner="new"), pod(JOB, 0, owner="old")
-    assert pods_of_job([mine, other], child(JOB, uid="new")) == [mine]
+    pod_body, older_pod = pod(JOB, 1, owner="new"), pod(JOB, 0, owner="old")
+    assert pods_of_job([pod_body, older_pod], child(JOB, uid="new")) == [pod_body]
 
 
 def test_pods_are_in_the_order_of_their_index() -> None:
-    found = [pod(JOB, index) for index in (10, 2, 0)]
-    assert pods_of_job(found, child(JOB)) == [found[2], found[1], found[0]]
+    pods = [pod(JOB, index) for index in (10, 2, 0)]
+    assert pods_of_job(pods, child(JOB)) == [pods[2], pods[1], pods[0]]
 
 
 def test_counting() -> None:
-    found = [
+    pods = [
         pod(JOB, 0),
         pod(JOB, 1, ready=False),
         pod(JOB, 2, "Pending", ready=False),
         ended(JOB, 3, 0),
         ended(JOB, 4, 1),
     ]
-    assert pod_state.count_ready(found) == 2
-    assert pod_state.alive(found) == found[:3]
+    assert pod_state.count_ready(pods) == 2
+    assert pod_state.alive(pods) == pods[:3]
 
 
 def test_a_person_reads_which_pods_and_where() -> None:

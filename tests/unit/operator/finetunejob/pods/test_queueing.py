@@ -24,16 +24,18 @@ from worlds.memory.decisions import (
 
 Json = dict[str, Any]
 JOB = "tune-train-1"
-NOT_ADMITTED = "attempt 1 waits: Job tune-train-1 is suspended and no Workload is admitted by queue gpus: "
+NOT_ADMITTED = (
+    "attempt 1 waits: Job tune-train-1 is suspended and queue gpus has not admitted a Workload for it: "
+)
 LOOK = "check kubectl get localqueue -n team"
 
 
 def suspended(queue: str | None = "gpus") -> Json:
-    found = child(JOB, creationTimestamp=stamped(0))
-    found["spec"]["suspend"] = True
+    job_body = child(JOB, creationTimestamp=stamped(0))
+    job_body["spec"]["suspend"] = True
     if queue:
-        found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = queue
-    return found
+        job_body["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = queue
+    return job_body
 
 
 # What Kueue says, seconds since the Job was created, and reason and message of Trained.
@@ -67,7 +69,7 @@ WAITING: dict[str, tuple[QueueState | None, float, str, str]] = {
         QueueState(workload=False, read_at=later(30)),
         34,
         ConditionReason.QUEUE_INADMISSIBLE,
-        f"{NOT_ADMITTED}Kueue has made no Workload for it: {LOOK}",
+        f"{NOT_ADMITTED}Kueue has not created a Workload for it: {LOOK}",
     ),
     "a queue that does not exist": (
         QueueState(reason="Inadmissible", message="LocalQueue gpus doesn't exist"),
@@ -116,8 +118,8 @@ def test_a_queue_of_the_installation_is_not_removed_from_the_job() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.QUEUE_INADMISSIBLE,
-        "attempt 1 waits: Job tune-train-1 is suspended and no Workload is admitted by queue gpus (defaults.queueName of the "
-        'chart): Kueue is not installed in this cluster: install it, or set spec.runPolicy.queueName to "", which keeps the job '
+        "attempt 1 waits: Job tune-train-1 is suspended and queue gpus (defaults.queueName of the "
+        'chart) has not admitted a Workload for it: Kueue is not installed in this cluster: install it, or set spec.runPolicy.queueName to "", which keeps the job '
         "out of the queue of the installation, and suspend and resume the job",
     )
 
@@ -127,17 +129,17 @@ def test_a_job_that_no_queue_holds() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.QUEUE_INADMISSIBLE,
-        "attempt 1 waits: something other than the operator suspended Job tune-train-1, which names no queue: check "
+        "attempt 1 waits: Job tune-train-1 is suspended, but not by the operator, and has no queue: check "
         "kubectl get job tune-train-1 -o yaml",
     )
 
 
 def test_a_gang_that_kueue_preempts_is_told_about_until_its_pods_have_stopped() -> None:
-    seen = observed(
+    observation = observed(
         suspended(), pods=[pod(JOB, 0)], queue_state=QueueState(reason="Pending", message="preempted")
     )
-    told = said(conclude(ftj(running()), seen, at=later(60)), ConditionType.TRAINED)
-    assert told == ("False", ConditionReason.STARTING, "attempt 1: 1 of 2 pods are ready")
+    reported = said(conclude(ftj(running()), observation, at=later(60)), ConditionType.TRAINED)
+    assert reported == ("False", ConditionReason.STARTING, "attempt 1: 1 of 2 pods are ready")
 
 
 def test_what_blocked_pods_before_they_went_is_forgotten() -> None:
@@ -176,7 +178,7 @@ def test_a_position_is_exact_near_the_front(position: int, place: str) -> None:
 def test_a_job_behind_many_writes_its_status_a_few_times() -> None:
     status, writes = running(), 0
     for ahead in range(200, 0, -1):
-        seen = observed(suspended(), queue_state=QueueState(position=ahead))
-        found = conclude(ftj(status), seen, at=later(60)).status
-        status, writes = found, writes + (found != status)
+        observation = observed(suspended(), queue_state=QueueState(position=ahead))
+        job_status = conclude(ftj(status), observation, at=later(60)).status
+        status, writes = job_status, writes + (job_status != status)
     assert writes == 15

@@ -16,8 +16,8 @@ INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/jo
 
 
 def values(**distributed: Any) -> dict[str, Any]:
-    found = rendezvous_env(ftj(), 3, Distributed.model_validate(distributed))
-    return {item["name"]: item.get("value", item.get("valueFrom")) for item in found}
+    variables = rendezvous_env(ftj(), 3, Distributed.model_validate(distributed))
+    return {item["name"]: item.get("value", item.get("valueFrom")) for item in variables}
 
 
 def test_torchrun_and_scripts_are_told_the_same() -> None:
@@ -38,8 +38,8 @@ def test_torchrun_and_scripts_are_told_the_same() -> None:
 
 
 def test_the_interface_is_set_for_both_backends_and_nccl_gets_the_rest() -> None:
-    found = values(networkInterface="eth1", nccl={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "lo"})
-    added = {name: found[name] for name in found.keys() - values().keys()}
+    variables = values(networkInterface="eth1", nccl={"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "lo"})
+    added = {name: variables[name] for name in variables.keys() - values().keys()}
     assert added == {"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": "eth1", "NCCL_DEBUG": "INFO"}
 
 
@@ -58,8 +58,8 @@ RUNS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 @pytest.mark.parametrize(("arguments", "expected"), RUNS.values(), ids=RUNS)
 def test_run_env(arguments: Json, expected: dict[str, str]) -> None:
-    found = {item["name"]: item["value"] for item in run_env(**arguments)}
-    assert found == {"FINETUNE_RECIPE": "/etc/finetune/recipe.yaml"} | expected
+    variables = {item["name"]: item["value"] for item in run_env(**arguments)}
+    assert variables == {"FINETUNE_RECIPE": "/etc/finetune/recipe.yaml"} | expected
 
 
 def test_what_the_operator_sets_is_what_people_may_not_set() -> None:
@@ -67,9 +67,9 @@ def test_what_the_operator_sets_is_what_people_may_not_set() -> None:
         "source": {"type": "Parquet", "path": "s3://corpora/a"},
         "prepare": {"output": "s3://splits/a", "spark": {"mode": "Kubernetes"}},
     }
-    own = {"command": ["torchrun", "t.py"], "code": {"configMapRef": {"name": "code"}}}
+    trainer_fields = {"command": ["torchrun", "t.py"], "code": {"configMapRef": {"name": "code"}}}
     decisions = (
-        conclude(ftj(trainer=own), observed(mlflow=tracked()), settings=SETTINGS),
+        conclude(ftj(trainer=trainer_fields), observed(mlflow=tracked()), settings=SETTINGS),
         conclude(ftj(status(ADMITTED), data=on_executors), settings=SETTINGS),
     )
     pods = [decision.apply[2]["spec"]["template"]["spec"] for decision in decisions]

@@ -54,26 +54,26 @@ PREPARING = status(
 )
 
 
-def beside(proxy: Json, found: Json, phase: str = "Running") -> Json:
+def beside(proxy: Json, pod_body: Json, phase: str = "Running") -> Json:
     """The same pod with a container of a webhook, in another phase."""
-    state = found["status"]
+    state = pod_body["status"]
     return {
-        **found,
+        **pod_body,
         "status": {**state, "phase": phase, "containerStatuses": [*state["containerStatuses"], proxy]},
     }
 
 
-def kept(job_name: str, index: int, code: int, said: TerminationMessage | str = "", **more: Any) -> Json:
+def kept(job_name: str, index: int, code: int, message: TerminationMessage | str = "", **more: Any) -> Json:
     """A pod whose main container has ended, and in which the proxy still runs."""
-    return beside(PROXY, ended(job_name, index, code, said, **more))
+    return beside(PROXY, ended(job_name, index, code, message, **more))
 
 
-def lost(found: Json) -> Json:
+def lost(pod_body: Json) -> Json:
     """The same pod with a main container whose state was lost: the kubelet gives it no time."""
-    first, *others = found["status"]["containerStatuses"]
+    first, *other_items = pod_body["status"]["containerStatuses"]
     unknown = {"exitCode": 137, "reason": "ContainerStatusUnknown", "finishedAt": None}
-    statuses = [{**first, "state": {"terminated": unknown}}, *others]
-    return {**found, "status": {**found["status"], "containerStatuses": statuses}}
+    statuses = [{**first, "state": {"terminated": unknown}}, *other_items]
+    return {**pod_body, "status": {**pod_body["status"], "containerStatuses": statuses}}
 
 
 # The pods, the seconds since the first end, and the reason of Trained.
@@ -135,12 +135,12 @@ DONE: dict[str, tuple[FineTuneJobStatus, str, Json]] = {
 def test_a_step_that_is_done_gives_its_resources_back(
     before: FineTuneJobStatus, job_name: str, more: Json
 ) -> None:
-    for found, expected in (
+    for pods, expected in (
         ([kept(job_name, 0, 0, **more)], [job_name]),
         ([ended(job_name, 0, 0, **more)], []),
     ):
         decision = conclude(
-            ftj(before, register={"model": "m"}), observed(child(job_name), pods=found), settings=SETTINGS
+            ftj(before, register={"model": "m"}), observed(child(job_name), pods=pods), settings=SETTINGS
         )
         assert deleted(decision) == expected
 
@@ -182,10 +182,10 @@ def test_the_deadline_ends_with_the_last_main_container(
     evaluation: Json = {"evaluation": {}} if job_name == EVALUATION else {}
     job = ftj(before, register={"model": "m"}, **evaluation, **LIMIT)
     annotations = {names.ANNOTATION_VERSION: "4"}
-    seen = observed(
+    observation = observed(
         child(job_name, annotations=annotations), pods=pods, mlflow=tracked(RegisteredVersion("m", "4"))
     )
-    _, reason, _ = failure_of(conclude(job, seen, at=later(1000), settings=SETTINGS)) or ("", None, "")
+    _, reason, _ = failure_of(conclude(job, observation, at=later(1000), settings=SETTINGS)) or ("", None, "")
     assert reason == (ConditionReason.DEADLINE_EXCEEDED if is_failed else None)
 
 
@@ -194,8 +194,8 @@ def prep_pod(code: int, message: TerminationMessage | str = "") -> Json:
 
 
 def test_a_preparation_is_done_when_its_container_is() -> None:
-    found = observed(child(PREP), pods=[prep_pod(0, PREPARED_DATA)])
-    decision = conclude(ftj(PREPARING, data=SOURCE), found)
+    observation = observed(child(PREP), pods=[prep_pod(0, PREPARED_DATA)])
+    decision = conclude(ftj(PREPARING, data=SOURCE), observation)
     prepared = said(decision, ConditionType.PREPARED)
     assert prepared is not None
     assert prepared[0] == "True"
@@ -208,16 +208,16 @@ ENDS: dict[str, tuple[Json, ConditionReason]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "reason"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize(("pod_body", "reason"), ENDS.values(), ids=ENDS)
 def test_a_preparation_that_fails_says_why_it_is_not_tried_again(
-    found: Json, reason: ConditionReason
+    pod_body: Json, reason: ConditionReason
 ) -> None:
-    decision = conclude(ftj(PREPARING, data=SOURCE), observed(child(PREP), pods=[found]))
+    decision = conclude(ftj(PREPARING, data=SOURCE), observed(child(PREP), pods=[pod_body]))
     assert failure_of(decision) == (
         "True",
         reason,
-        "preparation failed in pod tune-prep-0-abcde: it blew up; it is not tried again, since istio-proxy still runs in the pod: "
-        "have it injected as a sidecar (an init container with restartPolicy: Always), or exclude the pods of the job from the "
+        "preparation failed in pod tune-prep-0-abcde: it blew up; the Job does not retry, because istio-proxy still runs in the pod: "
+        "inject it as a sidecar (an init container with restartPolicy: Always), or exclude the pods of the job from "
         "injection",
     )
     assert deleted(decision) == [PREP]

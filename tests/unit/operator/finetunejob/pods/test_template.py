@@ -68,8 +68,8 @@ def test_merge(below: Any, above: Any, expected: Any) -> None:
 
 def pod_of(template: Any, **parts: Any) -> Json:
     """The pod template of a training Job with this spec.podTemplate."""
-    made = conclude(ftj(podTemplate=template, **parts)).apply[2]
-    return dict(made["spec"]["template"])
+    applied = conclude(ftj(podTemplate=template, **parts)).apply[2]
+    return dict(applied["spec"]["template"])
 
 
 def trainer(template: Any, **parts: Any) -> Json:
@@ -100,8 +100,10 @@ def test_what_people_write_is_kept() -> None:
     pod = pod_of(written)
     assert pod["metadata"]["labels"]["team"] == "a"
     assert pod["metadata"]["annotations"] == {"note": "b"}
-    kept = ("tolerations", "nodeSelector", "terminationGracePeriodSeconds", "serviceAccountName")
-    assert {name: pod["spec"][name] for name in kept} == {name: written["spec"][name] for name in kept}
+    user_fields = ("tolerations", "nodeSelector", "terminationGracePeriodSeconds", "serviceAccountName")
+    assert {name: pod["spec"][name] for name in user_fields} == {
+        name: written["spec"][name] for name in user_fields
+    }
     assert [item["name"] for item in pod["spec"]["volumes"]] == ["tmp", "shm", "models", "recipe"]
     [main] = pod["spec"]["containers"]
     assert main["resources"] == {"limits": {"nvidia.com/gpu": 8}}
@@ -180,8 +182,8 @@ def test_environment_from_every_side_stands_together() -> None:
     }
     tracking = {"secretRef": {"name": "mlflow"}}
     env_from = [{"secretRef": {"name": "s3"}, "prefix": "P_"}]
-    found = trainer(template, trainer={"envFrom": env_from}, tracking=tracking)
-    assert found["envFrom"] == [
+    trainer_spec = trainer(template, trainer={"envFrom": env_from}, tracking=tracking)
+    assert trainer_spec["envFrom"] == [
         {"prefix": "P_", "secretRef": {"name": "s3", "optional": False}},
         {"secretRef": {"name": "mlflow", "optional": False}},
         {"configMapRef": {"name": "theirs"}},

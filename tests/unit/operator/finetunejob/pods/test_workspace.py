@@ -22,7 +22,7 @@ BY_DEFAULT = Settings(
 MODEL: Json = {"register": {"model": "main.llm.support"}}
 NO_PATH = (
     "{field} {path} is a folder of a Databricks workspace, which the training pods cannot read: use the object storage "
-    "behind it, or a volume of podTemplate"
+    "behind it, or mount a volume in podTemplate"
 )
 
 
@@ -48,7 +48,7 @@ MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
         Settings(tracking_uri="http://m", registry_uri="databricks-uc"),
         [
             "the run would be at http://m and the model at databricks-uc: set spec.tracking.uri to databricks and "
-            "spec.tracking.registryUri to databricks-uc, or none of the two"
+            "spec.tracking.registryUri to databricks-uc, or set neither"
         ],
     ),
     "one name": (
@@ -88,7 +88,7 @@ MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
         {"tracking": {"experiment": "support"}},
         BY_DEFAULT,
         [
-            "spec.tracking.experiment support is not a path: experiments of a workspace are named like /Shared/support"
+            "spec.tracking.experiment support is not a path: in a workspace, use a path such as /Shared/support"
         ],
     ),
     "folders of a workspace": (

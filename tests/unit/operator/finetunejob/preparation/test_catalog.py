@@ -22,8 +22,12 @@ DELTA: Json = {"type": "Delta", "table": "main.support.chats"}
 FIELD = "spec.data.source.table main.support.chats"
 
 
-def spec(source: Json = DELTA, found: Json | None = None, **parts: Any) -> FineTuneJobSpec:
-    prepare = {"output": "/splits", **({"catalog": found} if found else {}), **parts.pop("prepare", {})}
+def spec(source: Json = DELTA, catalog_json: Json | None = None, **parts: Any) -> FineTuneJobSpec:
+    prepare = {
+        "output": "/splits",
+        **({"catalog": catalog_json} if catalog_json else {}),
+        **parts.pop("prepare", {}),
+    }
     return FineTuneJobSpec.model_validate(
         {"model": {"base": "m"}, "data": {"source": source, "prepare": prepare}} | parts
     )
@@ -47,30 +51,30 @@ OBSTACLES: dict[str, tuple[FineTuneJobSpec, Settings, list[tuple[ConditionReason
         Settings(prep_wheels="/wheels", databricks_namespaces=("team",)),
         [],
     ),
-    "a server of Unity Catalog": (spec(found=UNITY), Settings(), []),
-    "the workspace of the installation": (spec(found={"type": "Databricks"}), INSTALLED, []),
+    "a server of Unity Catalog": (spec(catalog_json=UNITY), Settings(), []),
+    "the workspace of the installation": (spec(catalog_json={"type": "Databricks"}), INSTALLED, []),
     "no workspace": (
-        spec(found={"type": "Databricks"}),
+        spec(catalog_json={"type": "Databricks"}),
         Settings(),
         [(ConditionReason.DATABRICKS_NOT_CONFIGURED, NO_WORKSPACE)],
     ),
     "the workspace of a Secret": (
-        spec(found={"type": "Databricks", "databricks": {"secretRef": {"name": "d"}}}),
+        spec(catalog_json={"type": "Databricks", "databricks": {"secretRef": {"name": "d"}}}),
         Settings(),
         [],
     ),
 }
 
 
-@pytest.mark.parametrize(("given", "settings", "expected"), OBSTACLES.values(), ids=OBSTACLES)
+@pytest.mark.parametrize(("job_spec", "settings", "expected"), OBSTACLES.values(), ids=OBSTACLES)
 def test_what_a_job_waits_for(
-    given: FineTuneJobSpec, settings: Settings, expected: list[tuple[ConditionReason, str]]
+    job_spec: FineTuneJobSpec, settings: Settings, expected: list[tuple[ConditionReason, str]]
 ) -> None:
-    assert [*obstacles(given, settings, "team")] == expected
+    assert [*obstacles(job_spec, settings, "team")] == expected
 
 
 MISNAMED: dict[str, tuple[FineTuneJobSpec, list[str]]] = {
-    "a name of three levels": (spec(found=UNITY), []),
+    "a name of three levels": (spec(catalog_json=UNITY), []),
     "two names in Unity Catalog": (
         spec({"type": "Delta", "table": "support.chats"}, UNITY),
         ["spec.data.source.table support.chats must be catalog.schema.table in Unity Catalog" + ITS],
@@ -91,9 +95,9 @@ MISNAMED: dict[str, tuple[FineTuneJobSpec, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "expected"), MISNAMED.values(), ids=MISNAMED)
-def test_names_of_another_catalog(given: FineTuneJobSpec, expected: list[str]) -> None:
-    assert [*mistakes_of_fixed_fields(given, Settings())] == expected
+@pytest.mark.parametrize(("job_spec", "expected"), MISNAMED.values(), ids=MISNAMED)
+def test_names_of_another_catalog(job_spec: FineTuneJobSpec, expected: list[str]) -> None:
+    assert [*mistakes_of_fixed_fields(job_spec, Settings())] == expected
 
 
 def from_secret(name: str, *keys: str, prefix: str = "", optional: bool = True) -> Json:
@@ -111,27 +115,27 @@ WORKSPACE = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DAT
 TRACKED: Json = {"tracking": {"uri": "databricks", "secretRef": {"name": "run"}}}
 LOGINS: dict[str, tuple[FineTuneJobSpec, Settings, Json]] = {
     "no catalog": (spec(), INSTALLED, {}),
-    "a server without logins": (spec(found=UNITY), INSTALLED, {}),
-    "a Hive metastore": (spec(found=HIVE), INSTALLED, {}),
+    "a server without logins": (spec(catalog_json=UNITY), INSTALLED, {}),
+    "a Hive metastore": (spec(catalog_json=HIVE), INSTALLED, {}),
     "a server with a token": (
-        spec(found={**UNITY, "unityCatalog": {"uri": "http://unity", "secretRef": {"name": "u"}}}),
+        spec(catalog_json={**UNITY, "unityCatalog": {"uri": "http://unity", "secretRef": {"name": "u"}}}),
         INSTALLED,
         from_secret("u", "UNITY_CATALOG_TOKEN", optional=False),
     ),
     "the Secret of a workspace, beside that of the run": (
-        spec(found={"type": "Databricks", "databricks": {"secretRef": {"name": "d"}}}, **TRACKED),
+        spec(catalog_json={"type": "Databricks", "databricks": {"secretRef": {"name": "d"}}}, **TRACKED),
         INSTALLED,
         from_secret("d", *WORKSPACE, prefix="FINETUNE_CATALOG_"),
     ),
-    "the login of the run": (spec(found={"type": "Databricks"}, **TRACKED), INSTALLED, {}),
+    "the login of the run": (spec(catalog_json={"type": "Databricks"}, **TRACKED), INSTALLED, {}),
     "the pod's ServiceAccount": (
-        spec(found={"type": "Databricks"}),
+        spec(catalog_json={"type": "Databricks"}),
         INSTALLED,
         federated_login(INSTALLED, "prep"),
     ),
 }
 
 
-@pytest.mark.parametrize(("given", "settings", "expected"), LOGINS.values(), ids=LOGINS)
-def test_the_login_of_the_prep_pod(given: FineTuneJobSpec, settings: Settings, expected: Json) -> None:
-    assert catalog.login(given, settings, "prep") == expected
+@pytest.mark.parametrize(("job_spec", "settings", "expected"), LOGINS.values(), ids=LOGINS)
+def test_the_login_of_the_prep_pod(job_spec: FineTuneJobSpec, settings: Settings, expected: Json) -> None:
+    assert catalog.login(job_spec, settings, "prep") == expected

@@ -81,14 +81,18 @@ def run(
 
 
 def the_job(
-    known: Json | None, *, held: bool = True, deleting: bool = False, suspend: bool = False
+    run_status: Json | None, *, has_finalizer: bool = True, deleting: bool = False, suspend: bool = False
 ) -> FineTuneJob:
     """The job with a run in its status."""
-    before: FineTuneJobStatus = status(ACCEPTED, ADMITTED, *([PREPARING] if known else []), start_time=NOW)
-    if known:
-        before = before.model_copy(update={"databricks_run": DatabricksRunStatus(**known)})
-    found = ftj(before, data=DATA, model={"base": "org/model"}, suspend=suspend)
-    return dataclasses.replace(found, finalizers=(names.RUN_FINALIZER,) if held else (), deleting=deleting)
+    before: FineTuneJobStatus = status(
+        ACCEPTED, ADMITTED, *([PREPARING] if run_status else []), start_time=NOW
+    )
+    if run_status:
+        before = before.model_copy(update={"databricks_run": DatabricksRunStatus(**run_status)})
+    job = ftj(before, data=DATA, model={"base": "org/model"}, suspend=suspend)
+    return dataclasses.replace(
+        job, finalizers=(names.RUN_FINALIZER,) if has_finalizer else (), deleting=deleting
+    )
 
 
 def failed(code: int, reason: str = "MissingColumn", message: str = "it has no column answer") -> RunReport:
@@ -101,21 +105,23 @@ def seen(word: Any, **more: Any) -> Preparation:
     return Preparation(run=Run("12", word, PAGE, **more))
 
 
-def decided(known: Json | None, preparation: Preparation | None = None, **parts: Any) -> Decision:
+def decided(run_status: Json | None, preparation: Preparation | None = None, **parts: Any) -> Decision:
     return conclude(
-        the_job(known, **parts), Observed(preparation=preparation), at=later(5), settings=SETTINGS
+        the_job(run_status, **parts), Observed(preparation=preparation), at=later(5), settings=SETTINGS
     )
 
 
 def summary(decision: Decision) -> tuple[Any, ...]:
     """The run of the status, what is done, whether there is a finalizer to be, and the reason of Prepared and of Failed."""
-    held = decision.status.databricks_run
+    databricks_run = decision.status.databricks_run
     reasons = [
-        found[1] if (found := said(decision, kind)) else ""
+        reported[1] if (reported := said(decision, kind)) else ""
         for kind in (ConditionType.PREPARED, ConditionType.FAILED)
     ]
     return (
-        (held.attempt, held.failures, held.state, held.run_id) if held else None,
+        (databricks_run.attempt, databricks_run.failures, databricks_run.state, databricks_run.run_id)
+        if databricks_run
+        else None,
         [type(item).__name__ for item in decision.actions],
         decision.finalizer,
         *reasons,
@@ -123,9 +129,9 @@ def summary(decision: Decision) -> tuple[Any, ...]:
 
 
 STEPS: dict[str, tuple[Json | None, Preparation | None, Json, tuple[Any, ...]]] = {
-    "the attempt is written first": (None, None, {"held": False}, ((1, 0, "Submitting", None), [], True, "Preparing", "")),
+    "the attempt is written first": (None, None, {"has_finalizer": False}, ((1, 0, "Submitting", None), [], True, "Preparing", "")),
     "nothing is submitted without the finalizer": (
-        run("Submitting", run_id=None), None, {"held": False}, ((1, 0, "Submitting", None), [], True, "Preparing", ""),
+        run("Submitting", run_id=None), None, {"has_finalizer": False}, ((1, 0, "Submitting", None), [], True, "Preparing", ""),
     ),
     "then the run": (
         run("Submitting", run_id=None), None, {}, ((1, 0, "Submitting", None), ["SubmitRun"], None, "Preparing", ""),
@@ -184,43 +190,43 @@ STEPS: dict[str, tuple[Json | None, Preparation | None, Json, tuple[Any, ...]]] 
         ((1, 0, "Submitting", None), ["CancelRun"], None, "Preparing", ""),
     ),
     "suspended before it was submitted": (
-        run("Submitting", run_id=None), None, {"suspend": True, "held": False},
+        run("Submitting", run_id=None), None, {"suspend": True, "has_finalizer": False},
         ((1, 0, "Canceled", None), [], None, "Preparing", ""),
     ),
-    "resumed": (run("Canceled"), None, {"held": False}, ((2, 0, "Submitting", None), [], True, "Preparing", "")),
+    "resumed": (run("Canceled"), None, {"has_finalizer": False}, ((2, 0, "Submitting", None), [], True, "Preparing", "")),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("known", "preparation", "parts", "expected"), STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize(("run_status", "preparation", "parts", "expected"), STEPS.values(), ids=STEPS)
 def test_steps(
-    known: Json | None, preparation: Preparation | None, parts: Json, expected: tuple[Any, ...]
+    run_status: Json | None, preparation: Preparation | None, parts: Json, expected: tuple[Any, ...]
 ) -> None:
-    assert summary(decided(known, preparation, **parts)) == expected
+    assert summary(decided(run_status, preparation, **parts)) == expected
 
 
 def test_what_is_submitted() -> None:
     (action,) = decided(run("Submitting", run_id=None)).actions
     assert isinstance(action, SubmitRun)
-    wanted = action.submission
-    assert (wanted.name, wanted.volume, wanted.folder) == (
+    submission = action.submission
+    assert (submission.name, submission.volume, submission.folder) == (
         NAME,
         "/Volumes/main/llm/work",
         "/Volumes/main/llm/work/jobs/team-tune-0f1e2d3c/1",
     )
-    assert wanted.token.startswith(f"{UID}-")
-    assert wanted.token.endswith("-1")
-    assert len(wanted.token) <= 64
-    recipe = yaml.safe_load(wanted.recipe)
+    assert submission.token.startswith(f"{UID}-")
+    assert submission.token.endswith("-1")
+    assert len(submission.token) <= 64
+    recipe = yaml.safe_load(submission.recipe)
     assert recipe["data"]["source"]["table"] == "main.llm.chats"
-    assert "secret" not in wanted.recipe.replace("secretRef", "")
+    assert "secret" not in submission.recipe.replace("secretRef", "")
     (again,) = decided(run("Submitting", run_id=None, attempt=2)).actions
     assert isinstance(again, SubmitRun)
-    assert again.submission.token != wanted.token
+    assert again.submission.token != submission.token
 
 
 def test_a_run_waits_for_the_mlflow_run_and_learns_its_id_and_its_workspace() -> None:
     settings = dataclasses.replace(SETTINGS, tracking_uri="databricks")
-    waiting = conclude(the_job(None, held=False), Observed(mlflow=Mlflow()), settings=settings)
+    waiting = conclude(the_job(None, has_finalizer=False), Observed(mlflow=Mlflow()), settings=settings)
     assert (waiting.status.databricks_run, [type(item).__name__ for item in waiting.actions]) == (
         None,
         ["EnsureRun"],
@@ -230,25 +236,25 @@ def test_a_run_waits_for_the_mlflow_run_and_learns_its_id_and_its_workspace() ->
         "Preparing",
         "preparation starts when the MLflow run exists",
     )
-    known = dataclasses.replace(tracked(), server="https://w")
-    found = []
-    for mlflow in (known, Mlflow(problem=AWAY), None):
-        seen = Observed(mlflow=mlflow)
-        decision = conclude(the_job(run("Submitting", run_id=None)), seen, settings=settings)
+    with_run = dataclasses.replace(tracked(), server="https://w")
+    submissions = []
+    for mlflow in (with_run, Mlflow(problem=AWAY), None):
+        observation = Observed(mlflow=mlflow)
+        decision = conclude(the_job(run("Submitting", run_id=None)), observation, settings=settings)
         (action,) = decision.actions
         assert isinstance(action, SubmitRun)
-        found.append((action.submission.mlflow_run, action.submission.mlflow_host))
-    assert found == [("r1", "https://w"), ("", ""), ("", "")]
+        submissions.append((action.submission.mlflow_run, action.submission.mlflow_host))
+    assert submissions == [("r1", "https://w"), ("", ""), ("", "")]
 
 
-@pytest.mark.parametrize("known", [None, run("Submitting", run_id=None)], ids=["begins", "submits"])
+@pytest.mark.parametrize("run_status", [None, run("Submitting", run_id=None)], ids=["begins", "submits"])
 @pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "not found"])
-def test_it_waits_for_the_mlflow_run_that_replaces_one(known: Json | None, *, deleted: bool) -> None:
-    gone = MlflowRun("r1", "e1", "RUNNING", is_deleted=True) if deleted else None
-    job, settings = the_job(known), dataclasses.replace(SETTINGS, tracking_uri="http://mlflow:5000")
+def test_it_waits_for_the_mlflow_run_that_replaces_one(run_status: Json | None, *, deleted: bool) -> None:
+    deleted_run = MlflowRun("r1", "e1", "RUNNING", is_deleted=True) if deleted else None
+    job, settings = the_job(run_status), dataclasses.replace(SETTINGS, tracking_uri="http://mlflow:5000")
     logged = MlflowStatus(experiment_id="e1", run_id="r1")
     job = dataclasses.replace(job, status=job.status.model_copy(update={"mlflow": logged}))
-    decision = conclude(job, Observed(mlflow=Mlflow(run=gone)), settings=settings)
+    decision = conclude(job, Observed(mlflow=Mlflow(run=deleted_run)), settings=settings)
     assert [item for item in decision.actions if isinstance(item, SubmitRun)] == []
     assert said(decision, ConditionType.PREPARED) == (
         "False",
@@ -275,15 +281,15 @@ def test_the_step_is_shown() -> None:
 
 
 SENTENCES: dict[str, tuple[Json, Preparation, str]] = {
-    "running": (run(), seen("Running"), f"Databricks run 12 is running; its page is {PAGE}"),
-    "pending": (run("Pending"), seen("Pending"), f"Databricks run 12 waits for its compute; its page is {PAGE}"),
+    "running": (run(), seen("Running"), f"Databricks run 12 is running; see {PAGE}"),
+    "pending": (run("Pending"), seen("Pending"), f"Databricks run 12 waits for its compute; see {PAGE}"),
     "away": (
-        run(), Preparation(problem=AWAY), f"Databricks run 12 goes on by itself, and cannot be followed: {AWAY.message}",
+        run(), Preparation(problem=AWAY), f"Databricks run 12 continues, but the operator cannot read its state: {AWAY.message}",
     ),
     "canceled": (
         run(), seen("Canceled"),
-        f"Databricks run 12 ({PAGE}) was canceled in the workspace: create a FineTuneJob with another name to prepare again; "
-        "spec.suspend is how a job pauses",
+        f"Databricks run 12 ({PAGE}) was canceled in the workspace: create a FineTuneJob with another name to prepare "
+        "again; to pause a job, set spec.suspend",
     ),
     "wrong data": (
         run(), seen("Failed", report=failed(65)),
@@ -294,20 +300,20 @@ SENTENCES: dict[str, tuple[Json, Preparation, str]] = {
         f"Databricks run 12 ({PAGE}) failed (driver lost): a Databricks run is about to be submitted",
     ),
     "for the last time": (
-        run(failures=2), seen("Failed", message="driver lost"), f"Databricks run 12 ({PAGE}) failed, and so did the 2 runs before it: driver lost",
+        run(failures=2), seen("Failed", message="driver lost"), f"Databricks run 12 ({PAGE}) failed, like the 2 runs before it: driver lost",
     ),
     "wrong compute": (
         run(), seen("Failed", message="no such node type", is_final=True),
-        f"Databricks run 12 ({PAGE}) failed, and would again: no such node type",
+        f"Databricks run 12 ({PAGE}) failed permanently: no such node type",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("known", "preparation", "sentence"), SENTENCES.values(), ids=SENTENCES)
-def test_sentences(known: Json, preparation: Preparation, sentence: str) -> None:
-    found = said(decided(known, preparation), ConditionType.PREPARED)
-    assert found
-    assert found[2] == sentence
+@pytest.mark.parametrize(("run_status", "preparation", "sentence"), SENTENCES.values(), ids=SENTENCES)
+def test_sentences(run_status: Json, preparation: Preparation, sentence: str) -> None:
+    reported = said(decided(run_status, preparation), ConditionType.PREPARED)
+    assert reported
+    assert reported[2] == sentence
 
 
 def test_a_deadline_cancels_the_run() -> None:
@@ -322,7 +328,7 @@ def test_a_deadline_cancels_the_run() -> None:
 
 def test_the_mlflow_run_is_closed_before_a_workspace_is_asked_that_may_be_away() -> None:
     job = the_job(run())
-    over = job.status.model_copy(
+    finished = job.status.model_copy(
         update={
             "conditions": [
                 *job.status.conditions,
@@ -333,7 +339,7 @@ def test_the_mlflow_run_is_closed_before_a_workspace_is_asked_that_may_be_away()
         }
     )
     observed = Observed(preparation=seen("Running"), mlflow=tracked())
-    decision = conclude(dataclasses.replace(job, status=over), observed, at=later(5), settings=SETTINGS)
+    decision = conclude(dataclasses.replace(job, status=finished), observed, at=later(5), settings=SETTINGS)
     assert [type(item).__name__ for item in decision.actions] == ["FinishRun", "CancelRun"]
 
 
@@ -349,30 +355,30 @@ DELETIONS: dict[str, tuple[Json, Preparation | None, tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("known", "preparation", "expected"), DELETIONS.values(), ids=DELETIONS)
-def test_deletion(known: Json, preparation: Preparation | None, expected: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(("run_status", "preparation", "expected"), DELETIONS.values(), ids=DELETIONS)
+def test_deletion(run_status: Json, preparation: Preparation | None, expected: tuple[Any, ...]) -> None:
     decision = decide_deletion(
-        the_job(known, deleting=True), Observed(preparation=preparation), later(5), SETTINGS
+        the_job(run_status, deleting=True), Observed(preparation=preparation), later(5), SETTINGS
     )
-    held = decision.status.databricks_run
-    assert held
-    assert (held.state, [*decision.actions], decision.finalizer) == expected
+    databricks_run = decision.status.databricks_run
+    assert databricks_run
+    assert (databricks_run.state, [*decision.actions], decision.finalizer) == expected
 
 
 def test_a_run_that_is_canceled_by_hand_is_not_submitted_again() -> None:
-    known = run()
+    run_status = run()
     for word in ("Running", "Canceling", "Canceled"):
-        decision = decided(known, seen(word))
+        decision = decided(run_status, seen(word))
         assert decision.status.databricks_run
-        known = decision.status.databricks_run.model_dump()
+        run_status = decision.status.databricks_run.model_dump()
     assert summary(decision) == ((1, 0, "Canceled", "12"), [], False, "RunCanceled", "RunCanceled")
 
 
 def test_a_job_whose_spec_cannot_be_read_says_what_holds_it() -> None:
     job = dataclasses.replace(the_job(run(), deleting=True), spec=None, invalid="spec.method: unknown")
     decision = decide_deletion(job, Observed(), later(5), SETTINGS)
-    found = said(decision, ConditionType.PREPARED)
-    assert (found and found[1:], decision.finalizer) == (
+    reported = said(decision, ConditionType.PREPARED)
+    assert (reported and reported[1:], decision.finalizer) == (
         (
             "SpecUnreadable",
             "this version of the operator cannot read the spec (spec.method: unknown), so it cannot cancel the Databricks run: "
@@ -385,8 +391,8 @@ def test_a_job_whose_spec_cannot_be_read_says_what_holds_it() -> None:
 def test_the_recipe_in_the_volume_has_no_variables() -> None:
     job = the_job(run("Submitting", run_id=None))
     cluster = {"sparkVersion": "17.3.x-scala2.13", "nodeType": "m", "env": {"HF_TOKEN": "hf_secret"}}
-    own = DATABRICKS | {"compute": {"type": "NewCluster", "newCluster": cluster}}
-    prepare = DATA["prepare"] | {"spark": {"mode": "Databricks", "databricks": own}}
+    databricks_fields = DATABRICKS | {"compute": {"type": "NewCluster", "newCluster": cluster}}
+    prepare = DATA["prepare"] | {"spark": {"mode": "Databricks", "databricks": databricks_fields}}
     data = DATA | {"prepare": prepare}
     job = dataclasses.replace(job, spec=ftj(data=data, model={"base": "org/model"}).spec)
     (action,) = conclude(job, Observed(), at=later(5), settings=SETTINGS).actions
@@ -404,7 +410,7 @@ def test_deletion_says_what_it_waits_for() -> None:
         "False",
         "DatabricksUnreachable",
         f"deletion is waiting for Databricks, to cancel run 12: {AWAY.message}; without the finalizer finetune.dev/cancel-run "
-        "the job goes, and the run stays",
+        "the job is deleted and the run continues",
     )
 
 
@@ -422,9 +428,9 @@ def test_what_an_action_brings_is_noted(
     parts: Json = {"suspend": kinds == [CancelRun]}
     decision = decided(run("Submitting", run_id=None), **parts)
     assert [type(item) for item in decision.actions] == kinds
-    held = databricks.record_run_id(decision, run_id).status.databricks_run
-    assert held
-    assert (held.state, held.run_id) == expected
+    databricks_run = databricks.record_run_id(decision, run_id).status.databricks_run
+    assert databricks_run
+    assert (databricks_run.state, databricks_run.run_id) == expected
 
 
 def test_a_run_that_the_workspace_refuses_fails_the_job() -> None:
@@ -446,13 +452,13 @@ def test_a_run_that_the_workspace_refuses_fails_the_job() -> None:
 
 def test_a_job_whose_login_never_worked_may_go() -> None:
     forbidden = Problem(ConditionReason.DATABRICKS_FORBIDDEN, "grant it")
-    unknown, known = run("Submitting", run_id=None), run()
-    found = [
+    unknown, submitted_run = run("Submitting", run_id=None), run()
+    outcomes = [
         databricks.may_delete(the_job(item), problem)
-        for item in (unknown, known)
+        for item in (unknown, submitted_run)
         for problem in (forbidden, AWAY)
     ]
-    assert found == [True, False, False, False]
+    assert outcomes == [True, False, False, False]
 
 
 def prepared_in(mode: str) -> Json:
@@ -467,9 +473,9 @@ OTHERS = {mode: prepared_in(mode) for mode in ("Local", "Kubernetes", "SparkAppl
 @pytest.mark.parametrize("data", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("deleting", [False, True], ids=["at work", "being deleted"])
 def test_another_mode_has_no_finalizer(data: Json, *, deleting: bool) -> None:
-    held = ftj(status(ACCEPTED, ADMITTED, start_time=NOW), data=data, suspend=deleting)
-    held = dataclasses.replace(held, deleting=deleting)
-    decision = conclude(held, at=later(5), settings=SETTINGS)
+    job = ftj(status(ACCEPTED, ADMITTED, start_time=NOW), data=data, suspend=deleting)
+    job = dataclasses.replace(job, deleting=deleting)
+    decision = conclude(job, at=later(5), settings=SETTINGS)
     assert (decision.finalizer, decision.status.databricks_run) == (None, None)
 
 
@@ -504,14 +510,14 @@ WRONG: dict[str, tuple[Json, Settings, list[str]]] = {
 
 @pytest.mark.parametrize(("parts", "settings", "expected"), WRONG.values(), ids=WRONG)
 def test_mistakes(parts: Json, settings: Settings, expected: list[str]) -> None:
-    found = ftj(**parts).spec
-    assert found
-    assert [*databricks.mistakes(found, settings)] == expected
+    spec = ftj(**parts).spec
+    assert spec
+    assert [*databricks.mistakes(spec, settings)] == expected
 
 
 def test_it_waits_for_an_operator_with_a_wheel() -> None:
-    found = said(conclude(ftj(data=DATA), settings=NO_MLFLOW), ConditionType.ACCEPTED)
-    assert found == ("False", "DatabricksNotConfigured", databricks.NO_WHEEL)
+    reported = said(conclude(ftj(data=DATA), settings=NO_MLFLOW), ConditionType.ACCEPTED)
+    assert reported == ("False", "DatabricksNotConfigured", databricks.NO_WHEEL)
 
 
 LOGINS: dict[str, tuple[Json, Json, str | None]] = {
@@ -525,23 +531,26 @@ LOGINS: dict[str, tuple[Json, Json, str | None]] = {
 }  # fmt: skip
 
 
-def with_login(own: Json, **spark: Any) -> Json:
+def with_login(databricks_fields: Json, **spark: Any) -> Json:
     """The data of a preparation on Databricks with these settings."""
     return {
         **DATA,
-        "prepare": {**DATA["prepare"], "spark": {"mode": "Databricks", "databricks": own, **spark}},
+        "prepare": {
+            **DATA["prepare"],
+            "spark": {"mode": "Databricks", "databricks": databricks_fields, **spark},
+        },
     }
 
 
-@pytest.mark.parametrize(("own", "tracking", "expected"), LOGINS.values(), ids=LOGINS)
-def test_logins(own: Json, tracking: Json, expected: str | None) -> None:
-    found = databricks.login(ftj(data=with_login(own), tracking=tracking), SETTINGS)
-    assert (found.name if found else None) == expected
+@pytest.mark.parametrize(("databricks_fields", "tracking", "expected"), LOGINS.values(), ids=LOGINS)
+def test_logins(databricks_fields: Json, tracking: Json, expected: str | None) -> None:
+    reference = databricks.login(ftj(data=with_login(databricks_fields), tracking=tracking), SETTINGS)
+    assert (reference.name if reference else None) == expected
 
 
 def test_a_secret_that_may_be_missing_gives_no_login_of_the_installation() -> None:
-    own = {"volume": "/Volumes/a/b/c", "secretRef": {"name": "mine", "optional": True}}
-    assert databricks.login(ftj(data=with_login(own)), SETTINGS) == LocalReference(name="mine")
+    databricks_fields = {"volume": "/Volumes/a/b/c", "secretRef": {"name": "mine", "optional": True}}
+    assert databricks.login(ftj(data=with_login(databricks_fields)), SETTINGS) == LocalReference(name="mine")
 
 
 NO_OWN_LOGIN: Json = {"volume": "/Volumes/main/llm/work"}
@@ -560,9 +569,13 @@ PERMISSIONS: dict[str, tuple[Json, Settings, tuple[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("own", "settings", "expected"), PERMISSIONS.values(), ids=PERMISSIONS)
-def test_who_may_run_as_the_installation(own: Json, settings: Settings, expected: tuple[str, str]) -> None:
-    decision = conclude(ftj(data=with_login(own), model={"base": "org/model"}), settings=settings)
+@pytest.mark.parametrize(("databricks_fields", "settings", "expected"), PERMISSIONS.values(), ids=PERMISSIONS)
+def test_who_may_run_as_the_installation(
+    databricks_fields: Json, settings: Settings, expected: tuple[str, str]
+) -> None:
+    decision = conclude(
+        ftj(data=with_login(databricks_fields), model={"base": "org/model"}), settings=settings
+    )
     accepted = said(decision, ConditionType.ACCEPTED)
     assert accepted is not None
     assert accepted[1:] == expected
@@ -584,9 +597,13 @@ BOTH = [
 ]
 
 
-@pytest.mark.parametrize(("own", "expected"), [(DATABRICKS, []), (NO_OWN_LOGIN, BOTH)], ids=["own", "none"])
-def test_secrets_of_the_workspace_need_a_login_of_the_namespace(own: Json, expected: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("databricks_fields", "expected"), [(DATABRICKS, []), (NO_OWN_LOGIN, BOTH)], ids=["own", "none"]
+)
+def test_secrets_of_the_workspace_need_a_login_of_the_namespace(
+    databricks_fields: Json, expected: list[str]
+) -> None:
     compute = {"type": "NewCluster", "newCluster": CLUSTER}
-    found = ftj(data=with_login({**own, "compute": compute}, conf=CONF)).spec
-    assert found
-    assert [*databricks.mistakes(found, LISTED)] == expected
+    spec = ftj(data=with_login({**databricks_fields, "compute": compute}, conf=CONF)).spec
+    assert spec
+    assert [*databricks.mistakes(spec, LISTED)] == expected

@@ -49,13 +49,13 @@ def data(*, path: str = "s3://corpora/a", output: str = "s3://splits/a", **prepa
 
 def children(prepare: Json | None = None, settings: Settings = SETTINGS, **parts: Any) -> dict[str, Json]:
     """What is made of a new job, by kind."""
-    made = conclude(ftj(NEW, data=data(**(prepare or {})), **parts), settings=settings).apply
-    return {body["kind"]: body for body in made}
+    bodies = conclude(ftj(NEW, data=data(**(prepare or {})), **parts), settings=settings).apply
+    return {body["kind"]: body for body in bodies}
 
 
-def template(made: dict[str, Json]) -> Json:
+def template(bodies: dict[str, Json]) -> Json:
     """The pod template of the executors, as the driver reads it."""
-    [driver] = made["Job"]["spec"]["template"]["spec"]["containers"][:1]
+    [driver] = bodies["Job"]["spec"]["template"]["spec"]["containers"][:1]
     [text] = [item["value"] for item in driver["env"] if item["name"] == "FINETUNE_EXECUTOR_TEMPLATE"]
     return dict(json.loads(text.replace("$$", "$")))
 
@@ -82,18 +82,18 @@ def test_a_driver_knows_its_pod_and_may_call_the_api_server() -> None:
     driver = children()["Job"]["spec"]["template"]["spec"]
     assert (driver["serviceAccountName"], driver["automountServiceAccountToken"]) == ("finetune-spark", True)
     env = {item["name"]: item.get("value", item.get("valueFrom")) for item in driver["containers"][0]["env"]}
-    wanted = {
+    variables = {
         "FINETUNE_POD_NAME": {"fieldRef": {"fieldPath": "metadata.name"}},
         "FINETUNE_POD_NAMESPACE": "team",
         "FINETUNE_DRIVER_HOST": "tune-prep.team.svc",
         "FINETUNE_EXECUTOR_SELECTOR": f"finetune.dev/job-uid={UID},finetune.dev/component=prep-executor",
     }
-    assert wanted.items() <= env.items()
+    assert variables.items() <= env.items()
 
 
 def test_no_other_pod_of_a_job_gets_a_token() -> None:
-    asked = conclude(ftj(data=data()), settings=SETTINGS, answer=None).dry_runs
-    trainers = [body["spec"] for body in asked if body["kind"] == "Pod"]
+    objects = conclude(ftj(data=data()), settings=SETTINGS, answer=None).dry_runs
+    trainers = [body["spec"] for body in objects if body["kind"] == "Pod"]
     alone = conclude(ftj(NEW, data=data(spark={"mode": "Local"})), settings=SETTINGS).apply
     local = [body["spec"]["template"]["spec"] for body in alone if body["kind"] == "Job"]
     tokens = [
@@ -118,9 +118,9 @@ ACCOUNTS: dict[str, tuple[Json, Json, str]] = {
 
 @pytest.mark.parametrize(("prepare", "parts", "expected"), ACCOUNTS.values(), ids=ACCOUNTS)
 def test_the_account_of_the_driver(prepare: Json, parts: Json, expected: str) -> None:
-    found = ftj(NEW, data=data(**prepare), **parts)
-    assert found.spec is not None
-    assert executors.account(found.spec) == expected
+    parsed = ftj(NEW, data=data(**prepare), **parts)
+    assert parsed.spec is not None
+    assert executors.account(parsed.spec) == expected
 
 
 USERS: Json = {
@@ -147,8 +147,8 @@ USERS: Json = {
 
 
 def test_executors_are_like_the_driver_without_what_is_about_it() -> None:
-    made = children(USERS, tracking={"uri": "http://m:5000", "secretRef": {"name": "mlflow"}})
-    driver, executor = made["Job"]["spec"]["template"], template(made)
+    bodies = children(USERS, tracking={"uri": "http://m:5000", "secretRef": {"name": "mlflow"}})
+    driver, executor = bodies["Job"]["spec"]["template"], template(bodies)
     labels = {
         "finetune.dev/component": names.EXECUTOR,
         "finetune.dev/job": "tune",
@@ -186,8 +186,8 @@ def test_variables_and_templates_are_in_the_pods_alone(mode: str) -> None:
         "podTemplate": {"metadata": {"annotations": {"a": canary}}},
         "spark": {"mode": mode},
     }
-    made = conclude(ftj(NEW, data=data(**prepare)), settings=SETTINGS).apply
-    assert [body["kind"] for body in made if canary in str(body)] == ["Job"]
+    bodies = conclude(ftj(NEW, data=data(**prepare)), settings=SETTINGS).apply
+    assert [body["kind"] for body in bodies if canary in str(body)] == ["Job"]
 
 
 def test_the_kubelet_expands_nothing_in_the_template_of_executors() -> None:
@@ -245,14 +245,14 @@ def test_a_template_that_was_changed_is_read_again_before_the_preparation(
     mode: str, prepare: Json, said_of_it: str
 ) -> None:
     accepted, spark = status(ACCEPTED, ADMITTED), {"mode": mode}
-    held = conclude(ftj(accepted, data=data(spark=spark, **prepare)), settings=SETTINGS)
-    found, stalled = said(held, ConditionType.PODS_HEALTHY), said(held, ConditionType.STALLED)
-    assert found
+    decision = conclude(ftj(accepted, data=data(spark=spark, **prepare)), settings=SETTINGS)
+    parsed, stalled = said(decision, ConditionType.PODS_HEALTHY), said(decision, ConditionType.STALLED)
+    assert parsed
     assert stalled
-    assert (applied(held), held.status.phase, stalled[0]) == ([], "Pending", "True")
-    assert (found[0], found[1]) == ("False", ConditionReason.POD_TEMPLATE_INVALID)
-    assert found[2].startswith(said_of_it)
-    corrected = conclude(ftj(held.status, data=data(spark=spark)), settings=SETTINGS)
+    assert (applied(decision), decision.status.phase, stalled[0]) == ([], "Pending", "True")
+    assert (parsed[0], parsed[1]) == ("False", ConditionReason.POD_TEMPLATE_INVALID)
+    assert parsed[2].startswith(said_of_it)
+    corrected = conclude(ftj(decision.status, data=data(spark=spark)), settings=SETTINGS)
     assert applied(corrected)[-1] == STARTS[mode]
     assert said(corrected, ConditionType.PODS_HEALTHY) is None
 
@@ -265,14 +265,14 @@ ODD: dict[str, Json] = {
 
 @pytest.mark.parametrize("pod_template", ODD.values(), ids=ODD)
 def test_a_template_that_fits_no_pod_is_left_for_the_api_server(pod_template: Json) -> None:
-    found = template(children({"podTemplate": pod_template}))
-    assert "executor" in [item.get("name") for item in found["spec"]["containers"] if isinstance(item, dict)]
+    parsed = template(children({"podTemplate": pod_template}))
+    assert "executor" in [item.get("name") for item in parsed["spec"]["containers"] if isinstance(item, dict)]
 
 
 def mounted(path: str, volume: Json | None, container: str = "prep") -> Json:
     mount = {"name": "data", "mountPath": path}
-    found = {"containers": [{"name": container, "volumeMounts": [mount]}]}
-    return {"spec": found | ({"volumes": [{"name": "data", **volume}]} if volume else {})}
+    parsed = {"containers": [{"name": container, "volumeMounts": [mount]}]}
+    return {"spec": parsed | ({"volumes": [{"name": "data", **volume}]} if volume else {})}
 
 
 CLAIM: Json = {"persistentVolumeClaim": {"claimName": "c"}}
@@ -316,12 +316,12 @@ FOLDERS: dict[str, tuple[Json, list[str]]] = {
 
 @pytest.mark.parametrize(("parts", "expected"), FOLDERS.values(), ids=FOLDERS)
 def test_folders_that_pods_do_not_share(parts: Json, expected: list[str]) -> None:
-    found = [*executors.unshared(spec(data=parts))]
-    rest = (
+    parsed = [*executors.unshared(spec(data=parts))]
+    ending = (
         " is on no volume that the driver and its executors share: use s3://bucket/folder, or mount a "
         "PersistentVolumeClaim there in the container prep of data.prepare.podTemplate"
     )
-    assert found == [f"{start}{rest}" for start in expected]
+    assert parsed == [f"{start}{ending}" for start in expected]
 
 
 def test_a_folder_of_one_pod_is_told_before_the_job_starts() -> None:
@@ -333,8 +333,8 @@ def test_a_folder_of_one_pod_is_told_before_the_job_starts() -> None:
 
 
 def test_the_account_is_asked_about_before_the_job_starts() -> None:
-    asked = conclude(ftj(data=data()), settings=SETTINGS, answer=None).dry_runs
-    review = next(body for body in asked if body["kind"] == "LocalSubjectAccessReview")
+    objects = conclude(ftj(data=data()), settings=SETTINGS, answer=None).dry_runs
+    review = next(body for body in objects if body["kind"] == "LocalSubjectAccessReview")
     # NB: the API server refuses a review with a name.
     assert review["metadata"] == {"namespace": "team"}
     assert review["spec"] == {
@@ -348,13 +348,13 @@ def test_the_account_is_asked_about_before_the_job_starts() -> None:
 
 def executor(number: int, phase: str = "Running", **state: Any) -> Json:
     """The pod of an executor, which the driver's pod controls."""
-    found = pod(JOB, 0, phase, component=names.EXECUTOR, **state)
-    found["metadata"] |= {
+    parsed = pod(JOB, 0, phase, component=names.EXECUTOR, **state)
+    parsed["metadata"] |= {
         "name": f"{DRIVER}-exec-{number}",
         "uid": f"uid-of-exec-{number}",
         "ownerReferences": [controller("v1", "Pod", f"uid-of-{DRIVER}")],
     }
-    return found
+    return parsed
 
 
 UNSCHEDULABLE = {
@@ -416,25 +416,25 @@ SEEN: dict[str, tuple[list[Json], dict[str, str], str, tuple[str, str, str]]] = 
 }
 
 
-@pytest.mark.parametrize(("found", "rejections", "number", "healthy"), SEEN.values(), ids=SEEN)
+@pytest.mark.parametrize(("parsed", "rejections", "number", "healthy"), SEEN.values(), ids=SEEN)
 def test_what_is_said_of_executors(
-    found: list[Json], rejections: dict[str, str], number: str, healthy: tuple[str, str, str]
+    parsed: list[Json], rejections: dict[str, str], number: str, healthy: tuple[str, str, str]
 ) -> None:
     driver = pod(JOB, component=names.PREP)
-    seen = observed(child(JOB), pods=[driver], executors=tuple(found), rejections=rejections)
-    decision = conclude(ftj(BEFORE, data=data()), seen, at=later(30))
+    observation = observed(child(JOB), pods=[driver], executors=tuple(parsed), rejections=rejections)
+    decision = conclude(ftj(BEFORE, data=data()), observation, at=later(30))
     message = f"Spark is running on {number} executors; kubectl logs job/tune-prep shows its progress"
     assert said(decision, ConditionType.PREPARED) == ("False", ConditionReason.PREPARING, message)
     assert said(decision, ConditionType.PODS_HEALTHY) == healthy
 
 
 def test_executors_are_those_of_the_drivers_pod() -> None:
-    driver, mine = pod(JOB, component=names.PREP), executor(1)
+    driver, executor_pod = pod(JOB, component=names.PREP), executor(1)
     forged = executor(2)
     forged["metadata"]["ownerReferences"] = [controller("batch/v1", "Job", f"uid-of-{DRIVER}")]
-    others = executor(3)
-    others["metadata"]["ownerReferences"] = [controller("v1", "Pod", "another")]
-    assert executors.of_drivers([mine, forged, others], [driver]) == [mine]
+    foreign_executor = executor(3)
+    foreign_executor["metadata"]["ownerReferences"] = [controller("v1", "Pod", "another")]
+    assert executors.of_drivers([executor_pod, forged, foreign_executor], [driver]) == [executor_pod]
 
 
 def running(seconds: float) -> Json:
@@ -454,20 +454,20 @@ LACKS: dict[str, tuple[Json, list[Json], list[Json], tuple[int, int] | None]] = 
 }
 
 
-@pytest.mark.parametrize(("prepare", "drivers", "found", "expected"), LACKS.values(), ids=LACKS)
+@pytest.mark.parametrize(("prepare", "drivers", "parsed", "expected"), LACKS.values(), ids=LACKS)
 def test_executors_that_do_not_exist(
-    prepare: Json, drivers: list[Json], found: list[Json], expected: tuple[int, int] | None
+    prepare: Json, drivers: list[Json], parsed: list[Json], expected: tuple[int, int] | None
 ) -> None:
-    lacks = executors.missing(ftj(BEFORE, data=data(**prepare)), drivers, found, later(30))
+    lacks = executors.missing(ftj(BEFORE, data=data(**prepare)), drivers, parsed, later(30))
     assert lacks == expected
 
 
 def test_a_quota_is_tried_with_what_an_executor_requests() -> None:
-    wanted = {"mode": "Kubernetes", "executorCores": 4, "executorMemory": "8Gi"}
-    found = ftj(BEFORE, data=data(spark=wanted))
-    made = executors.trial(template(children({"spark": wanted})), found)
-    assert made["metadata"]["name"] == "tune-prep-executor"
-    assert made["spec"]["containers"][0]["resources"] == {
+    variables = {"mode": "Kubernetes", "executorCores": 4, "executorMemory": "8Gi"}
+    parsed = ftj(BEFORE, data=data(spark=variables))
+    bodies = executors.trial(template(children({"spark": variables})), parsed)
+    assert bodies["metadata"]["name"] == "tune-prep-executor"
+    assert bodies["spec"]["containers"][0]["resources"] == {
         "requests": {"cpu": "4", "memory": "8Gi"},
         "limits": {"memory": "8Gi"},
     }

@@ -38,7 +38,7 @@ NEW = status(ADMITTED)
 WAITS = (
     "False",
     ConditionReason.WAITING_FOR_PREPARATION,
-    "FineTuneJob first prepares the same data: this job uses its table when it is written",
+    "FineTuneJob first prepares the same data: this job waits for its table and uses it",
 )
 BEGINS = ["ConfigMap/tune-prep", "Job/tune-prep"]
 
@@ -144,9 +144,9 @@ HOLDERS: dict[str, tuple[PreparationLease | None, bool, bool]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("seen", "waits", "takes"), HOLDERS.values(), ids=HOLDERS)
-def test_holders(seen: PreparationLease | None, waits: bool, takes: bool) -> None:
-    decision = conclude(job(), observed(lease=seen), at=later(10))
+@pytest.mark.parametrize(("lease_state", "waits", "takes"), HOLDERS.values(), ids=HOLDERS)
+def test_holders(lease_state: PreparationLease | None, waits: bool, takes: bool) -> None:
+    decision = conclude(job(), observed(lease=lease_state), at=later(10))
     assert (applied(decision), decision.status.phase, decision.status.start_time) == (
         ([], "Pending", None) if waits else (BEGINS, "Preparing", later(10))
     )
@@ -155,8 +155,8 @@ def test_holders(seen: PreparationLease | None, waits: bool, takes: bool) -> Non
     if waits:
         assert said(decision, ConditionType.READY) == WAITS
         assert decision.requeue_seconds is not None
-    if decision.lease and seen:
-        assert decision.lease.replaces == seen.lease
+    if decision.lease and lease_state:
+        assert decision.lease.replaces == lease_state.lease
 
 
 def test_the_lease_names_its_holder_and_goes_with_it() -> None:
@@ -221,24 +221,28 @@ def test_when_the_lease_matters(ours: FineTuneJob, expected: bool) -> None:
 
 
 def test_a_databricks_run_waits_too() -> None:
-    own = {"volume": "/Volumes/a/b/c", "compute": {"type": "Serverless"}}
-    spark = {"mode": "Databricks", "databricks": own}
-    wanted = job(output="s3://lake/splits", spark=spark)
-    wanted = dataclasses.replace(wanted, status=status(ACCEPTED, ADMITTED))
-    waiting = conclude(wanted, observed(lease=PreparationLease(lease(), holder(PREPARING))), at=later(10))
+    databricks_fields = {"volume": "/Volumes/a/b/c", "compute": {"type": "Serverless"}}
+    spark = {"mode": "Databricks", "databricks": databricks_fields}
+    finetunejob = job(output="s3://lake/splits", spark=spark)
+    finetunejob = dataclasses.replace(finetunejob, status=status(ACCEPTED, ADMITTED))
+    waiting = conclude(
+        finetunejob, observed(lease=PreparationLease(lease(), holder(PREPARING))), at=later(10)
+    )
     assert (waiting.status.databricks_run, said(waiting, ConditionType.PREPARED)) == (None, WAITS)
-    free = conclude(wanted, observed(lease=PreparationLease()), at=later(10))
+    free = conclude(finetunejob, observed(lease=PreparationLease()), at=later(10))
     assert free.lease
     assert free.status.databricks_run == run("Submitting")
 
 
 def test_a_spark_application_waits_too() -> None:
-    wanted = job(output="s3://lake/splits", spark={"mode": "SparkApplication"})
-    wanted = dataclasses.replace(wanted, status=status(ACCEPTED, ADMITTED))
-    there = PreparationLease(lease(), holder(PREPARING))
-    waiting = conclude(wanted, observed(lease=there, applications=Applications()), at=later(10))
+    finetunejob = job(output="s3://lake/splits", spark={"mode": "SparkApplication"})
+    finetunejob = dataclasses.replace(finetunejob, status=status(ACCEPTED, ADMITTED))
+    simulation = PreparationLease(lease(), holder(PREPARING))
+    waiting = conclude(finetunejob, observed(lease=simulation, applications=Applications()), at=later(10))
     assert (applied(waiting), waiting.status.start_time) == ([], None)
     assert said(waiting, ConditionType.PREPARED) == WAITS
-    free = conclude(wanted, observed(lease=PreparationLease(), applications=Applications()), at=later(10))
+    free = conclude(
+        finetunejob, observed(lease=PreparationLease(), applications=Applications()), at=later(10)
+    )
     assert free.lease
     assert applied(free) == ["ConfigMap/tune-prep", "SparkApplication/tune-prep-1"]

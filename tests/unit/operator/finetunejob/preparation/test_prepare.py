@@ -61,8 +61,8 @@ def error(reason: str, message: str) -> TerminationMessage:
     return TerminationMessage(error=PodError(reason=reason, message=message))
 
 
-def prep_pod(index: int, code: int, said: Any = "", at: int = 0, node: str = "") -> Json:
-    return ended(JOB, index, code, said, container="prep", component=names.PREP, at=at, node=node)
+def prep_pod(index: int, code: int, fields: Any = "", at: int = 0, node: str = "") -> Json:
+    return ended(JOB, index, code, fields, container="prep", component=names.PREP, at=at, node=node)
 
 
 def prepare(*jobs: Json, pods: list[Json] | None = None, **parts: Any) -> Any:
@@ -85,9 +85,13 @@ def test_it_starts_without_mlflow_having_a_run() -> None:
 def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
     prepare = {"output": "/out", "image": "mine:1", "env": [{"name": "A", "value": "b"}]}
     decision = conclude(ftj(NEW, data={**SOURCE, "prepare": prepare}), settings=SETTINGS)
-    made = decision.apply[1]
-    assert (made["kind"], made["metadata"]["name"], made["spec"]["backoffLimit"]) == ("Job", JOB, 2)
-    assert made["spec"]["podFailurePolicy"] == {
+    job_body = decision.apply[1]
+    assert (job_body["kind"], job_body["metadata"]["name"], job_body["spec"]["backoffLimit"]) == (
+        "Job",
+        JOB,
+        2,
+    )
+    assert job_body["spec"]["podFailurePolicy"] == {
         "rules": [
             {
                 "action": "Ignore",
@@ -99,7 +103,7 @@ def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
             },
         ]
     }
-    container = made["spec"]["template"]["spec"]["containers"][0]
+    container = job_body["spec"]["template"]["spec"]["containers"][0]
     assert (container["image"], container["command"]) == ("mine:1", ["finetune-prep"])
     assert container["env"] == [
         {"name": "HOME", "value": "/tmp"},
@@ -113,8 +117,8 @@ def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
 def test_the_pod_gets_four_keys_of_a_workspaces_secret_and_all_of_another() -> None:
     def container(tracking: Json) -> Json:
         decision = conclude(ftj(NEW, data=SOURCE, tracking=tracking), settings=SETTINGS)
-        found: Json = decision.apply[1]["spec"]["template"]["spec"]["containers"][0]
-        return found
+        containers: Json = decision.apply[1]["spec"]["template"]["spec"]["containers"][0]
+        return containers
 
     workspace = container(
         {"uri": "databricks", "secretRef": {"name": "s"}, "trainerSecretRef": {"name": "t"}}
@@ -122,8 +126,8 @@ def test_the_pod_gets_four_keys_of_a_workspaces_secret_and_all_of_another() -> N
     keys = [item["valueFrom"]["secretKeyRef"] for item in workspace["env"] if "valueFrom" in item]
     assert {key["name"] for key in keys} == {"t"}
     assert (len(keys), workspace["envFrom"]) == (4, [])
-    other = container({"secretRef": {"name": "s"}, "trainerSecretRef": {"name": "t"}})
-    assert [item["secretRef"]["name"] for item in other["envFrom"]] == ["t"]
+    other_container = container({"secretRef": {"name": "s"}, "trainerSecretRef": {"name": "t"}})
+    assert [item["secretRef"]["name"] for item in other_container["envFrom"]] == ["t"]
 
 
 def test_splits_that_are_given_need_no_preparation() -> None:
@@ -213,9 +217,9 @@ def test_what_steps_dropped_is_told(dropped: dict[str, int], count: int, said_of
     result = TerminationMessage(prep=RESULT.model_copy(update={"dropped": dropped, "redacted": None}))
     decision = prepare(child(JOB, "Complete"), pods=[prep_pod(0, 0, result)])
     assert len(decision.status.data.dropped or []) == count
-    found = said(decision, ConditionType.PREPARED)
-    assert found is not None
-    assert found[2] == f"/data/splits version 7: 90 train, 5 validation, 5 test rows{said_of_it}"
+    reported = said(decision, ConditionType.PREPARED)
+    assert reported is not None
+    assert reported[2] == f"/data/splits version 7: 90 train, 5 validation, 5 test rows{said_of_it}"
 
 
 def test_a_warning_of_the_preparation_stands_in_the_condition() -> None:

@@ -51,12 +51,14 @@ def known(word: str = "Running", *, attempt: int = 1, failures: int = 0) -> Json
 
 def the_job(before: Json | None, *conditions: Any, **parts: Any) -> FineTuneJob:
     """The job with a SparkApplication in its status."""
-    held: FineTuneJobStatus = status(
+    application_status: FineTuneJobStatus = status(
         ACCEPTED, ADMITTED, *([PREPARING] if before else []), *conditions, start_time=NOW
     )
     if before:
-        held = held.model_copy(update={"spark_application": SparkApplicationStatus(**before)})
-    return ftj(held, data=data(), **parts)
+        application_status = application_status.model_copy(
+            update={"spark_application": SparkApplicationStatus(**before)}
+        )
+    return ftj(application_status, data=data(), **parts)
 
 
 def application(word: str = "RUNNING", *, name: str = NAME, error: str = "", **meta: Any) -> Json:
@@ -102,23 +104,25 @@ def ended(code: int, message: TerminationMessage | str = "", reason: str = "", *
     return driver(phase, ready=False, containerStatuses=statuses, **more)
 
 
-def seen(*found: Json, drivers: tuple[Json, ...] = (), problem: Problem | None = None) -> Applications:
-    return Applications({body["metadata"]["name"]: body for body in found}, drivers, problem)
+def seen(*reported: Json, drivers: tuple[Json, ...] = (), problem: Problem | None = None) -> Applications:
+    return Applications({body["metadata"]["name"]: body for body in reported}, drivers, problem)
 
 
-def decided(job: FineTuneJob, there: Applications | None, *, at: float = 5, **more: Any) -> Decision:
-    return conclude(job, Observed(applications=there, **more), at=later(at))
+def decided(job: FineTuneJob, applications: Applications | None, *, at: float = 5, **more: Any) -> Decision:
+    return conclude(job, Observed(applications=applications, **more), at=later(at))
 
 
 def summary(decision: Decision) -> tuple[Any, ...]:
     """The SparkApplication of the status, what is made and deleted, and the reasons of Prepared and of Failed."""
-    held = decision.status.spark_application
+    application_status = decision.status.spark_application
     reasons = [
-        found[1] if (found := said(decision, kind)) else ""
+        reported[1] if (reported := said(decision, kind)) else ""
         for kind in (ConditionType.PREPARED, ConditionType.FAILED)
     ]
     return (
-        (held.name, held.failures, held.state) if held else None,
+        (application_status.name, application_status.failures, application_status.state)
+        if application_status
+        else None,
         [name for name in applied(decision) if name.startswith("Spark")],
         [f"{item.kind}/{item.name}" for item in decision.delete],
         *reasons,
@@ -260,11 +264,11 @@ STATES: dict[str, tuple[Json | None, Applications, tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("before", "there", "expected"), STATES.values(), ids=STATES)
+@pytest.mark.parametrize(("before", "applications", "expected"), STATES.values(), ids=STATES)
 def test_each_state_has_its_answer(
-    before: Json | None, there: Applications, expected: tuple[Any, ...]
+    before: Json | None, applications: Applications, expected: tuple[Any, ...]
 ) -> None:
-    decision = decided(the_job(before), there)
+    decision = decided(the_job(before), applications)
     assert summary(decision) == expected
     finished = expected[-1] or expected[-2] == "Prepared"
     assert finished or decision.requeue_seconds is not None
@@ -329,16 +333,16 @@ SENTENCES: dict[str, tuple[Applications, float, str]] = {
     "changed": (
         seen(application("PENDING_RERUN")),
         5,
-        "SparkApplication tune-prep-1 was changed, and another takes its place",
+        "SparkApplication tune-prep-1 was changed and is being replaced",
     ),
 }
 
 
-@pytest.mark.parametrize(("there", "at", "sentence"), SENTENCES.values(), ids=SENTENCES)
-def test_what_is_said_of_it(there: Applications, at: float, sentence: str) -> None:
-    found = said(decided(the_job(known()), there, at=at), ConditionType.PREPARED)
-    assert found
-    assert found[2] == sentence
+@pytest.mark.parametrize(("applications", "at", "sentence"), SENTENCES.values(), ids=SENTENCES)
+def test_what_is_said_of_it(applications: Applications, at: float, sentence: str) -> None:
+    reported = said(decided(the_job(known()), applications, at=at), ConditionType.PREPARED)
+    assert reported
+    assert reported[2] == sentence
 
 
 def test_the_result_stands_in_the_status() -> None:
@@ -407,15 +411,15 @@ STOPS: dict[str, tuple[Json | None, Applications, tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("before", "there", "expected"), STOPS.values(), ids=STOPS)
+@pytest.mark.parametrize(("before", "applications", "expected"), STOPS.values(), ids=STOPS)
 def test_a_suspended_job_stops_it(
-    before: Json | None, there: Applications, expected: tuple[Any, ...]
+    before: Json | None, applications: Applications, expected: tuple[Any, ...]
 ) -> None:
-    decision = decided(the_job(before, suspend=True), there)
-    held, found = decision.status.spark_application, said(decision, ConditionType.SUSPENDED)
-    assert found
+    decision = decided(the_job(before, suspend=True), applications)
+    application_status, reported = decision.status.spark_application, said(decision, ConditionType.SUSPENDED)
+    assert reported
     removed = [f"{item.kind}/{item.name}" for item in decision.delete]
-    assert (held.state if held else None, removed, found[2]) == expected
+    assert (application_status.state if application_status else None, removed, reported[2]) == expected
     assert applied(decision) == []
 
 
@@ -458,10 +462,10 @@ def test_executors_that_cannot_run_are_told_of() -> None:
         "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
     }
     executor = driver("Pending", name="tune-prep-1-exec-1", ready=False, containerStatuses=[waiting])
-    there = seen(application(), drivers=(driver(),))
-    found = said(decided(the_job(known()), there, executors=(executor,)), ConditionType.PODS_HEALTHY)
-    assert found
-    assert found[1] == ConditionReason.IMAGE_PULL_FAILED
+    simulation = seen(application(), drivers=(driver(),))
+    reported = said(decided(the_job(known()), simulation, executors=(executor,)), ConditionType.PODS_HEALTHY)
+    assert reported
+    assert reported[1] == ConditionReason.IMAGE_PULL_FAILED
 
 
 PAUSES = {0: 10, 1: 20}
@@ -470,20 +474,20 @@ PAUSES = {0: 10, 1: 20}
 @pytest.mark.parametrize(("failures", "seconds"), PAUSES.items())
 def test_one_that_fails_at_once_is_not_followed_at_once(failures: int, seconds: int) -> None:
     job = the_job(known("Submitted", failures=failures))
-    there = seen(application("FAILED", error="exceeded quota", creationTimestamp=stamped(0)))
-    waiting = decided(job, there, at=seconds - 10)
+    simulation = seen(application("FAILED", error="exceeded quota", creationTimestamp=stamped(0)))
+    waiting = decided(job, simulation, at=seconds - 10)
     assert applied(waiting) == []
     assert said(waiting, ConditionType.PREPARED) == (
         "False",
         ConditionReason.PREPARING,
-        "SparkApplication tune-prep-1 failed (exceeded quota): the next one follows in 10 s",
+        "SparkApplication tune-prep-1 failed (exceeded quota): the next attempt starts in 10 s",
     )
     assert waiting.status.spark_application == SparkApplicationStatus(**known("Failed", failures=failures))
-    assert applied(decided(job, there, at=seconds))[-1] == "SparkApplication/tune-prep-2"
+    assert applied(decided(job, simulation, at=seconds))[-1] == "SparkApplication/tune-prep-2"
 
 
 def test_a_late_driver_of_an_earlier_attempt_goes() -> None:
-    late, own = driver(), driver(name="tune-prep-2")
-    there = seen(application(name="tune-prep-2"), drivers=(late, own))
-    deleted = decided(the_job(known(attempt=2)), there).delete
-    assert [(one.kind, one.name) for one in deleted] == [("Pod", "tune-prep-1-driver")]
+    late, driver_pod = driver(), driver(name="tune-prep-2")
+    simulation = seen(application(name="tune-prep-2"), drivers=(late, driver_pod))
+    deleted = decided(the_job(known(attempt=2)), simulation).delete
+    assert [(first.kind, first.name) for first in deleted] == [("Pod", "tune-prep-1-driver")]

@@ -89,14 +89,14 @@ SELECTOR = f"finetune.dev/job-uid={UID},finetune.dev/component=prep-executor"
 def test_the_whole_of_it() -> None:
     conf = {"spark.sql.shuffle.partitions": "8"}
     spark = {"executors": 3, "executorCores": 2, "executorMemory": "4Gi", "driverMemory": "1Gi", "conf": conf}
-    found = made(
+    spark_application = made(
         spark,
         prepare={"env": [{"name": "A", "value": "b"}], "envFrom": [{"secretRef": {"name": "s3"}}]},
         runPolicy={"queueName": "research"},
     )
-    assert [*found] == ["ConfigMap", "SparkApplication"]
-    assert [*found["ConfigMap"]["data"]] == ["recipe.yaml"]
-    template = found["SparkApplication"]["spec"]["driver"]["template"]
+    assert [*spark_application] == ["ConfigMap", "SparkApplication"]
+    assert [*spark_application["ConfigMap"]["data"]] == ["recipe.yaml"]
+    template = spark_application["SparkApplication"]["spec"]["driver"]["template"]
     env = {item["name"]: item.get("value") for item in template["spec"]["containers"][0].pop("env")}
     assert env == {
         "HOME": "/tmp",
@@ -109,7 +109,7 @@ def test_the_whole_of_it() -> None:
         "FINETUNE_EXECUTOR_SELECTOR": SELECTOR,
     }
     recipe = {"name": "recipe", "mountPath": "/etc/finetune", "readOnly": True}
-    assert found["SparkApplication"] == {
+    assert spark_application["SparkApplication"] == {
         "apiVersion": "sparkoperator.k8s.io/v1beta2",
         "kind": "SparkApplication",
         "metadata": {
@@ -200,9 +200,9 @@ TEAM: Json = {
 
 
 def test_a_pod_template_counts_as_far_as_spark_submit_takes_it() -> None:
-    found = made(prepare={"podTemplate": TEAM})["SparkApplication"]["spec"]
-    driver, executor = found["driver"], found["executor"]
-    assert found["image"] == "theirs:1"
+    spark_application = made(prepare={"podTemplate": TEAM})["SparkApplication"]["spec"]
+    driver, executor = spark_application["driver"], spark_application["executor"]
+    assert spark_application["image"] == "theirs:1"
     assert {key: driver[key] for key in ("coreRequest", "coreLimit")} == {
         "coreRequest": "1",
         "coreLimit": "1500m",
@@ -222,8 +222,8 @@ def test_a_pod_template_counts_as_far_as_spark_submit_takes_it() -> None:
 
 
 def test_with_dynamic_allocation_spark_chooses_the_number_of_executors() -> None:
-    found = made({"conf": {"spark.dynamicAllocation.enabled": "true"}})
-    assert "instances" not in found["SparkApplication"]["spec"]["executor"]
+    spark_application = made({"conf": {"spark.dynamicAllocation.enabled": "true"}})
+    assert "instances" not in spark_application["SparkApplication"]["spec"]["executor"]
 
 
 def memory(kind: str) -> Json:
@@ -244,9 +244,9 @@ MISTAKES: dict[str, tuple[Json, bool]] = {
 
 @pytest.mark.parametrize(("prepare", "expected"), MISTAKES.values(), ids=MISTAKES)
 def test_what_spark_submit_overrides_is_refused(prepare: Json, expected: bool) -> None:
-    wanted = data()
-    wanted["prepare"] |= prepare
-    assert [*spark_manifest.mistakes(spec(data=wanted))] == (
+    data_fields = data()
+    data_fields["prepare"] |= prepare
+    assert [*spark_manifest.mistakes(spec(data=data_fields))] == (
         [
             "spec.data.prepare.podTemplate gives the container prep memory, and with spark.mode SparkApplication it gets "
             "driverMemory and 40% more: remove it from the template"
@@ -259,14 +259,17 @@ def test_what_spark_submit_overrides_is_refused(prepare: Json, expected: bool) -
 def test_a_job_with_such_a_template_waits_for_its_correction() -> None:
     decision = conclude(ftj(data=data(podTemplate=memory("limits"))))
     assert applied(decision) == []
-    found = said(decision, ConditionType.ACCEPTED)
-    assert found
-    assert found[:2] == ("False", ConditionReason.POD_TEMPLATE_INVALID)
+    spark_application = said(decision, ConditionType.ACCEPTED)
+    assert spark_application
+    assert spark_application[:2] == ("False", ConditionReason.POD_TEMPLATE_INVALID)
 
 
 def test_the_driver_has_the_credentials_of_the_run_and_executors_do_not() -> None:
-    found = made(tracking={"uri": "http://m:5000", "secretRef": {"name": "mlflow"}})
-    pods = [found["SparkApplication"]["spec"][role]["template"]["spec"] for role in ("driver", "executor")]
+    spark_application = made(tracking={"uri": "http://m:5000", "secretRef": {"name": "mlflow"}})
+    pods = [
+        spark_application["SparkApplication"]["spec"][role]["template"]["spec"]
+        for role in ("driver", "executor")
+    ]
     secrets = [[item["secretRef"]["name"] for item in pod["containers"][0]["envFrom"]] for pod in pods]
     assert secrets == [["mlflow"], []]
 
@@ -276,6 +279,6 @@ def test_it_waits_for_the_run() -> None:
         ftj(status(ACCEPTED, ADMITTED), data=data()), observed(mlflow=Mlflow()), settings=SETTINGS
     )
     assert (applied(decision), decision.status.spark_application) == ([], None)
-    found = said(decision, ConditionType.PREPARED)
-    assert found
-    assert found[2] == "preparation starts when the MLflow run exists"
+    spark_application = said(decision, ConditionType.PREPARED)
+    assert spark_application
+    assert spark_application[2] == "preparation starts when the MLflow run exists"

@@ -59,9 +59,9 @@ def promotion(status: ModelPromotionStatus, generation: int = 1, **parts: Any) -
     )
 
 
-def decided(held: Promotion, observed: Observed, now: datetime = NOW) -> PromotionDecision:
+def decided(resource: Promotion, observed: Observed, now: datetime = NOW) -> PromotionDecision:
     """What the policy makes of it."""
-    draft = Draft(held, observed, now, SETTINGS)
+    draft = Draft(resource, observed, now, SETTINGS)
     serve(draft)
     return draft.conclude()
 
@@ -97,17 +97,17 @@ class Rollout:
 
     def step(self, *, crash: bool = False) -> str:
         """One pass; the condition's reason after it. `crash`: the operator ends before it acts."""
-        seen = self.observe()
-        held = promotion(self.status, self.generation, **self.spec)
-        decision = decided(held, self._observed(seen), self.now)
+        observation = self.observe()
+        resource = promotion(self.status, self.generation, **self.spec)
+        decision = decided(resource, self._observed(observation), self.now)
         self.status = ModelPromotionStatus.model_validate(decision.status.to_json())
         self.requeue = decision.requeue_seconds
         for action in () if crash else decision.actions:
             assert not isinstance(action, MoveAlias)
             if isinstance(action, ConfigureEndpoint):
                 # Nothing is asked for that the status did not know of before.
-                assert held.status.serving
-                assert held.status.serving.change
+                assert resource.status.serving
+                assert resource.status.serving.change
             try:
                 act(self.client, action)
             except ExternalError as error:
@@ -137,21 +137,21 @@ class Rollout:
 
     def settle(self, limit: int = 30) -> list[str]:
         """Pass after pass until one changes nothing and asks for nothing; the reasons on the way, each once in a row."""
-        said: list[str] = []
+        expected_names: list[str] = []
         for _ in range(limit):
             before, writes = self.status, len(self.workspace.writes())
             reason = self.step()
-            if not said or said[-1] != reason:
-                said.append(reason)
-            still = not self.updating()
-            if still and self.status == before and len(self.workspace.writes()) == writes:
-                return said
-        raise AssertionError(f"it does not come to rest: {said}")
+            if not expected_names or expected_names[-1] != reason:
+                expected_names.append(reason)
+            is_settled = not self.updating()
+            if is_settled and self.status == before and len(self.workspace.writes()) == writes:
+                return expected_names
+        raise AssertionError(f"it does not come to rest: {expected_names}")
 
     def updating(self) -> bool:
         """Whether Databricks is at a change."""
-        found = self.workspace.endpoints.held.get("support")
-        state = found.state.config_update if found and found.state else None
+        endpoint_state = self.workspace.endpoints.held.get("support")
+        state = endpoint_state.state.config_update if endpoint_state and endpoint_state.state else None
         return state is not None and state.value == "IN_PROGRESS"
 
     def wait(self, minutes: float) -> None:
@@ -204,16 +204,18 @@ class Rollout:
         """Another client configures the endpoint."""
         from finetune_operator.serving.model import ServedVersion
 
-        wanted = DatabricksServing.model_validate({"endpoint": "support"} | parts)
+        serving_spec = DatabricksServing.model_validate({"endpoint": "support"} | parts)
         served = tuple(ServedVersion(MODEL, version, percent) for version, percent in shares)
         create = "support" not in self.workspace.endpoints.held
-        act(self.client, ConfigureEndpoint(wanted, served, create))
+        act(self.client, ConfigureEndpoint(serving_spec, served, create))
 
 
 def changed(status: ModelPromotionStatus) -> Json:
     """status.serving as JSON, without what differs from run to run."""
-    found = status.serving.to_json() if status.serving else {}
-    return {name: value for name, value in found.items() if name not in ("revision", "url", "settings")}
+    serving_json = status.serving.to_json() if status.serving else {}
+    return {
+        name: value for name, value in serving_json.items() if name not in ("revision", "url", "settings")
+    }
 
 
 def served(databricks: Workspace, **spec: Any) -> Rollout:

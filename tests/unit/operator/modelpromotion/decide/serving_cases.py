@@ -79,9 +79,9 @@ WAITING = "another change of endpoint support is in progress: waiting until it i
 TO_ALL = "endpoint support is being changed to serve version 2 with 100%"
 TO_SOME = "endpoint support is being changed to serve version 2 with 10% and version 1 with 90%"
 TO_BOTH = "endpoint support is being changed to serve version 2 with 80% and version 1 with 20%"
-NO_WITHDRAWAL = "correct spec.serving.databricks or point the alias at another version; nothing is tried again until the spec changes"
+NO_WITHDRAWAL = "correct spec.serving.databricks or point the alias at another version; the operator does not retry until the spec changes"
 CANNOT = (
-    "endpoint support cannot serve version 2 as asked: Databricks could not deploy it: no machine; it goes back to "
+    "endpoint support cannot serve version 2 as specified: Databricks could not deploy it: no machine; it is restored to "
     "version 1 with 100%, and champion to version 1"
 )
 FAILURE = {"version": "2", "generation": 1, "reason": "EndpointFailed", "message": "it failed"}
@@ -107,10 +107,10 @@ def check(case: Case) -> None:
         history=moves,
         serving=ServingStatus.model_validate(case.before) if case.before else None,
     )
-    held = promotion(status, **case.spec)
+    resource = promotion(status, **case.spec)
     model = RegisteredModel(MODEL, {"champion": case.promoted} if case.promoted else {})
-    decision = decided(held, Observed(model=model, endpoint=case.endpoint, versions=case.versions))
-    said = [
+    decision = decided(resource, Observed(model=model, endpoint=case.endpoint, versions=case.versions))
+    reported = [
         ({"True": True, "False": False}.get(item.status), item.reason, item.message)
         for item in decision.status.conditions
         if item.type == ConditionType.SERVED
@@ -118,20 +118,20 @@ def check(case: Case) -> None:
     after = decision.status
     assert (
         after.serving.to_json() if after.serving else None,
-        said,
+        reported,
         decision.actions,
         decision.requeue_seconds,
         after.withheld.message if after.withheld else None,
     ) == (
         case.serving,
         [case.condition] if case.condition else [],
-        _actions(case, held.spec.serving.databricks if held.spec and held.spec.serving else None),
+        _actions(case, resource.spec.serving.databricks if resource.spec and resource.spec.serving else None),
         case.requeue,
         case.withheld,
     )
     # Nothing else of the status is this policy's.
-    own: Json = {"serving": None, "conditions": [], "journal": None}
-    assert after.model_copy(update=own) == status.model_copy(update=own)
+    cleared: Json = {"serving": None, "conditions": [], "journal": None}
+    assert after.model_copy(update=cleared) == status.model_copy(update=cleared)
 
 
 def _actions(case: Case, spec: DatabricksServing | None) -> tuple[PromotionAction, ...]:

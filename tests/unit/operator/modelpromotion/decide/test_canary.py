@@ -20,11 +20,11 @@ CHANGE = ("PUT", f"{PATH}/support/config")
 def test_a_canary_goes_forward_on_its_own(databricks: Workspace) -> None:
     rollout = served(databricks, serving=serving(canary=CANARY))
     rollout.promote("2")
-    said: list[tuple[float, str, dict[str, int]]] = []
+    steps_seen: list[tuple[float, str, dict[str, int]]] = []
     for minutes in (0, 9, 1, 19, 1, 60):
         rollout.wait(minutes)
         rollout.settle()
-        said.append((minutes, rollout.message, dict(rollout.routes)))
+        steps_seen.append((minutes, rollout.message, dict(rollout.routes)))
     first = (
         "version 2 gets 10% of the traffic, step 1 of 2; the next one is due at 2026-08-01T12:10:00Z",
         {"2": 10, "1": 90},
@@ -34,7 +34,7 @@ def test_a_canary_goes_forward_on_its_own(databricks: Workspace) -> None:
         {"2": 50, "1": 50},
     )
     third = ("endpoint support serves version 2 with 100%", {"2": 100})
-    assert said == [(0, *first), (9, *first), (1, *second), (19, *second), (1, *third), (60, *third)]
+    assert steps_seen == [(0, *first), (9, *first), (1, *second), (19, *second), (1, *third), (60, *third)]
     assert databricks.writes() == [CHANGE] * 3
 
 
@@ -81,8 +81,8 @@ def test_a_gate_that_fails_takes_everything_back(databricks: Workspace) -> None:
     rollout.judged("2", latency=250.0)
     assert rollout.step() == "CanaryFailed"
     assert rollout.message == (
-        "endpoint support cannot serve version 2 as asked: a gate of the canary failed: latency: "
-        f"{gate_said(rollout)}; it goes back to version 1 with 100%, and champion to version 1"
+        "endpoint support cannot serve version 2 as specified: a canary gate failed: latency: "
+        f"{gate_said(rollout)}; it is restored to version 1 with 100%, and champion to version 1"
     )
     assert rollout.requeue == 0
     assert rollout.status.withheld
@@ -99,7 +99,7 @@ def test_a_gate_that_fails_takes_everything_back(databricks: Workspace) -> None:
 
 def gate_said(rollout: Rollout) -> str:
     """The verdict's own words."""
-    return rollout.message.split("failed: latency: ")[1].split("; it goes back")[0]
+    return rollout.message.split("failed: latency: ")[1].split("; it is restored")[0]
 
 
 def test_a_gate_that_fails_before_the_endpoint_was_touched(databricks: Workspace) -> None:
@@ -231,8 +231,12 @@ def test_other_steps_during_a_canary(
         rollout.settle()
     rollout.edit(serving=serving(canary={"steps": steps}))
     rollout.settle()
-    said = changed(rollout.status)
-    assert (rollout.routes, {name: said[name] for name in step}, said["nextStepTime"]) == (routes, step, due)
+    steps_seen = changed(rollout.status)
+    assert (rollout.routes, {name: steps_seen[name] for name in step}, steps_seen["nextStepTime"]) == (
+        routes,
+        step,
+        due,
+    )
     assert rollout.message.endswith(f"the next one is due at {due}")
 
 

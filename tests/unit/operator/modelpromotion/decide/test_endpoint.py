@@ -41,8 +41,8 @@ CASES: dict[str, Case] = {
         condition=(
             False,
             ConditionReason.ENDPOINT_FAILED,
-            "endpoint support serves another provider's model and the model main.llm.other, and is left alone: set "
-            "spec.serving.databricks.endpoint to another name, or delete it",
+            "endpoint support serves another provider's model and the model main.llm.other, and the operator does not "
+            "change it: set spec.serving.databricks.endpoint to another name, or delete it",
         ),
         serving={
             "endpoint": "support",
@@ -63,8 +63,8 @@ CASES: dict[str, Case] = {
         condition=(
             False,
             ConditionReason.ENDPOINT_FAILED,
-            "endpoint support serves the model Main.LLM.support, and is left alone: set "
-            "spec.serving.databricks.endpoint to another name, or delete it",
+            "endpoint support serves the model Main.LLM.support, and the operator does not "
+            "change it: set spec.serving.databricks.endpoint to another name, or delete it",
         ),
         serving={
             "endpoint": "support",
@@ -122,6 +122,6 @@ def test_the_digest_is_of_what_databricks_is_told() -> None:
         status = ModelPromotionStatus(
             promoted="2", previous="1", serving=ServingStatus.model_validate(described(**STEADY))
         )
-        held = promotion(status, 2, serving=serving(**edit))
-        decision = decided(held, Observed(endpoint=there(served=served(v2=100))))
+        resource = promotion(status, 2, serving=serving(**edit))
+        decision = decided(resource, Observed(endpoint=there(served=served(v2=100))))
         assert (name, decision.actions, decision.requeue_seconds) == (name, (), None)

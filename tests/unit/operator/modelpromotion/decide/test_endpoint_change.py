@@ -88,7 +88,7 @@ CASES: dict[str, Case] = {
     "configured, not ready": Case(
         endpoint=Endpoint(exists=True, revision="r2", url="https://w/support", served=served(v2=100)),
         before=described(saved=[], change=change(None, v2=100)),
-        condition=(False, UPDATING, "endpoint support is configured, and does not answer yet"),
+        condition=(False, UPDATING, "endpoint support is configured but does not respond yet"),
         serving=described("NotReady", {"v2": 100}, saved=[], settings=SETTINGS, revision="r2"),
         requeue=5.0,
     ),

@@ -42,7 +42,7 @@ CASES: dict[str, Case] = {
         condition=(
             False,
             ConditionReason.ENDPOINT_FAILED,
-            "endpoint support cannot serve version 2 as asked: Databricks could not deploy it: no machine; it goes back "
+            "endpoint support cannot serve version 2 as specified: Databricks could not deploy it: no machine; it is restored "
             f"to version 1 with 100%: {NO_WITHDRAWAL}",
         ),
         serving=described(
@@ -51,8 +51,8 @@ CASES: dict[str, Case] = {
             saved=SAVED,
             failure=FAILURE
             | {
-                "message": "endpoint support cannot serve version 2 as asked: Databricks could not deploy it: no "
-                f"machine; it goes back to version 1 with 100%: {NO_WITHDRAWAL}"
+                "message": "endpoint support cannot serve version 2 as specified: Databricks could not deploy it: no "
+                f"machine; it is restored to version 1 with 100%: {NO_WITHDRAWAL}"
             },
             **STEADY,
         ),
@@ -89,7 +89,7 @@ CASES: dict[str, Case] = {
         condition=(
             False,
             ConditionReason.ENDPOINT_FAILED,
-            "it failed; going back failed too: no machine at all",
+            "it failed; restoring the routes failed too: no machine at all",
         ),
         serving=described(
             "UpdateFailed",

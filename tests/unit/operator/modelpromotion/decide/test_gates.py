@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.gates import Gate
-from finetune_operator.modelpromotion.decide.gates import _cut, judge
+from finetune_operator.modelpromotion.decide.gates import _shorten, judge
 from finetune_operator.registry.base import ModelVersion
 
 Json = dict[str, Any]
@@ -150,7 +150,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "2.5",
             None,
             "2",
-            "version 2 does not say what data it was evaluated on: the version needs the tag finetune_eval_data, as its run is in "
+            "version 2 does not record the data it was evaluated on: the version needs the tag finetune_eval_data, as its run is in "
             "workspace 99, and the credentials are for workspace 1234",
         ),
     ),
@@ -260,7 +260,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             None,
             "2",
             "version 2 was evaluated on other data, or with another objective (d2), than version 1, which has the "
-            "alias (d1): evaluate both alike",
+            "alias (d1): evaluate both in the same way",
         ),
     ),
     "data without a digest": (
@@ -272,7 +272,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "1",
             None,
             "2",
-            "version 1 does not say what data it was evaluated on: its run or the version needs the tag "
+            "version 1 does not record the data it was evaluated on: its run or the version needs the tag "
             "finetune_eval_data",
         ),
     ),
@@ -320,7 +320,7 @@ EVALUATIONS: dict[str, tuple[Json, ModelVersion, ModelVersion, Expected]] = {
             None,
             "0.8",
             "version 2 was evaluated on other data, or in another way (e2), than version 1, which has the alias (e1): evaluate "
-            "both alike",
+            "both in the same way",
         ),
     ),
     "a loss of the training is compared on what that was evaluated on": (
@@ -356,7 +356,7 @@ EVALUATIONS: dict[str, tuple[Json, ModelVersion, ModelVersion, Expected]] = {
             "0.9",
             None,
             "0.8",
-            "eval_accuracy of version 2 is from spec.evaluation of its job, and that of version 1 is not: evaluate both alike",
+            "eval_accuracy of version 2 is from spec.evaluation of its job, and that of version 1 is not: evaluate both in the same way",
         ),
     ),
     "a candidate whose number is from elsewhere": (
@@ -368,7 +368,7 @@ EVALUATIONS: dict[str, tuple[Json, ModelVersion, ModelVersion, Expected]] = {
             "0.9",
             None,
             "0.8",
-            "eval_accuracy of version 1 is from spec.evaluation of its job, and that of version 2 is not: evaluate both alike",
+            "eval_accuracy of version 1 is from spec.evaluation of its job, and that of version 2 is not: evaluate both in the same way",
         ),
     ),
 }
@@ -377,16 +377,16 @@ CASES |= EVALUATIONS
 
 @pytest.mark.parametrize(("gate", "candidate", "holder", "expected"), CASES.values(), ids=CASES)
 def test_judge(gate: Json, candidate: ModelVersion, holder: ModelVersion | None, expected: Expected) -> None:
-    [found] = judge([Gate.model_validate({"name": "g", **gate})], candidate, holder)
-    assert (found.verdict, found.value, found.limit, found.holder, found.message) == expected
+    [verdict] = judge([Gate.model_validate({"name": "g", **gate})], candidate, holder)
+    assert (verdict.verdict, verdict.value, verdict.limit, verdict.holder, verdict.message) == expected
 
 
 def test_a_gate_of_a_kind_that_has_no_verdict_lets_nothing_pass() -> None:
     unknown = Gate.model_construct(name="new", metric=None, tag=None, comparison=None)
-    with pytest.raises(ValueError, match="the gate new is of a kind that cannot be judged"):
+    with pytest.raises(ValueError, match="gate new has an unknown kind"):
         judge([unknown], version("2", loss=1.0), HOLDER)
 
 
 @pytest.mark.parametrize(("length", "ending"), [(199, ""), (200, ""), (201, "...")])
 def test_a_long_value_is_cut(length: int, ending: str) -> None:
-    assert _cut("a" * length) == "a" * min(length, 200) + ending
+    assert _shorten("a" * length) == "a" * min(length, 200) + ending

@@ -24,8 +24,12 @@ UNREADABLE = (
 def serving(secret: Json | None = None) -> Json:
     """An endpoint whose model gets a secret of the workspace."""
     variables = {"HF_TOKEN": "{{secrets/hub/token}}", "MODE": "fast"}
-    found = {"endpoint": "support", "environment": variables, **({"secretRef": secret} if secret else {})}
-    return {"type": "Databricks", "databricks": found}
+    serving_json = {
+        "endpoint": "support",
+        "environment": variables,
+        **({"secretRef": secret} if secret else {}),
+    }
+    return {"type": "Databricks", "databricks": serving_json}
 
 
 CASES: dict[str, tuple[Json, Settings, list[str]]] = {
@@ -42,22 +46,20 @@ CASES: dict[str, tuple[Json, Settings, list[str]]] = {
         {"tracking": {"registryUri": "sqlite:///m.db"}},
         MLFLOW,
         [
-            "the registry sqlite:///m.db is none that is known: use the http or https address of an MLflow server, or "
+            "unknown registry sqlite:///m.db: use the http or https address of an MLflow server, or "
             "databricks-uc"
         ],
     ),
     "a tracking server of no known kind": (
         {"tracking": {"uri": "file:///runs", "registryUri": "http://r"}},
         MLFLOW,
-        [
-            "the tracking server file:///runs is none that is known beside http://r: use an http or https address"
-        ],
+        ["unknown tracking server file:///runs for the registry http://r: use an http or https address"],
     ),
     "an endpoint of a workspace beside the installation's MLflow": (
         {"serving": SERVING},
         MLFLOW,
         [
-            "an endpoint of Databricks serves models in Unity Catalog, and the registry is http://mlflow:5000: set "
+            "a Databricks endpoint can serve only models in Unity Catalog, but the registry is http://mlflow:5000: set "
             "spec.tracking.registryUri to databricks-uc, or remove spec.serving"
         ],
     ),

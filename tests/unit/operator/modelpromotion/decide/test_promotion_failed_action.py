@@ -7,7 +7,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_operator.errors import Problem
-from finetune_operator.modelpromotion.decide.failed_action import failed_action
+from finetune_operator.modelpromotion.decide.failed_action import record_failed_action
 from finetune_operator.modelpromotion.model import PromotionDecision
 from finetune_operator.registry.base import MoveAlias
 from finetune_operator.registry.writer import VersionNotReady
@@ -34,12 +34,14 @@ MOVED = {
 }
 
 
-@pytest.mark.parametrize(("reason", "said"), MOVED.values(), ids=MOVED)
-def test_a_move_that_failed(reason: ConditionReason, said: ConditionReason) -> None:
+@pytest.mark.parametrize(("reason", "message"), MOVED.values(), ids=MOVED)
+def test_a_move_that_failed(reason: ConditionReason, message: ConditionReason) -> None:
     decision = PromotionDecision(status=ModelPromotionStatus(), actions=(MoveAlias("1", "2"),))
     problem = Problem(reason, "here is why")
-    status = failed_action(promotion(decision.status), decision, decision.actions[0], problem, now=NOW).status
-    expected = (said, "alias champion of main.llm.support cannot be moved: here is why")
+    status = record_failed_action(
+        promotion(decision.status), decision, decision.actions[0], problem, now=NOW
+    ).status
+    expected = (message, "alias champion of main.llm.support cannot be moved: here is why")
     assert {str(item.type): (item.status, item.reason, item.message) for item in status.conditions} == {
         "Promoted": ("False", *expected),
         "Ready": ("False", *expected),

@@ -16,7 +16,7 @@ from finetune_crds.promotion_status import (
     RollbackStatus,
     Withheld,
 )
-from finetune_operator.modelpromotion.decide.ready import summarized
+from finetune_operator.modelpromotion.decide.ready import summarize_status
 from unit.operator.modelpromotion.decide.rollout import NOW, promotion
 from worlds.memory.decisions import condition
 
@@ -143,12 +143,12 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_ready(case: Case) -> None:
     status = ModelPromotionStatus(conditions=case.conditions, **case.status)
-    found = summarized(promotion(ModelPromotionStatus(), **case.spec), status, NOW)
+    job_status = summarize_status(promotion(ModelPromotionStatus(), **case.spec), status, NOW)
     message = case.explanation.message
     if case.holds and case.explanation != PROMOTED:
         message = f"champion is at version 3, which passed; {message}"
-    (said,) = (item for item in found.conditions if item.type == ConditionType.READY)
-    assert (said.status, said.reason, said.message) == (str(case.holds), case.explanation.reason, message)
+    (ready,) = (item for item in job_status.conditions if item.type == ConditionType.READY)
+    assert (ready.status, ready.reason, ready.message) == (str(case.holds), case.explanation.reason, message)
 
 
 PROGRESS: dict[str, ConditionType | None] = {
@@ -172,13 +172,15 @@ PROGRESS: dict[str, ConditionType | None] = {
 def test_progress(name: str, expected: ConditionType | None) -> None:
     case = CASES[name]
     status = ModelPromotionStatus(conditions=case.conditions, **case.status)
-    found = summarized(promotion(ModelPromotionStatus(), **case.spec), status, NOW)
+    job_status = summarize_status(promotion(ModelPromotionStatus(), **case.spec), status, NOW)
     kinds = (ConditionType.RECONCILING, ConditionType.STALLED)
-    assert [item.type for item in found.conditions if item.type in kinds] == ([expected] if expected else [])
+    assert [item.type for item in job_status.conditions if item.type in kinds] == (
+        [expected] if expected else []
+    )
 
 
 def test_a_version_that_was_in_place_stays_one_that_passed_while_another_is_judged() -> None:
-    found = summarized(
+    job_status = summarize_status(
         promotion(ModelPromotionStatus()),
         in_place := ModelPromotionStatus(
             conditions=[ACCEPTED, condition(ConditionType.PROMOTED, "True", ConditionReason.IN_PLACE)],
@@ -186,8 +188,8 @@ def test_a_version_that_was_in_place_stays_one_that_passed_while_another_is_judg
         ),
         NOW,
     )
-    assert (in_place.passed, found.passed) == (None, "3")
-    refused = found.model_copy(update={"conditions": [ACCEPTED, REFUSED]})
+    assert (in_place.passed, job_status.passed) == (None, "3")
+    refused = job_status.model_copy(update={"conditions": [ACCEPTED, REFUSED]})
     elsewhere = refused.model_copy(update={"promoted": "2", "current": "2"})
-    kept = [summarized(promotion(found), status, NOW).passed for status in (refused, elsewhere)]
-    assert kept == ["3", None]
+    passed = [summarize_status(promotion(job_status), status, NOW).passed for status in (refused, elsewhere)]
+    assert passed == ["3", None]

@@ -77,7 +77,7 @@ def test_an_update_that_fails_takes_everything_back(databricks: Workspace, keeps
     )
     assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
     assert rollout.message == (
-        f"endpoint support cannot serve version 2 as asked: Databricks could not deploy it: {why}; it goes back to "
+        f"endpoint support cannot serve version 2 as specified: Databricks could not deploy it: {why}; it is restored to "
         "version 1 with 100%, and champion to version 1"
     )
     rollout.withdraw()
@@ -107,9 +107,9 @@ def test_the_first_version_that_fails(databricks: Workspace) -> None:
     rollout.promote("1")
     assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
     assert rollout.message == (
-        "endpoint support cannot serve version 1 as asked: Databricks could not deploy it: version 1: no machine; there "
-        "is nothing to go back to: correct spec.serving.databricks or point the alias at another version; nothing is "
-        "tried again until the spec changes"
+        "endpoint support cannot serve version 1 as specified: Databricks could not deploy it: version 1: no machine; there "
+        "are no routes to restore: correct spec.serving.databricks or point the alias at another version; the operator "
+        "does not retry until the spec changes"
     )
     assert rollout.requeue is None
     assert rollout.status.withheld is None
@@ -191,9 +191,9 @@ def test_an_update_that_begins_under_our_hands(databricks: Workspace) -> None:
     databricks.faults = [Fault(409, busy, method="PUT", times=3)]
     assert rollout.step() == "EndpointBusy"
     # Asked again and refused again, the status stays as it is.
-    said = rollout.status
+    status = rollout.status
     assert rollout.steps(2) == ["EndpointBusy"] * 2
-    assert rollout.status == said
+    assert rollout.status == status
     rollout.step()
     assert rollout.settle() == ["EndpointReady"]
     assert rollout.refused == ["EndpointBusy"] * 3
@@ -262,9 +262,9 @@ def test_another_size_that_fails_is_not_the_versions_fault(databricks: Workspace
 
 def test_what_databricks_words_otherwise_is_not_sent_again(databricks: Workspace) -> None:
     rollout = served(databricks)
-    found = databricks.endpoints.held["support"].config
-    assert found
-    assert found.served_entities
+    configuration = databricks.endpoints.held["support"].config
+    assert configuration
+    assert configuration.served_entities
     rollout.edit(serving=serving(workloadSize="Medium"))
     rollout.steps(2)
     databricks.endpoints.finish("support")
@@ -441,9 +441,9 @@ def test_databricks_does_not_answer(databricks: Workspace, fault: Fault, reason:
 
 
 def test_an_endpoint_of_another_model(databricks: Workspace) -> None:
-    other = Rollout(databricks, {"model": "main.llm.other"})
-    other.promote("1")
-    other.by_hand(("1", 100))
+    second_rollout = Rollout(databricks, {"model": "main.llm.other"})
+    second_rollout.promote("1")
+    second_rollout.by_hand(("1", 100))
     databricks.asked.clear()
     entities = databricks.endpoints.held["support"]
     assert entities.pending_config
@@ -453,7 +453,7 @@ def test_an_endpoint_of_another_model(databricks: Workspace) -> None:
     rollout.promote("1")
     assert rollout.settle() == ["EndpointFailed"]
     assert rollout.message == (
-        "endpoint support serves the model main.llm.other, and is left alone: set spec.serving.databricks.endpoint to "
+        "endpoint support serves the model main.llm.other, and the operator does not change it: set spec.serving.databricks.endpoint to "
         "another name, or delete it"
     )
     assert databricks.writes() == []

@@ -31,7 +31,7 @@ CASES: dict[str, Case] = {
         condition=(
             False,
             ConditionReason.WAITING_FOR_VERSION,
-            "champion points at no version yet: there is nothing to serve",
+            "champion does not point to a version yet: the endpoint has nothing to serve",
         ),
         serving=None,
     ),
