@@ -153,7 +153,9 @@ def test_the_container_of_a_workspace_logs_in_as_the_training_does() -> None:
     tracking = {"uri": "databricks", "secretRef": {"name": "s"}, "trainerSecretRef": {"name": "t"}}
     pod_body = pod(COMMAND, tracking=tracking)
     for its_container in (pod_body["containers"][0], pod_body["initContainers"][0]):
-        keys = [item["valueFrom"]["secretKeyRef"]["name"] for item in its_container["env"] if "valueFrom" in item]
+        keys = [
+            item["valueFrom"]["secretKeyRef"]["name"] for item in its_container["env"] if "valueFrom" in item
+        ]
         assert (keys, its_container["envFrom"]) == (["t"] * 4, [])
 
 
