@@ -116,12 +116,12 @@ class Operator:
         watching = asyncio.create_task(self._watch(stop))
         parts = {watching, asyncio.create_task(self.resync.run()), asyncio.create_task(self._work())}
         # kopf handles SIGTERM and returns; any other part that ends has failed.
-        done, running = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        ended, running = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
         for part in running - {watching}:
             part.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        for part in done:
+        for part in ended:
             part.result()
 
     async def _watch(self, stop: asyncio.Event) -> None:

@@ -95,13 +95,13 @@ async def fetch(
         UnansweredError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
         Exception: what `take` raises, which must not be a ValueError: that would read as a failed request.
     """
-    sent = dict(headers)
+    sent_headers = dict(headers)
     if login.password:
-        sent["Authorization"] = basic_authorization(login)
-    async with _exchange("GET" if body is None else "POST", url, sent, body) as answer:
-        if answer.status == HTTPStatus.OK:
-            await _read(answer, most_bytes, take)
-        return answer.status
+        sent_headers["Authorization"] = basic_authorization(login)
+    async with _exchange("GET" if body is None else "POST", url, sent_headers, body) as response:
+        if response.status == HTTPStatus.OK:
+            await _read(response, most_bytes, take)
+        return response.status
 
 
 async def request(
@@ -121,9 +121,9 @@ async def request(
         parts.append(part)
         return True
 
-    async with _exchange(method, url, headers, body) as answer:
-        await _read(answer, most_bytes, take)
-        return Response(answer.status, answer.headers, b"".join(parts))
+    async with _exchange(method, url, headers, body) as response:
+        await _read(response, most_bytes, take)
+        return Response(response.status, response.headers, b"".join(parts))
 
 
 def request_in_thread(
@@ -134,8 +134,8 @@ def request_in_thread(
     Raises:
         UnansweredError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
     """
-    asked = request(method, url, headers=headers, body=body, most_bytes=most_bytes)
-    return asyncio.run_coroutine_threadsafe(asked, _loop()).result()
+    pending = request(method, url, headers=headers, body=body, most_bytes=most_bytes)
+    return asyncio.run_coroutine_threadsafe(pending, _loop()).result()
 
 
 def basic_authorization(login: Login) -> str:
@@ -174,11 +174,11 @@ async def _exchange(
                 proxy=_proxy(str(address)),
                 ssl=trusted(),
                 allow_redirects=False,
-            ) as answer:
+            ) as response:
                 try:
-                    yield answer
+                    yield response
                 finally:
-                    _drop(answer)
+                    _drop(response)
         return
     except TimeoutError:
         raise LateError(f"it took longer than {SECONDS:g} s") from None
@@ -227,8 +227,8 @@ def _proxy(url: str) -> str | None:
     return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
-async def _read(answer: aiohttp.ClientResponse, most: int, take: Take) -> None:
-    size, parts = 0, answer.content.iter_chunked(_CHUNK)
+async def _read(response: aiohttp.ClientResponse, max_bytes: int, take: Take) -> None:
+    size, parts = 0, response.content.iter_chunked(_CHUNK)
     while True:
         try:
             part = await anext(parts)
@@ -238,16 +238,16 @@ async def _read(answer: aiohttp.ClientResponse, most: int, take: Take) -> None:
             # aiohttp raises it where the connection was closed while it paused reading.
             raise UnansweredError("the connection was closed") from None
         size += len(part)
-        if size > most:
-            raise TooLargeError(f"its answer is larger than {most} bytes")
+        if size > max_bytes:
+            raise TooLargeError(f"its answer is larger than {max_bytes} bytes")
         if not take(part):
             return
         # NB: parts that have come already would be read one after the other, and nothing beside them.
         await asyncio.sleep(0)
 
 
-def _drop(answer: aiohttp.ClientResponse) -> None:
+def _drop(response: aiohttp.ClientResponse) -> None:
     """Abort the connection of a response whose rest is not read: a server can draw out the end that TLS agrees on."""
-    connection = answer.connection
+    connection = response.connection
     if connection and connection.transport:
         connection.transport.abort()

@@ -40,8 +40,8 @@ class DefaultsError(ValueError):
     """The file with the defaults cannot be read, or does not fit."""
 
 
-def _check(found: Iterable[str | None], pattern: str, what: str) -> None:
-    for name in found:
+def _check(values: Iterable[str | None], pattern: str, what: str) -> None:
+    for name in values:
         if name is not None and not re.fullmatch(pattern, name):
             raise ValueError(f"{name!r} cannot be {what}")
 
@@ -81,10 +81,12 @@ def _check_template(template: Json) -> None:
             raise ValueError(f"podTemplate.spec.{name} is no list of objects")
         if name in _NAMED and not all("name" in item for item in items):
             raise ValueError(f"an item of podTemplate.spec.{name} has no name")
-    others = [item["name"] for item in spec.get("containers", []) if item["name"] != names.TRAINER_CONTAINER]
-    if others:
+    other_containers = [
+        item["name"] for item in spec.get("containers", []) if item["name"] != names.TRAINER_CONTAINER
+    ]
+    if other_containers:
         raise ValueError(
-            f"podTemplate has the container {others[0]!r} beside {names.TRAINER_CONTAINER!r}, and no training would end before it "
+            f"podTemplate has the container {other_containers[0]!r} beside {names.TRAINER_CONTAINER!r}, and no training would end before it "
             "does: move it to initContainers with restartPolicy: Always"
         )
 
@@ -92,9 +94,9 @@ def _check_template(template: Json) -> None:
 def _check_catalog(catalog: Catalog) -> None:
     """The rules of a catalog that the API server checks in a job."""
     parts = {"UnityCatalog": catalog.unity_catalog, "Databricks": catalog.databricks, "Hive": catalog.hive}
-    named = [kind for kind, part in parts.items() if part is not None]
-    if named != [catalog.type] and not (catalog.type == "Databricks" and not named):
-        raise ValueError(f"the catalog of type {catalog.type} has {' and '.join(named) or 'no address'}")
+    configured = [kind for kind, part in parts.items() if part is not None]
+    if configured != [catalog.type] and not (catalog.type == "Databricks" and not configured):
+        raise ValueError(f"the catalog of type {catalog.type} has {' and '.join(configured) or 'no address'}")
     server, metastore = catalog.unity_catalog, catalog.hive
     _check([server.uri if server else None], HTTP_SERVER, "the address of a server of Unity Catalog")
     _check([metastore.uri if metastore else None], METASTORES, "the address of a Hive metastore")
@@ -160,9 +162,9 @@ class Defaults(ApiModel):
             _check_catalog(self.catalog)
         _check_sources(self.env, self.env_from)
         _check_template(self.pod_template or {})
-        taken = [item.name for item in self.env if item.name in RESERVED_ENV]
-        if taken:
-            raise ValueError(f"the operator sets {', '.join(taken)}: remove it")
+        reserved = [item.name for item in self.env if item.name in RESERVED_ENV]
+        if reserved:
+            raise ValueError(f"the operator sets {', '.join(reserved)}: remove it")
         return self
 
     def folder(self, *parts: Name) -> str:

@@ -88,16 +88,16 @@ class Kube:
 
     async def list(self, kind: str, namespace: str | None, **selectors: str) -> Listing:
         """Every object of a kind, page by page; `selectors` are labelSelector and fieldSelector."""
-        found: list[Json] = []
+        objects: list[Json] = []
         token = ""
         while True:
             query = {"limit": str(_PAGE), **selectors, **({"continue": token} if token else {})}
             page = await self._request("GET", path(kind, namespace), query=query)
             # NB: the items of a list carry neither kind nor apiVersion.
-            found += page["items"]
+            objects += page["items"]
             token = page["metadata"].get("continue", "")
             if not token:
-                return Listing(found, int(page["metadata"].get("resourceVersion") or 0))
+                return Listing(objects, int(page["metadata"].get("resourceVersion") or 0))
 
     async def create(self, body: Json, *, dry_run: bool = False) -> Json:
         """Create an object; KubeError 409 when it exists, 400 when it has a field that the API server does not know.

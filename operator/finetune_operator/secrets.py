@@ -44,8 +44,8 @@ async def read(
     try:
         secret = await kube.get("Secret", namespace, reference.name)
         if secret is not None:
-            held = (secret.get("data") or {}).items()
-            return {name: _text(value) for name, value in held if name.startswith(prefixes)}
+            entries = (secret.get("data") or {}).items()
+            return {name: _text(value) for name, value in entries if name.startswith(prefixes)}
     except ValueError:
         reason, problem = (
             ConditionReason.CREDENTIALS_UNREADABLE,

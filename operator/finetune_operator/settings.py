@@ -131,16 +131,16 @@ class Settings:
             exit_on_error=False,
         )
         for name, default in vars(cls()).items():
-            known = "none" if isinstance(default, Defaults) else default or "none"
-            shown = f"{_variable(name)}; default {known}"
-            parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=shown)
+            default_text = "none" if isinstance(default, Defaults) else default or "none"
+            description = f"{_variable(name)}; default {default_text}"
+            parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=description)
         try:
-            given, unknown = parser.parse_known_args(arguments)
+            options, unknown = parser.parse_known_args(arguments)
         except argparse.ArgumentError as error:
             raise SettingsError(str(error)) from error
         if unknown:
             raise SettingsError(f"{unknown[0]} is no option: `finetune-operator --help` lists them")
-        chosen = {_variable(name): value for name, value in vars(given).items() if value is not None}
+        chosen = {_variable(name): value for name, value in vars(options).items() if value is not None}
         return cls.from_environment({**environment, **chosen})
 
 
@@ -180,8 +180,8 @@ def _word(variable: str, text: str) -> str:
 def _check_dashboard(variable: str, text: str) -> None:
     unknown = set(re.findall(r"\{([^{}]*)\}", text)) - {*DASHBOARD_FIELDS}
     if unknown or not text.startswith(("http://", "https://")):
-        known = ", ".join(f"{{{field}}}" for field in DASHBOARD_FIELDS)
-        raise SettingsError(f"{variable}={text} is not an http or https URL with {known}")
+        placeholders = ", ".join(f"{{{field}}}" for field in DASHBOARD_FIELDS)
+        raise SettingsError(f"{variable}={text} is not an http or https URL with {placeholders}")
 
 
 def _load(variable: str, path: str) -> Defaults:

@@ -15,7 +15,7 @@ def stamp(when: datetime | None) -> str:
 
 def duration(seconds: int) -> str:
     """A time span by its two largest units, such as 1h20m; the seconds only below ten minutes."""
-    minutes, rest = divmod(max(seconds, 0), 60)
+    minutes, remainder = divmod(max(seconds, 0), 60)
     hours, days = minutes // 60, minutes // (24 * 60)
     if days:
         return _joined(days, "d", hours % 24, "h")
@@ -23,7 +23,7 @@ def duration(seconds: int) -> str:
         return _joined(hours, "h", minutes % 60, "m")
     if minutes >= _MINUTES_WITH_SECONDS:
         return f"{minutes}m"
-    return _joined(minutes, "m", rest, "s") if minutes else f"{rest}s"
+    return _joined(minutes, "m", remainder, "s") if minutes else f"{remainder}s"
 
 
 def _joined(large: int, unit: str, small: int, smaller: str) -> str:

@@ -92,8 +92,8 @@ class EventTarget:
 
 def changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Condition]:
     """The conditions that changed, without repetition: only Failed reports the cause of a failure."""
-    known = {item.type: item for item in before}
-    new = [item for item in after if _is_new(known.get(item.type), item)]
+    previous = {item.type: item for item in before}
+    new = [item for item in after if _is_new(previous.get(item.type), item)]
     failed = [item for item in new if item.type == ConditionType.FAILED]
     reported = {(item.reason, item.message) for item in new if item.type not in _SUMMARIES}
     return [

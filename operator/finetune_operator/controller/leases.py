@@ -59,31 +59,31 @@ class Leases:
         """
         # NB: the time counts from before the request, so that the Lease expires here no later than for other replicas.
         until = self.clock() + self.seconds
-        wanted = self._body(name, about)
+        body = self._body(name, about)
         try:
-            held = HeldLease(await self.kube.create(wanted), until)
+            lease = HeldLease(await self.kube.create(body), until)
         except KubeError as error:
             if error.status != 409:
                 raise
-            held = await self._take_over(wanted)
+            lease = await self._take_over(body)
         self._seen.pop(name, None)
-        return held
+        return lease
 
-    async def renew(self, held: HeldLease) -> HeldLease:
+    async def renew(self, lease: HeldLease) -> HeldLease:
         """Renew the Lease for its full duration.
 
         Raises:
             LeaseBusy: it expired, and another replica acquired it.
             KubeError: the API server refused, or could not be reached.
         """
-        meta = held.body["metadata"]
-        wanted = self._body(meta["name"], meta["annotations"][ANNOTATION_ABOUT])
-        wanted["spec"]["acquireTime"] = held.body["spec"]["acquireTime"]
-        return await self._replace(held.body, wanted)
+        meta = lease.body["metadata"]
+        body = self._body(meta["name"], meta["annotations"][ANNOTATION_ABOUT])
+        body["spec"]["acquireTime"] = lease.body["spec"]["acquireTime"]
+        return await self._replace(lease.body, body)
 
-    async def release(self, held: HeldLease) -> None:
+    async def release(self, lease: HeldLease) -> None:
         """Delete the Lease, unless another replica took it over. If it cannot be deleted, it expires."""
-        meta = held.body["metadata"]
+        meta = lease.body["metadata"]
         try:
             await self.kube.delete(
                 "Lease", self.namespace, meta["name"], meta["uid"], version=meta["resourceVersion"]
@@ -97,32 +97,32 @@ class Leases:
                 error,
             )
 
-    async def _take_over(self, wanted: Json) -> HeldLease:
-        name = wanted["metadata"]["name"]
-        found = await self.kube.get("Lease", self.namespace, name)
-        if found is None:
+    async def _take_over(self, body: Json) -> HeldLease:
+        name = body["metadata"]["name"]
+        current = await self.kube.get("Lease", self.namespace, name)
+        if current is None:
             self._seen.pop(name, None)
             raise LeaseBusy(f"Lease {self.namespace}/{name} was just released")
-        state = (found["metadata"]["uid"], found["metadata"]["resourceVersion"])
+        state = (current["metadata"]["uid"], current["metadata"]["resourceVersion"])
         now = self.clock()
         before, since = self._seen.get(name, (None, now))
         if before != state:
             since = now
             self._seen[name] = (state, now)
-        spec = found.get("spec") or {}
+        spec = current.get("spec") or {}
         holder = spec.get("holderIdentity")
         if now - since < max(self.seconds, spec.get("leaseDurationSeconds") or 0):
             raise LeaseBusy(f"Lease {self.namespace}/{name} is held by {holder}")
         log.warning("took over Lease %s/%s, which %s let expire", self.namespace, name, holder)
-        return await self._replace(found, wanted)
+        return await self._replace(current, body)
 
-    async def _replace(self, found: Json, wanted: Json) -> HeldLease:
+    async def _replace(self, current: Json, body: Json) -> HeldLease:
         """Write the Lease if it is unchanged since it was read."""
-        meta = found["metadata"]
+        meta = current["metadata"]
         until = self.clock() + self.seconds
-        wanted["metadata"] |= {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        body["metadata"] |= {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
         try:
-            return HeldLease(await self.kube.apply(wanted), until)
+            return HeldLease(await self.kube.apply(body), until)
         except KubeError as error:
             if error.status not in (404, 409):
                 raise

@@ -50,8 +50,8 @@ class Resync:
                 await self.kube.list(kind, namespace, **selector)
                 for namespace in self.settings.namespaces or (None,)
             ]
-            found = [body for listing in lists for body in listing.objects]
-            self.store.replace(kind, found, min(listing.version for listing in lists))
+            bodies = [body for listing in lists for body in listing.objects]
+            self.store.replace(kind, bodies, min(listing.version for listing in lists))
         for kind in RESOURCES:
             for namespace, name in self.store.of(kind):
                 self.queues.of(kind).add(f"{namespace}/{name}")
@@ -60,8 +60,8 @@ class Resync:
 
     def _count(self) -> None:
         for kind, gauge in (("FineTuneJob", metrics.jobs), ("ModelPromotion", metrics.promotions)):
-            held = self.store.of(kind).values()
-            phases = Counter((body.get("status") or {}).get("phase", "Pending") for body in held)
+            resources = self.store.of(kind).values()
+            phases = Counter((body.get("status") or {}).get("phase", "Pending") for body in resources)
             gauge.clear()
             for phase, count in phases.items():
                 gauge.labels(phase).set(count)

@@ -119,10 +119,10 @@ class Store:
     def drop(self, kind: str, body: Json) -> None:
         """Remove a deleted object, given its last state; a newer object of the same name stays."""
         key, version = _key(body), _version(body)
-        held = self._held[kind].get(key)
-        if held is None and kind in CHILDREN and self.owner_of(kind, body) is None:
+        stored = self._held[kind].get(key)
+        if stored is None and kind in CHILDREN and self.owner_of(kind, body) is None:
             return
-        if held is None or _version(held) <= version:
+        if stored is None or _version(stored) <= version:
             self._keep_tombstone(kind, body)
             self._remove(kind, key, version)
             self._gone[kind][key] = version
@@ -134,9 +134,9 @@ class Store:
         watches and own writes, stay.
         """
         listed = {_key(body): body for body in bodies}
-        for key, held in list(self._held[kind].items()):
-            if key not in listed and _version(held) <= version:
-                self._keep_tombstone(kind, held)
+        for key, stored in list(self._held[kind].items()):
+            if key not in listed and _version(stored) <= version:
+                self._keep_tombstone(kind, stored)
                 self._remove(kind, key, version)
         self._gone[kind] = {key: at for key, at in self._gone[kind].items() if at > version}
         for body in listed.values():
@@ -147,17 +147,17 @@ class Store:
         elif kind == "FineTuneJob":
             self._drop_unowned("Job", set(map(_identity, self.finetunejobs.values())), version)
             # NB: not when the Pods are listed. They come first, and FineTuneJobs record Jobs that no longer exist.
-            known = self._jobs.union(*self._past.values(), *self._recorded.values())
-            self._drop_unowned("Pod", known, self._listed["Job"])
+            existing_jobs = self._jobs.union(*self._past.values(), *self._recorded.values())
+            self._drop_unowned("Pod", existing_jobs, self._listed["Job"])
 
     def _put(self, kind: str, body: Json) -> None:
         key = _key(body)
-        held = self._held[kind].get(key)
-        if _version(body) < max(_version(held) if held else 0, self._gone[kind].get(key, 0)):
+        stored = self._held[kind].get(key)
+        if _version(body) < max(_version(stored) if stored else 0, self._gone[kind].get(key, 0)):
             return
         if kind in CHILDREN:
             owner = self.owner_of(kind, body)
-            if held and (_identity(held), self.owner_of(kind, held)) != (_identity(body), owner):
+            if stored and (_identity(stored), self.owner_of(kind, stored)) != (_identity(body), owner):
                 # NB: recreated, or orphaned by `kubectl delete --cascade=orphan`.
                 self._remove(kind, key, _version(body))
             if owner is None:
@@ -166,8 +166,8 @@ class Store:
             if kind == "Job":
                 self._jobs.add(_identity(body))
         if kind == "FineTuneJob":
-            if held:
-                self._recorded.pop(_identity(held), None)
+            if stored:
+                self._recorded.pop(_identity(stored), None)
             self._recorded[_identity(body)] = self.recorded_jobs(body)
         self._held[kind][key] = _slim(kind, body)
 
@@ -198,9 +198,9 @@ class Store:
     def _forget_past(self, version: int) -> None:
         """Forget the Jobs that were deleted before this version of the Pods' list and have no Pods in it."""
         for ftj, jobs in list(self._past.items()):
-            left = {job: at for job, at in jobs.items() if at > version or job in self._by_owner["Pod"]}
-            self._past[ftj] = left
-            if not left:
+            remaining = {job: at for job, at in jobs.items() if at > version or job in self._by_owner["Pod"]}
+            self._past[ftj] = remaining
+            if not remaining:
                 del self._past[ftj]
 
     def _drop_unowned(self, kind: str, owners: set[Owner], version: int) -> None:

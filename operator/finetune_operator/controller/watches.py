@@ -31,9 +31,9 @@ class Handlers(NamedTuple):
 
 def registry(handlers: Handlers) -> kopf.OperatorRegistry:
     """Kopf's handlers, bound to this operator's own."""
-    found = kopf.OperatorRegistry()
+    kopf_registry = kopf.OperatorRegistry()
 
-    @kopf.on.startup(registry=found)
+    @kopf.on.startup(registry=kopf_registry)
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
         settings.scanning.disabled = True
         settings.posting.enabled = False
@@ -46,7 +46,7 @@ def registry(handlers: Handlers) -> kopf.OperatorRegistry:
         settings.process.ultimate_exiting_timeout = 20
         settings.persistence.finalizer = f"{GROUP}/unused"
 
-    @kopf.on.login(registry=found)
+    @kopf.on.login(registry=kopf_registry)
     def login(**kwargs: Any) -> kopf.ConnectionInfo:
         info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
         if info is None:
@@ -54,23 +54,23 @@ def registry(handlers: Handlers) -> kopf.OperatorRegistry:
         # NB: kopf reads a rotated token only after a 401 (nolar/kopf#926). An expiry makes it read the token earlier.
         return _expiring(info) if info.token else info
 
-    @kopf.on.event(GROUP, VERSION, FineTuneJob.PLURAL, registry=found)
+    @kopf.on.event(GROUP, VERSION, FineTuneJob.PLURAL, registry=kopf_registry)
     async def finetunejob_event(event: kopf.RawEvent, **_: Any) -> None:
         await handlers.finetunejob(event["type"], _plain(event))
 
-    @kopf.on.event(GROUP, VERSION, ModelPromotion.PLURAL, registry=found)
+    @kopf.on.event(GROUP, VERSION, ModelPromotion.PLURAL, registry=kopf_registry)
     async def modelpromotion_event(event: kopf.RawEvent, **_: Any) -> None:
         await handlers.modelpromotion(event["type"], _plain(event))
 
-    @kopf.on.event("batch", "v1", "jobs", labels={names.LABEL_UID: kopf.PRESENT}, registry=found)
+    @kopf.on.event("batch", "v1", "jobs", labels={names.LABEL_UID: kopf.PRESENT}, registry=kopf_registry)
     async def job_event(event: kopf.RawEvent, **_: Any) -> None:
         await handlers.child("Job", event["type"], _plain(event))
 
-    @kopf.on.event("", "v1", "pods", labels={names.LABEL_UID: kopf.PRESENT}, registry=found)
+    @kopf.on.event("", "v1", "pods", labels={names.LABEL_UID: kopf.PRESENT}, registry=kopf_registry)
     async def pod_event(event: kopf.RawEvent, **_: Any) -> None:
         await handlers.child("Pod", event["type"], _plain(event))
 
-    return found
+    return kopf_registry
 
 
 def _plain(event: kopf.RawEvent) -> Json:

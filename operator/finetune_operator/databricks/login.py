@@ -41,9 +41,9 @@ def client(access: Access) -> WorkspaceClient:
     Raises:
         ValueError: the SDK does not accept the configuration.
     """
-    made = WorkspaceClient(config=Login(access))
-    bind(made.api_client._api_client._session)  # noqa: SLF001 - the SDK takes no session
-    return made
+    workspace = WorkspaceClient(config=Login(access))
+    bind(workspace.api_client._api_client._session)  # noqa: SLF001 - the SDK takes no session
+    return workspace
 
 
 class Login(Config):
@@ -149,9 +149,11 @@ class _Tokens(Refreshable):
         )
 
     def _endpoint(self) -> str:
-        known = self._cfg.discovery_url or f"{self._access.host}/oidc/.well-known/oauth-authorization-server"
+        discovery_url = (
+            self._cfg.discovery_url or f"{self._access.host}/oidc/.well-known/oauth-authorization-server"
+        )
         with bind(requests.Session()) as session:
-            answer = session.get(known, auth=IgnoreNetrcAuth())
+            answer = session.get(discovery_url, auth=IgnoreNetrcAuth())
         endpoint = _login_url(self._access.host, _json(answer).get("token_endpoint"))
         if not endpoint:
             message = (

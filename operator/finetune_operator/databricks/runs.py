@@ -51,21 +51,23 @@ _FINAL = (
 )
 
 
-def submit(client: WorkspaceClient, wanted: Submission, wheels: Path) -> str:
+def submit(client: WorkspaceClient, submission: Submission, wheels: Path) -> str:
     """Upload what the run needs, submit it unless it was before, and return its id.
 
     Raises:
         ExternalError: the workspace cannot be reached, refuses the run for good (RunRefused), or has no such volume.
     """
-    wheel = _upload_wheel(client, wanted.volume, wheels)
-    _upload(client, f"{wanted.folder}/{contract.RECIPE_FILE}", wanted.recipe.encode(), wanted.volume)
+    wheel = _upload_wheel(client, submission.volume, wheels)
+    _upload(
+        client, f"{submission.folder}/{contract.RECIPE_FILE}", submission.recipe.encode(), submission.volume
+    )
     with problems(client, "submit a run"):
         try:
-            made = client.jobs.submit(
-                run_name=wanted.name,
-                idempotency_token=wanted.token,
-                tasks=[_task(wanted, wheel, client.config.host)],
-                environments=_environments(wanted, wheel),
+            run = client.jobs.submit(
+                run_name=submission.name,
+                idempotency_token=submission.token,
+                tasks=[_task(submission, wheel, client.config.host)],
+                environments=_environments(submission, wheel),
             )
         except errors.InvalidState:
             # A cluster that starts or ends takes a run later.
@@ -77,7 +79,7 @@ def submit(client: WorkspaceClient, wanted: Submission, wheels: Path) -> str:
                 "the right data.prepare.spark.databricks"
             )
             raise ExternalError(Problem(ConditionReason.RUN_REFUSED, message)) from None
-    return str(made.run_id)
+    return str(run.run_id)
 
 
 def read(client: WorkspaceClient, run_id: str, folder: str) -> Run:
@@ -88,19 +90,19 @@ def read(client: WorkspaceClient, run_id: str, folder: str) -> Run:
     """
     with problems(client, f"read run {run_id}"):
         try:
-            found = client.jobs.get_run(int(run_id))
+            run = client.jobs.get_run(int(run_id))
         except (errors.NotFound, errors.InvalidParameterValue):
             return Run(run_id, "Failed", message=f"the workspace has no run {run_id} any more")
-    word, url = _word(found), found.run_page_url or ""
+    word, url = _word(run), run.run_page_url or ""
     if word == "Running":
         step = _download(client, f"{folder}/{contract.PROGRESS_FILE}") or b""
         return Run(run_id, word, url, progress=step.decode(errors="replace"))
     if word not in ("Succeeded", "Failed"):
         return Run(run_id, word, url)
     report = RunReport.parse(_download(client, f"{folder}/{contract.REPORT_FILE}") or b"")
-    ended = found.status.termination_details if found.status else None
-    code = ended.code if ended else None
-    message = "" if report or word == "Succeeded" else _why(client, found)
+    termination = run.status.termination_details if run.status else None
+    code = termination.code if termination else None
+    message = "" if report or word == "Succeeded" else _why(client, run)
     return Run(run_id, word, url, message=message, is_final=code in _FINAL, report=report)
 
 
@@ -128,8 +130,8 @@ def cancel(client: WorkspaceClient, run_id: str) -> None:
             log.info("Databricks run %s is gone: there is nothing to cancel", run_id)
 
 
-def _word(found: jobs.Run) -> RunWord:
-    status = found.status
+def _word(run: jobs.Run) -> RunWord:
+    status = run.status
     life = status.state if status else None
     if life == _Life.RUNNING:
         return "Running"
@@ -143,29 +145,29 @@ def _word(found: jobs.Run) -> RunWord:
     return "Succeeded" if code == _Code.SUCCESS else "Failed"
 
 
-def _why(client: WorkspaceClient, found: jobs.Run) -> str:
+def _why(client: WorkspaceClient, run: jobs.Run) -> str:
     """Why a run failed that left no report: the error of its task, or what the workspace says of its end."""
-    status = found.status
-    ended = status.termination_details if status else None
-    said = (ended.message if ended else None) or (
-        str(ended.code.value) if ended and ended.code else "no reason"
+    status = run.status
+    termination = status.termination_details if status else None
+    reason = (termination.message if termination else None) or (
+        str(termination.code.value) if termination and termination.code else "no reason"
     )
     # NB: the output belongs to a task, whose run has an id of its own.
-    for task in found.tasks or []:
+    for task in run.tasks or []:
         with problems(client, "read the output of a run"):
             try:
-                said = client.jobs.get_run_output(task.run_id or 0).error or said
+                reason = client.jobs.get_run_output(task.run_id or 0).error or reason
             except (errors.NotFound, errors.BadRequest):
                 continue
-    return short(said)
+    return short(reason)
 
 
-def _task(wanted: Submission, wheel: str, host: str) -> SubmitTask:
-    compute = wanted.compute
-    parameters = [contract.PARAMETER_FOLDER, wanted.folder]
+def _task(submission: Submission, wheel: str, host: str) -> SubmitTask:
+    compute = submission.compute
+    parameters = [contract.PARAMETER_FOLDER, submission.folder]
     # A run reaches the MLflow of its own workspace alone.
-    if wanted.mlflow_run and wanted.mlflow_host == host:
-        parameters += [contract.PARAMETER_MLFLOW_RUN, wanted.mlflow_run]
+    if submission.mlflow_run and submission.mlflow_host == host:
+        parameters += [contract.PARAMETER_MLFLOW_RUN, submission.mlflow_run]
     task = SubmitTask(
         task_key=_TASK,
         # NB: serverless compute repeats a failed task by itself, also one whose data are wrong.
@@ -184,31 +186,31 @@ def _task(wanted: Submission, wheel: str, host: str) -> SubmitTask:
     if compute.existing_cluster:
         task.existing_cluster_id = compute.existing_cluster.cluster_id
     if compute.new_cluster:
-        task.new_cluster = _cluster(compute.new_cluster, dict(wanted.conf))
+        task.new_cluster = _cluster(compute.new_cluster, dict(submission.conf))
     return task
 
 
-def _environments(wanted: Submission, wheel: str) -> list[JobEnvironment] | None:
-    if wanted.compute.type != "Serverless":
+def _environments(submission: Submission, wheel: str) -> list[JobEnvironment] | None:
+    if submission.compute.type != "Serverless":
         return None
-    version = wanted.compute.serverless.environment_version if wanted.compute.serverless else "4"
+    version = submission.compute.serverless.environment_version if submission.compute.serverless else "4"
     return [JobEnvironment(_TASK, Environment(environment_version=version, dependencies=[wheel]))]
 
 
-def _cluster(wanted: NewCluster, conf: dict[str, str]) -> ClusterSpec:
-    alone = {"spark.databricks.cluster.profile": "singleNode", "spark.master": "local[*]"}
+def _cluster(spec: NewCluster, conf: dict[str, str]) -> ClusterSpec:
+    single_node_conf = {"spark.databricks.cluster.profile": "singleNode", "spark.master": "local[*]"}
     return ClusterSpec(
-        spark_version=wanted.spark_version,
-        node_type_id=wanted.node_type,
-        instance_pool_id=wanted.instance_pool_id,
-        policy_id=wanted.policy_id,
-        apply_policy_default_values=True if wanted.policy_id else None,
-        num_workers=wanted.workers,
+        spark_version=spec.spark_version,
+        node_type_id=spec.node_type,
+        instance_pool_id=spec.instance_pool_id,
+        policy_id=spec.policy_id,
+        apply_policy_default_values=True if spec.policy_id else None,
+        num_workers=spec.workers,
         # NB: only a Dedicated cluster lets Python reach the JVM, which parses `filter` and counts tasks.
         data_security_mode=DataSecurityMode.SINGLE_USER,
-        spark_conf=(conf if wanted.workers else conf | alone) or None,
-        custom_tags=None if wanted.workers else {"ResourceClass": "SingleNode"},
-        spark_env_vars=wanted.env or None,
+        spark_conf=(conf if spec.workers else conf | single_node_conf) or None,
+        custom_tags=None if spec.workers else {"ResourceClass": "SingleNode"},
+        spark_env_vars=spec.env or None,
     )
 
 

@@ -56,8 +56,8 @@ class problems:  # noqa: N801
     `what` completes "Databricks does not let the operator ...".
     """
 
-    def __init__(self, known: Access | WorkspaceClient, what: str) -> None:
-        self._access = known if isinstance(known, Access) else _clients.access(known)
+    def __init__(self, credentials: Access | WorkspaceClient, what: str) -> None:
+        self._access = credentials if isinstance(credentials, Access) else _clients.access(credentials)
         self._what = what
 
     def __enter__(self) -> None:
@@ -86,34 +86,34 @@ class _Clients:
         self._lock = threading.Lock()
         self._held: OrderedDict[Access, WorkspaceClient] = OrderedDict()
 
-    def get(self, known: Access) -> WorkspaceClient:
+    def get(self, credentials: Access) -> WorkspaceClient:
         with self._lock:
-            held = self._held.get(known)
-            if held is not None:
-                self._held.move_to_end(known)
-                return held
+            cached = self._held.get(credentials)
+            if cached is not None:
+                self._held.move_to_end(credentials)
+                return cached
         from finetune_operator.databricks.login import client
 
-        with problems(known, "log in"):
-            made = client(known)
+        with problems(credentials, "log in"):
+            created = client(credentials)
         with self._lock:
-            self._held[known] = made
+            self._held[credentials] = created
             while len(self._held) > _MAX_CLIENTS:
                 self._held.popitem(last=False)
-        return made
+        return created
 
     def access(self, client: WorkspaceClient) -> Access:
         from finetune_operator.databricks.login import Login
 
-        held = client.config
-        return held.access if isinstance(held, Login) else Access(held.host)
+        config = client.config
+        return config.access if isinstance(config, Login) else Access(config.host)
 
-    def forget(self, known: Access) -> None:
+    def forget(self, credentials: Access) -> None:
         """Discard a client."""
         with self._lock:
-            self._held.pop(known, None)
+            self._held.pop(credentials, None)
 
-    def reconsider(self, known: Access, error: Exception) -> None:
+    def reconsider(self, credentials: Access, error: Exception) -> None:
         """After an error, forget a client that no longer works, so that the next call creates another.
 
         Either its token is no longer accepted, or the workspace did not answer discovery when the client was created.
@@ -121,45 +121,48 @@ class _Clients:
         from databricks.sdk.errors import Unauthenticated
 
         with self._lock:
-            held = self._held.get(known)
-            if held and (isinstance(error, Unauthenticated) or not held.config.discovery_url):
-                del self._held[known]
+            cached = self._held.get(credentials)
+            if cached and (isinstance(error, Unauthenticated) or not cached.config.discovery_url):
+                del self._held[credentials]
 
 
 _clients = _Clients()
 
 
-def _meaning(error: Exception, known: Access, what: str) -> tuple[ConditionReason, str]:
+def _meaning(error: Exception, credentials: Access, what: str) -> tuple[ConditionReason, str]:
     from databricks.sdk import errors
     from requests import exceptions
 
     text, why = short(str(error)), _code_and_status(error)
     if isinstance(error, errors.Unauthenticated):
         return ConditionReason.DATABRICKS_FORBIDDEN, (
-            f"Databricks at {known.host} does not accept the credentials: {known.remedy} ({why})"
+            f"Databricks at {credentials.host} does not accept the credentials: {credentials.remedy} ({why})"
         )
     if isinstance(error, errors.PermissionDenied):
         return ConditionReason.DATABRICKS_FORBIDDEN, (
-            f"Databricks at {known.host} does not let the operator {what}: grant it the permission, or use "
+            f"Databricks at {credentials.host} does not let the operator {what}: grant it the permission, or use "
             f"other credentials ({why})"
         )
     if isinstance(error, (errors.TooManyRequests, errors.TemporarilyUnavailable, errors.DeadlineExceeded)):
         return (
             ConditionReason.DATABRICKS_UNREACHABLE,
-            f"Databricks at {known.host} is too busy to {what}: {why}",
+            f"Databricks at {credentials.host} is too busy to {what}: {why}",
         )
     if isinstance(error, (exceptions.Timeout, exceptions.ConnectionError)):
         late = isinstance(error, exceptions.Timeout)
         why = "no answer in time" if late else _cause(text)
-        return ConditionReason.DATABRICKS_UNREACHABLE, f"Databricks at {known.host} cannot be reached: {why}"
+        return (
+            ConditionReason.DATABRICKS_UNREACHABLE,
+            f"Databricks at {credentials.host} cannot be reached: {why}",
+        )
     if isinstance(error, exceptions.JSONDecodeError) or "unable to parse response" in text:
         return ConditionReason.DATABRICKS_ERROR, (
-            f"{known.host} answers, but not as a Databricks workspace: check the address, and whether a login page "
+            f"{credentials.host} answers, but not as a Databricks workspace: check the address, and whether a login page "
             "or a proxy stands before it"
         )
     return (
         ConditionReason.DATABRICKS_ERROR,
-        f"Databricks at {known.host} could not {what} ({why}): the log of the operator has the reason",
+        f"Databricks at {credentials.host} could not {what} ({why}): the log of the operator has the reason",
     )
 
 
@@ -184,5 +187,5 @@ _CAUSE = re.compile(
 
 def _cause(text: str) -> str:
     """The useful part of urllib3's nested errors."""
-    found = _CAUSE.search(text)
-    return found[0] if found else "no connection can be made"
+    match = _CAUSE.search(text)
+    return match[0] if match else "no connection can be made"

@@ -48,20 +48,20 @@ class Packets:
         Raises:
             PacketError: it is something else.
         """
-        held, position = self._rest + part, 0
-        while position + _SPECIAL <= len(held):
-            length = _length(held[position : position + _SPECIAL])
+        buffer, position = self._rest + part, 0
+        while position + _SPECIAL <= len(buffer):
+            length = _length(buffer[position : position + _SPECIAL])
             if length <= _SPECIAL:
                 self._empty += 1
                 if self._empty > _MOST_EMPTY:
                     raise PacketError("too many packets without a line")
             end = position + max(length, _SPECIAL)
-            if end > len(held):
+            if end > len(buffer):
                 break
             if length > _SPECIAL:
-                yield held[position + _SPECIAL : end].removesuffix(b"\n")
+                yield buffer[position + _SPECIAL : end].removesuffix(b"\n")
             position = end
-        self._rest = held[position:]
+        self._rest = buffer[position:]
 
     def end(self) -> None:
         """Check that the last packet is complete.

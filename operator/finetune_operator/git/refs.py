@@ -93,12 +93,12 @@ class Advertisement:
 
     def _keep(self, line: bytes) -> None:
         """Keep a ref that is asked for; `^{}` follows the name of a tag's commit."""
-        commit, _, named = line.partition(b" ")
+        commit, _, ref_name = line.partition(b" ")
         if not _COMMIT.fullmatch(commit):
             raise PacketError("no ref")
-        if named not in self._wanted:
+        if ref_name not in self._wanted:
             return
-        name, at = named.decode(), commit.decode()
+        name, at = ref_name.decode(), commit.decode()
         tag = self.found.get(name.removesuffix("^{}"))
         if name.endswith("^{}"):
             if tag:
@@ -144,17 +144,17 @@ class Listing:
 
     def _judge(self, line: bytes) -> None:
         _check(line)
-        commit, separated, rest = line.partition(b" ")
+        commit, separated, remainder = line.partition(b" ")
         if not separated:
             raise PacketError("no ref")
-        named, _, attributes = rest.partition(b" ")
-        if named in self._wanted and _COMMIT.fullmatch(commit):
-            known = _pairs(attributes.decode("utf-8", "replace").split(" "))
-            peeled = known.get("peeled", "")
-            self.found[named.decode()] = Ref(
+        ref_name, _, attributes = remainder.partition(b" ")
+        if ref_name in self._wanted and _COMMIT.fullmatch(commit):
+            values = _pairs(attributes.decode("utf-8", "replace").split(" "))
+            peeled = values.get("peeled", "")
+            self.found[ref_name.decode()] = Ref(
                 commit.decode(),
                 peeled if _COMMIT.fullmatch(peeled.encode()) else "",
-                known.get("symref-target", ""),
+                values.get("symref-target", ""),
             )
 
 
@@ -166,8 +166,8 @@ def _check(line: bytes) -> None:
 
 def _symbolic(capabilities: str) -> Mapping[str, str]:
     """The targets of symbolic refs, by name."""
-    given = (item.removeprefix("symref=") for item in capabilities.split(" ") if item.startswith("symref="))
-    return _pairs(given)
+    targets = (item.removeprefix("symref=") for item in capabilities.split(" ") if item.startswith("symref="))
+    return _pairs(targets)
 
 
 def _pairs(items: Iterable[str]) -> Mapping[str, str]:

@@ -100,10 +100,10 @@ class Repository:
             return
         if status in (401, 403, 404):
             # Servers say of a private repository that it does not exist.
-            given = "check the Secret in" if self.login.password else "name a Secret in"
+            remedy = "check the Secret in" if self.login.password else "name a Secret in"
             raise self._problem(
                 ConditionReason.GIT_FORBIDDEN,
-                f"does not exist, or needs another login: check the address, and {given} spec.trainer.code.git.secretRef "
+                f"does not exist, or needs another login: check the address, and {remedy} spec.trainer.code.git.secretRef "
                 f"(HTTP {status})",
             )
         if 300 <= status < 400:

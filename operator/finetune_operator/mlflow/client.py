@@ -152,29 +152,29 @@ class Client:
         return answer
 
     def _authorization(self) -> dict[str, str]:
-        known = self.credentials
+        credentials = self.credentials
         # NB: the connection would fail, and the operator would ask the server for no job of any namespace.
-        if not _SENDABLE.fullmatch(known.token):
+        if not _SENDABLE.fullmatch(credentials.token):
             message = (
                 f"the token for MLflow at {self.uri} has a line break, or another character that cannot be sent, or is too long: correct "
                 "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef"
             )
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
-        if len(b64encode(f"{known.username}:{known.password}".encode())) > _LONGEST:
+        if len(b64encode(f"{credentials.username}:{credentials.password}".encode())) > _LONGEST:
             message = (
                 f"the username and the password for MLflow at {self.uri} are too long: correct MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD in the Secret in spec.tracking.secretRef"
             )
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
-        if known.username and known.password:
-            if ":" in known.username:
+        if credentials.username and credentials.password:
+            if ":" in credentials.username:
                 message = (
                     f"the username for MLflow at {self.uri} has a colon, which HTTP does not allow: correct MLFLOW_TRACKING_USERNAME in "
                     "the Secret in spec.tracking.secretRef"
                 )
                 raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
-            return {"Authorization": basic_authorization(Login(known.username, known.password))}
-        return {"Authorization": f"Bearer {known.token}"} if known.token else {}
+            return {"Authorization": basic_authorization(Login(credentials.username, credentials.password))}
+        return {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}
 
     def _refusal(self, response: Response, answer: Json | None, path: str) -> ExternalError:
         """What a status other than 200 means."""

@@ -36,12 +36,12 @@ class Server:
             ExternalError: the server cannot be reached, or refuses.
         """
         client = self._client
-        known = get_run(client, run_id) if run_id else None
-        if known and not known.is_deleted:
-            return known
+        recorded_run = get_run(client, run_id) if run_id else None
+        if recorded_run and not recorded_run.is_deleted:
+            return recorded_run
         parent = _get_experiment(client, experiment)
         if parent is None:
-            return known
+            return recorded_run
         answer = client.post(
             "runs/search",
             experiment_ids=[_experiment_id(client, parent)],
@@ -52,7 +52,7 @@ class Server:
         )
         with client.reading():
             runs = [_run(item) for item in answer.get("runs") or []]
-        return runs[0] if runs else known
+        return runs[0] if runs else recorded_run
 
     def ensure_run(self, uid: str, experiment: str, run_name: str, tags: Mapping[str, str]) -> Run:
         """The run of a job; created if there is none.

@@ -27,8 +27,8 @@ class Readiness(NamedTuple):
 
 def summarized(status: Status, readiness: Readiness, phase: str, *, now: datetime, generation: int) -> Status:
     """The status with what follows from its other conditions: the phase, the summary, and their generation."""
-    gone = SUMMARY - {ConditionType.READY, *readiness.also}
-    conditions = [item for item in status.conditions if item.type not in gone]
+    absent = SUMMARY - {ConditionType.READY, *readiness.also}
+    conditions = [item for item in status.conditions if item.type not in absent]
     status = status.model_copy(
         update={"conditions": conditions, "phase": phase, "observed_generation": generation}
     )

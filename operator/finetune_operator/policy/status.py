@@ -31,15 +31,15 @@ def with_condition(
     """
     conditions = list(status.conditions)
     before = next((item for item in conditions if item.type == kind), None)
-    said = "Unknown" if holds is None else str(holds)
+    state = "Unknown" if holds is None else str(holds)
     after = Condition(
         type=kind.value,
-        status=said,  # type: ignore[arg-type]
+        status=state,  # type: ignore[arg-type]
         reason=str(reason),
         message=message[:_MAX_MESSAGE],
         observed_generation=generation,
         last_transition_time=before.last_transition_time
-        if before and before.status == said
+        if before and before.status == state
         else now.replace(microsecond=0),
     )
     if before is None:
@@ -71,8 +71,8 @@ class StatusBuilder(ABC, Generic[Status]):
 
     def holds(self, kind: ConditionType) -> bool:
         """Whether a condition is True."""
-        found = self.condition(kind)
-        return found is not None and found.status == "True"
+        condition = self.condition(kind)
+        return condition is not None and condition.status == "True"
 
     def set(self, kind: ConditionType, holds: bool | None, reason: ConditionReason, message: str) -> None:
         """Set a condition; its transition time moves only when its status does."""

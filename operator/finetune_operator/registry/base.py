@@ -27,8 +27,8 @@ class RegisteredModel:
         """The version that an alias points at."""
         if not self.any_case:
             return self.aliases.get(alias)
-        held = {name.casefold(): version for name, version in self.aliases.items()}
-        return held.get(alias.casefold())
+        folded = {name.casefold(): version for name, version in self.aliases.items()}
+        return folded.get(alias.casefold())
 
 
 @dataclass(frozen=True)

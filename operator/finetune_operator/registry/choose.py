@@ -47,7 +47,7 @@ def metastore(settings: Settings, secret: Mapping[str, str] | None, *, fetch: bo
 def registry_of(settings: Settings, tracking: Json) -> str:
     """The registry of a promotion or of a FineTuneJob with this spec.tracking."""
     # NB: another version of the operator may have accepted a spec that does not fit this version's schema.
-    known = PromotionTracking.model_construct(
+    servers = PromotionTracking.model_construct(
         uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
     )
-    return canonical(settings.servers(known)[1])
+    return canonical(settings.servers(servers)[1])

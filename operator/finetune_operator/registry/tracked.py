@@ -64,6 +64,6 @@ def open_tracked(settings: Settings, tracking: Tracking, secret: Mapping[str, st
     # NB: the SDK takes a second to import, and most installations have no Databricks.
     from finetune_operator.databricks.workspace import bearer, workspace
 
-    known = workspace(secret, settings)
+    client = workspace(secret, settings)
     # The token is short-lived, and the SDK renews it: it is asked for again at each use.
-    return Tracked(Server(known.config.host, registry, Credentials(token=bearer(known))), known)
+    return Tracked(Server(client.config.host, registry, Credentials(token=bearer(client))), client)

@@ -64,30 +64,30 @@ class UnityRegistry:
         _check(name)
         with problems(self.workspace, f"read the model {name}"):
             try:
-                found = self.workspace.registered_models.get(name, include_aliases=True)
+                model = self.workspace.registered_models.get(name, include_aliases=True)
             except NotFound:
                 return None
-            aliases = {str(item.alias_name): str(item.version_num) for item in found.aliases or []}
-            return RegisteredModel(name, aliases, from_milliseconds(found.created_at), any_case=True)
+            aliases = {str(item.alias_name): str(item.version_num) for item in model.aliases or []}
+            return RegisteredModel(name, aliases, from_milliseconds(model.created_at), any_case=True)
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
         _check(name)
         with problems(self.workspace, f"read version {version} of the model {name}"):
-            found = self._version(name, version)
-            if found is None:
+            body = self._version(name, version)
+            if body is None:
                 return None
-            tags = _tags(found)
-            elsewhere = self._elsewhere(found)
-            run = None if elsewhere else self._run(found.get("run_id"))
+            tags = _tags(body)
+            elsewhere = self._elsewhere(body)
+            run = None if elsewhere else self._run(body.get("run_id"))
             return ModelVersion(
                 version=version,
-                ready=found.get("status", "READY") == "READY",
-                run_id=found.get("run_id") or None,
+                ready=body.get("status", "READY") == "READY",
+                run_id=body.get("run_id") or None,
                 tags=tags,
-                metrics=_metrics(run) | _model_metrics(found),
+                metrics=_metrics(run) | _model_metrics(body),
                 evaluated_on=evaluated_on(tags, _run_tags(run)),
-                created=from_milliseconds(found.get("creation_timestamp")),
+                created=from_milliseconds(body.get("creation_timestamp")),
                 unread=elsewhere,
             )
 
@@ -98,16 +98,16 @@ class UnityRegistry:
         _check(name)
         with problems(self.workspace, f"search the versions of the model {name}"):
             try:
-                found = [
+                numbers = [
                     int(item["version"])
                     for item in self._versions(name)
                     if item.get("run_id") == run_id and item.get("status", "READY") == "READY"
                 ]
             except NotFound:
                 return None
-        if not found:
+        if not numbers:
             return None
-        version, model = str(max(found)), self.model(name)
+        version, model = str(max(numbers)), self.model(name)
         pointing = {alias for alias in aliases if model and model.holder(alias) == version}
         with problems(self.workspace, f"read version {version} of the model {name}"):
             tags = _tags(self._version(name, version) or {})
@@ -143,11 +143,11 @@ class UnityRegistry:
 
         NB: workspaces share a metastore, and this one may hold another run, or none, under that id.
         """
-        own = self.workspace.config.workspace_id
-        made = version.get("run_workspace_id") or version.get("run_tracking_server_id")
-        if not made or not own or str(made) == str(own):
+        workspace_id = self.workspace.config.workspace_id
+        run_workspace_id = version.get("run_workspace_id") or version.get("run_tracking_server_id")
+        if not run_workspace_id or not workspace_id or str(run_workspace_id) == str(workspace_id):
             return ""
-        return f"its run is in workspace {made}, and the credentials are for workspace {own}"
+        return f"its run is in workspace {run_workspace_id}, and the credentials are for workspace {workspace_id}"
 
     def _version(self, name: str, version: str) -> dict[str, Any] | None:
         """A version with its tags; None when it does not exist."""
@@ -157,8 +157,8 @@ class UnityRegistry:
             answer = self._request("GET", "get", {"name": name, "version": version})
         except NotFound:
             return None
-        found: dict[str, Any] = answer["model_version"]
-        return found
+        body: dict[str, Any] = answer["model_version"]
+        return body
 
     def _versions(self, name: str) -> Iterator[dict[str, Any]]:
         """Every version of a model, without tags: a search shows none, and filters by name only."""
@@ -172,8 +172,10 @@ class UnityRegistry:
                 return
 
     def _request(self, method: str, path: str, fields: Mapping[str, str]) -> dict[str, Any]:
-        held = self.workspace.config.workspace_id
-        headers = {"Accept": "application/json"} | ({"X-Databricks-Workspace-Id": held} if held else {})
+        workspace_id = self.workspace.config.workspace_id
+        headers = {"Accept": "application/json"} | (
+            {"X-Databricks-Workspace-Id": workspace_id} if workspace_id else {}
+        )
         payload: dict[str, Any] = {"query" if method == "GET" else "body": dict(fields)}
         answer = self.workspace.api_client.do(method, f"{_VERSIONS}/{path}", headers=headers, **payload)
         if not isinstance(answer, dict):
@@ -206,10 +208,10 @@ def metastore_of(workspace: WorkspaceClient, *, fetch: bool = True) -> str | Non
         return _metastores.get(host)
     with problems(workspace, "read which metastore the workspace is attached to"):
         try:
-            found = workspace.metastores.current().metastore_id
+            metastore = workspace.metastores.current().metastore_id
         except (NotFound, PermissionDenied):
             return None
-        return _metastores.setdefault(host, found)
+        return _metastores.setdefault(host, metastore)
 
 
 def _check(name: str) -> None:
@@ -223,14 +225,14 @@ def _check(name: str) -> None:
 
 
 def _metrics(run: Run | None) -> dict[str, float]:
-    found = (run.data.metrics if run and run.data else None) or []
-    return {item.key: float(item.value) for item in found if item.key and item.value is not None}
+    metrics = (run.data.metrics if run and run.data else None) or []
+    return {item.key: float(item.value) for item in metrics if item.key and item.value is not None}
 
 
 def _model_metrics(version: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of the logged model that a version was made from: those of the latest step."""
-    found = sorted(version.get("model_metrics") or [], key=lambda item: int(item.get("step") or 0))
-    return {item["key"]: float(item["value"]) for item in found if item.get("value") is not None}
+    metrics = sorted(version.get("model_metrics") or [], key=lambda item: int(item.get("step") or 0))
+    return {item["key"]: float(item["value"]) for item in metrics if item.get("value") is not None}
 
 
 def _tags(version: Mapping[str, Any]) -> dict[str, str]:
@@ -238,5 +240,5 @@ def _tags(version: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _run_tags(run: Run | None) -> dict[str, str]:
-    found = (run.data.tags if run and run.data else None) or []
-    return {item.key: item.value for item in found if item.key and item.value}
+    tags = (run.data.tags if run and run.data else None) or []
+    return {item.key: item.value for item in tags if item.key and item.value}

@@ -43,11 +43,11 @@ class AliasMoved(ExternalError):  # noqa: N818
         found: the version that it points at; None when the alias does not exist.
     """
 
-    def __init__(self, model: str, alias: str, found: str | None, expected: str | None) -> None:
-        message = f"alias {alias} of {model} {_points(found)}, and {_expected(expected)} expected: the next pass reads it again"
+    def __init__(self, model: str, alias: str, actual: str | None, expected: str | None) -> None:
+        message = f"alias {alias} of {model} {_points(actual)}, and {_expected(expected)} expected: the next pass reads it again"
         super().__init__(Problem(ConditionReason.ALIAS_MOVED, message))
         self.alias = alias
-        self.found = found
+        self.found = actual
 
 
 class ModelReplaced(ExternalError):  # noqa: N818
@@ -98,7 +98,7 @@ class AliasWriter:
         model: str,
         alias: str,
         move: MoveAlias,
-        still: Callable[[], Awaitable[None]] | None = None,
+        check_wanted: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Tag the version and point the alias at it, or remove the alias, if the registry still is as `move` expects.
 
@@ -119,7 +119,7 @@ class AliasWriter:
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
             lease = await self._acquire(name, model)
-            session = _Session(self._leases, lease, self.clock, self.write_seconds, model, still)
+            session = _Session(self._leases, lease, self.clock, self.write_seconds, model, check_wanted)
             try:
                 await _move(session, registry, alias, move)
             finally:
@@ -190,29 +190,29 @@ class _Session:
 async def _move(session: _Session, registry: Registry, alias: str, move: MoveAlias) -> None:
     """Read, compare, write, and read again."""
     model = session.model
-    held = await asyncio.to_thread(registry.model, model)
-    if held and move.created and held.created not in (None, move.created):
+    registered = await asyncio.to_thread(registry.model, model)
+    if registered and move.created and registered.created not in (None, move.created):
         raise ModelReplaced(model)
-    found = held.holder(alias) if held else None
-    if found != move.to and move.expected not in (ANYWHERE, found):
-        raise AliasMoved(model, alias, found, move.expected)
+    current = registered.holder(alias) if registered else None
+    if current != move.to and move.expected not in (ANYWHERE, current):
+        raise AliasMoved(model, alias, current, move.expected)
     if move.to is None:
-        if found is None:
+        if current is None:
             return
         await session.write(registry.delete_alias, model, alias)
     else:
-        source = held.holder(move.source) if held and move.source is not None else None
+        source = registered.holder(move.source) if registered and move.source is not None else None
         if move.source is not None and source != move.to:
             raise AliasMoved(model, move.source, source, move.to)
         await _tag(session, registry, move)
-        if found == move.to:
+        if current == move.to:
             return
         await session.write(registry.set_alias, model, alias, move.to)
     written = await asyncio.to_thread(registry.model, model)
     after = written.holder(alias) if written else None
     if after != move.to:
         raise AliasMoved(model, alias, after, move.to)
-    log.info("alias %s of %s %s; before, it %s", alias, model, _points(after), _pointed(found))
+    log.info("alias %s of %s %s; before, it %s", alias, model, _points(after), _pointed(current))
 
 
 async def _tag(session: _Session, registry: Registry, move: MoveAlias) -> None:

@@ -20,11 +20,11 @@ class Databricks:
 
     workspace: WorkspaceClient
 
-    def endpoint(self, wanted: DatabricksServing) -> Endpoint:
+    def endpoint(self, spec: DatabricksServing) -> Endpoint:
         """The current state of the endpoint."""
         from finetune_operator.serving import databricks
 
-        return databricks.endpoint(self.workspace, wanted)
+        return databricks.endpoint(self.workspace, spec)
 
     def act(self, action: EndpointAction) -> None:
         """Request a change, without waiting until it is complete."""

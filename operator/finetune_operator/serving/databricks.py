@@ -39,18 +39,18 @@ def endpoint(workspace: WorkspaceClient, spec: DatabricksServing) -> Endpoint:
     try:
         with problems(workspace, f"read the serving endpoint {spec.endpoint}"):
             try:
-                found = workspace.serving_endpoints.get(spec.endpoint)
+                details = workspace.serving_endpoints.get(spec.endpoint)
             except NotFound:
                 return Endpoint()
-            seen = _endpoint(found, spec, workspace.config.host)
+            state = _endpoint(details, spec, workspace.config.host)
             gated = spec.canary is not None and bool(spec.canary.gates)
-            return dataclasses.replace(seen, traffic=_traffic(workspace, spec, seen)) if gated else seen
+            return dataclasses.replace(state, traffic=_traffic(workspace, spec, state)) if gated else state
     except ExternalError as error:
         return Endpoint(problem=error.problem)
 
 
 def _traffic(
-    workspace: WorkspaceClient, spec: DatabricksServing, seen: Endpoint
+    workspace: WorkspaceClient, spec: DatabricksServing, state: Endpoint
 ) -> dict[str, Mapping[str, float]]:
     """The numbers of each served version; none where the endpoint exports no metrics."""
     from databricks.sdk.errors import NotFound, PermissionDenied
@@ -58,7 +58,7 @@ def _traffic(
     try:
         contents = workspace.serving_endpoints.export_metrics(spec.endpoint).contents
         text = contents.read().decode() if contents else ""
-        return {item.version: numbers_of(text, entity_name(item.version)) for item in seen.served}
+        return {item.version: numbers_of(text, entity_name(item.version)) for item in state.served}
     except (NotFound, PermissionDenied, ValueError) as error:
         # Gates that need them are inconclusive, and say so.
         log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
@@ -164,23 +164,23 @@ def _reserved(spec: DatabricksServing, item: ServedVersion) -> api.PtServedModel
 def _stop_logging(workspace: WorkspaceClient, action: StopLogging) -> None:
     name = action.spec.endpoint
     gateway = workspace.serving_endpoints.get(name).ai_gateway
-    held = gateway.inference_table_config if gateway else None
-    if held is not None:
+    table = gateway.inference_table_config if gateway else None
+    if table is not None:
         # NB: Databricks refuses another catalog, schema or prefix in the request that ends the logging.
-        _put_table(workspace, name, dataclasses.replace(held, enabled=False))
+        _put_table(workspace, name, dataclasses.replace(table, enabled=False))
 
 
 def _put_table(
     workspace: WorkspaceClient, name: str, table: api.AiGatewayInferenceTableConfig | None
 ) -> None:
-    held = workspace.serving_endpoints.get(name).ai_gateway
+    gateway = workspace.serving_endpoints.get(name).ai_gateway
     # NB: this PUT removes omitted settings, so it repeats the limits and guardrails that exist.
     workspace.serving_endpoints.put_ai_gateway(
         name,
-        fallback_config=held.fallback_config if held else None,
-        guardrails=held.guardrails if held else None,
-        rate_limits=held.rate_limits if held else None,
-        usage_tracking_config=held.usage_tracking_config if held else None,
+        fallback_config=gateway.fallback_config if gateway else None,
+        guardrails=gateway.guardrails if gateway else None,
+        rate_limits=gateway.rate_limits if gateway else None,
+        usage_tracking_config=gateway.usage_tracking_config if gateway else None,
         inference_table_config=table,
     )
 
@@ -199,28 +199,28 @@ def _table(spec: DatabricksServing) -> api.AiGatewayInferenceTableConfig | None:
     )
 
 
-def _endpoint(found: api.ServingEndpointDetailed, spec: DatabricksServing, host: str) -> Endpoint:
+def _endpoint(details: api.ServingEndpointDetailed, spec: DatabricksServing, host: str) -> Endpoint:
     from databricks.sdk.service import serving as api
 
-    update = found.state.config_update if found.state else None
+    update = details.state.config_update if details.state else None
     failed = update in (
         api.EndpointStateConfigUpdate.UPDATE_FAILED,
         api.EndpointStateConfigUpdate.UPDATE_CANCELED,
     )
-    served = _served(found.config)
+    served = _served(details.config)
     # NB: the API returns no URL for endpoints that are reached through the workspace's host.
-    url = found.endpoint_url or f"{host}/serving-endpoints/{spec.endpoint}/invocations"
+    url = details.endpoint_url or f"{host}/serving-endpoints/{spec.endpoint}/invocations"
     return Endpoint(
         exists=True,
-        ready=bool(found.state and found.state.ready == api.EndpointStateReady.READY),
+        ready=bool(details.state and details.state.ready == api.EndpointStateReady.READY),
         updating=update == api.EndpointStateConfigUpdate.IN_PROGRESS,
         failed=failed,
-        message=_failure(found) if failed else _unready(found.config),
+        message=_failure(details) if failed else _unready(details.config),
         served=served,
-        pending=_served(found.pending_config),
-        matches_spec=_matches_spec(found.config, spec),
-        logged_to=_logged_to(found.ai_gateway),
-        revision=None if found.last_updated_timestamp is None else str(found.last_updated_timestamp),
+        pending=_served(details.pending_config),
+        matches_spec=_matches_spec(details.config, spec),
+        logged_to=_logged_to(details.ai_gateway),
+        revision=None if details.last_updated_timestamp is None else str(details.last_updated_timestamp),
         url=url,
     )
 
@@ -244,14 +244,14 @@ def _served(
 
 def _matches_spec(config: api.EndpointCoreConfigOutput | None, spec: DatabricksServing) -> bool:
     """Whether every field that Databricks reports of the served versions is as in the spec; it may omit some."""
-    for found in (config.served_entities if config else None) or []:
-        item = ServedVersion(found.entity_name or "", found.entity_version or "")
-        wanted: dict[str, Any] = (
+    for entity in (config.served_entities if config else None) or []:
+        item = ServedVersion(entity.entity_name or "", entity.entity_version or "")
+        expected: dict[str, Any] = (
             _reserved(spec, item) if spec.provisioned_throughput else _entity(spec, item)
         ).as_dict()
-        reported = found.as_dict()
-        fields = set(wanted) - {"name"} | (set() if spec.provisioned_throughput else _OPTIONAL)
-        if any(field in reported and reported[field] != wanted.get(field) for field in fields):
+        reported = entity.as_dict()
+        fields = set(expected) - {"name"} | (set() if spec.provisioned_throughput else _OPTIONAL)
+        if any(field in reported and reported[field] != expected.get(field) for field in fields):
             return False
     return True
 
@@ -266,35 +266,35 @@ _OPTIONAL = {
 
 
 def _logged_to(gateway: api.AiGatewayConfig | None) -> InferenceTable | None:
-    found = gateway.inference_table_config if gateway else None
-    if found is None or not found.enabled or not found.catalog_name or not found.schema_name:
+    table = gateway.inference_table_config if gateway else None
+    if table is None or not table.enabled or not table.catalog_name or not table.schema_name:
         return None
     return InferenceTable.model_validate(
         {
-            "catalog": found.catalog_name,
-            "schema": found.schema_name,
-            "tablePrefix": found.table_name_prefix or None,
+            "catalog": table.catalog_name,
+            "schema": table.schema_name,
+            "tablePrefix": table.table_name_prefix or None,
         }
     )
 
 
-def _failure(found: api.ServingEndpointDetailed) -> str:
+def _failure(details: api.ServingEndpointDetailed) -> str:
     """Databricks' messages about the served entities that it could not deploy."""
     from databricks.sdk.service import serving as api
 
-    ended = (
+    failed = (
         api.ServedModelStateDeployment.DEPLOYMENT_FAILED,
         api.ServedModelStateDeployment.DEPLOYMENT_ABORTED,
     )
-    for config in (found.pending_config, found.config):
+    for config in (details.pending_config, details.config):
         messages = [
             f"version {item.entity_version}: {item.state.deployment_state_message}"
             for item in (config.served_entities if config else None) or []
-            if item.state and item.state.deployment in ended and item.state.deployment_state_message
+            if item.state and item.state.deployment in failed and item.state.deployment_state_message
         ]
         if messages:
             return "; ".join(messages)[:1000]
-    cancelled = found.state and found.state.config_update == api.EndpointStateConfigUpdate.UPDATE_CANCELED
+    cancelled = details.state and details.state.config_update == api.EndpointStateConfigUpdate.UPDATE_CANCELED
     return (
         "the update was cancelled" if cancelled else "Databricks does not say why: see the endpoint's events"
     )
@@ -304,11 +304,11 @@ def _unready(config: api.EndpointCoreConfigOutput | None) -> str:
     """Databricks' messages about the served versions that it starts again."""
     from databricks.sdk.service import serving as api
 
-    again = api.ServedModelStateDeployment.DEPLOYMENT_RECOVERING
+    recovering = api.ServedModelStateDeployment.DEPLOYMENT_RECOVERING
     return "; ".join(
         f"version {item.entity_version} is recovering: {item.state.deployment_state_message or 'no reason is given'}"
         for item in (config.served_entities if config else None) or []
-        if item.state and item.state.deployment == again
+        if item.state and item.state.deployment == recovering
     )[:1000]
 
 

@@ -41,12 +41,12 @@ _KINDS = {
 
 def workload(spec: DatabricksServing) -> Workload:
     """The machines in a spec, with defaults."""
-    between = (spec.concurrency.min, spec.concurrency.max) if spec.concurrency else None
+    concurrency = (spec.concurrency.min, spec.concurrency.max) if spec.concurrency else None
     return Workload(
-        spec.workload_size or (None if between else Workload.size),
+        spec.workload_size or (None if concurrency else Workload.size),
         _KINDS[spec.workload_type or Workload.kind],
         Workload.scale_to_zero if spec.scale_to_zero is None else spec.scale_to_zero,
-        between,
+        concurrency,
     )
 
 
@@ -125,7 +125,7 @@ EndpointAction = ConfigureEndpoint | LogRequests | StopLogging
 class Serving(Protocol):
     """A workspace with serving endpoints. Every method blocks, and raises ExternalError."""
 
-    def endpoint(self, wanted: DatabricksServing) -> Endpoint:
+    def endpoint(self, spec: DatabricksServing) -> Endpoint:
         """The current state of the endpoint."""
 
     def act(self, action: EndpointAction) -> None:

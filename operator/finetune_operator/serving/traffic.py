@@ -20,16 +20,16 @@ def numbers_of(text: str, entity: str) -> Mapping[str, float]:
     Raises:
         ValueError: the text is neither.
     """
-    found = [sample for sample in _samples(text) if entity in sample.labels.values()]
-    requests = _total(found, _REQUESTS)
+    samples = [sample for sample in _samples(text) if entity in sample.labels.values()]
+    requests = _total(samples, _REQUESTS)
     numbers: dict[str, float] = {} if requests is None else {"request_count": requests}
-    errors = [_total(found, name) for name in _ERRORS]
+    errors = [_total(samples, name) for name in _ERRORS]
     if requests:
         numbers["error_rate"] = sum(count or 0.0 for count in errors) / requests
         numbers["server_error_rate"] = (errors[1] or 0.0) / requests
-    spent, answered = _total(found, f"{_LATENCY}_sum"), _total(found, f"{_LATENCY}_count")
-    if spent is not None and answered:
-        numbers["latency_ms"] = spent / answered
+    latency_sum, latency_count = _total(samples, f"{_LATENCY}_sum"), _total(samples, f"{_LATENCY}_count")
+    if latency_sum is not None and latency_count:
+        numbers["latency_ms"] = latency_sum / latency_count
     return numbers
 
 
@@ -39,5 +39,5 @@ def _samples(text: str) -> list[Sample]:
 
 
 def _total(samples: list[Sample], name: str) -> float | None:
-    found = [sample.value for sample in samples if sample.name == name]
-    return sum(found) if found else None
+    values = [sample.value for sample in samples if sample.name == name]
+    return sum(values) if values else None
