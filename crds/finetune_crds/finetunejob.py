@@ -291,7 +291,7 @@ class FineTuneJobSpec(ApiModel):
             _on_databricks(
                 "!has(self.register) || !has(self.register.tags) || "
                 "self.register.tags.all(key, !key.matches('[.,=/:-]'))",
-                "Unity Catalog allows none of . , - = / : in the key of a tag: rename it",
+                "Unity Catalog does not allow . , - = / : in the key of a tag: rename it",
                 ".register.tags",
             ),
             _on_databricks(

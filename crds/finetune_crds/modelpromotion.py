@@ -161,7 +161,7 @@ class ModelPromotionSpec(ApiModel):
             (
                 "!has(self.tags) || !has(self.tracking.registryUri) || self.tracking.registryUri != 'databricks-uc' || "
                 "self.tags.all(key, !key.matches('[.,=/:-]'))",
-                "Unity Catalog allows none of . , - = / : in the key of a tag: rename it",
+                "Unity Catalog does not allow . , - = / : in the key of a tag: rename it",
                 ".tags",
             ),
         )

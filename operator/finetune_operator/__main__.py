@@ -20,7 +20,7 @@ from finetune_operator import metrics
 from finetune_operator.controller.health import Health, serve_probes
 from finetune_operator.controller.resync import Resync
 from finetune_operator.controller.store import Store
-from finetune_operator.controller.watches import Handlers, registry
+from finetune_operator.controller.watches import Handlers, build_registry
 from finetune_operator.controller.workqueue import Queues, WorkQueue, work
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob import children
@@ -126,7 +126,7 @@ class Operator:
 
     async def _watch(self, stop: asyncio.Event) -> None:
         await kopf.operator(
-            registry=registry(Handlers(self._finetunejob, self._modelpromotion, self._child)),
+            registry=build_registry(Handlers(self._finetunejob, self._modelpromotion, self._child)),
             standalone=True,
             # NB: kopf's default is the user's name, which the uid of a pod need not have.
             identity=socket.gethostname(),  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def _promotions(
 def _measure(queues: Queues) -> None:
     for kind, queue in (("FineTuneJob", queues.finetunejobs), ("ModelPromotion", queues.promotions)):
         metrics.queue_depth.labels(kind).set_function(lambda queue=queue: len(queue))  # type: ignore[misc]
-        metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age)
+        metrics.queue_oldest_seconds.labels(kind).set_function(queue.oldest_age_seconds)
 
 
 async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> None:

@@ -23,13 +23,13 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
-SECONDS = 10.0
-_CHUNK = 64 * 1024
+TIMEOUT_SECONDS = 10.0
+_CHUNK_BYTES = 64 * 1024
 _RESOLVING_THREADS = 32
 # Control characters, which aiohttp refuses in headers.
 _UNSENDABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
-Take = Callable[[bytes], bool]
+BodyConsumer = Callable[[bytes], bool]
 
 
 @dataclass(frozen=True)
@@ -56,23 +56,23 @@ class Response:
     body: bytes = field(repr=False)
 
 
-class UnansweredError(Exception):
+class NoResponseError(Exception):
     """No response came: the message says why, in words that are the operator's own."""
 
 
-class LateError(UnansweredError):
+class ResponseTimeoutError(NoResponseError):
     """No response came in time."""
 
 
-class AddressError(UnansweredError):
+class AddressError(NoResponseError):
     """The address is none that can be requested."""
 
 
-class UnsendableError(UnansweredError):
+class UnsendableError(NoResponseError):
     """The request has a header that cannot be sent; nothing was sent."""
 
 
-class TooLargeError(UnansweredError):
+class TooLargeError(NoResponseError):
     """The server answered with more than the size limit."""
 
 
@@ -82,13 +82,13 @@ async def fetch(
     headers: Mapping[str, str],
     login: Login = ANONYMOUS,
     body: bytes | None = None,
-    most_bytes: int,
-    take: Take,
+    max_bytes: int,
+    take: BodyConsumer,
 ) -> int:
     """The status of the response to a GET, or to a POST where there is a body.
 
     Args:
-        most_bytes: of the body, after it is decompressed.
+        max_bytes: of the body, after it is decompressed.
         take: gets the body of a response with status 200, a part at a time; returns whether the rest is needed.
 
     Raises:
@@ -100,17 +100,17 @@ async def fetch(
         sent_headers["Authorization"] = basic_authorization(login)
     async with _exchange("GET" if body is None else "POST", url, sent_headers, body) as response:
         if response.status == HTTPStatus.OK:
-            await _read(response, most_bytes, take)
+            await _read_body(response, max_bytes, take)
         return response.status
 
 
 async def request(
-    method: str, url: str | URL, *, headers: Mapping[str, str], body: bytes | None = None, most_bytes: int
+    method: str, url: str | URL, *, headers: Mapping[str, str], body: bytes | None = None, max_bytes: int
 ) -> Response:
     """The response to a request, whatever its status.
 
     Args:
-        most_bytes: of the body, after it is decompressed.
+        max_bytes: of the body, after it is decompressed.
 
     Raises:
         UnansweredError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
@@ -122,20 +122,20 @@ async def request(
         return True
 
     async with _exchange(method, url, headers, body) as response:
-        await _read(response, most_bytes, take)
+        await _read_body(response, max_bytes, take)
         return Response(response.status, response.headers, b"".join(parts))
 
 
 def request_in_thread(
-    method: str, url: str | URL, *, headers: Mapping[str, str], body: bytes | None = None, most_bytes: int
+    method: str, url: str | URL, *, headers: Mapping[str, str], body: bytes | None = None, max_bytes: int
 ) -> Response:
     """`request`, for clients that block. It must not be called on an event loop.
 
     Raises:
         UnansweredError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
     """
-    pending = request(method, url, headers=headers, body=body, most_bytes=most_bytes)
-    return asyncio.run_coroutine_threadsafe(pending, _loop()).result()
+    pending = request(method, url, headers=headers, body=body, max_bytes=max_bytes)
+    return asyncio.run_coroutine_threadsafe(pending, _get_loop()).result()
 
 
 def basic_authorization(login: Login) -> str:
@@ -155,8 +155,8 @@ async def _exchange(
     loopback, November 21, 2026).
     """
     if any(_UNSENDABLE.search(value) for value in headers.values()):
-        raise UnsendableError("a header has a control character")
-    limit = aiohttp.ClientTimeout(total=SECONDS)
+        raise UnsendableError("a header contains a control character")
+    limit = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     try:
         address = URL(url)
     except ValueError:
@@ -171,39 +171,39 @@ async def _exchange(
                 address,
                 data=body,
                 headers=headers,
-                proxy=_proxy(str(address)),
-                ssl=trusted(),
+                proxy=_find_proxy(str(address)),
+                ssl=create_ssl_context(),
                 allow_redirects=False,
             ) as response:
                 try:
                     yield response
                 finally:
-                    _drop(response)
+                    _abort_connection(response)
         return
     except TimeoutError:
-        raise LateError(f"it took longer than {SECONDS:g} s") from None
+        raise ResponseTimeoutError(f"no response within {TIMEOUT_SECONDS:g} s") from None
     except aiohttp.ClientSSLError:
         why = "its certificate is not trusted"
     except aiohttp.ClientConnectionError:
-        why = "no connection can be made"
+        why = "the connection failed"
     except aiohttp.InvalidURL:
         raise AddressError("its address is not valid") from None
     except (aiohttp.ClientError, ValueError) as error:
         why = f"the request failed ({type(error).__name__})"
-    raise UnansweredError(why) from None
+    raise NoResponseError(why) from None
 
 
-_starting = threading.Lock()
+_loop_lock = threading.Lock()
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def _get_loop() -> asyncio.AbstractEventLoop:
     """The event loop of `request_in_thread`, in a thread of its own."""
-    with _starting:
-        return _started_loop()
+    with _loop_lock:
+        return _start_loop()
 
 
 @functools.cache
-def _started_loop() -> asyncio.AbstractEventLoop:
+def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     # NB: looking up a name cannot be canceled, and a name server that does not answer must not delay the other requests.
     loop.set_default_executor(ThreadPoolExecutor(_RESOLVING_THREADS, "resolve"))
@@ -212,23 +212,23 @@ def _started_loop() -> asyncio.AbstractEventLoop:
 
 
 # A fork has none of the threads.
-os.register_at_fork(after_in_child=_started_loop.cache_clear)
+os.register_at_fork(after_in_child=_start_loop.cache_clear)
 
 
 @functools.cache
-def trusted() -> ssl.SSLContext:
+def create_ssl_context() -> ssl.SSLContext:
     """The authorities that the operator trusts: those of SSL_CERT_FILE, or of its image."""
     return ssl.create_default_context()
 
 
-def _proxy(url: str) -> str | None:
+def _find_proxy(url: str) -> str | None:
     """The proxy for an address, from HTTPS_PROXY, HTTP_PROXY and NO_PROXY."""
     parts = urlsplit(url)
     return None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
 
 
-async def _read(response: aiohttp.ClientResponse, max_bytes: int, take: Take) -> None:
-    size, parts = 0, response.content.iter_chunked(_CHUNK)
+async def _read_body(response: aiohttp.ClientResponse, max_bytes: int, take: BodyConsumer) -> None:
+    size, parts = 0, response.content.iter_chunked(_CHUNK_BYTES)
     while True:
         try:
             part = await anext(parts)
@@ -236,17 +236,17 @@ async def _read(response: aiohttp.ClientResponse, max_bytes: int, take: Take) ->
             return
         except RuntimeError:
             # aiohttp raises it where the connection was closed while it paused reading.
-            raise UnansweredError("the connection was closed") from None
+            raise NoResponseError("the connection was closed") from None
         size += len(part)
         if size > max_bytes:
-            raise TooLargeError(f"its answer is larger than {max_bytes} bytes")
+            raise TooLargeError(f"the response is larger than {max_bytes} bytes")
         if not take(part):
             return
         # NB: parts that have come already would be read one after the other, and nothing beside them.
         await asyncio.sleep(0)
 
 
-def _drop(response: aiohttp.ClientResponse) -> None:
+def _abort_connection(response: aiohttp.ClientResponse) -> None:
     """Abort the connection of a response whose rest is not read: a server can draw out the end that TLS agrees on."""
     connection = response.connection
     if connection and connection.transport:

@@ -40,15 +40,15 @@ class DefaultsError(ValueError):
     """The file with the defaults cannot be read, or does not fit."""
 
 
-def _check(values: Iterable[str | None], pattern: str, what: str) -> None:
+def _check_pattern(values: Iterable[str | None], pattern: str, what: str) -> None:
     for name in values:
         if name is not None and not re.fullmatch(pattern, name):
-            raise ValueError(f"{name!r} cannot be {what}")
+            raise ValueError(f"{name!r} is not a valid {what}")
 
 
-_STORAGE = r"/\S+|(s3a?|gs)://[^/\s]\S*|abfss://[^/@\s]+@[^/@\s]\S*"
-_LISTS = ("containers", "initContainers", "volumes", "tolerations")
-_NAMED = ("containers", "initContainers", "volumes")
+_STORAGE_PATTERN = r"/\S+|(s3a?|gs)://[^/\s]\S*|abfss://[^/@\s]+@[^/@\s]\S*"
+_TEMPLATE_LISTS = ("containers", "initContainers", "volumes", "tolerations")
+_NAMED_LISTS = ("containers", "initContainers", "volumes")
 
 
 def _check_sources(env: Iterable[EnvVar], env_from: Iterable[EnvFromSource]) -> None:
@@ -60,33 +60,35 @@ def _check_sources(env: Iterable[EnvVar], env_from: Iterable[EnvFromSource]) -> 
             raise ValueError(f"the variable {variable.name}: {NO_SCOPE_IN_PODS}")
     for source in env_from:
         if (source.secret_ref is None) == (source.config_map_ref is None):
-            raise ValueError("an item of envFrom needs one of secretRef and configMapRef")
+            raise ValueError("an item of envFrom requires either secretRef or configMapRef")
 
 
 def _check_template(template: Json) -> None:
     """What every job's pod template is merged with must have the shape of one."""
     unknown = [name for name in template if name not in ("metadata", "spec")]
     if unknown:
-        raise ValueError(f"podTemplate has metadata and spec, and no {', '.join(unknown)}")
+        raise ValueError(
+            f"podTemplate has unknown fields, only metadata and spec are allowed: remove {', '.join(unknown)}"
+        )
     spec = template.get("spec", {})
     objects = {"podTemplate.metadata": template.get("metadata", {}), "podTemplate.spec": spec}
     if isinstance(spec, dict):
         objects["podTemplate.spec.nodeSelector"] = spec.get("nodeSelector", {})
     wrong = [path for path, value in objects.items() if not isinstance(value, dict)]
     if wrong:
-        raise ValueError(f"{wrong[0]} is no object")
-    for name in _LISTS:
+        raise ValueError(f"{wrong[0]} must be an object")
+    for name in _TEMPLATE_LISTS:
         items = spec.get(name, [])
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise ValueError(f"podTemplate.spec.{name} is no list of objects")
-        if name in _NAMED and not all("name" in item for item in items):
-            raise ValueError(f"an item of podTemplate.spec.{name} has no name")
+            raise ValueError(f"podTemplate.spec.{name} must be a list of objects")
+        if name in _NAMED_LISTS and not all("name" in item for item in items):
+            raise ValueError(f"every item of podTemplate.spec.{name} requires a name")
     other_containers = [
         item["name"] for item in spec.get("containers", []) if item["name"] != names.TRAINER_CONTAINER
     ]
     if other_containers:
         raise ValueError(
-            f"podTemplate has the container {other_containers[0]!r} beside {names.TRAINER_CONTAINER!r}, and no training would end before it "
+            f"podTemplate has the container {other_containers[0]!r}, and a training pod would not end before that container "
             "does: move it to initContainers with restartPolicy: Always"
         )
 
@@ -98,8 +100,8 @@ def _check_catalog(catalog: Catalog) -> None:
     if configured != [catalog.type] and not (catalog.type == "Databricks" and not configured):
         raise ValueError(f"the catalog of type {catalog.type} has {' and '.join(configured) or 'no address'}")
     server, metastore = catalog.unity_catalog, catalog.hive
-    _check([server.uri if server else None], HTTP_SERVER, "the address of a server of Unity Catalog")
-    _check([metastore.uri if metastore else None], METASTORES, "the address of a Hive metastore")
+    _check_pattern([server.uri if server else None], HTTP_SERVER, "Unity Catalog server address")
+    _check_pattern([metastore.uri if metastore else None], METASTORES, "Hive metastore address")
 
 
 class CheckpointDefaults(ApiModel):
@@ -149,14 +151,14 @@ class Defaults(ApiModel):
         objects += [
             ref.name for item in self.env_from for ref in (item.secret_ref, item.config_map_ref) if ref
         ]
-        _check(objects, SUBDOMAIN, "the name of an object")
-        _check([self.queue_name], SUBDOMAIN, "the name of a queue")
-        _check([item.name for item in self.env], ENV_NAME, "the name of a variable")
-        _check([item.prefix for item in self.env_from], ENV_NAME, "the beginning of a variable's name")
-        _check(
+        _check_pattern(objects, SUBDOMAIN, "object name")
+        _check_pattern([self.queue_name], SUBDOMAIN, "queue name")
+        _check_pattern([item.name for item in self.env], ENV_NAME, "variable name")
+        _check_pattern([item.prefix for item in self.env_from], ENV_NAME, "variable prefix")
+        _check_pattern(
             [self.storage],
-            _STORAGE,
-            "the storage: it is a folder of s3://, gs:// or abfss://, or an absolute path",
+            _STORAGE_PATTERN,
+            "storage location: use a folder of s3://, gs:// or abfss://, or an absolute path",
         )
         if self.catalog:
             _check_catalog(self.catalog)
@@ -164,7 +166,7 @@ class Defaults(ApiModel):
         _check_template(self.pod_template or {})
         reserved = [item.name for item in self.env if item.name in RESERVED_ENV]
         if reserved:
-            raise ValueError(f"the operator sets {', '.join(reserved)}: remove it")
+            raise ValueError(f"env sets {', '.join(reserved)}, which the operator sets: remove it")
         return self
 
     def folder(self, *parts: Name) -> str:
@@ -184,4 +186,4 @@ class Defaults(ApiModel):
             raise DefaultsError(f"the defaults {path} cannot be read: {error}") from error
         except ValidationError as error:
             where, what = first_mistake(error)
-            raise DefaultsError(f"the defaults {path} are wrong at {where}: {what}") from error
+            raise DefaultsError(f"the defaults {path} are invalid at {where}: {what}") from error

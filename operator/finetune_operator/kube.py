@@ -16,7 +16,7 @@ from finetune_crds.base import GROUP, VERSION, Json
 from finetune_operator import names
 
 _TIMEOUT_SECONDS = 30
-_PAGE = 500
+_PAGE_OBJECTS = 500
 JSON_TYPE = "application/json"
 APPLY_TYPE = "application/apply-patch+yaml"
 
@@ -80,7 +80,7 @@ class Kube:
     async def get(self, kind: str, namespace: str, name: str, *, subresource: str = "") -> Json | None:
         """An object, or a subresource of it; None when it does not exist. An empty namespace: one of the cluster."""
         try:
-            return await self._request("GET", path(kind, namespace, name, subresource))
+            return await self._request("GET", build_path(kind, namespace, name, subresource))
         except KubeError as error:
             if error.status == 404:
                 return None
@@ -91,8 +91,8 @@ class Kube:
         objects: list[Json] = []
         token = ""
         while True:
-            query = {"limit": str(_PAGE), **selectors, **({"continue": token} if token else {})}
-            page = await self._request("GET", path(kind, namespace), query=query)
+            query = {"limit": str(_PAGE_OBJECTS), **selectors, **({"continue": token} if token else {})}
+            page = await self._request("GET", build_path(kind, namespace), query=query)
             # NB: the items of a list carry neither kind nor apiVersion.
             objects += page["items"]
             token = page["metadata"].get("continue", "")
@@ -111,7 +111,7 @@ class Kube:
             "fieldValidation": "Strict",
             **({"dryRun": "All"} if dry_run else {}),
         }
-        return await self._request("POST", path(kind, namespace), query=query, body=body)
+        return await self._request("POST", build_path(kind, namespace), query=query, body=body)
 
     async def apply(self, body: Json, *, subresource: str = "") -> Json:
         """Server-side apply: set the fields in `body`, and take over their ownership.
@@ -119,7 +119,7 @@ class Kube:
         A uid and a resource version in its metadata are preconditions: KubeError 409 when they no longer hold.
         """
         meta = body["metadata"]
-        target = path(body["kind"], meta["namespace"], meta["name"], subresource)
+        target = build_path(body["kind"], meta["namespace"], meta["name"], subresource)
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
         return await self._request("PATCH", target, query=query, body=body, content_type=APPLY_TYPE)
 
@@ -136,7 +136,7 @@ class Kube:
         policy = "Foreground" if foreground else "Background"
         body = {"propagationPolicy": policy, "preconditions": preconditions}
         try:
-            await self._request("DELETE", path(kind, namespace, name), body=body)
+            await self._request("DELETE", build_path(kind, namespace, name), body=body)
         except KubeError as error:
             if error.status not in (404, 409):
                 raise
@@ -162,14 +162,14 @@ class Kube:
             text = await response.read()
         except TimeoutError as error:
             raise KubeError(
-                0, f"the API server cannot be reached: no answer in {_TIMEOUT_SECONDS} s"
+                0, f"the API server cannot be reached: no response within {_TIMEOUT_SECONDS} s"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise KubeError(
                 0, f"the API server cannot be reached: {str(error) or type(error).__name__}"
             ) from error
         if response.status >= 300:
-            raise _error(response.status, text)
+            raise _parse_error(response.status, text)
         try:
             return dict(json.loads(text))
         except ValueError as error:
@@ -177,22 +177,22 @@ class Kube:
             raise KubeError(response.status, f"the response of the API server is not JSON: {what}") from error
 
 
-def path(kind: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
+def build_path(kind: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
     """The path of an object, or of all objects of a kind.
 
     Raises:
-        KubeError: no object can have this name.
+        KubeError: this object name is not valid.
     """
     base, plural = RESOURCES[kind]
     scope = f"/namespaces/{quote(namespace)}" if namespace else ""
     # NB: users choose names. A name like ../../other/secrets/theirs would lead out of their namespace.
     if "/" in name or name in (".", ".."):
-        raise KubeError(400, f"{kind} {name}: no object can have this name")
+        raise KubeError(400, f"{kind} {name}: this object name is not valid")
     parts = "".join(f"/{quote(part)}" for part in (name, subresource) if part)
     return f"{base}{scope}/{plural}{parts}"
 
 
-def _error(status: int, text: bytes) -> KubeError:
+def _parse_error(status: int, text: bytes) -> KubeError:
     try:
         body = json.loads(text)
     except ValueError:

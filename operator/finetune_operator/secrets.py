@@ -11,7 +11,7 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
 
 # A Secret may hold other keys, whose values need not be text.
-_OURS = ("MLFLOW_TRACKING_", "DATABRICKS_")
+_PREFIXES = ("MLFLOW_TRACKING_", "DATABRICKS_")
 GIT_KEYS = ("username", "password")
 """Keys of a Secret with the login of a Git server, as Flux and Argo CD name them."""
 
@@ -26,7 +26,7 @@ async def read(
     namespace: str,
     reference: LocalReference | None,
     field: str,
-    prefixes: tuple[str, ...] = _OURS,
+    prefixes: tuple[str, ...] = _PREFIXES,
 ) -> dict[str, str] | None:
     """The credentials in a Secret; None when none is named, or when an optional one does not exist.
 
@@ -45,18 +45,20 @@ async def read(
         secret = await kube.get("Secret", namespace, reference.name)
         if secret is not None:
             entries = (secret.get("data") or {}).items()
-            return {name: _text(value) for name, value in entries if name.startswith(prefixes)}
+            return {name: _decode(value) for name, value in entries if name.startswith(prefixes)}
     except ValueError:
         reason, problem = (
             ConditionReason.CREDENTIALS_UNREADABLE,
-            f"{what} holds credentials that are not text: create it from text",
+            f"{what} contains credentials that are not text: recreate it from text",
         )
     except KubeError as error:
         if error.status not in (400, 403):
             raise
-        remedy = "install the chart with rbac.trackingSecrets" if error.status == 403 else "name another"
+        remedy = (
+            "install the chart with rbac.trackingSecrets" if error.status == 403 else "name another Secret"
+        )
         reason = ConditionReason.CREDENTIALS_UNREADABLE
-        problem = f"{what} cannot be read by the operator ({error}): {remedy}"
+        problem = f"the operator cannot read {what} ({error}): {remedy}"
     else:
         if reference.optional:
             return None
@@ -65,11 +67,11 @@ async def read(
     raise ExternalError(Problem(reason, problem))
 
 
-def key(secret: Mapping[str, str] | None) -> Hashable:
+def build_key(secret: Mapping[str, str] | None) -> Hashable:
     """A key for credentials: equal for equal ones, and another one after they were corrected."""
     return None if secret is None else frozenset(secret.items())
 
 
-def _text(value: str) -> str:
+def _decode(value: str) -> str:
     # NB: files and `echo` end in a line break, which is not allowed in a header.
     return base64.b64decode(value).decode().strip()

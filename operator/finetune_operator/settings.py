@@ -108,7 +108,7 @@ class Settings:
         """
         values: dict[str, object] = {}
         for name, default in vars(cls()).items():
-            variable = _variable(name)
+            variable = _variable_name(name)
             text = environment.get(variable, "")
             if text:
                 values[name] = _parse(variable, text, default)
@@ -132,19 +132,21 @@ class Settings:
         )
         for name, default in vars(cls()).items():
             default_text = "none" if isinstance(default, Defaults) else default or "none"
-            description = f"{_variable(name)}; default {default_text}"
+            description = f"{_variable_name(name)}; default {default_text}"
             parser.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=description)
         try:
             options, unknown = parser.parse_known_args(arguments)
         except argparse.ArgumentError as error:
             raise SettingsError(str(error)) from error
         if unknown:
-            raise SettingsError(f"{unknown[0]} is no option: `finetune-operator --help` lists them")
-        chosen = {_variable(name): value for name, value in vars(options).items() if value is not None}
+            raise SettingsError(
+                f"unknown option {unknown[0]}: run `finetune-operator --help` for the options"
+            )
+        chosen = {_variable_name(name): value for name, value in vars(options).items() if value is not None}
         return cls.from_environment({**environment, **chosen})
 
 
-def _variable(name: str) -> str:
+def _variable_name(name: str) -> str:
     return f"FINETUNE_{name.upper()}"
 
 
@@ -164,13 +166,13 @@ def holds_password(uri: str) -> bool:
     return _WITH_PASSWORD.match(uri) is not None
 
 
-def _word(variable: str, text: str) -> str:
+def _check_text(variable: str, text: str) -> str:
     choices = _CHOICES.get(variable)
     if choices and text not in choices:
         raise SettingsError(f"{variable}={text} is not one of {', '.join(choices)}")
     if holds_password(text):
         raise SettingsError(
-            f"{variable} holds a password, which the status of every job would show: remove it"
+            f"{variable} contains a password, which the status of every job would show: remove it"
         )
     if variable == "FINETUNE_DASHBOARD_URL":
         _check_dashboard(variable, text)
@@ -181,10 +183,12 @@ def _check_dashboard(variable: str, text: str) -> None:
     unknown = set(re.findall(r"\{([^{}]*)\}", text)) - {*DASHBOARD_FIELDS}
     if unknown or not text.startswith(("http://", "https://")):
         placeholders = ", ".join(f"{{{field}}}" for field in DASHBOARD_FIELDS)
-        raise SettingsError(f"{variable}={text} is not an http or https URL with {placeholders}")
+        raise SettingsError(
+            f"{variable}={text} must be an http or https URL with no other placeholders than {placeholders}"
+        )
 
 
-def _load(variable: str, path: str) -> Defaults:
+def _load_defaults(variable: str, path: str) -> Defaults:
     try:
         return Defaults.load(path)
     except DefaultsError as error:
@@ -193,11 +197,11 @@ def _load(variable: str, path: str) -> Defaults:
 
 def _parse(variable: str, text: str, default: object) -> object:
     if isinstance(default, Defaults):
-        return _load(variable, text)
+        return _load_defaults(variable, text)
     if isinstance(default, tuple):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if isinstance(default, str):
-        return _word(variable, text)
+        return _check_text(variable, text)
     try:
         value = float(text) if isinstance(default, float) else int(text)
     except ValueError as error:

@@ -8,25 +8,25 @@ from datetime import datetime
 from urllib.parse import urlsplit
 
 
-def stamp(when: datetime | None) -> str:
+def format_time(when: datetime | None) -> str:
     """A time in UTC, to the second, as Kubernetes writes it; empty when there is none."""
     return when.strftime("%Y-%m-%dT%H:%M:%SZ") if when else ""
 
 
-def duration(seconds: int) -> str:
+def format_duration(seconds: int) -> str:
     """A time span by its two largest units, such as 1h20m; the seconds only below ten minutes."""
     minutes, remainder = divmod(max(seconds, 0), 60)
     hours, days = minutes // 60, minutes // (24 * 60)
     if days:
-        return _joined(days, "d", hours % 24, "h")
+        return _join_units(days, "d", hours % 24, "h")
     if hours:
-        return _joined(hours, "h", minutes % 60, "m")
+        return _join_units(hours, "h", minutes % 60, "m")
     if minutes >= _MINUTES_WITH_SECONDS:
         return f"{minutes}m"
-    return _joined(minutes, "m", remainder, "s") if minutes else f"{remainder}s"
+    return _join_units(minutes, "m", remainder, "s") if minutes else f"{remainder}s"
 
 
-def _joined(large: int, unit: str, small: int, smaller: str) -> str:
+def _join_units(large: int, unit: str, small: int, smaller: str) -> str:
     return f"{large}{unit}" + (f"{small}{smaller}" if small else "")
 
 
@@ -34,7 +34,7 @@ def _joined(large: int, unit: str, small: int, smaller: str) -> str:
 _MINUTES_WITH_SECONDS = 10
 
 
-def short(text: str, limit: int = 300) -> str:
+def shorten(text: str, limit: int = 300) -> str:
     """The text on one line, without request ids in brackets, truncated to the limit.
 
     NB: each response has another id; with it in the message, every reconcile would write the status.
@@ -47,14 +47,14 @@ def short(text: str, limit: int = 300) -> str:
 _REQUEST_ID = re.compile(r"\s*[\[(](?:trace|req|request|ray)[ _-]?id\b[^\])]*[\])]", re.IGNORECASE)
 
 
-def masked(text: str, secrets: Iterable[str]) -> str:
+def mask(text: str, secrets: Iterable[str]) -> str:
     """The text without the secrets, also where they are quoted as by Python's repr."""
     for secret in secrets:
         text = text.replace(secret, "***").replace(repr(secret)[1:-1], "***")
     return text
 
 
-def canonical(uri: str) -> str:
+def normalize_address(uri: str) -> str:
     """The address in one spelling, so that equal servers compare equal; other text stays unchanged."""
     try:
         parts = urlsplit(uri.strip())

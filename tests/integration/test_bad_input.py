@@ -358,7 +358,7 @@ def test_mlflow_that_refuses_its_host_name_says_what_to_set(
         world = World(api, server, namespace)
         world.submit(splits_given())
         found = world.wait_condition("tune", "Tracked", "MlflowHostNotAllowed")
-        assert f"--allowed-hosts '127.0.0.1:{server.port}'" in found["message"]
+        assert f"add '127.0.0.1:{server.port}' to its --allowed-hosts" in found["message"]
 
 
 def test_a_missing_tracking_secret_is_named(world: World) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_operator.registry.writer import lease_name
+from finetune_operator.registry.writer import build_lease_name
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import forked_operator, metric, watching
@@ -148,7 +148,7 @@ def test_two_replicas_that_race_make_each_move_once(registry: Registry, replicas
     """Both are at work, and either does without the other."""
     aliases = ["champion", "shadow", "canary"]
     versions: list[str] = []
-    lease = lease_name(registry.mlflow.uri, registry.model)
+    lease = build_lease_name(registry.mlflow.uri, registry.model)
     both = [replicas.start(name, registry.mlflow) for name in ("one", "other")]
     for alias in aliases:
         registry.apply(alias, gates=GATES)

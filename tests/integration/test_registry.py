@@ -22,7 +22,7 @@ from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
 from finetune_operator.registry.mlflow import MlflowRegistry
-from finetune_operator.registry.writer import ANYWHERE, AliasMoved, AliasWriter, lease_name
+from finetune_operator.registry.writer import ANYWHERE, AliasMoved, AliasWriter, build_lease_name
 from finetune_operator.settings import Settings
 from integration.postgres import postgres
 from support.api import Api
@@ -243,7 +243,7 @@ async def test_writers_that_race_take_turns(
             try:
                 await moved(writers[number % 2], registry, model, move)
             except AliasMoved as error:
-                refused.append((error.found, expected))
+                refused.append((error.actual, expected))
             else:
                 done.append((expected, str(number)))
                 return
@@ -269,7 +269,7 @@ async def test_a_holder_that_died_is_replaced(
     model = new_model(mlflow)
     writer = await writer_of("operator-2")
     dead = Leases(writer.kube, namespace, "operator-1", 2, time.monotonic)
-    held = await dead.acquire(lease_name(registry.uri, model), "aliases")
+    held = await dead.acquire(build_lease_name(registry.uri, model), "aliases")
     spec = api.list("Lease", namespace)[0]["spec"]
     assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("operator-1", 2)
     assert await moved(writer, registry, model, MoveAlias(None, "1")) > 0

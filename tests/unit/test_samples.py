@@ -27,7 +27,7 @@ from finetune_crds.schema import Schema, crd
 from finetune_operator.finetunejob.decide.accept import unsupported_fields
 from finetune_operator.finetunejob.draft import mistakes
 from finetune_operator.modelpromotion.decide import accept as promotion
-from finetune_operator.policy.address import passwords
+from finetune_operator.policy.address import find_passwords
 from finetune_operator.serving import traffic
 from finetune_operator.settings import Settings
 
@@ -60,7 +60,7 @@ def test_no_sample_is_refused(sample: Path) -> None:
         if part["kind"] == "FineTuneJob":
             spec = FineTuneJob.model_validate(part).spec
             assert [
-                *passwords(spec.tracking),
+                *find_passwords(spec.tracking),
                 *mistakes.of_training(spec),
                 *mistakes.of_preparation(spec),
                 *mistakes.of_evaluation(spec),
@@ -186,7 +186,7 @@ def test_a_promotion_gates_on_numbers_that_a_sample_gives_its_model(body: Json) 
     assert judged(spec.gates) <= written
     endpoint = spec.serving.databricks if spec.serving else None
     canary = endpoint.canary if endpoint else None
-    assert judged(canary.gates if canary else []) <= written | {*traffic.numbers_of(EXPORTED, "a")}
+    assert judged(canary.gates if canary else []) <= written | {*traffic.parse_traffic(EXPORTED, "a")}
 
 
 def job_of(sample: Path) -> Recipe:

@@ -10,9 +10,9 @@ from datetime import datetime
 from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, ConditionType
 from finetune_operator import names
-from finetune_operator.text import stamp
+from finetune_operator.text import format_time
 
-_MAX_MESSAGE = 1024
+_MAX_MESSAGE_CHARS = 1024
 # Conditions for which False is a failure; for the others it means "not yet".
 _WARN_WHEN_FALSE = {
     ConditionType.ACCEPTED,
@@ -24,7 +24,7 @@ _WARN_WHEN_FALSE = {
     ConditionType.REGISTRY_READY,
     ConditionType.GATES_PASSED,
 }
-_WARN = {
+_WARNING_REASONS = {
     ConditionReason.ACCEPTED_WITH_WARNING,
     ConditionReason.INVALID_SPEC,
     ConditionReason.SPEC_UNREADABLE,
@@ -56,8 +56,8 @@ _WARN = {
     ConditionReason.DATABRICKS_NOT_CONFIGURED,
 }
 # Only a matter of time, also where False is a failure otherwise.
-_NEVER_WARN = {ConditionReason.SCALING_UP}
-_SILENT = {
+_NORMAL_REASONS = {ConditionReason.SCALING_UP}
+_SILENT_REASONS = {
     ConditionReason.MLFLOW_NOT_CONFIGURED,
     ConditionReason.STORAGE_NOT_CONFIGURED,
     ConditionReason.PODS_ADMITTED,
@@ -71,7 +71,7 @@ _SILENT = {
 # Conditions that often repeat the reason and message of another condition.
 _SUMMARIES = {ConditionType.FAILED, ConditionType.PROMOTED}
 # For these, a new message is a change too: it is about another version.
-_BY_MESSAGE = {
+_REPORTED_BY_MESSAGE = {
     ConditionType.SOURCE_READY,
     ConditionType.GATES_PASSED,
     ConditionType.APPROVED,
@@ -90,10 +90,10 @@ class EventTarget:
     uid: str
 
 
-def changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Condition]:
+def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Condition]:
     """The conditions that changed, without repetition: only Failed reports the cause of a failure."""
     previous = {item.type: item for item in before}
-    new = [item for item in after if _is_new(previous.get(item.type), item)]
+    new = [item for item in after if _is_reportable(previous.get(item.type), item)]
     failed = [item for item in new if item.type == ConditionType.FAILED]
     reported = {(item.reason, item.message) for item in new if item.type not in _SUMMARIES}
     return [
@@ -101,36 +101,36 @@ def changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Con
         for item in new
         if item.type == ConditionType.FAILED
         or (item.type == ConditionType.PROMOTED and (item.reason, item.message) not in reported)
-        or (item.type not in _SUMMARIES and not any(_tells(summary, item) for summary in failed))
+        or (item.type not in _SUMMARIES and not any(_includes(summary, item) for summary in failed))
     ]
 
 
-def _tells(summary: Condition, item: Condition) -> bool:
+def _includes(summary: Condition, item: Condition) -> bool:
     """Whether a summary has all of a condition. NB: Failed may say more: how a corrected job is applied."""
     return summary.reason == item.reason and summary.message.startswith(item.message)
 
 
-def _is_new(before: Condition | None, after: Condition) -> bool:
+def _is_reportable(before: Condition | None, after: Condition) -> bool:
     if after.type in SUMMARY:
         return False
     if (after.type, after.reason) == (ConditionType.ACCEPTED, ConditionReason.ACCEPTED):
         return False
-    if after.reason in _SILENT and after.type != ConditionType.ACCEPTED:
+    if after.reason in _SILENT_REASONS and after.type != ConditionType.ACCEPTED:
         return False
     if after.type == ConditionType.REGISTRY_READY and after.status == "True" and before is None:
         return False
     if before is None or (before.status, before.reason) != (after.status, after.reason):
         return True
-    return after.type in _BY_MESSAGE and before.message != after.message
+    return after.type in _REPORTED_BY_MESSAGE and before.message != after.message
 
 
-def event(about: EventTarget, condition: Condition, now: datetime) -> Json:
+def build_event(about: EventTarget, condition: Condition, now: datetime) -> Json:
     """A core/v1 Event."""
     bad = condition.type == ConditionType.FAILED or (
-        condition.reason in _WARN and condition.type != ConditionType.SUCCEEDED
+        condition.reason in _WARNING_REASONS and condition.type != ConditionType.SUCCEEDED
     )
     bad = bad or (condition.status == "False" and condition.type in _WARN_WHEN_FALSE)
-    bad = bad and condition.reason not in _NEVER_WARN
+    bad = bad and condition.reason not in _NORMAL_REASONS
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -144,10 +144,10 @@ def event(about: EventTarget, condition: Condition, now: datetime) -> Json:
         },
         "type": "Warning" if bad else "Normal",
         "reason": condition.reason,
-        "message": condition.message[:_MAX_MESSAGE],
+        "message": condition.message[:_MAX_MESSAGE_CHARS],
         "source": {"component": names.FIELD_MANAGER},
         "reportingComponent": names.FIELD_MANAGER,
-        "firstTimestamp": stamp(now),
-        "lastTimestamp": stamp(now),
+        "firstTimestamp": format_time(now),
+        "lastTimestamp": format_time(now),
         "count": 1,
     }

@@ -45,7 +45,7 @@ class Health:
 
     def why_late(self) -> str | None:
         """Why resources wait; None while the operator keeps up."""
-        age = self.queues.oldest_age()
+        age = self.queues.oldest_age_seconds()
         if age > _LATE_SECONDS:
             return f"a resource has waited {age:.0f} s for a worker"
         return self.why_stuck()
@@ -63,8 +63,8 @@ async def serve_probes(health: Health, address: str) -> AsyncIterator[None]:
     """
     parts = urlsplit(address)
     application = web.Application()
-    application.router.add_get(parts.path or "/", _answer(health.why_stuck))
-    application.router.add_get(READINESS_PATH, _answer(health.why_late))
+    application.router.add_get(parts.path or "/", _build_handler(health.why_stuck))
+    application.router.add_get(READINESS_PATH, _build_handler(health.why_late))
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1)
     await runner.setup()
     try:
@@ -74,7 +74,7 @@ async def serve_probes(health: Health, address: str) -> AsyncIterator[None]:
         await runner.cleanup()
 
 
-def _answer(check: Check) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _build_handler(check: Check) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def answer(_request: web.Request) -> web.StreamResponse:
         problem = check()
         return web.Response(text=problem or "ok", status=503 if problem else 200)

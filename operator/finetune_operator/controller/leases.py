@@ -47,7 +47,7 @@ class Leases:
     identity: str
     seconds: int
     clock: Callable[[], float]
-    _seen: dict[str, tuple[tuple[str, str], float]] = field(default_factory=dict)
+    _observed: dict[str, tuple[tuple[str, str], float]] = field(default_factory=dict)
     """By name: uid and version of a Lease that another replica holds, and when this one first saw them."""
 
     async def acquire(self, name: str, about: str) -> HeldLease:
@@ -66,7 +66,7 @@ class Leases:
             if error.status != 409:
                 raise
             lease = await self._take_over(body)
-        self._seen.pop(name, None)
+        self._observed.pop(name, None)
         return lease
 
     async def renew(self, lease: HeldLease) -> HeldLease:
@@ -101,14 +101,14 @@ class Leases:
         name = body["metadata"]["name"]
         current = await self.kube.get("Lease", self.namespace, name)
         if current is None:
-            self._seen.pop(name, None)
+            self._observed.pop(name, None)
             raise LeaseBusy(f"Lease {self.namespace}/{name} was just released")
         state = (current["metadata"]["uid"], current["metadata"]["resourceVersion"])
         now = self.clock()
-        before, since = self._seen.get(name, (None, now))
+        before, since = self._observed.get(name, (None, now))
         if before != state:
             since = now
-            self._seen[name] = (state, now)
+            self._observed[name] = (state, now)
         spec = current.get("spec") or {}
         holder = spec.get("holderIdentity")
         if now - since < max(self.seconds, spec.get("leaseDurationSeconds") or 0):

@@ -57,14 +57,14 @@ class Reconciler(ABC):
                 conflict = isinstance(error, KubeError) and error.status == HTTPStatus.CONFLICT
                 log.log(
                     logging.INFO if conflict else logging.WARNING,
-                    "%s: %s; trying again in %.1f s",
+                    "%s: %s; retrying in %.1f s",
                     key,
                     error,
                     delay,
                 )
             else:
-                log.exception("%s: unexpected; trying again in %.1f s", key, delay)
-                await self._complain(key, body, error)
+                log.exception("%s: unexpected error; retrying in %.1f s", key, delay)
+                await self._try_to_report(key, body, error)
             return
         self.queue.forget(key)
         if requeue is not None:
@@ -75,14 +75,12 @@ class Reconciler(ABC):
         """Reconcile once; the seconds until the next reconcile, or None for the next resync."""
 
     @abstractmethod
-    async def complain(self, body: Json, message: str) -> None:
+    async def report_internal_error(self, body: Json, message: str) -> None:
         """Report in the status that the operator failed on a resource, for a reason that it does not know."""
 
-    async def _complain(self, key: str, body: Json, error: Exception) -> None:
-        message = (
-            f"the operator failed on this resource ({type(error).__name__}), and tries again: read its log"
-        )
+    async def _try_to_report(self, key: str, body: Json, error: Exception) -> None:
+        message = f"the operator failed to reconcile this resource ({type(error).__name__}) and retries: read the operator's log"
         try:
-            await self.complain(body, message)
+            await self.report_internal_error(body, message)
         except Exception:
-            log.exception("%s: its status could not be written either", key)
+            log.exception("%s: failed to report the error in the status", key)

@@ -33,15 +33,15 @@ class Resync:
         """List periodically; retry while the API server is unavailable."""
         while True:
             try:
-                await self.once()
+                await self.run_once()
             except KubeError as error:
-                log.warning("cannot list: %s; trying again", error)
+                log.warning("failed to list objects: %s; retrying", error)
                 await asyncio.sleep(min(5.0, self.settings.resync_seconds))
                 continue
             self.first.set()
             await asyncio.sleep(self.settings.resync_seconds)
 
-    async def once(self) -> None:
+    async def run_once(self) -> None:
         """Replace the store's content by what exists now, and put every resource on its queue."""
         # NB: children first. A job that is listed without its children would get them created again.
         for kind in KINDS:

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 Status = FineTuneJobStatus | ModelPromotionStatus
 
 
-async def write(
+async def write_status(
     kube: Kube,
     store: Store,
     about: EventTarget,
@@ -53,9 +53,9 @@ async def write(
     key = f"{about.namespace}/{about.name}"
     if after.phase != before.phase:
         log.info("%s is %s", key, after.phase)
-    for condition in events.changes(before.conditions, after.conditions):
+    for condition in events.find_changes(before.conditions, after.conditions):
         try:
-            await kube.create(events.event(about, condition, now))
+            await kube.create(events.build_event(about, condition, now))
         except KubeError as error:
             log.warning("the Event %s about %s was not written: %s", condition.reason, key, error)
     return written

@@ -27,7 +27,7 @@ def _version(body: Json) -> int:
     return int(body["metadata"].get("resourceVersion") or 0)
 
 
-def _slim(kind: str, body: Json) -> Json:
+def _without_managed_fields(kind: str, body: Json) -> Json:
     """Without managedFields, which are most of an object's size. A promotion keeps them: they name who changed it.
 
     A promotion names its model: its own name where its spec names none.
@@ -59,7 +59,7 @@ class Store:
 
     owner_of: Callable[[str, Json], Owner | None] = _no_owner
     recorded_jobs: Callable[[Json], set[Owner]] = _no_jobs
-    _held: dict[str, dict[Key, Json]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
+    _objects: dict[str, dict[Key, Json]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     _by_owner: dict[str, dict[Owner, set[Key]]] = field(
         default_factory=lambda: {kind: defaultdict(set) for kind in CHILDREN}
     )
@@ -67,39 +67,39 @@ class Store:
     """The Jobs that exist."""
     _recorded: dict[Owner, set[Owner]] = field(default_factory=dict)
     """By FineTuneJob: the Jobs that it records."""
-    _past: dict[Owner, dict[Owner, int]] = field(default_factory=dict)
+    _deleted_jobs: dict[Owner, dict[Owner, int]] = field(default_factory=dict)
     """By FineTuneJob: its deleted Jobs, and the versions at which they were deleted. Their pods may outlive them."""
-    _gone: dict[str, dict[Key, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
+    _deletions: dict[str, dict[Key, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     """Versions at which objects were deleted, since the last list."""
     _tombstones: dict[Owner, dict[Key, Json]] = field(default_factory=dict)
     """Failed pods that no longer exist, by their Job, while the Job exists."""
-    _listed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    _list_versions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     """Version of the last list of each kind."""
 
     def of(self, kind: str) -> dict[Key, Json]:
         """Every object of a kind."""
-        return self._held[kind]
+        return self._objects[kind]
 
     @property
     def promotions(self) -> dict[Key, Json]:
         """ModelPromotions."""
-        return self._held["ModelPromotion"]
+        return self._objects["ModelPromotion"]
 
     @property
     def finetunejobs(self) -> dict[Key, Json]:
         """FineTuneJobs."""
-        return self._held["FineTuneJob"]
+        return self._objects["FineTuneJob"]
 
     def jobs_of(self, ftj: Owner) -> list[Json]:
         """The Jobs of a FineTuneJob."""
-        return [self._held["Job"][key] for key in sorted(self._by_owner["Job"].get(ftj, ()))]
+        return [self._objects["Job"][key] for key in sorted(self._by_owner["Job"].get(ftj, ()))]
 
     def pods_of(self, ftj: Owner) -> list[Json]:
         """The Pods of a FineTuneJob's Jobs, including its deleted Jobs."""
         present = map(_identity, self.jobs_of(ftj))
-        jobs = {*present, *self._past.get(ftj, ()), *self._recorded.get(ftj, ())}
+        jobs = {*present, *self._deleted_jobs.get(ftj, ()), *self._recorded.get(ftj, ())}
         keys = {key for job in jobs for key in self._by_owner["Pod"].get(job, ())}
-        return [self._held["Pod"][key] for key in sorted(keys)]
+        return [self._objects["Pod"][key] for key in sorted(keys)]
 
     def tombstones(self, ftj: Owner) -> list[Json]:
         """Failed pods of a FineTuneJob that no longer exist, each in its last state.
@@ -113,19 +113,19 @@ class Store:
     def put(self, kind: str, body: Json) -> None:
         """Store an object from a watch, a list or the operator's own write; an outdated one is ignored."""
         # An object that is not in the last list, and is older, was deleted: a late watch event does not restore it.
-        if _key(body) in self._held[kind] or _version(body) > self._listed[kind]:
+        if _key(body) in self._objects[kind] or _version(body) > self._list_versions[kind]:
             self._put(kind, body)
 
     def drop(self, kind: str, body: Json) -> None:
         """Remove a deleted object, given its last state; a newer object of the same name stays."""
         key, version = _key(body), _version(body)
-        stored = self._held[kind].get(key)
+        stored = self._objects[kind].get(key)
         if stored is None and kind in CHILDREN and self.owner_of(kind, body) is None:
             return
         if stored is None or _version(stored) <= version:
             self._keep_tombstone(kind, body)
             self._remove(kind, key, version)
-            self._gone[kind][key] = version
+            self._deletions[kind][key] = version
 
     def replace(self, kind: str, bodies: Iterable[Json], version: int) -> None:
         """Replace the objects of a kind by a list of this version: what is not in the list no longer exists.
@@ -134,26 +134,26 @@ class Store:
         watches and own writes, stay.
         """
         listed = {_key(body): body for body in bodies}
-        for key, stored in list(self._held[kind].items()):
+        for key, stored in list(self._objects[kind].items()):
             if key not in listed and _version(stored) <= version:
                 self._keep_tombstone(kind, stored)
                 self._remove(kind, key, version)
-        self._gone[kind] = {key: at for key, at in self._gone[kind].items() if at > version}
+        self._deletions[kind] = {key: at for key, at in self._deletions[kind].items() if at > version}
         for body in listed.values():
             self._put(kind, body)
-        self._listed[kind] = version
+        self._list_versions[kind] = version
         if kind == "Pod":
-            self._forget_past(version)
+            self._forget_deleted_jobs(version)
         elif kind == "FineTuneJob":
             self._drop_unowned("Job", set(map(_identity, self.finetunejobs.values())), version)
             # NB: not when the Pods are listed. They come first, and FineTuneJobs record Jobs that no longer exist.
-            existing_jobs = self._jobs.union(*self._past.values(), *self._recorded.values())
-            self._drop_unowned("Pod", existing_jobs, self._listed["Job"])
+            existing_jobs = self._jobs.union(*self._deleted_jobs.values(), *self._recorded.values())
+            self._drop_unowned("Pod", existing_jobs, self._list_versions["Job"])
 
     def _put(self, kind: str, body: Json) -> None:
         key = _key(body)
-        stored = self._held[kind].get(key)
-        if _version(body) < max(_version(stored) if stored else 0, self._gone[kind].get(key, 0)):
+        stored = self._objects[kind].get(key)
+        if _version(body) < max(_version(stored) if stored else 0, self._deletions[kind].get(key, 0)):
             return
         if kind in CHILDREN:
             owner = self.owner_of(kind, body)
@@ -169,7 +169,7 @@ class Store:
             if stored:
                 self._recorded.pop(_identity(stored), None)
             self._recorded[_identity(body)] = self.recorded_jobs(body)
-        self._held[kind][key] = _slim(kind, body)
+        self._objects[kind][key] = _without_managed_fields(kind, body)
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
         """Keep the last state of a failed pod while its Job exists; forget it when the Job is deleted."""
@@ -178,10 +178,10 @@ class Store:
         elif kind == "Pod" and body.get("status", {}).get("phase") == "Failed":
             job = self.owner_of(kind, body)
             if job in self._jobs:
-                self._tombstones.setdefault(job, {})[_key(body)] = _slim(kind, body)
+                self._tombstones.setdefault(job, {})[_key(body)] = _without_managed_fields(kind, body)
 
     def _remove(self, kind: str, key: Key, version: int) -> None:
-        body = self._held[kind].pop(key, None)
+        body = self._objects[kind].pop(key, None)
         if body and kind == "FineTuneJob":
             self._recorded.pop(_identity(body), None)
         owner = self.owner_of(kind, body) if body and kind in CHILDREN else None
@@ -193,19 +193,19 @@ class Store:
             del self._by_owner[kind][owner]
         if kind == "Job":
             self._jobs.discard(_identity(body))
-            self._past.setdefault(owner, {})[_identity(body)] = version
+            self._deleted_jobs.setdefault(owner, {})[_identity(body)] = version
 
-    def _forget_past(self, version: int) -> None:
+    def _forget_deleted_jobs(self, version: int) -> None:
         """Forget the Jobs that were deleted before this version of the Pods' list and have no Pods in it."""
-        for ftj, jobs in list(self._past.items()):
+        for ftj, jobs in list(self._deleted_jobs.items()):
             remaining = {job: at for job, at in jobs.items() if at > version or job in self._by_owner["Pod"]}
-            self._past[ftj] = remaining
+            self._deleted_jobs[ftj] = remaining
             if not remaining:
-                del self._past[ftj]
+                del self._deleted_jobs[ftj]
 
     def _drop_unowned(self, kind: str, owners: set[Owner], version: int) -> None:
         """Drop the children that existed at the version of their owners' list and whose owner is not in it."""
-        for key, body in list(self._held[kind].items()):
+        for key, body in list(self._objects[kind].items()):
             if _version(body) <= version and self.owner_of(kind, body) not in owners:
                 self._remove(kind, key, version)
 

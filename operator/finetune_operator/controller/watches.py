@@ -29,7 +29,7 @@ class Handlers(NamedTuple):
     """Its first argument is the kind of the child: Job or Pod."""
 
 
-def registry(handlers: Handlers) -> kopf.OperatorRegistry:
+def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
     """Kopf's handlers, bound to this operator's own."""
     kopf_registry = kopf.OperatorRegistry()
 
@@ -52,30 +52,30 @@ def registry(handlers: Handlers) -> kopf.OperatorRegistry:
         if info is None:
             raise kopf.LoginError("neither a service account nor a kubeconfig was found")
         # NB: kopf reads a rotated token only after a 401 (nolar/kopf#926). An expiry makes it read the token earlier.
-        return _expiring(info) if info.token else info
+        return _with_expiry(info) if info.token else info
 
     @kopf.on.event(GROUP, VERSION, FineTuneJob.PLURAL, registry=kopf_registry)
     async def finetunejob_event(event: kopf.RawEvent, **_: Any) -> None:
-        await handlers.finetunejob(event["type"], _plain(event))
+        await handlers.finetunejob(event["type"], _to_json(event))
 
     @kopf.on.event(GROUP, VERSION, ModelPromotion.PLURAL, registry=kopf_registry)
     async def modelpromotion_event(event: kopf.RawEvent, **_: Any) -> None:
-        await handlers.modelpromotion(event["type"], _plain(event))
+        await handlers.modelpromotion(event["type"], _to_json(event))
 
     @kopf.on.event("batch", "v1", "jobs", labels={names.LABEL_UID: kopf.PRESENT}, registry=kopf_registry)
     async def job_event(event: kopf.RawEvent, **_: Any) -> None:
-        await handlers.child("Job", event["type"], _plain(event))
+        await handlers.child("Job", event["type"], _to_json(event))
 
     @kopf.on.event("", "v1", "pods", labels={names.LABEL_UID: kopf.PRESENT}, registry=kopf_registry)
     async def pod_event(event: kopf.RawEvent, **_: Any) -> None:
-        await handlers.child("Pod", event["type"], _plain(event))
+        await handlers.child("Pod", event["type"], _to_json(event))
 
     return kopf_registry
 
 
-def _plain(event: kopf.RawEvent) -> Json:
+def _to_json(event: kopf.RawEvent) -> Json:
     return dict(event["object"])
 
 
-def _expiring(info: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
+def _with_expiry(info: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
     return dataclasses.replace(info, expiration=datetime.now(UTC) + _TOKEN_LIFETIME)

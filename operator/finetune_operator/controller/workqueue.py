@@ -8,8 +8,8 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-_BACKOFF_FIRST = 0.5
-_BACKOFF_MOST = 60.0
+_FIRST_BACKOFF_SECONDS = 0.5
+_MAX_BACKOFF_SECONDS = 60.0
 
 
 @dataclass
@@ -24,21 +24,21 @@ class WorkQueue:
     _ready: list[str] = field(default_factory=list)
     _queued: set[str] = field(default_factory=set)
     _busy: set[str] = field(default_factory=set)
-    _again: set[str] = field(default_factory=set)
-    _later: list[tuple[float, str]] = field(default_factory=list)
+    _readded: set[str] = field(default_factory=set)
+    _delayed: list[tuple[float, str]] = field(default_factory=list)
     _due: dict[str, float] = field(default_factory=dict)
     _failures: dict[str, int] = field(default_factory=dict)
-    _since: dict[str, float] = field(default_factory=dict)
+    _added_at: dict[str, float] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, key: str) -> None:
         """Handle a key as soon as a worker is free."""
         if key in self._busy:
-            self._again.add(key)
+            self._readded.add(key)
         elif key not in self._queued:
             self._queued.add(key)
             self._ready.append(key)
-            self._since.setdefault(key, self.clock())
+            self._added_at.setdefault(key, self.clock())
             self._wake.set()
 
     def add_after(self, key: str, seconds: float) -> None:
@@ -46,13 +46,13 @@ class WorkQueue:
         due = self.clock() + seconds
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
-            heapq.heappush(self._later, (due, key))
+            heapq.heappush(self._delayed, (due, key))
             self._wake.set()
 
     def retry(self, key: str) -> float:
         """Handle a key again after a delay that grows with each failure; the delay in seconds."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        delay = min(_BACKOFF_FIRST * float(2 ** min(failures - 1, 10)), _BACKOFF_MOST)
+        delay = min(_FIRST_BACKOFF_SECONDS * float(2 ** min(failures - 1, 10)), _MAX_BACKOFF_SECONDS)
         delay *= random.uniform(0.75, 1.25)  # noqa: S311
         self.add_after(key, delay)
         return delay
@@ -69,9 +69,9 @@ class WorkQueue:
     def __len__(self) -> int:
         return len(self._ready)
 
-    def oldest_age(self) -> float:
+    def oldest_age_seconds(self) -> float:
         """Seconds that the key which has waited longest has waited; 0 when none waits."""
-        return max((self.clock() - since for since in self._since.values()), default=0.0)
+        return max((self.clock() - added_at for added_at in self._added_at.values()), default=0.0)
 
     async def take(self) -> str:
         """Wait for a key and mark it as being handled; call `done` afterwards."""
@@ -80,11 +80,11 @@ class WorkQueue:
             if self._ready:
                 key = self._ready.pop(0)
                 self._queued.discard(key)
-                self._since.pop(key, None)
+                self._added_at.pop(key, None)
                 self._busy.add(key)
                 return key
             self._wake.clear()
-            timeout = max(self._later[0][0] - self.clock(), 0) if self._later else None
+            timeout = max(self._delayed[0][0] - self.clock(), 0) if self._delayed else None
             try:
                 await asyncio.wait_for(self._wake.wait(), timeout)
             except TimeoutError:
@@ -93,14 +93,14 @@ class WorkQueue:
     def done(self, key: str) -> None:
         """A key is no longer being handled."""
         self._busy.discard(key)
-        if key in self._again:
-            self._again.discard(key)
+        if key in self._readded:
+            self._readded.discard(key)
             self.add(key)
 
     def _move_due(self) -> None:
         now = self.clock()
-        while self._later and self._later[0][0] <= now:
-            due, key = heapq.heappop(self._later)
+        while self._delayed and self._delayed[0][0] <= now:
+            due, key = heapq.heappop(self._delayed)
             if self._due.get(key) == due:
                 del self._due[key]
                 self.add(key)
@@ -117,9 +117,9 @@ class Queues:
         """The queue of a kind."""
         return self.promotions if kind == "ModelPromotion" else self.finetunejobs
 
-    def oldest_age(self) -> float:
+    def oldest_age_seconds(self) -> float:
         """Seconds that the key which has waited longest in either has waited."""
-        return max(self.finetunejobs.oldest_age(), self.promotions.oldest_age())
+        return max(self.finetunejobs.oldest_age_seconds(), self.promotions.oldest_age_seconds())
 
 
 async def work(queue: WorkQueue, handle: Callable[[str], Awaitable[None]]) -> None:

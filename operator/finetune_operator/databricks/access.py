@@ -11,7 +11,7 @@ from finetune_crds.databricks import SECRET_KEYS
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.settings import Settings
 
-_NAMES = "DATABRICKS_HOST with DATABRICKS_TOKEN, or DATABRICKS_HOST with DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET"
+_REQUIRED_KEYS = "DATABRICKS_HOST with DATABRICKS_TOKEN, or DATABRICKS_HOST with DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Access:
         return tuple(secret for secret in (self.token, self.client_secret) if secret)
 
 
-def access(secret: Mapping[str, str] | None, settings: Settings) -> Access:
+def resolve_access(secret: Mapping[str, str] | None, settings: Settings) -> Access:
     """The credentials from a Secret's decoded data or, without a Secret, from the installation.
 
     NB: the installation's token is sent to the installation's host only. A Secret must hold host and credentials.
@@ -47,40 +47,45 @@ def access(secret: Mapping[str, str] | None, settings: Settings) -> Access:
     Raises:
         ExternalError: something is missing; the message says what.
     """
-    return _installed(settings) if secret is None else _from_secret(secret)
+    return _read_settings(settings) if secret is None else _read_secret(secret)
 
 
-def _installed(settings: Settings) -> Access:
+def _read_settings(settings: Settings) -> Access:
     if not settings.databricks_host:
         raise _not_configured(
-            "no Databricks workspace is known: set secretRef to a Secret with "
-            f"{_NAMES}, or install the chart with databricks.host"
+            "no Databricks workspace is configured: set secretRef to a Secret with "
+            f"{_REQUIRED_KEYS}, or install the chart with databricks.host"
         )
     if not settings.databricks_token_file:
         raise _not_configured(
             "the operator has no service-account token for Databricks: install the chart with databricks.tokenAudience"
         )
     return Access(
-        host=_checked(settings.databricks_host, "databricks.host of the chart"),
+        host=_normalize_host(settings.databricks_host, "databricks.host of the chart"),
         client_id=settings.databricks_client_id,
         token_file=settings.databricks_token_file,
     )
 
 
-def _from_secret(secret: Mapping[str, str]) -> Access:
+def _read_secret(secret: Mapping[str, str]) -> Access:
     # NB: files and `echo` end in a line break, which is not allowed in a header.
     values = {name: secret.get(name, "").strip() for name in SECRET_KEYS}
     host, token, client_id, client_secret = values.values()
     if not host:
-        raise _not_configured(f"the Secret that secretRef names lacks DATABRICKS_HOST: it must have {_NAMES}")
+        raise _not_configured(
+            f"the Secret that secretRef names lacks DATABRICKS_HOST: it must have {_REQUIRED_KEYS}"
+        )
     if bool(token) == bool(client_id or client_secret) or bool(client_id) != bool(client_secret):
-        raise _not_configured(f"the Secret that secretRef names must have {_NAMES}")
+        raise _not_configured(f"the Secret that secretRef names must have {_REQUIRED_KEYS}")
     return Access(
-        host=_checked(host, "DATABRICKS_HOST"), token=token, client_id=client_id, client_secret=client_secret
+        host=_normalize_host(host, "DATABRICKS_HOST"),
+        token=token,
+        client_id=client_id,
+        client_secret=client_secret,
     )
 
 
-def _checked(host: str, where: str) -> str:
+def _normalize_host(host: str, where: str) -> str:
     """The address of a workspace, with a scheme and without a trailing slash."""
     full = host if "://" in host else f"https://{host}"
     try:
@@ -93,7 +98,7 @@ def _checked(host: str, where: str) -> str:
     if wrong:
         # NB: the message does not show the host, which may hold a password.
         raise _not_configured(
-            f"{where} is not the address of a workspace, such as https://example.cloud.databricks.com"
+            f"{where} is not a workspace address: use an address like https://example.cloud.databricks.com"
         )
     return f"{parts.scheme}://{parts.netloc.rstrip('/')}"
 

@@ -6,7 +6,7 @@ import logging
 
 from finetune_operator.databricks.access import Access
 from finetune_operator.errors import PROTOCOL_CODES
-from finetune_operator.text import masked, short
+from finetune_operator.text import mask, shorten
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ def log_reason(access: Access, what: str, text: str) -> None:
 
     NB: a user names the workspace, so that no text of an answer may reach a condition or an Event.
     """
-    log.warning("Databricks at %s could not %s: %s", access.host, what, short(masked(text, access.secrets)))
+    log.warning("Databricks at %s failed to %s: %s", access.host, what, shorten(mask(text, access.secrets)))
 
 
-def known_code(code: object) -> str:
+def recognize_code(code: object) -> str:
     """An error code of OAuth or of Databricks; empty for any other text."""
     return code if isinstance(code, str) and code in _CODES else ""

@@ -21,7 +21,7 @@ from yarl import URL
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.access import Access
-from finetune_operator.databricks.error_codes import known_code, log_reason
+from finetune_operator.databricks.error_codes import log_reason, recognize_code
 from finetune_operator.databricks.transport import bind
 from finetune_operator.errors import ExternalError, Problem
 
@@ -35,7 +35,7 @@ logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
 Config.attributes()
 
 
-def client(access: Access) -> WorkspaceClient:
+def create_client(access: Access) -> WorkspaceClient:
     """A client with these credentials.
 
     Raises:
@@ -80,12 +80,10 @@ class Login(Config):
             metadata = get_host_metadata(self.host, client=session)
         except (AttributeError, LookupError, TypeError, ValueError):
             return
-        self.account_id = self.account_id or _text_or_empty(metadata.account_id)
-        self.workspace_id = self.workspace_id or _text_or_empty(metadata.workspace_id)
-        endpoint = (
-            _text_or_empty(metadata.oidc_endpoint).replace("{account_id}", self.account_id or "").rstrip("/")
-        )
-        discovery_url = _login_url(self.host, f"{endpoint}/.well-known/oauth-authorization-server")
+        self.account_id = self.account_id or _as_text(metadata.account_id)
+        self.workspace_id = self.workspace_id or _as_text(metadata.workspace_id)
+        endpoint = _as_text(metadata.oidc_endpoint).replace("{account_id}", self.account_id or "").rstrip("/")
+        discovery_url = _check_login_url(self.host, f"{endpoint}/.well-known/oauth-authorization-server")
         if endpoint and discovery_url and not self.discovery_url:
             self.discovery_url = discovery_url
 
@@ -141,7 +139,7 @@ class _Tokens(Refreshable):
             answer = session.post(endpoint, form, auth=auth)
         if answer.status_code in (400, 401, 403):
             raise ExternalError(Problem(ConditionReason.DATABRICKS_FORBIDDEN, self._refusal(answer)))
-        body = _json(answer)
+        body = _parse_json(answer)
         return Token(
             access_token=body["access_token"],
             token_type=body.get("token_type") or "Bearer",
@@ -154,10 +152,10 @@ class _Tokens(Refreshable):
         )
         with bind(requests.Session()) as session:
             answer = session.get(discovery_url, auth=IgnoreNetrcAuth())
-        endpoint = _login_url(self._access.host, _json(answer).get("token_endpoint"))
+        endpoint = _check_login_url(self._access.host, _parse_json(answer).get("token_endpoint"))
         if not endpoint:
             message = (
-                f"Databricks at {self._access.host} has no token endpoint at its own address: check the address, and use the one that "
+                f"Databricks at {self._access.host} names no token endpoint at its own address: check the address, and use the one that "
                 "the workspace itself uses"
             )
             raise ExternalError(Problem(ConditionReason.DATABRICKS_ERROR, message))
@@ -172,7 +170,7 @@ class _Tokens(Refreshable):
             "grant_type": _EXCHANGE,
             "scope": "all-apis",
             "subject_token_type": _JWT,
-            "subject_token": _read(access.token_file),
+            "subject_token": _read_token_file(access.token_file),
         }
         if access.client_id:
             form["client_id"] = access.client_id
@@ -180,27 +178,27 @@ class _Tokens(Refreshable):
 
     def _refusal(self, answer: requests.Response) -> str:
         try:
-            code = known_code(answer.json()["error"])
+            code = recognize_code(answer.json()["error"])
         except (LookupError, TypeError, ValueError):
             code = ""
         log_reason(self._access, "log in", answer.text)
         status = f"HTTP {answer.status_code}"
         why = f"{code}, {status}" if code else status
         host, remedy = self._access.host, self._access.remedy
-        return f"Databricks at {host} does not accept the credentials: {remedy} ({why})"
+        return f"Databricks at {host} rejected the credentials: {remedy} ({why})"
 
 
-def _text_or_empty(value: object) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _login_url(host: str | None, address: object) -> str | None:
+def _check_login_url(host: str | None, address: object) -> str | None:
     """An address that a workspace names for logins; None where it is neither the workspace's own nor that of a Databricks account.
 
     NB: a user names the workspace, which could have the operator send requests to servers that only the operator reaches.
     """
     try:
-        url, workspace = URL(_text_or_empty(address)), URL(host or "")
+        url, workspace = URL(_as_text(address)), URL(host or "")
         if url.user is not None or url.password is not None:
             return None
         is_account = url.scheme == "https" and url.port == 443 and _ACCOUNT_HOST.fullmatch(url.host or "")
@@ -209,31 +207,31 @@ def _login_url(host: str | None, address: object) -> str | None:
         return None
 
 
-def _json(answer: requests.Response) -> dict[str, Any]:
+def _parse_json(answer: requests.Response) -> dict[str, Any]:
     """The body of a response.
 
     Raises:
         requests.ConnectionError: the response is a server error, or is not usable.
     """
     if answer.status_code != 200:
-        raise requests.ConnectionError(f"HTTP {answer.status_code} when asked for a token")
+        raise requests.ConnectionError(f"HTTP {answer.status_code} from the token endpoint")
     body = answer.json()
     if not isinstance(body, dict):
-        raise requests.ConnectionError("no JSON object when asked for a token")
+        raise requests.ConnectionError("no JSON object from the token endpoint")
     return body
 
 
-def _read(path: str) -> str:
+def _read_token_file(path: str) -> str:
     try:
         text = Path(path).read_text().strip()
     except (OSError, ValueError) as error:
-        raise _no_token(f"cannot be read: {error.__class__.__name__}") from None
+        raise _token_error(f"cannot be read: {error.__class__.__name__}") from None
     if not text:
-        raise _no_token("is empty")
+        raise _token_error("is empty")
     return text
 
 
-def _no_token(why: str) -> ExternalError:
+def _token_error(why: str) -> ExternalError:
     return ExternalError(
         Problem(
             ConditionReason.DATABRICKS_NOT_CONFIGURED,

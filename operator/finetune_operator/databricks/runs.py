@@ -24,9 +24,9 @@ from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.contract import RunReport
 from finetune_operator.databricks.model import Run, Submission
-from finetune_operator.databricks.workspace import problems, told
+from finetune_operator.databricks.workspace import log_error, translate_errors
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.text import short
+from finetune_operator.text import shorten
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 
 _TASK = "prepare"
 _Life, _Code = RunLifecycleStateV2State, TerminationCodeCode
-_CANCELED = (_Code.CANCELED, _Code.USER_CANCELED)
+_CANCELED_CODES = (_Code.CANCELED, _Code.USER_CANCELED)
 # A run that ended so would end so again: the spec or the workspace has to change.
-_FINAL = (
+_PERMANENT_CODES = (
     _Code.UNAUTHORIZED_ERROR,
     _Code.INVALID_CLUSTER_REQUEST,
     _Code.INVALID_RUN_CONFIGURATION,
@@ -61,22 +61,22 @@ def submit(client: WorkspaceClient, submission: Submission, wheels: Path) -> str
     _upload(
         client, f"{submission.folder}/{contract.RECIPE_FILE}", submission.recipe.encode(), submission.volume
     )
-    with problems(client, "submit a run"):
+    with translate_errors(client, "submit a run"):
         try:
             run = client.jobs.submit(
                 run_name=submission.name,
                 idempotency_token=submission.token,
-                tasks=[_task(submission, wheel, client.config.host)],
-                environments=_environments(submission, wheel),
+                tasks=[_build_task(submission, wheel, client.config.host)],
+                environments=_build_environments(submission, wheel),
             )
         except errors.InvalidState:
             # A cluster that starts or ends takes a run later.
             raise
         except errors.BadRequest as error:
-            why = told(client, error, "submit a run")
+            why = log_error(client, error, "submit a run")
             message = (
-                f"Databricks refuses the run ({why}): read the log of the operator, and create a FineTuneJob with another name and "
-                "the right data.prepare.spark.databricks"
+                f"Databricks rejected the run ({why}): read the log of the operator, and create a FineTuneJob with another name and "
+                "a corrected spec.data.prepare.spark.databricks"
             )
             raise ExternalError(Problem(ConditionReason.RUN_REFUSED, message)) from None
     return str(run.run_id)
@@ -88,12 +88,12 @@ def read(client: WorkspaceClient, run_id: str, folder: str) -> Run:
     Raises:
         ExternalError: the workspace cannot be reached, or does not let the operator read it.
     """
-    with problems(client, f"read run {run_id}"):
+    with translate_errors(client, f"read run {run_id}"):
         try:
             run = client.jobs.get_run(int(run_id))
         except (errors.NotFound, errors.InvalidParameterValue):
-            return Run(run_id, "Failed", message=f"the workspace has no run {run_id} any more")
-    word, url = _word(run), run.run_page_url or ""
+            return Run(run_id, "Failed", message=f"run {run_id} no longer exists in the workspace")
+    word, url = _classify_run(run), run.run_page_url or ""
     if word == "Running":
         step = _download(client, f"{folder}/{contract.PROGRESS_FILE}") or b""
         return Run(run_id, word, url, progress=step.decode(errors="replace"))
@@ -102,8 +102,8 @@ def read(client: WorkspaceClient, run_id: str, folder: str) -> Run:
     report = RunReport.parse(_download(client, f"{folder}/{contract.REPORT_FILE}") or b"")
     termination = run.status.termination_details if run.status else None
     code = termination.code if termination else None
-    message = "" if report or word == "Succeeded" else _why(client, run)
-    return Run(run_id, word, url, message=message, is_final=code in _FINAL, report=report)
+    message = "" if report or word == "Succeeded" else _explain_failure(client, run)
+    return Run(run_id, word, url, message=message, is_final=code in _PERMANENT_CODES, report=report)
 
 
 def find(client: WorkspaceClient, name: str) -> str | None:
@@ -112,7 +112,7 @@ def find(client: WorkspaceClient, name: str) -> str | None:
     Raises:
         ExternalError: the workspace cannot be reached, or does not let the operator list runs.
     """
-    with problems(client, "list runs"):
+    with translate_errors(client, "list runs"):
         active = client.jobs.list_runs(active_only=True, run_type=RunType.SUBMIT_RUN)
         return next((str(item.run_id) for item in active if item.run_name == name), None)
 
@@ -123,14 +123,14 @@ def cancel(client: WorkspaceClient, run_id: str) -> None:
     Raises:
         ExternalError: the workspace cannot be reached, or does not let the operator cancel it.
     """
-    with problems(client, f"cancel run {run_id}"):
+    with translate_errors(client, f"cancel run {run_id}"):
         try:
             client.jobs.cancel_run(int(run_id))
         except (errors.NotFound, errors.InvalidParameterValue):
             log.info("Databricks run %s is gone: there is nothing to cancel", run_id)
 
 
-def _word(run: jobs.Run) -> RunWord:
+def _classify_run(run: jobs.Run) -> RunWord:
     status = run.status
     life = status.state if status else None
     if life == _Life.RUNNING:
@@ -140,12 +140,12 @@ def _word(run: jobs.Run) -> RunWord:
     if status is None or life != _Life.TERMINATED:
         return "Pending"
     code = status.termination_details.code if status.termination_details else None
-    if code in _CANCELED:
+    if code in _CANCELED_CODES:
         return "Canceled"
     return "Succeeded" if code == _Code.SUCCESS else "Failed"
 
 
-def _why(client: WorkspaceClient, run: jobs.Run) -> str:
+def _explain_failure(client: WorkspaceClient, run: jobs.Run) -> str:
     """Why a run failed that left no report: the error of its task, or what the workspace says of its end."""
     status = run.status
     termination = status.termination_details if status else None
@@ -154,15 +154,15 @@ def _why(client: WorkspaceClient, run: jobs.Run) -> str:
     )
     # NB: the output belongs to a task, whose run has an id of its own.
     for task in run.tasks or []:
-        with problems(client, "read the output of a run"):
+        with translate_errors(client, "read the output of a run"):
             try:
                 reason = client.jobs.get_run_output(task.run_id or 0).error or reason
             except (errors.NotFound, errors.BadRequest):
                 continue
-    return short(reason)
+    return shorten(reason)
 
 
-def _task(submission: Submission, wheel: str, host: str) -> SubmitTask:
+def _build_task(submission: Submission, wheel: str, host: str) -> SubmitTask:
     compute = submission.compute
     parameters = [contract.PARAMETER_FOLDER, submission.folder]
     # A run reaches the MLflow of its own workspace alone.
@@ -186,18 +186,18 @@ def _task(submission: Submission, wheel: str, host: str) -> SubmitTask:
     if compute.existing_cluster:
         task.existing_cluster_id = compute.existing_cluster.cluster_id
     if compute.new_cluster:
-        task.new_cluster = _cluster(compute.new_cluster, dict(submission.conf))
+        task.new_cluster = _build_cluster(compute.new_cluster, dict(submission.conf))
     return task
 
 
-def _environments(submission: Submission, wheel: str) -> list[JobEnvironment] | None:
+def _build_environments(submission: Submission, wheel: str) -> list[JobEnvironment] | None:
     if submission.compute.type != "Serverless":
         return None
     version = submission.compute.serverless.environment_version if submission.compute.serverless else "4"
     return [JobEnvironment(_TASK, Environment(environment_version=version, dependencies=[wheel]))]
 
 
-def _cluster(spec: NewCluster, conf: dict[str, str]) -> ClusterSpec:
+def _build_cluster(spec: NewCluster, conf: dict[str, str]) -> ClusterSpec:
     single_node_conf = {"spark.databricks.cluster.profile": "singleNode", "spark.master": "local[*]"}
     return ClusterSpec(
         spark_version=spec.spark_version,
@@ -218,11 +218,11 @@ def _upload_wheel(client: WorkspaceClient, volume: str, wheels: Path) -> str:
     """Upload the wheel of this version unless the volume has it, and return its path there."""
     wheel = next(iter(sorted(wheels.glob("*.whl"))), None)
     if wheel is None:
-        message = f"the operator has no wheel in {wheels}: install an image of it that has one, or set FINETUNE_PREP_WHEELS"
+        message = f"the operator has no wheel in {wheels}: install an image of the operator that contains the wheel, or set FINETUNE_PREP_WHEELS"
         raise ExternalError(Problem(ConditionReason.DATABRICKS_NOT_CONFIGURED, message))
     # NB: its name has a digest of its content. A file appears in a volume when it is whole.
     path = f"{volume}/wheels/{wheel.name}"
-    with problems(client, f"read volume {volume}"):
+    with translate_errors(client, f"read volume {volume}"):
         try:
             client.files.get_metadata(path)
         except errors.NotFound:
@@ -235,26 +235,26 @@ def _upload_wheel(client: WorkspaceClient, volume: str, wheels: Path) -> str:
 
 
 def _upload(client: WorkspaceClient, path: str, content: bytes, volume: str) -> None:
-    with problems(client, f"write to volume {volume}"), _telling_of(client, volume):
+    with translate_errors(client, f"write to volume {volume}"), _translate_missing_volume(client, volume):
         client.files.create_directory(path.rpartition("/")[0])
         client.files.upload(path, io.BytesIO(content), overwrite=True)
 
 
 @contextmanager
-def _telling_of(client: WorkspaceClient, volume: str) -> Iterator[None]:
+def _translate_missing_volume(client: WorkspaceClient, volume: str) -> Iterator[None]:
     try:
         yield
     except errors.NotFound as error:
         message = (
-            f"Databricks has no volume {volume}, or hides it from the operator: create it, or grant READ VOLUME and WRITE "
-            f"VOLUME ({told(client, error, f'write to volume {volume}')})"
+            f"volume {volume} does not exist in Databricks, or is not visible to the operator: create it, or grant READ VOLUME and WRITE "
+            f"VOLUME ({log_error(client, error, f'write to volume {volume}')})"
         )
         raise ExternalError(Problem(ConditionReason.DATABRICKS_ERROR, message)) from None
 
 
 def _download(client: WorkspaceClient, path: str) -> bytes | None:
     """The content of a file; None when it does not exist."""
-    with problems(client, f"read {path}"):
+    with translate_errors(client, f"read {path}"):
         try:
             contents = client.files.download(path).contents
         except errors.NotFound:

@@ -15,12 +15,12 @@ from requests.adapters import BaseAdapter
 from requests.structures import CaseInsensitiveDict
 from yarl import URL
 
-from finetune_operator.bounded import LateError, UnansweredError, request_in_thread
+from finetune_operator.bounded import NoResponseError, ResponseTimeoutError, request_in_thread
 
 # A page of runs or versions is some 100 KiB, and the report of a preparation less.
-_MOST_BYTES = 16 * 2**20
+_MAX_RESPONSE_BYTES = 16 * 2**20
 # About the connection, which the bounded client makes and decompresses itself.
-_OF_THE_CONNECTION = frozenset(
+_CONNECTION_HEADERS = frozenset(
     {"accept-encoding", "connection", "content-encoding", "content-length", "transfer-encoding"}
 )
 
@@ -43,23 +43,23 @@ class BoundedAdapter(BaseAdapter):
                 request.method or "GET",
                 # NB: requests has quoted it.
                 URL(request.url or "", encoded=True),
-                headers=_without_connection(request.headers),
+                headers=_drop_connection_headers(request.headers),
                 body=body.encode() if isinstance(body, str) else body,
-                most_bytes=_MOST_BYTES,
+                max_bytes=_MAX_RESPONSE_BYTES,
             )
-        except LateError as error:
+        except ResponseTimeoutError as error:
             raise requests.Timeout(str(error), request=request) from None
-        except UnansweredError as error:
+        except NoResponseError as error:
             raise requests.ConnectionError(str(error), request=request) from None
         if 300 <= answer.status < 400:
             raise requests.ConnectionError(
-                f"it is at another address, and redirects are not followed (HTTP {answer.status})",
+                f"the server redirects requests, and the operator does not follow redirects (HTTP {answer.status})",
                 request=request,
             )
         response = requests.Response()
         response.status_code, response.url, response.request = answer.status, request.url or "", request
         response.reason = responses.get(answer.status, "")
-        response.headers = CaseInsensitiveDict(_without_connection(answer.headers))
+        response.headers = CaseInsensitiveDict(_drop_connection_headers(answer.headers))
         response.encoding = requests.utils.get_encoding_from_headers(response.headers)
         response.raw = io.BytesIO(answer.body)
         return response
@@ -75,5 +75,5 @@ def bind(session: requests.Session) -> requests.Session:
     return session
 
 
-def _without_connection(headers: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in headers.items() if name.lower() not in _OF_THE_CONNECTION}
+def _drop_connection_headers(headers: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in headers.items() if name.lower() not in _CONNECTION_HEADERS}

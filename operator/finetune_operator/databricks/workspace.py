@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.databricks.access import Access, access
-from finetune_operator.databricks.error_codes import known_code, log_reason
+from finetune_operator.databricks.access import Access, resolve_access
+from finetune_operator.databricks.error_codes import log_reason, recognize_code
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.settings import Settings
-from finetune_operator.text import masked, short
+from finetune_operator.text import mask, shorten
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 _MAX_CLIENTS = 64
 
 
-def workspace(secret: Mapping[str, str] | None, settings: Settings) -> WorkspaceClient:
+def open_workspace(secret: Mapping[str, str] | None, settings: Settings) -> WorkspaceClient:
     """A client of the workspace, cached between calls. It waits at most 10 s for a response and never retries.
 
     Raises:
         ExternalError: something is missing, or the workspace cannot be reached.
     """
-    return _clients.get(access(secret, settings))
+    return _clients.get(resolve_access(secret, settings))
 
 
-def bearer(client: WorkspaceClient) -> str:
+def get_bearer_token(client: WorkspaceClient) -> str:
     """The token that requests of this client carry now; it may request a new one.
 
     Raises:
         ExternalError: the workspace does not accept the credentials, or cannot be reached.
     """
-    with problems(client, "log in"):
+    with translate_errors(client, "log in"):
         return str(client.config.authenticate()["Authorization"].removeprefix("Bearer "))
 
 
@@ -50,10 +50,10 @@ def forget(client: WorkspaceClient) -> None:
     _clients.forget(_clients.access(client))
 
 
-class problems:  # noqa: N801
+class translate_errors:  # noqa: N801
     """Turns errors of the SDK into an ExternalError whose message says what to do.
 
-    `what` completes "Databricks does not let the operator ...".
+    `what` completes "Databricks denied the operator permission to ...".
     """
 
     def __init__(self, credentials: Access | WorkspaceClient, what: str) -> None:
@@ -67,16 +67,16 @@ class problems:  # noqa: N801
         if error is None or isinstance(error, ExternalError) or not isinstance(error, Exception):
             return
         _clients.reconsider(self._access, error)
-        reason, message = _meaning(error, self._access, self._what)
+        reason, message = _classify_error(error, self._access, self._what)
         log_reason(self._access, self._what, str(error))
         # NB: no cause: a log would show its text, which can hold the credentials.
-        raise ExternalError(Problem(reason, masked(message, self._access.secrets))) from None
+        raise ExternalError(Problem(reason, mask(message, self._access.secrets))) from None
 
 
-def told(client: WorkspaceClient, error: Exception, what: str) -> str:
+def log_error(client: WorkspaceClient, error: Exception, what: str) -> str:
     """Return the error code and the HTTP status of an error of the SDK; its text goes to the log."""
     log_reason(_clients.access(client), what, str(error))
-    return _code_and_status(error)
+    return _describe_code(error)
 
 
 class _Clients:
@@ -84,22 +84,22 @@ class _Clients:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: OrderedDict[Access, WorkspaceClient] = OrderedDict()
+        self._cached: OrderedDict[Access, WorkspaceClient] = OrderedDict()
 
     def get(self, credentials: Access) -> WorkspaceClient:
         with self._lock:
-            cached = self._held.get(credentials)
+            cached = self._cached.get(credentials)
             if cached is not None:
-                self._held.move_to_end(credentials)
+                self._cached.move_to_end(credentials)
                 return cached
-        from finetune_operator.databricks.login import client
+        from finetune_operator.databricks.login import create_client
 
-        with problems(credentials, "log in"):
-            created = client(credentials)
+        with translate_errors(credentials, "log in"):
+            created = create_client(credentials)
         with self._lock:
-            self._held[credentials] = created
-            while len(self._held) > _MAX_CLIENTS:
-                self._held.popitem(last=False)
+            self._cached[credentials] = created
+            while len(self._cached) > _MAX_CLIENTS:
+                self._cached.popitem(last=False)
         return created
 
     def access(self, client: WorkspaceClient) -> Access:
@@ -111,7 +111,7 @@ class _Clients:
     def forget(self, credentials: Access) -> None:
         """Discard a client."""
         with self._lock:
-            self._held.pop(credentials, None)
+            self._cached.pop(credentials, None)
 
     def reconsider(self, credentials: Access, error: Exception) -> None:
         """After an error, forget a client that no longer works, so that the next call creates another.
@@ -121,26 +121,26 @@ class _Clients:
         from databricks.sdk.errors import Unauthenticated
 
         with self._lock:
-            cached = self._held.get(credentials)
+            cached = self._cached.get(credentials)
             if cached and (isinstance(error, Unauthenticated) or not cached.config.discovery_url):
-                del self._held[credentials]
+                del self._cached[credentials]
 
 
 _clients = _Clients()
 
 
-def _meaning(error: Exception, credentials: Access, what: str) -> tuple[ConditionReason, str]:
+def _classify_error(error: Exception, credentials: Access, what: str) -> tuple[ConditionReason, str]:
     from databricks.sdk import errors
     from requests import exceptions
 
-    text, why = short(str(error)), _code_and_status(error)
+    text, why = shorten(str(error)), _describe_code(error)
     if isinstance(error, errors.Unauthenticated):
         return ConditionReason.DATABRICKS_FORBIDDEN, (
-            f"Databricks at {credentials.host} does not accept the credentials: {credentials.remedy} ({why})"
+            f"Databricks at {credentials.host} rejected the credentials: {credentials.remedy} ({why})"
         )
     if isinstance(error, errors.PermissionDenied):
         return ConditionReason.DATABRICKS_FORBIDDEN, (
-            f"Databricks at {credentials.host} does not let the operator {what}: grant it the permission, or use "
+            f"Databricks at {credentials.host} denied the operator permission to {what}: grant the permission, or use "
             f"other credentials ({why})"
         )
     if isinstance(error, (errors.TooManyRequests, errors.TemporarilyUnavailable, errors.DeadlineExceeded)):
@@ -150,42 +150,42 @@ def _meaning(error: Exception, credentials: Access, what: str) -> tuple[Conditio
         )
     if isinstance(error, (exceptions.Timeout, exceptions.ConnectionError)):
         late = isinstance(error, exceptions.Timeout)
-        why = "no answer in time" if late else _cause(text)
+        why = "the request timed out" if late else _find_cause(text)
         return (
             ConditionReason.DATABRICKS_UNREACHABLE,
             f"Databricks at {credentials.host} cannot be reached: {why}",
         )
     if isinstance(error, exceptions.JSONDecodeError) or "unable to parse response" in text:
         return ConditionReason.DATABRICKS_ERROR, (
-            f"{credentials.host} answers, but not as a Databricks workspace: check the address, and whether a login page "
-            "or a proxy stands before it"
+            f"{credentials.host} does not respond like a Databricks workspace: check the address, and whether a login page "
+            "or a proxy intercepts requests"
         )
     return (
         ConditionReason.DATABRICKS_ERROR,
-        f"Databricks at {credentials.host} could not {what} ({why}): the log of the operator has the reason",
+        f"Databricks at {credentials.host} failed to {what} ({why}): see the log of the operator for the reason",
     )
 
 
-def _code_and_status(error: Exception) -> str:
+def _describe_code(error: Exception) -> str:
     from databricks.sdk.errors.base import DatabricksError
     from databricks.sdk.errors.platform import STATUS_CODE_MAPPING
 
     if not isinstance(error, DatabricksError):
         return type(error).__name__
     status = next((code for code, kind in STATUS_CODE_MAPPING.items() if isinstance(error, kind)), None)
-    parts = (known_code(error.error_code), f"HTTP {status}" if status else "")
+    parts = (recognize_code(error.error_code), f"HTTP {status}" if status else "")
     return ", ".join(part for part in parts if part) or "unknown error"
 
 
 _CAUSE = re.compile(
-    r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} when asked for a token|"
-    r"no connection can be made|its certificate is not trusted|its address is not valid|the connection was closed|"
-    r"its answer is larger than \d+ bytes|the request failed \(\w+\)|a header has a control character|"
-    r"it is at another address, and redirects are not followed \(HTTP \d{3}\)|no JSON object when asked for a token"
+    r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} from the token endpoint|"
+    r"the connection failed|its certificate is not trusted|its address is not valid|the connection was closed|"
+    r"the response is larger than \d+ bytes|the request failed \(\w+\)|a header contains a control character|"
+    r"the server redirects requests, and the operator does not follow redirects \(HTTP \d{3}\)|no JSON object from the token endpoint"
 )
 
 
-def _cause(text: str) -> str:
+def _find_cause(text: str) -> str:
     """The useful part of urllib3's nested errors."""
     match = _CAUSE.search(text)
-    return match[0] if match else "no connection can be made"
+    return match[0] if match else "the connection failed"

@@ -231,7 +231,7 @@ class FineTuneJobApplier:
             return
         about = EventTarget("FineTuneJob", ftj.name, ftj.namespace, ftj.uid)
         before, after = ftj.status, decision.status
-        await status_writer.write(
+        await status_writer.write_status(
             self.kube, self.store, about, version=ftj.version, before=before, after=after, now=now
         )
 

@@ -78,7 +78,7 @@ class FineTuneJobReconciler(Reconciler):
             await self.applier.apply(ftj, Decision(status=ftj.status, finalizer=False), now)
         return decision.requeue_seconds
 
-    async def complain(self, body: Json, message: str) -> None:
+    async def report_internal_error(self, body: Json, message: str) -> None:
         """Report in the status that the job cannot be reconciled; the status of a finished job stays."""
         ftj, now = read_finetunejob(body, self.settings.defaults), self.now()
         if ftj.is_finished:

@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 FLUSH = b"0000"
 DELIMITER = b"0001"
-_SPECIAL = 4
+_LENGTH_BYTES = 4
 # A list of refs has two packets that only separate.
-_MOST_EMPTY = 16
+_MAX_EMPTY_PACKETS = 16
 
 
-def packet(line: str) -> bytes:
+def encode_packet(line: str) -> bytes:
     """A line as a packet."""
     content = f"{line}\n".encode()
-    return f"{len(content) + _SPECIAL:04x}".encode() + content
+    return f"{len(content) + _LENGTH_BYTES:04x}".encode() + content
 
 
-def request(command: Iterable[str], arguments: Iterable[str]) -> bytes:
+def encode_request(command: Iterable[str], arguments: Iterable[str]) -> bytes:
     """A request of version 2: a command with its capabilities, and its arguments."""
-    return b"".join([*map(packet, command), DELIMITER, *map(packet, arguments), FLUSH])
+    return b"".join([*map(encode_packet, command), DELIMITER, *map(encode_packet, arguments), FLUSH])
 
 
 class PacketError(Exception):
@@ -38,7 +38,7 @@ class RefusedError(PacketError):
 class Packets:
     """Takes a response apart, a part at a time, so that a long one is never held as a whole."""
 
-    _rest: bytes = b""
+    _buffer: bytes = b""
     """The beginning of a packet whose end has not come."""
     _empty: int = 0
 
@@ -48,20 +48,20 @@ class Packets:
         Raises:
             PacketError: it is something else.
         """
-        buffer, position = self._rest + part, 0
-        while position + _SPECIAL <= len(buffer):
-            length = _length(buffer[position : position + _SPECIAL])
-            if length <= _SPECIAL:
+        buffer, position = self._buffer + part, 0
+        while position + _LENGTH_BYTES <= len(buffer):
+            length = _parse_length(buffer[position : position + _LENGTH_BYTES])
+            if length <= _LENGTH_BYTES:
                 self._empty += 1
-                if self._empty > _MOST_EMPTY:
+                if self._empty > _MAX_EMPTY_PACKETS:
                     raise PacketError("too many packets without a line")
-            end = position + max(length, _SPECIAL)
+            end = position + max(length, _LENGTH_BYTES)
             if end > len(buffer):
                 break
-            if length > _SPECIAL:
-                yield buffer[position + _SPECIAL : end].removesuffix(b"\n")
+            if length > _LENGTH_BYTES:
+                yield buffer[position + _LENGTH_BYTES : end].removesuffix(b"\n")
             position = end
-        self._rest = buffer[position:]
+        self._buffer = buffer[position:]
 
     def end(self) -> None:
         """Check that the last packet is complete.
@@ -69,11 +69,11 @@ class Packets:
         Raises:
             PacketError: it is not.
         """
-        if self._rest:
+        if self._buffer:
             raise PacketError("a packet ends early")
 
 
-def _length(digits: bytes) -> int:
+def _parse_length(digits: bytes) -> int:
     try:
         return int(digits, 16)
     except ValueError:

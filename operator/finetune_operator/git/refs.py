@@ -36,19 +36,19 @@ class Advertisement:
 
     Attributes:
         names: the refs to keep.
-        found: of version 0, those of them that exist.
+        refs: of version 0, those of them that exist.
     """
 
     names: Collection[str]
     version_2: bool = False
-    found: dict[str, Ref] = field(default_factory=dict)
+    refs: dict[str, Ref] = field(default_factory=dict)
     _packets: Packets = field(default_factory=Packets)
     _lines: int = 0
     _symbolic: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._wanted = {name.encode() for name in self.names}
-        self._wanted |= {name + _PEELED for name in self._wanted}
+        self._requested = {name.encode() for name in self.names}
+        self._requested |= {name + _PEELED for name in self._requested}
 
     def take(self, part: bytes) -> bool:
         """Judge a part; returns whether the rest is needed. The capabilities of a server of version 2 are not.
@@ -58,7 +58,7 @@ class Advertisement:
             PacketError: it is no response of a Git server.
         """
         for line in self._packets.feed(part):
-            self._judge(line)
+            self._parse_line(line)
             if self.version_2:
                 return False
             self._lines += 1
@@ -76,8 +76,8 @@ class Advertisement:
         if not self._lines:
             raise PacketError("no list of refs")
 
-    def _judge(self, line: bytes) -> None:
-        _check(line)
+    def _parse_line(self, line: bytes) -> None:
+        _raise_reported_error(line)
         # NB: not every server of version 2 names the service before it.
         if self._lines <= 1 and line == _VERSION_2:
             self.version_2 = True
@@ -86,7 +86,7 @@ class Advertisement:
                 raise PacketError("no list of refs")
         elif self._lines == 1:
             ref, _, capabilities = line.partition(b"\0")
-            self._symbolic = _symbolic(capabilities.decode("utf-8", "replace"))
+            self._symbolic = _parse_symbolic_refs(capabilities.decode("utf-8", "replace"))
             self._keep(ref)
         else:
             self._keep(line)
@@ -96,15 +96,15 @@ class Advertisement:
         commit, _, ref_name = line.partition(b" ")
         if not _COMMIT.fullmatch(commit):
             raise PacketError("no ref")
-        if ref_name not in self._wanted:
+        if ref_name not in self._requested:
             return
         name, at = ref_name.decode(), commit.decode()
-        tag = self.found.get(name.removesuffix("^{}"))
+        tag = self.refs.get(name.removesuffix("^{}"))
         if name.endswith("^{}"):
             if tag:
-                self.found[name.removesuffix("^{}")] = replace(tag, peeled=at)
+                self.refs[name.removesuffix("^{}")] = replace(tag, peeled=at)
         else:
-            self.found[name] = Ref(at, target=self._symbolic.get(name, ""))
+            self.refs[name] = Ref(at, target=self._symbolic.get(name, ""))
 
 
 @dataclass
@@ -113,15 +113,15 @@ class Listing:
 
     Attributes:
         names: the refs to keep.
-        found: those of them that exist.
+        refs: those of them that exist.
     """
 
     names: Collection[str]
-    found: dict[str, Ref] = field(default_factory=dict)
+    refs: dict[str, Ref] = field(default_factory=dict)
     _packets: Packets = field(default_factory=Packets)
 
     def __post_init__(self) -> None:
-        self._wanted = {name.encode() for name in self.names}
+        self._requested = {name.encode() for name in self.names}
 
     def take(self, part: bytes) -> bool:
         """Judge a part; returns whether the rest is needed.
@@ -131,7 +131,7 @@ class Listing:
             PacketError: it is no response of a Git server.
         """
         for line in self._packets.feed(part):
-            self._judge(line)
+            self._parse_line(line)
         return True
 
     def end(self) -> None:
@@ -142,34 +142,34 @@ class Listing:
         """
         self._packets.end()
 
-    def _judge(self, line: bytes) -> None:
-        _check(line)
+    def _parse_line(self, line: bytes) -> None:
+        _raise_reported_error(line)
         commit, separated, remainder = line.partition(b" ")
         if not separated:
             raise PacketError("no ref")
         ref_name, _, attributes = remainder.partition(b" ")
-        if ref_name in self._wanted and _COMMIT.fullmatch(commit):
-            values = _pairs(attributes.decode("utf-8", "replace").split(" "))
+        if ref_name in self._requested and _COMMIT.fullmatch(commit):
+            values = _parse_pairs(attributes.decode("utf-8", "replace").split(" "))
             peeled = values.get("peeled", "")
-            self.found[ref_name.decode()] = Ref(
+            self.refs[ref_name.decode()] = Ref(
                 commit.decode(),
                 peeled if _COMMIT.fullmatch(peeled.encode()) else "",
                 values.get("symref-target", ""),
             )
 
 
-def _check(line: bytes) -> None:
+def _raise_reported_error(line: bytes) -> None:
     """Raise an error that the server reports in place of refs, with the HTTP status 200."""
     if line.startswith(_ERROR):
         raise RefusedError("an error of the server")
 
 
-def _symbolic(capabilities: str) -> Mapping[str, str]:
+def _parse_symbolic_refs(capabilities: str) -> Mapping[str, str]:
     """The targets of symbolic refs, by name."""
     targets = (item.removeprefix("symref=") for item in capabilities.split(" ") if item.startswith("symref="))
-    return _pairs(targets)
+    return _parse_pairs(targets)
 
 
-def _pairs(items: Iterable[str]) -> Mapping[str, str]:
+def _parse_pairs(items: Iterable[str]) -> Mapping[str, str]:
     """What stands before the first colon, and what behind it."""
     return dict(item.split(":", 1) for item in items if ":" in item)

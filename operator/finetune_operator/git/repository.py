@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.bounded import ANONYMOUS, Login, Take, UnansweredError, fetch
+from finetune_operator.bounded import ANONYMOUS, BodyConsumer, Login, NoResponseError, fetch
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.git import packets
 from finetune_operator.git.refs import Advertisement, Listing, Ref
@@ -19,7 +19,7 @@ _SERVICE = "git-upload-pack"
 _VERSION_2 = {"Git-Protocol": "version=2"}
 # Servers of version 0 send all their refs: those of the largest public repositories are some MB. Servers of version 2 are told
 # which prefixes are wanted, but may send the others too.
-_MOST_BYTES = 32 * 2**20
+_MAX_RESPONSE_BYTES = 32 * 2**20
 _HEADS, _TAGS = "refs/heads/", "refs/tags/"
 _BRANCH = re.compile(r"refs/heads/[A-Za-z0-9._/+@-]{1,253}")
 _SHORT_COMMIT = re.compile(r"[0-9a-fA-F]{7,39}")
@@ -46,88 +46,89 @@ class Repository:
         Raises:
             ExternalError: the server cannot be reached, does not let the operator in, or knows no such revision.
         """
-        refs = await self._refs(revision)
-        for name in _candidates(revision):
+        refs = await self._fetch_refs(revision)
+        for name in _list_candidates(revision):
             ref = refs.get(name)
             if ref:
-                return Resolved(ref.peeled or ref.commit, _branch(ref.target or name))
+                return Resolved(ref.peeled or ref.commit, _parse_branch(ref.target or name))
         hint = ": a commit needs all its digits" if _SHORT_COMMIT.fullmatch(revision) else ""
         remedy = "push it, or apply a job with another name and another spec.trainer.code.git.revision"
-        raise self._problem(
+        raise self._error(
             ConditionReason.REVISION_NOT_FOUND, f"has no branch or tag {revision}{hint}: {remedy}"
         )
 
-    async def _refs(self, revision: str) -> Mapping[str, Ref]:
+    async def _fetch_refs(self, revision: str) -> Mapping[str, Ref]:
         """Those of the refs that the revision may stand for which exist, by their full names."""
-        names = _candidates(revision)
+        names = _list_candidates(revision)
         first, listing = Advertisement(names), Listing(names)
         try:
-            await self._ask(f"/info/refs?service={_SERVICE}", first.take)
+            await self._fetch(f"/info/refs?service={_SERVICE}", first.take)
             first.end()
             if not first.version_2:
-                return first.found
+                return first.refs
             arguments = ["peel", "symrefs", *(f"ref-prefix {name}" for name in names)]
-            body = packets.request(["command=ls-refs"], arguments)
-            await self._ask(f"/{_SERVICE}", listing.take, body)
+            body = packets.encode_request(["command=ls-refs"], arguments)
+            await self._fetch(f"/{_SERVICE}", listing.take, body)
             listing.end()
         except packets.RefusedError:
-            raise self._problem(
+            raise self._error(
                 ConditionReason.GIT_ERROR,
-                "answers with an error of its own, and is asked again: read the log of the server, or check the address",
+                "returned an error, and the operator retries: read the log of the server, or check the address",
             ) from None
         except packets.PacketError:
-            raise self._problem(
-                ConditionReason.GIT_ERROR, "answers, but not as a Git server: check the address"
+            raise self._error(
+                ConditionReason.GIT_ERROR, "does not respond like a Git server: check the address"
             ) from None
-        return listing.found
+        return listing.refs
 
-    async def _ask(self, path: str, take: Take, body: bytes | None = None) -> None:
+    async def _fetch(self, path: str, take: BodyConsumer, body: bytes | None = None) -> None:
         headers = dict(_VERSION_2)
         if body is not None:
             headers["Content-Type"] = f"application/x-{_SERVICE}-request"
         url = self.url.rstrip("/") + path
         try:
             status = await fetch(
-                url, headers=headers, login=self.login, body=body, most_bytes=_MOST_BYTES, take=take
+                url, headers=headers, login=self.login, body=body, max_bytes=_MAX_RESPONSE_BYTES, take=take
             )
-        except UnansweredError as error:
-            raise self._problem(ConditionReason.GIT_UNREACHABLE, f"cannot be reached: {error}") from None
-        self._check(status)
+        except NoResponseError as error:
+            raise self._error(ConditionReason.GIT_UNREACHABLE, f"cannot be reached: {error}") from None
+        self._check_status(status)
 
-    def _check(self, status: int) -> None:
+    def _check_status(self, status: int) -> None:
         """Raise what a status other than 200 means."""
         if status == 200:
             return
         if status in (401, 403, 404):
             # Servers say of a private repository that it does not exist.
             remedy = "check the Secret in" if self.login.password else "name a Secret in"
-            raise self._problem(
+            raise self._error(
                 ConditionReason.GIT_FORBIDDEN,
-                f"does not exist, or needs another login: check the address, and {remedy} spec.trainer.code.git.secretRef "
+                f"does not exist, or requires other credentials: check the address, and {remedy} spec.trainer.code.git.secretRef "
                 f"(HTTP {status})",
             )
         if 300 <= status < 400:
-            raise self._problem(
+            raise self._error(
                 ConditionReason.GIT_ERROR,
-                f"is at another address, which usually ends in .git: apply a job with that one and another name (HTTP {status})",
+                f"redirects requests: apply a job with another name and the final address, which usually ends in .git (HTTP {status})",
             )
         if status == 429 or status >= 500:
-            raise self._problem(ConditionReason.GIT_UNREACHABLE, f"cannot be reached: HTTP {status}")
-        raise self._problem(
-            ConditionReason.GIT_ERROR, f"answers, but not as a Git server: check the address (HTTP {status})"
+            raise self._error(ConditionReason.GIT_UNREACHABLE, f"cannot be reached: HTTP {status}")
+        raise self._error(
+            ConditionReason.GIT_ERROR,
+            f"does not respond like a Git server: check the address (HTTP {status})",
         )
 
-    def _problem(self, reason: ConditionReason, what: str) -> ExternalError:
+    def _error(self, reason: ConditionReason, what: str) -> ExternalError:
         return ExternalError(Problem(reason, f"the repository {self.url} {what}"))
 
 
-def _candidates(revision: str) -> list[str]:
+def _list_candidates(revision: str) -> list[str]:
     """The full names that a revision may stand for, the first first."""
     if revision == "HEAD" or revision.startswith("refs/"):
         return [revision]
     return [f"{_HEADS}{revision}", f"{_TAGS}{revision}"]
 
 
-def _branch(name: str) -> str | None:
+def _parse_branch(name: str) -> str | None:
     """The branch of a ref, None where it is of something else, or of a name that nobody would choose."""
     return name.removeprefix(_HEADS) if _BRANCH.fullmatch(name) else None

@@ -24,15 +24,15 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.bounded import (
     AddressError,
     Login,
+    NoResponseError,
     Response,
     TooLargeError,
-    UnansweredError,
     UnsendableError,
     basic_authorization,
     request_in_thread,
 )
 from finetune_operator.errors import PROTOCOL_CODES, ExternalError, Problem
-from finetune_operator.text import masked, short
+from finetune_operator.text import mask, shorten
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +41,13 @@ EXISTS = "RESOURCE_ALREADY_EXISTS"
 
 _API = "/api/2.0/mlflow"
 # A run with 1,000 metrics and 500 parameters is about 0.5 MiB.
-_MOST_BYTES = 4 * 2**20
+_MAX_RESPONSE_BYTES = 4 * 2**20
 # What a header takes, and servers: they close the connection where one is too long.
-_LONGEST = 8192
-_SENDABLE = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u0100-\U0010ffff]{{0,{_LONGEST}}}")
-_FORBIDDEN = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"})
+_MAX_HEADER_CHARS = 8192
+_SENDABLE = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u0100-\U0010ffff]{{0,{_MAX_HEADER_CHARS}}}")
+_FORBIDDEN_CODES = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"})
 # A retry would fail in the same way: the request itself must change.
-_REFUSED = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST"})
+_REFUSED_CODES = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST"})
 _INVALID_HOST = b"Invalid Host header"
 
 
@@ -120,12 +120,12 @@ class Client:
         return self._call("DELETE", path, body=json.dumps(fields).encode())
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def parsing_answer(self) -> Iterator[None]:
         """A context that reads an answer: JSON of another shape than MLflow's becomes an ExternalError."""
         try:
             yield
         except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError):
-            raise self._no_mlflow("its answer has another form") from None
+            raise self._not_mlflow_error("the response has an unexpected format") from None
 
     def _call(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: bytes | None = None
@@ -133,22 +133,24 @@ class Client:
         headers = {"Accept": "application/json", "Content-Type": "application/json", **self._authorization()}
         try:
             url = URL(f"{self.uri.rstrip('/')}{_API}/{path}").with_query(query)
-            response = request_in_thread(method, url, headers=headers, body=body, most_bytes=_MOST_BYTES)
+            response = request_in_thread(
+                method, url, headers=headers, body=body, max_bytes=_MAX_RESPONSE_BYTES
+            )
         except (AddressError, ValueError):
-            message = f"{self.uri} is not the address of an MLflow server: use one such as http://mlflow:5000"
+            message = f"{self.uri} is not a valid address of an MLflow server: use an address like http://mlflow:5000"
             raise ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message)) from None
         except UnsendableError:
-            message = f"the credentials for MLflow at {self.uri} cannot be sent: correct the Secret in spec.tracking.secretRef"
+            message = f"the credentials for MLflow at {self.uri} contain a control character: correct the Secret in spec.tracking.secretRef"
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message)) from None
         except TooLargeError as error:
-            raise self._no_mlflow(str(error)) from None
-        except UnansweredError as error:
-            raise self._unreachable(str(error)) from None
+            raise self._not_mlflow_error(str(error)) from None
+        except NoResponseError as error:
+            raise self._unreachable_error(str(error)) from None
         answer = _parse(response.body)
         if response.status != 200:
-            raise self._refusal(response, answer, path)
+            raise self._refusal_error(response, answer, path)
         if answer is None:
-            raise self._no_mlflow("its answer is not JSON")
+            raise self._not_mlflow_error("the response is not JSON")
         return answer
 
     def _authorization(self) -> dict[str, str]:
@@ -156,11 +158,11 @@ class Client:
         # NB: the connection would fail, and the operator would ask the server for no job of any namespace.
         if not _SENDABLE.fullmatch(credentials.token):
             message = (
-                f"the token for MLflow at {self.uri} has a line break, or another character that cannot be sent, or is too long: correct "
+                f"the token for MLflow at {self.uri} contains a line break or another character that HTTP does not allow, or is too long: correct "
                 "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef"
             )
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
-        if len(b64encode(f"{credentials.username}:{credentials.password}".encode())) > _LONGEST:
+        if len(b64encode(f"{credentials.username}:{credentials.password}".encode())) > _MAX_HEADER_CHARS:
             message = (
                 f"the username and the password for MLflow at {self.uri} are too long: correct MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD in the Secret in spec.tracking.secretRef"
@@ -169,14 +171,14 @@ class Client:
         if credentials.username and credentials.password:
             if ":" in credentials.username:
                 message = (
-                    f"the username for MLflow at {self.uri} has a colon, which HTTP does not allow: correct MLFLOW_TRACKING_USERNAME in "
+                    f"the username for MLflow at {self.uri} contains a colon, which HTTP does not allow: correct MLFLOW_TRACKING_USERNAME in "
                     "the Secret in spec.tracking.secretRef"
                 )
                 raise ExternalError(Problem(ConditionReason.CREDENTIALS_UNREADABLE, message))
             return {"Authorization": basic_authorization(Login(credentials.username, credentials.password))}
         return {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}
 
-    def _refusal(self, response: Response, answer: Json | None, path: str) -> ExternalError:
+    def _refusal_error(self, response: Response, answer: Json | None, path: str) -> ExternalError:
         """What a status other than 200 means."""
         status, code = response.status, str((answer or {}).get("error_code"))
         code = code if code in PROTOCOL_CODES else ""
@@ -184,48 +186,50 @@ class Client:
         if status == 403 and _INVALID_HOST in response.body:
             host = self.uri.split("://", 1)[-1].split("/", 1)[0]
             message = (
-                f"MLflow at {self.uri} refuses its own host name (403): start it with --allowed-hosts '{host}' "
-                "(MLFLOW_SERVER_ALLOWED_HOSTS), beside the names it already has"
+                f"MLflow at {self.uri} rejects the host name in its own address (403): add '{host}' to its --allowed-hosts "
+                "(MLFLOW_SERVER_ALLOWED_HOSTS)"
             )
             return ExternalError(Problem(ConditionReason.MLFLOW_HOST_NOT_ALLOWED, message))
-        if status in (401, 403) or code in _FORBIDDEN:
+        if status in (401, 403) or code in _FORBIDDEN_CODES:
             message = (
                 f"MLflow at {self.uri} refuses access: check the Secret in spec.tracking.secretRef ({why})"
             )
             return ExternalError(Problem(ConditionReason.MLFLOW_FORBIDDEN, message))
         if 300 <= status < 400:
             message = (
-                f"MLflow at {self.uri} is at another address, and redirects are not followed: set that address, and check whether "
-                f"a login page stands before it ({why})"
+                f"MLflow at {self.uri} redirects requests, and the operator does not follow redirects: set the final address, and check whether "
+                f"a login page intercepts requests ({why})"
             )
             return ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message))
         if status in (429, 502, 503, 504):
-            return self._unreachable(why)
+            return self._unreachable_error(why)
         if status == 404 and not code:
-            return self._no_mlflow(why)
-        reason = ConditionReason.MLFLOW_REFUSED if code in _REFUSED else ConditionReason.MLFLOW_ERROR
+            return self._not_mlflow_error(why)
+        reason = ConditionReason.MLFLOW_REFUSED if code in _REFUSED_CODES else ConditionReason.MLFLOW_ERROR
         if not code:
-            message = f"MLflow at {self.uri} fails at {path} ({why}): read the log of the server"
+            message = f"MLflow at {self.uri} failed at {path} ({why}): read the log of the server"
         elif code in (MISSING, EXISTS):
             message = f"MLflow at {self.uri} refuses {path} ({why})"
         else:
-            message = f"MLflow at {self.uri} refuses {path} ({why}): the log of the operator has its reason"
+            message = (
+                f"MLflow at {self.uri} refuses {path} ({why}): see the log of the operator for the reason"
+            )
             self._log_reason(path, why, answer or {})
         return RefusedError(Problem(reason, message), code)
 
     def _log_reason(self, path: str, why: str, answer: Json) -> None:
         secrets = [secret for secret in (self.credentials.password, self.credentials.token) if secret]
-        reason = short(masked(str(answer.get("message", "")), secrets))
+        reason = shorten(mask(str(answer.get("message", "")), secrets))
         log.warning("MLflow at %s refuses %s (%s): %s", self.uri, path, why, reason)
 
-    def _unreachable(self, why: str) -> ExternalError:
+    def _unreachable_error(self, why: str) -> ExternalError:
         message = f"MLflow at {self.uri} cannot be reached: {why}"
         return ExternalError(Problem(ConditionReason.MLFLOW_UNREACHABLE, message))
 
-    def _no_mlflow(self, why: str) -> ExternalError:
+    def _not_mlflow_error(self, why: str) -> ExternalError:
         message = (
-            f"{self.uri} answers, but not as an MLflow server: check the address, and whether a login page or a "
-            f"proxy stands before it ({why})"
+            f"{self.uri} does not respond like an MLflow server: check the address, and whether a login page or a "
+            f"proxy intercepts requests ({why})"
         )
         return ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message))
 

@@ -50,8 +50,8 @@ class Server:
             max_results=1,
             order_by=["attribute.start_time ASC"],
         )
-        with client.reading():
-            runs = [_run(item) for item in answer.get("runs") or []]
+        with client.parsing_answer():
+            runs = [_parse_run(item) for item in answer.get("runs") or []]
         return runs[0] if runs else recorded_run
 
     def ensure_run(self, uid: str, experiment: str, run_name: str, tags: Mapping[str, str]) -> Run:
@@ -69,12 +69,12 @@ class Server:
             "runs/create",
             experiment_id=_ensure_experiment(client, experiment),
             user_id=_USER,
-            start_time=_now(),
+            start_time=_now_milliseconds(),
             tags=[{"key": key, "value": value} for key, value in every_tag.items()],
             run_name=run_name,
         )
-        with client.reading():
-            return _run(answer["run"])
+        with client.parsing_answer():
+            return _parse_run(answer["run"])
 
     def finish_run(self, run_id: str, status: str) -> None:
         """Close a run as FINISHED, FAILED or KILLED.
@@ -82,7 +82,7 @@ class Server:
         Raises:
             ExternalError: the server cannot be reached, or refuses.
         """
-        self._client.post("runs/update", run_id=run_id, status=status, end_time=_now())
+        self._client.post("runs/update", run_id=run_id, status=status, end_time=_now_milliseconds())
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
         """Log metrics of a run, of a step.
@@ -90,7 +90,7 @@ class Server:
         Raises:
             ExternalError: the server cannot be reached, or refuses.
         """
-        now = _now()
+        now = _now_milliseconds()
         entries = [
             {"key": name, "value": value, "timestamp": now, "step": step} for name, value in metrics.items()
         ]
@@ -113,8 +113,8 @@ def get_run(client: Client, run_id: str) -> Run | None:
         if error.code == MISSING:
             return None
         raise
-    with client.reading():
-        return _run(answer["run"])
+    with client.parsing_answer():
+        return _parse_run(answer["run"])
 
 
 def to_mapping(entries: Iterable[Json]) -> dict[str, str]:
@@ -122,7 +122,7 @@ def to_mapping(entries: Iterable[Json]) -> dict[str, str]:
     return {str(item["key"]): str(item.get("value") or "") for item in entries}
 
 
-def _run(answer: Json) -> Run:
+def _parse_run(answer: Json) -> Run:
     info, data = answer["info"], answer.get("data") or {}
     run_id, experiment = str(info["run_id"]), str(info["experiment_id"])
     if not (_RUN_ID.fullmatch(run_id) and _RUN_ID.fullmatch(experiment)):
@@ -149,12 +149,12 @@ def _get_experiment(client: Client, name: str) -> Json | None:
         if error.code == MISSING:
             return None
         raise
-    with client.reading():
+    with client.parsing_answer():
         return dict(answer["experiment"])
 
 
 def _experiment_id(client: Client, experiment: Json) -> str:
-    with client.reading():
+    with client.parsing_answer():
         return str(experiment["experiment_id"])
 
 
@@ -166,7 +166,7 @@ def _ensure_experiment(client: Client, name: str) -> str:
         except RefusedError as error:
             if error.code == MISSING:
                 message = (
-                    f"experiment {name} cannot be created at {client.uri}, since its folder does not exist: create the folder, or set "
+                    f"experiment {name} cannot be created at {client.uri} because its folder does not exist: create the folder, or set "
                     "spec.tracking.experiment"
                 )
                 raise ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message)) from None
@@ -183,6 +183,6 @@ def _ensure_experiment(client: Client, name: str) -> str:
     return _experiment_id(client, experiment)
 
 
-def _now() -> int:
+def _now_milliseconds() -> int:
     """The time as MLflow has it, in milliseconds since 1970."""
     return int(time.time() * 1000)

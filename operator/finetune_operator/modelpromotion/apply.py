@@ -104,7 +104,7 @@ class ModelPromotionApplier:
             return None
         about = EventTarget(KIND, promotion.name, promotion.namespace, promotion.uid)
         version = str(onto["metadata"]["resourceVersion"]) if onto else promotion.version
-        return await status_writer.write(
+        return await status_writer.write_status(
             self.kube,
             self.store,
             about,

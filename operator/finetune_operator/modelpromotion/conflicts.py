@@ -18,7 +18,7 @@ from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
 from finetune_operator.modelpromotion.model import Promotion
-from finetune_operator.registry.choose import metastore, registry_of
+from finetune_operator.registry.choose import find_metastore, resolve_registry
 from finetune_operator.serving.choose import workspace_host
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
@@ -61,7 +61,7 @@ class ConflictFinder:
     kube: Kube
     store: Store
     settings: Settings
-    metastore: AskMetastore = metastore
+    metastore: AskMetastore = find_metastore
 
     async def find_alias_conflict(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
         """The oldest other promotion for the same alias, as namespace/name, if it is older than this one.
@@ -112,7 +112,7 @@ class ConflictFinder:
         return None
 
     def _claim(self, spec: Json) -> Claim:
-        registry = registry_of(self.settings, spec.get("tracking") or {})
+        registry = resolve_registry(self.settings, spec.get("tracking") or {})
         model, alias = str(spec.get("model")), str(spec.get("alias"))
         if registry == UNITY_CATALOG:
             model, alias = model.casefold(), alias.casefold()
@@ -141,7 +141,7 @@ class ConflictFinder:
         """Whether both promotions use the same registry, given that both name it by the same URI."""
         tracking = rival.spec.get("tracking") or {}
         # NB: each metastore has its own Unity Catalog, and all of them have the same URI.
-        if registry_of(self.settings, tracking) != UNITY_CATALOG:
+        if resolve_registry(self.settings, tracking) != UNITY_CATALOG:
             return True
         secret, rival_secret = spec.tracking.secret_ref, _reference(tracking)
         both = await self._secrets(promotion, secret, rival, rival_secret, secrets.TRACKING)

@@ -24,14 +24,14 @@ from finetune_operator.modelpromotion.decide.canary import main_version
 from finetune_operator.modelpromotion.decide.rollback import target_version
 from finetune_operator.modelpromotion.decide.source import named_version
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
-from finetune_operator.policy.address import without_user
+from finetune_operator.policy.address import strip_user
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
-from finetune_operator.registry.choose import open_registry, registry_of
+from finetune_operator.registry.choose import open_registry, resolve_registry
 from finetune_operator.registry.outages import Outages
 from finetune_operator.serving.choose import open_serving
 from finetune_operator.serving.model import Endpoint, Serving
 from finetune_operator.settings import Settings
-from finetune_operator.text import canonical
+from finetune_operator.text import normalize_address
 
 # A model that no promotion reads leaves the cache after this many polls.
 _CACHE_POLLS = 10
@@ -141,7 +141,7 @@ class ModelPromotionObserver:
         """
         tracking = promotion.spec.tracking if promotion.spec else PromotionTracking()
         secret = await secrets.read(self.kube, promotion.namespace, tracking.secret_ref, secrets.TRACKING)
-        login = (self.settings.servers(tracking), secrets.key(secret))
+        login = (self.settings.servers(tracking), secrets.build_key(secret))
         return await self._outages.log_in(login, partial(self.open, self.settings, tracking, secret))
 
     async def serving(self, promotion: Promotion) -> Serving:
@@ -154,7 +154,7 @@ class ModelPromotionObserver:
         databricks = serving.databricks if serving else None
         reference = databricks.secret_ref if databricks else None
         secret = await secrets.read(self.kube, promotion.namespace, reference, secrets.SERVING)
-        login = ("serving", secrets.key(secret))
+        login = ("serving", secrets.build_key(secret))
         return await self._outages.log_in(login, partial(self.open_serving, self.settings, secret))
 
     def forget(self, registry_uri: str, model: str) -> None:
@@ -167,7 +167,7 @@ class ModelPromotionObserver:
         self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
     ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
         # NB: a version is read from its tracking server too, and a server may reject one Secret only.
-        server, registry_uri = (canonical(uri) for uri in self.settings.servers(spec.tracking))
+        server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
         place = (registry_uri, server, _credentials(promotion, spec))
         outage = self._outages.of(place)
         if outage:
@@ -232,10 +232,10 @@ class ModelPromotionObserver:
             return None
         status = body.get("status") or {}
         phase, model = status.get("phase") or "Pending", status.get("model") or {}
-        registry = registry_of(self.settings, (body.get("spec") or {}).get("tracking") or {})
-        if registry != canonical(self.settings.servers(spec.tracking)[1]):
+        registry = resolve_registry(self.settings, (body.get("spec") or {}).get("tracking") or {})
+        if registry != normalize_address(self.settings.servers(spec.tracking)[1]):
             # NB: a message may show it, and the address in a rejected job may hold a password.
-            return SourceJob(phase, model.get("name"), elsewhere=without_user(registry))
+            return SourceJob(phase, model.get("name"), elsewhere=strip_user(registry))
         return SourceJob(phase, model.get("name"), model.get("version"))
 
 

@@ -56,7 +56,7 @@ class ModelPromotionReconciler(Reconciler):
         changed = any(not isinstance(action, LogRequests | StopLogging) for action in decision.actions)
         return 0.0 if changed else decision.requeue_seconds
 
-    async def complain(self, body: Json, message: str) -> None:
+    async def report_internal_error(self, body: Json, message: str) -> None:
         """Report in the status that the promotion cannot be reconciled."""
         promotion, now = read_promotion(body), self.now()
         kind, reason = ConditionType.ACCEPTED, ConditionReason.INTERNAL_ERROR

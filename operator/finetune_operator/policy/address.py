@@ -12,17 +12,17 @@ from finetune_operator.settings import holds_password
 _USER = re.compile(r"//[^/]*@")
 
 
-def without_user(uri: str) -> str:
+def strip_user(uri: str) -> str:
     """An address without user and password, for a message."""
     return _USER.sub("//", uri)
 
 
-def passwords(tracking: Tracking | PromotionTracking) -> Iterator[str]:
+def find_passwords(tracking: Tracking | PromotionTracking) -> Iterator[str]:
     """A message for each address that holds a password: statuses and logs would show it."""
     public = tracking.public_url if isinstance(tracking, Tracking) else None
     for field, uri in (("uri", tracking.uri), ("registryUri", tracking.registry_uri), ("publicUrl", public)):
         if uri and holds_password(uri):
             yield (
-                f"spec.tracking.{field} holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
+                f"spec.tracking.{field} contains a password: move it to a Secret with MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD, and set spec.tracking.secretRef"
             )

@@ -25,7 +25,7 @@ class Readiness(NamedTuple):
     message: str
 
 
-def summarized(status: Status, readiness: Readiness, phase: str, *, now: datetime, generation: int) -> Status:
+def summarize(status: Status, readiness: Readiness, phase: str, *, now: datetime, generation: int) -> Status:
     """The status with what follows from its other conditions: the phase, the summary, and their generation."""
     absent = SUMMARY - {ConditionType.READY, *readiness.also}
     conditions = [item for item in status.conditions if item.type not in absent]

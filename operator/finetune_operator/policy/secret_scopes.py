@@ -23,7 +23,7 @@ def is_reference(value: str) -> bool:
     return _REFERENCE.search(value) is not None
 
 
-def unreadable(variables: Mapping[str, str], field: str, login: str) -> Iterator[str]:
+def find_unreadable(variables: Mapping[str, str], field: str, login: str) -> Iterator[str]:
     """Values that name secrets which the service principal of the installation would read.
 
     Args:
@@ -34,6 +34,6 @@ def unreadable(variables: Mapping[str, str], field: str, login: str) -> Iterator
     names = [name for name, value in variables.items() if is_reference(value)]
     if names:
         yield (
-            f"{field} sets {', '.join(names)} to a secret of the workspace, which the installation's service principal would read: "
-            f"name a Secret with a login of your own in {login}"
+            f"{field} sets {', '.join(names)} to a secret of the workspace, which would be read as the installation's service principal: "
+            f"set {login} to a Secret with your own credentials"
         )

@@ -12,7 +12,7 @@ from finetune_crds.status import FineTuneJobStatus
 
 Status = TypeVar("Status", FineTuneJobStatus, ModelPromotionStatus)
 # What the schema of a condition allows.
-_MAX_MESSAGE = 32768
+_MAX_MESSAGE_CHARS = 32768
 
 
 def with_condition(
@@ -36,7 +36,7 @@ def with_condition(
         type=kind.value,
         status=state,  # type: ignore[arg-type]
         reason=str(reason),
-        message=message[:_MAX_MESSAGE],
+        message=message[:_MAX_MESSAGE_CHARS],
         observed_generation=generation,
         last_transition_time=before.last_transition_time
         if before and before.status == state

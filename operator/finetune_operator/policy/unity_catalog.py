@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 _FORBIDDEN_IN_TAGS = re.compile(r"[.,\-=/:]")
 
 
-def wrong_tags(keys: Iterable[str], field: str) -> Iterator[str]:
+def find_wrong_tags(keys: Iterable[str], field: str) -> Iterator[str]:
     """A message for keys of tags that Unity Catalog does not take; `field` of the spec holds them."""
     wrong = sorted(key for key in keys if _FORBIDDEN_IN_TAGS.search(key) or key != key.strip())
     if wrong:
-        yield f"Unity Catalog allows none of . , - = / : in the key of a tag: rename {', '.join(wrong)} in {field}"
+        yield f"Unity Catalog does not allow . , - = / : in the key of a tag: rename {', '.join(wrong)} in {field}"

@@ -14,18 +14,18 @@ from finetune_crds import contract
 class RegisteredModel:
     """A registered model, and the version that each of its aliases points at.
 
-    `created` distinguishes it from a model of the same name in another registry; None when it is unknown. `any_case`: whether
+    `created` distinguishes it from a model of the same name in another registry; None when it is unknown. `ignores_case`: whether
     names that differ in case alone are one alias, as in Unity Catalog.
     """
 
     name: str
     aliases: Mapping[str, str] = field(default_factory=dict)
     created: datetime | None = field(default=None, compare=False)
-    any_case: bool = field(default=False, compare=False)
+    ignores_case: bool = field(default=False, compare=False)
 
     def holder(self, alias: str) -> str | None:
         """The version that an alias points at."""
-        if not self.any_case:
+        if not self.ignores_case:
             return self.aliases.get(alias)
         folded = {name.casefold(): version for name, version in self.aliases.items()}
         return folded.get(alias.casefold())
@@ -83,17 +83,17 @@ class MoveAlias:
     created: datetime | None = None
 
 
-def from_milliseconds(stamp: object) -> datetime | None:
+def parse_milliseconds(stamp: object) -> datetime | None:
     """A registry's time stamp, in milliseconds since 1970; None when it is missing."""
     return datetime.fromtimestamp(int(str(stamp)) / 1000, UTC) if stamp else None
 
 
-def evaluated_on(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | None:
+def find_eval_digest(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | None:
     """The digest in a version's tags, otherwise in its run's tags. Gates look up numbers in the same order."""
     return tags.get(contract.TAG_EVAL_DATA) or run_tags.get(contract.TAG_EVAL_DATA) or None
 
 
-def comparable_on(version: ModelVersion, number: str) -> tuple[str, str | None]:
+def find_comparison_tag(version: ModelVersion, number: str) -> tuple[str, str | None]:
     """The tag that says on what a number of a version is comparable, and its value; None when it is not recorded.
 
     Numbers of spec.evaluation are tags of the version and have a digest of their own, which those of the training do not share.

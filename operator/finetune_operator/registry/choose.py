@@ -10,7 +10,7 @@ from finetune_operator.mlflow.client import Credentials
 from finetune_operator.registry.base import Registry
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.settings import UNITY_CATALOG, Settings
-from finetune_operator.text import canonical
+from finetune_operator.text import normalize_address
 
 
 def open_registry(
@@ -23,14 +23,14 @@ def open_registry(
     """
     server, registry = settings.servers(tracking)
     if registry == UNITY_CATALOG:
-        from finetune_operator.databricks.workspace import workspace
+        from finetune_operator.databricks.workspace import open_workspace
         from finetune_operator.registry.unity import UnityRegistry
 
-        return UnityRegistry.of(workspace(secret, settings))
+        return UnityRegistry.of(open_workspace(secret, settings))
     return MlflowRegistry(server, registry, Credentials.of(secret))
 
 
-def metastore(settings: Settings, secret: Mapping[str, str] | None, *, fetch: bool = True) -> str | None:
+def find_metastore(settings: Settings, secret: Mapping[str, str] | None, *, fetch: bool = True) -> str | None:
     """The metastore that holds the Unity Catalog models of a workspace; None when it is unknown.
 
     Blocks. Without `fetch` it does not, and knows only metastores that were fetched before.
@@ -38,16 +38,16 @@ def metastore(settings: Settings, secret: Mapping[str, str] | None, *, fetch: bo
     Raises:
         ExternalError: the workspace is not known, or cannot be reached.
     """
-    from finetune_operator.databricks.workspace import workspace
-    from finetune_operator.registry.unity import metastore_of
+    from finetune_operator.databricks.workspace import open_workspace
+    from finetune_operator.registry.unity import find_metastore
 
-    return metastore_of(workspace(secret, settings), fetch=fetch)
+    return find_metastore(open_workspace(secret, settings), fetch=fetch)
 
 
-def registry_of(settings: Settings, tracking: Json) -> str:
+def resolve_registry(settings: Settings, tracking: Json) -> str:
     """The registry of a promotion or of a FineTuneJob with this spec.tracking."""
     # NB: another version of the operator may have accepted a spec that does not fit this version's schema.
     servers = PromotionTracking.model_construct(
         uri=tracking.get("uri"), registry_uri=tracking.get("registryUri")
     )
-    return canonical(settings.servers(servers)[1])
+    return normalize_address(settings.servers(servers)[1])

@@ -18,16 +18,16 @@ from finetune_operator.registry.base import (
     ModelVersion,
     RegisteredModel,
     RegisteredVersion,
-    evaluated_on,
-    from_milliseconds,
+    find_eval_digest,
+    parse_milliseconds,
 )
-from finetune_operator.text import canonical
+from finetune_operator.text import normalize_address
 
 # NB: databases of MLflow hold versions in 32 bits, and PostgreSQL fails on more.
-_LARGEST_VERSION = 2**31 - 1
+_MAX_VERSION = 2**31 - 1
 _VERSION = re.compile(r"[0-9]{1,10}")
 # A run has few versions, and a page of MLflow hundreds.
-_MOST_PAGES = 10
+_MAX_PAGES = 10
 
 
 @dataclass(frozen=True)
@@ -49,59 +49,59 @@ class MlflowRegistry:
     @property
     def uri(self) -> str:
         """The normalized name of the registry, equal for all promotions of the same registry."""
-        return canonical(self.registry_uri)
+        return normalize_address(self.registry_uri)
 
     def model(self, name: str) -> RegisteredModel | None:
         """A registered model; None when it does not exist."""
         client = self._registry
-        answer = _unless_missing(partial(client.get, "registered-models/get", name=name))
+        answer = _call_or_none(partial(client.get, "registered-models/get", name=name))
         if answer is None:
             return None
-        with client.reading():
+        with client.parsing_answer():
             model = answer["registered_model"]
-            created = from_milliseconds(model.get("creation_timestamp"))
-            return RegisteredModel(name, _aliases(model), created)
+            created = parse_milliseconds(model.get("creation_timestamp"))
+            return RegisteredModel(name, _parse_aliases(model), created)
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
         client = self._registry
-        if int(version) > _LARGEST_VERSION:
+        if int(version) > _MAX_VERSION:
             return None
-        answer = _unless_missing(partial(client.get, "model-versions/get", name=name, version=version))
+        answer = _call_or_none(partial(client.get, "model-versions/get", name=name, version=version))
         if answer is None:
             return None
-        with client.reading():
+        with client.parsing_answer():
             body = dict(answer["model_version"])
             run_id = str(body.get("run_id") or "") or None
-        run = self._run(run_id) if run_id else None
-        with client.reading():
+        run = self._get_run(run_id) if run_id else None
+        with client.parsing_answer():
             tags = to_mapping(body.get("tags") or [])
             return ModelVersion(
-                version=_version_of(body),
+                version=_parse_version(body),
                 ready=_is_ready(body),
                 run_id=run_id,
                 tags=tags,
-                metrics={key: _unclamped(value) for key, value in run.metrics.items()} if run else {},
-                evaluated_on=evaluated_on(tags, run.tags if run else {}),
-                created=from_milliseconds(body.get("creation_timestamp")),
+                metrics={key: _restore_infinity(value) for key, value in run.metrics.items()} if run else {},
+                evaluated_on=find_eval_digest(tags, run.tags if run else {}),
+                created=parse_milliseconds(body.get("creation_timestamp")),
             )
 
     def find_version(self, name: str, run_id: str, aliases: Iterable[str]) -> RegisteredVersion | None:
         """The version that a run registered, the newest if there are several, with its tags, and which of `aliases` point at it."""
         client = self._registry
-        with client.reading():
+        with client.parsing_answer():
             # NB: a model's name may hold quotes, which the filter's grammar cannot express.
             versions = [
                 item
-                for item in _search(client, f"run_id = '{run_id}'")
+                for item in _list_versions(client, f"run_id = '{run_id}'")
                 if item.get("name") == name and _is_ready(item)
             ]
             if not versions:
                 return None
-            newest = max(versions, key=lambda item: int(_version_of(item)))
-            version = _version_of(newest)
+            newest = max(versions, key=lambda item: int(_parse_version(item)))
+            version = _parse_version(newest)
             model = client.get("registered-models/get", name=name)["registered_model"]
-            holders = _aliases(model)
+            holders = _parse_aliases(model)
             pointing = {alias for alias in aliases if holders.get(alias) == version}
             return RegisteredVersion(name, version, frozenset(pointing), to_mapping(newest.get("tags") or []))
 
@@ -112,7 +112,7 @@ class MlflowRegistry:
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias. Does nothing if it does not exist."""
         client = self._registry
-        _unless_missing(partial(client.delete, "registered-models/alias", name=name, alias=alias))
+        _call_or_none(partial(client.delete, "registered-models/alias", name=name, alias=alias))
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
@@ -124,17 +124,17 @@ class MlflowRegistry:
     def _registry(self) -> Client:
         return Client(self.registry_uri, self.credentials)
 
-    def _run(self, run_id: str) -> Run | None:
+    def _get_run(self, run_id: str) -> Run | None:
         return get_run(Client(self.tracking_uri, self.credentials), run_id)
 
 
-def _search(client: Client, filter_: str) -> Iterator[Json]:
+def _list_versions(client: Client, filter_: str) -> Iterator[Json]:
     """The versions that a filter selects.
 
     NB: a user may name the server, which could answer with pages without end.
     """
     token = ""
-    for _ in range(_MOST_PAGES):
+    for _ in range(_MAX_PAGES):
         more = {"page_token": token} if token else {}
         page = client.get("model-versions/search", filter=filter_, **more)
         yield from page.get("model_versions") or []
@@ -143,7 +143,7 @@ def _search(client: Client, filter_: str) -> Iterator[Json]:
             return
 
 
-def _unless_missing(call: Callable[[], Json]) -> Json | None:
+def _call_or_none(call: Callable[[], Json]) -> Json | None:
     """The answer to a request; None when MLflow reports that the object does not exist."""
     try:
         return call()
@@ -158,11 +158,11 @@ def _is_ready(version: Json) -> bool:
     return version.get("status") == "READY"
 
 
-def _aliases(model: Json) -> dict[str, str]:
-    return {str(item["alias"]): _version_of(item) for item in model.get("aliases") or []}
+def _parse_aliases(model: Json) -> dict[str, str]:
+    return {str(item["alias"]): _parse_version(item) for item in model.get("aliases") or []}
 
 
-def _version_of(item: Json) -> str:
+def _parse_version(item: Json) -> str:
     """The version of an answer.
 
     Raises:
@@ -174,6 +174,6 @@ def _version_of(item: Json) -> str:
     return version
 
 
-def _unclamped(value: float) -> float:
+def _restore_infinity(value: float) -> float:
     """The metric as it was logged: MLflow's database stores infinity as the largest finite number."""
     return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value

@@ -62,8 +62,8 @@ def open_tracked(settings: Settings, tracking: Tracking, secret: Mapping[str, st
     if uri != DATABRICKS:
         return Tracked(Server(uri, registry, Credentials.of(secret)))
     # NB: the SDK takes a second to import, and most installations have no Databricks.
-    from finetune_operator.databricks.workspace import bearer, workspace
+    from finetune_operator.databricks.workspace import get_bearer_token, open_workspace
 
-    client = workspace(secret, settings)
+    client = open_workspace(secret, settings)
     # The token is short-lived, and the SDK renews it: it is asked for again at each use.
-    return Tracked(Server(client.config.host, registry, Credentials(token=bearer(client))), client)
+    return Tracked(Server(client.config.host, registry, Credentials(token=get_bearer_token(client))), client)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.databricks.workspace import problems
+from finetune_operator.databricks.workspace import translate_errors
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.registry.base import (
     ModelVersion,
     RegisteredModel,
     RegisteredVersion,
-    evaluated_on,
-    from_milliseconds,
+    find_eval_digest,
+    parse_milliseconds,
 )
 from finetune_operator.settings import UNITY_CATALOG
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _VERSIONS = "/api/2.0/mlflow/unity-catalog/model-versions"
 # Metastores by the host of the workspace, which stays attached to its metastore.
 _metastores: dict[str, str] = {}
-_LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
+_THREE_LEVEL_NAME = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class UnityRegistry:
         Raises:
             ExternalError: the workspace cannot be reached.
         """
-        return cls(workspace, metastore_of(workspace))
+        return cls(workspace, find_metastore(workspace))
 
     @property
     def uri(self) -> str:
@@ -61,33 +61,33 @@ class UnityRegistry:
         """A registered model; None when it does not exist."""
         from databricks.sdk.errors import NotFound
 
-        _check(name)
-        with problems(self.workspace, f"read the model {name}"):
+        _check_name(name)
+        with translate_errors(self.workspace, f"read the model {name}"):
             try:
                 model = self.workspace.registered_models.get(name, include_aliases=True)
             except NotFound:
                 return None
             aliases = {str(item.alias_name): str(item.version_num) for item in model.aliases or []}
-            return RegisteredModel(name, aliases, from_milliseconds(model.created_at), any_case=True)
+            return RegisteredModel(name, aliases, parse_milliseconds(model.created_at), ignores_case=True)
 
     def version(self, name: str, version: str) -> ModelVersion | None:
         """A version with its tags and the metrics of its run; None when it does not exist."""
-        _check(name)
-        with problems(self.workspace, f"read version {version} of the model {name}"):
-            body = self._version(name, version)
+        _check_name(name)
+        with translate_errors(self.workspace, f"read version {version} of the model {name}"):
+            body = self._get_version(name, version)
             if body is None:
                 return None
-            tags = _tags(body)
-            elsewhere = self._elsewhere(body)
-            run = None if elsewhere else self._run(body.get("run_id"))
+            tags = _read_tags(body)
+            elsewhere = self._explain_foreign_run(body)
+            run = None if elsewhere else self._get_run(body.get("run_id"))
             return ModelVersion(
                 version=version,
                 ready=body.get("status", "READY") == "READY",
                 run_id=body.get("run_id") or None,
                 tags=tags,
-                metrics=_metrics(run) | _model_metrics(body),
-                evaluated_on=evaluated_on(tags, _run_tags(run)),
-                created=from_milliseconds(body.get("creation_timestamp")),
+                metrics=_read_metrics(run) | _read_model_metrics(body),
+                evaluated_on=find_eval_digest(tags, _read_run_tags(run)),
+                created=parse_milliseconds(body.get("creation_timestamp")),
                 unread=elsewhere,
             )
 
@@ -95,12 +95,12 @@ class UnityRegistry:
         """The version that a run registered, the newest if there are several, with its tags, and which of `aliases` point at it."""
         from databricks.sdk.errors import NotFound
 
-        _check(name)
-        with problems(self.workspace, f"search the versions of the model {name}"):
+        _check_name(name)
+        with translate_errors(self.workspace, f"search the versions of the model {name}"):
             try:
                 numbers = [
                     int(item["version"])
-                    for item in self._versions(name)
+                    for item in self._list_versions(name)
                     if item.get("run_id") == run_id and item.get("status", "READY") == "READY"
                 ]
             except NotFound:
@@ -109,22 +109,22 @@ class UnityRegistry:
             return None
         version, model = str(max(numbers)), self.model(name)
         pointing = {alias for alias in aliases if model and model.holder(alias) == version}
-        with problems(self.workspace, f"read version {version} of the model {name}"):
-            tags = _tags(self._version(name, version) or {})
+        with translate_errors(self.workspace, f"read version {version} of the model {name}"):
+            tags = _read_tags(self._get_version(name, version) or {})
         return RegisteredVersion(name, version, frozenset(pointing), tags)
 
     def set_alias(self, name: str, alias: str, version: str) -> None:
         """Point an alias at a version, regardless of where it points now."""
-        _check(name)
-        with problems(self.workspace, f"set the alias {alias} of the model {name}"):
+        _check_name(name)
+        with translate_errors(self.workspace, f"set the alias {alias} of the model {name}"):
             self.workspace.registered_models.set_alias(name, alias, int(version))
 
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias. Does nothing if it does not exist."""
         from databricks.sdk.errors import NotFound
 
-        _check(name)
-        with problems(self.workspace, f"remove the alias {alias} of the model {name}"):
+        _check_name(name)
+        with translate_errors(self.workspace, f"remove the alias {alias} of the model {name}"):
             try:
                 self.workspace.registered_models.delete_alias(name, alias)
             except NotFound:
@@ -132,13 +132,13 @@ class UnityRegistry:
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
-        _check(name)
-        with problems(self.workspace, f"set tags of version {version} of the model {name}"):
+        _check_name(name)
+        with translate_errors(self.workspace, f"set tags of version {version} of the model {name}"):
             for key, value in tags.items():
                 body = {"name": name, "version": version, "key": key, "value": value}
                 self._request("POST", "set-tag", body)
 
-    def _elsewhere(self, version: Mapping[str, Any]) -> str:
+    def _explain_foreign_run(self, version: Mapping[str, Any]) -> str:
         """Why the run of a version cannot be read: another workspace has it. Empty otherwise.
 
         NB: workspaces share a metastore, and this one may hold another run, or none, under that id.
@@ -147,9 +147,9 @@ class UnityRegistry:
         run_workspace_id = version.get("run_workspace_id") or version.get("run_tracking_server_id")
         if not run_workspace_id or not workspace_id or str(run_workspace_id) == str(workspace_id):
             return ""
-        return f"its run is in workspace {run_workspace_id}, and the credentials are for workspace {workspace_id}"
+        return f"its run is in workspace {run_workspace_id}, but the credentials are for workspace {workspace_id}"
 
-    def _version(self, name: str, version: str) -> dict[str, Any] | None:
+    def _get_version(self, name: str, version: str) -> dict[str, Any] | None:
         """A version with its tags; None when it does not exist."""
         from databricks.sdk.errors import NotFound
 
@@ -160,7 +160,7 @@ class UnityRegistry:
         body: dict[str, Any] = answer["model_version"]
         return body
 
-    def _versions(self, name: str) -> Iterator[dict[str, Any]]:
+    def _list_versions(self, name: str) -> Iterator[dict[str, Any]]:
         """Every version of a model, without tags: a search shows none, and filters by name only."""
         token = ""
         while True:
@@ -182,7 +182,7 @@ class UnityRegistry:
             raise TypeError(f"the response of {path} is not a JSON object")
         return answer
 
-    def _run(self, run_id: str | None) -> Run | None:
+    def _get_run(self, run_id: str | None) -> Run | None:
         from databricks.sdk.errors import NotFound
 
         if not run_id:
@@ -193,7 +193,7 @@ class UnityRegistry:
             return None
 
 
-def metastore_of(workspace: WorkspaceClient, *, fetch: bool = True) -> str | None:
+def find_metastore(workspace: WorkspaceClient, *, fetch: bool = True) -> str | None:
     """The metastore that a workspace is attached to; None when the credentials do not permit reading it.
 
     Without `fetch` it knows only metastores that were fetched before.
@@ -206,7 +206,7 @@ def metastore_of(workspace: WorkspaceClient, *, fetch: bool = True) -> str | Non
     host = workspace.config.host
     if host in _metastores or not fetch:
         return _metastores.get(host)
-    with problems(workspace, "read which metastore the workspace is attached to"):
+    with translate_errors(workspace, "read which metastore the workspace is attached to"):
         try:
             metastore = workspace.metastores.current().metastore_id
         except (NotFound, PermissionDenied):
@@ -214,8 +214,8 @@ def metastore_of(workspace: WorkspaceClient, *, fetch: bool = True) -> str | Non
         return _metastores.setdefault(host, metastore)
 
 
-def _check(name: str) -> None:
-    if not _LEVELS.fullmatch(name):
+def _check_name(name: str) -> None:
+    if not _THREE_LEVEL_NAME.fullmatch(name):
         raise ExternalError(
             Problem(
                 ConditionReason.DATABRICKS_ERROR,
@@ -224,21 +224,21 @@ def _check(name: str) -> None:
         )
 
 
-def _metrics(run: Run | None) -> dict[str, float]:
+def _read_metrics(run: Run | None) -> dict[str, float]:
     metrics = (run.data.metrics if run and run.data else None) or []
     return {item.key: float(item.value) for item in metrics if item.key and item.value is not None}
 
 
-def _model_metrics(version: Mapping[str, Any]) -> dict[str, float]:
+def _read_model_metrics(version: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of the logged model that a version was made from: those of the latest step."""
     metrics = sorted(version.get("model_metrics") or [], key=lambda item: int(item.get("step") or 0))
     return {item["key"]: float(item["value"]) for item in metrics if item.get("value") is not None}
 
 
-def _tags(version: Mapping[str, Any]) -> dict[str, str]:
+def _read_tags(version: Mapping[str, Any]) -> dict[str, str]:
     return {item["key"]: item.get("value", "") for item in version.get("tags") or []}
 
 
-def _run_tags(run: Run | None) -> dict[str, str]:
+def _read_run_tags(run: Run | None) -> dict[str, str]:
     tags = (run.data.tags if run and run.data else None) or []
     return {item.key: item.value for item in tags if item.key and item.value}

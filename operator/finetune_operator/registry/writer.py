@@ -32,7 +32,7 @@ ANYWHERE = "any"
 _WRITE_SECONDS = 35.0
 _LEASE_SECONDS = 60
 # Responses of the API server about a Lease that repeat until a role or a policy changes.
-_NOT_ALLOWED = (400, 403, 404, 422)
+_PERMANENT_STATUSES = (400, 403, 404, 422)
 
 
 class AliasMoved(ExternalError):  # noqa: N818
@@ -40,14 +40,14 @@ class AliasMoved(ExternalError):  # noqa: N818
 
     Attributes:
         alias: the alias to be moved, or the alias that the version comes from.
-        found: the version that it points at; None when the alias does not exist.
+        actual: the version that it points at; None when the alias does not exist.
     """
 
     def __init__(self, model: str, alias: str, actual: str | None, expected: str | None) -> None:
-        message = f"alias {alias} of {model} {_points(actual)}, and {_expected(expected)} expected: the next pass reads it again"
+        message = f"alias {alias} of {model} {_describe_current(actual)}, but {_describe_expected(expected)} is expected: the next pass reads it again"
         super().__init__(Problem(ConditionReason.ALIAS_MOVED, message))
         self.alias = alias
-        self.found = actual
+        self.actual = actual
 
 
 class ModelReplaced(ExternalError):  # noqa: N818
@@ -63,7 +63,7 @@ class VersionNotReady(ExternalError):  # noqa: N818
 
     def __init__(self, model: str, version: str, why: str) -> None:
         message = (
-            f"no alias can be pointed at version {version} of {model}, which {why}: name another version"
+            f"cannot point an alias at version {version} of {model}, which {why}: choose another version"
         )
         super().__init__(Problem(ConditionReason.MOVE_REFUSED, message))
 
@@ -105,7 +105,7 @@ class AliasWriter:
         Idempotent: tags and aliases that have the wanted value are not written again. NB: tags are written before the
         alias. After a crash between the two the alias is unchanged, and the next pass repeats both.
 
-        `still` is called under the Lease before every write. It raises an exception when the move is no longer wanted;
+        `check_wanted` is called under the Lease before every write. It raises an exception when the move is no longer wanted;
         then nothing more is written.
 
         Raises:
@@ -115,7 +115,7 @@ class AliasWriter:
             VersionNotReady: the version does not exist, or its files are not complete.
             ExternalError: the registry, or the Lease, could not be read or written.
         """
-        name = lease_name(registry.uri, model)
+        name = build_lease_name(registry.uri, model)
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
             lease = await self._acquire(name, model)
@@ -131,10 +131,10 @@ class AliasWriter:
         try:
             return await self._leases.acquire(name, f"aliases of {model}")
         except KubeError as error:
-            raise _no_lease(self._leases.namespace, name, model, error) from error
+            raise _lease_error(self._leases.namespace, name, model, error) from error
 
 
-def lease_name(registry_uri: str, model: str) -> str:
+def build_lease_name(registry_uri: str, model: str) -> str:
     """Name of the Lease of a registered model: a hash, because the name of a model may hold any character."""
     if registry_uri.startswith(UNITY_CATALOG):
         # NB: names in Unity Catalog are case-insensitive.
@@ -148,7 +148,7 @@ class _Session:
     """Calls to the registry for one model, and the Lease under which they are made.
 
     Attributes:
-        still: raises an exception when the move is no longer wanted.
+        check_wanted: raises an exception when the move is no longer wanted.
         unanswered: whether a write was sent and its result is unknown.
     """
 
@@ -157,7 +157,7 @@ class _Session:
     clock: Callable[[], float]
     write_seconds: float
     model: str
-    still: Callable[[], Awaitable[None]] | None = None
+    check_wanted: Callable[[], Awaitable[None]] | None = None
     unanswered: bool = False
 
     async def write(self, call: Callable[..., None], *arguments: object) -> None:
@@ -167,8 +167,8 @@ class _Session:
             LeaseBusy: the Lease expired and another process acquired it; nothing was written.
             ExternalError: the Lease could not be renewed, or the registry could not be written to.
         """
-        if self.still:
-            await self.still()
+        if self.check_wanted:
+            await self.check_wanted()
         if self.lease.until - self.clock() < self.write_seconds:
             await self._renew()
         self.unanswered = True
@@ -184,7 +184,7 @@ class _Session:
             self.lease = await self.leases.renew(self.lease)
         except KubeError as error:
             name = self.lease.body["metadata"]["name"]
-            raise _no_lease(self.leases.namespace, name, self.model, error) from error
+            raise _lease_error(self.leases.namespace, name, self.model, error) from error
 
 
 async def _move(session: _Session, registry: Registry, alias: str, move: MoveAlias) -> None:
@@ -204,7 +204,7 @@ async def _move(session: _Session, registry: Registry, alias: str, move: MoveAli
         source = registered.holder(move.source) if registered and move.source is not None else None
         if move.source is not None and source != move.to:
             raise AliasMoved(model, move.source, source, move.to)
-        await _tag(session, registry, move)
+        await _set_tags(session, registry, move)
         if current == move.to:
             return
         await session.write(registry.set_alias, model, alias, move.to)
@@ -212,10 +212,16 @@ async def _move(session: _Session, registry: Registry, alias: str, move: MoveAli
     after = written.holder(alias) if written else None
     if after != move.to:
         raise AliasMoved(model, alias, after, move.to)
-    log.info("alias %s of %s %s; before, it %s", alias, model, _points(after), _pointed(current))
+    log.info(
+        "alias %s of %s %s; before, it %s",
+        alias,
+        model,
+        _describe_current(after),
+        _describe_previous(current),
+    )
 
 
-async def _tag(session: _Session, registry: Registry, move: MoveAlias) -> None:
+async def _set_tags(session: _Session, registry: Registry, move: MoveAlias) -> None:
     """Check that the version exists and is ready, and set the tags that it lacks."""
     assert move.to is not None  # noqa: S101 - an alias that is removed has no version
     model = session.model
@@ -229,19 +235,23 @@ async def _tag(session: _Session, registry: Registry, move: MoveAlias) -> None:
             await session.write(registry.set_tags, model, move.to, {key: value})
 
 
-def _points(version: str | None) -> str:
+def _describe_current(version: str | None) -> str:
     return f"points at version {version}" if version else "does not exist"
 
 
-def _pointed(version: str | None) -> str:
+def _describe_previous(version: str | None) -> str:
     return f"pointed at version {version}" if version else "did not exist"
 
 
-def _expected(version: str | None) -> str:
-    return f"version {version} was" if version else "no alias was"
+def _describe_expected(version: str | None) -> str:
+    return f"version {version}" if version else "no alias"
 
 
-def _no_lease(namespace: str, name: str, model: str, error: KubeError) -> ExternalError:
-    message = f"aliases of {model} are written only under Lease {namespace}/{name}, which cannot be acquired: {error}"
-    reason = ConditionReason.MOVE_REFUSED if error.status in _NOT_ALLOWED else ConditionReason.MLFLOW_ERROR
+def _lease_error(namespace: str, name: str, model: str, error: KubeError) -> ExternalError:
+    message = (
+        f"cannot acquire Lease {namespace}/{name}, which is required to write aliases of {model}: {error}"
+    )
+    reason = (
+        ConditionReason.MOVE_REFUSED if error.status in _PERMANENT_STATUSES else ConditionReason.MLFLOW_ERROR
+    )
     return ExternalError(Problem(reason, message))

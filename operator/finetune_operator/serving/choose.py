@@ -24,13 +24,13 @@ class Databricks:
         """The current state of the endpoint."""
         from finetune_operator.serving import databricks
 
-        return databricks.endpoint(self.workspace, spec)
+        return databricks.read_endpoint(self.workspace, spec)
 
     def act(self, action: EndpointAction) -> None:
         """Request a change, without waiting until it is complete."""
         from finetune_operator.serving import databricks
 
-        databricks.act(self.workspace, action)
+        databricks.request_change(self.workspace, action)
 
 
 def open_serving(settings: Settings, secret: Mapping[str, str] | None) -> Serving:
@@ -40,9 +40,9 @@ def open_serving(settings: Settings, secret: Mapping[str, str] | None) -> Servin
         ExternalError: no workspace is known, or the Secret is incomplete.
     """
     # NB: the SDK takes a second to import, and most installations have no Databricks.
-    from finetune_operator.databricks.workspace import workspace
+    from finetune_operator.databricks.workspace import open_workspace
 
-    return Databricks(workspace(secret, settings))
+    return Databricks(open_workspace(secret, settings))
 
 
 def workspace_host(secret: Mapping[str, str] | None, settings: Settings) -> str:
@@ -51,6 +51,6 @@ def workspace_host(secret: Mapping[str, str] | None, settings: Settings) -> str:
     Raises:
         ExternalError: no workspace is known, or the Secret is incomplete.
     """
-    from finetune_operator.databricks.access import access
+    from finetune_operator.databricks.access import resolve_access
 
-    return access(secret, settings).host
+    return resolve_access(secret, settings).host

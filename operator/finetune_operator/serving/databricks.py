@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.serving import DatabricksServing, InferenceTable
-from finetune_operator.databricks.workspace import problems
+from finetune_operator.databricks.workspace import translate_errors
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.serving.model import (
     ConfigureEndpoint,
@@ -18,9 +18,9 @@ from finetune_operator.serving.model import (
     EndpointAction,
     ServedVersion,
     StopLogging,
-    workload,
+    resolve_workload,
 )
-from finetune_operator.serving.traffic import numbers_of
+from finetune_operator.serving.traffic import parse_traffic
 
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
@@ -28,28 +28,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TAG = "managed-by"
+_OWNER_TAG = "managed-by"
 _OPERATOR = "finetune-operator"
 
 
-def endpoint(workspace: WorkspaceClient, spec: DatabricksServing) -> Endpoint:
+def read_endpoint(workspace: WorkspaceClient, spec: DatabricksServing) -> Endpoint:
     """The current state of the endpoint. Never raises: `problem` says why it could not be read."""
     from databricks.sdk.errors import NotFound
 
     try:
-        with problems(workspace, f"read the serving endpoint {spec.endpoint}"):
+        with translate_errors(workspace, f"read the serving endpoint {spec.endpoint}"):
             try:
                 details = workspace.serving_endpoints.get(spec.endpoint)
             except NotFound:
                 return Endpoint()
-            state = _endpoint(details, spec, workspace.config.host)
+            state = _parse_endpoint(details, spec, workspace.config.host)
             gated = spec.canary is not None and bool(spec.canary.gates)
-            return dataclasses.replace(state, traffic=_traffic(workspace, spec, state)) if gated else state
+            return (
+                dataclasses.replace(state, traffic=_read_traffic(workspace, spec, state)) if gated else state
+            )
     except ExternalError as error:
         return Endpoint(problem=error.problem)
 
 
-def _traffic(
+def _read_traffic(
     workspace: WorkspaceClient, spec: DatabricksServing, state: Endpoint
 ) -> dict[str, Mapping[str, float]]:
     """The numbers of each served version; none where the endpoint exports no metrics."""
@@ -58,14 +60,14 @@ def _traffic(
     try:
         contents = workspace.serving_endpoints.export_metrics(spec.endpoint).contents
         text = contents.read().decode() if contents else ""
-        return {item.version: numbers_of(text, entity_name(item.version)) for item in state.served}
+        return {item.version: parse_traffic(text, build_entity_name(item.version)) for item in state.served}
     except (NotFound, PermissionDenied, ValueError) as error:
         # Gates that need them are inconclusive, and say so.
         log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
         return {}
 
 
-def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
+def request_change(workspace: WorkspaceClient, action: EndpointAction) -> None:
     """Request a change from Databricks, and return as soon as the request is accepted.
 
     Raises:
@@ -75,19 +77,19 @@ def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
     from databricks.sdk.errors import BadRequest, ResourceConflict
 
     name = action.spec.endpoint
-    with problems(workspace, f"change the serving endpoint {name}"):
+    with translate_errors(workspace, f"change the serving endpoint {name}"):
         try:
             if isinstance(action, ConfigureEndpoint):
                 _configure(workspace, action)
-                log.info("asked Databricks to serve %s at %s", _in_words(action.served), name)
+                log.info("asked Databricks to serve %s at %s", _describe_served(action.served), name)
             elif isinstance(action, StopLogging):
                 _stop_logging(workspace, action)
-                log.info("asked Databricks to log no more requests of %s", name)
+                log.info("asked Databricks to stop logging the requests of %s", name)
             else:
-                _put_table(workspace, name, _table(action.spec))
+                _put_table(workspace, name, _build_table(action.spec))
                 log.info("asked Databricks to log the requests of %s", name)
         except (ResourceConflict, BadRequest) as error:
-            if isinstance(error, BadRequest) and not _BUSY.search(str(error)):
+            if isinstance(error, BadRequest) and not _UPDATE_IN_PROGRESS.search(str(error)):
                 raise
             busy = (
                 f"another change of the serving endpoint {name} is in progress: waiting until it is complete"
@@ -96,12 +98,12 @@ def act(workspace: WorkspaceClient, action: EndpointAction) -> None:
 
 
 # NB: not only HTTP 409: some changes in progress are a bad request, which only its text tells from a mistake.
-_BUSY = re.compile(
+_UPDATE_IN_PROGRESS = re.compile(
     r"(being|currently) updat|(update|change|deployment)( is)?( already)? in progress", re.IGNORECASE
 )
 
 
-def entity_name(version: str) -> str:
+def build_entity_name(version: str) -> str:
     """The name of a version among the endpoint's served entities, by which routes name it."""
     return f"version-{version}"
 
@@ -111,17 +113,22 @@ def _configure(workspace: WorkspaceClient, action: ConfigureEndpoint) -> None:
 
     serving, spec, name = workspace.serving_endpoints, action.spec, action.spec.endpoint
     traffic = api.TrafficConfig(
-        [api.Route(item.percent, served_entity_name=entity_name(item.version)) for item in action.served]
+        [
+            api.Route(item.percent, served_entity_name=build_entity_name(item.version))
+            for item in action.served
+        ]
     )
-    tags = [api.EndpointTag(_TAG, _OPERATOR)]
+    tags = [api.EndpointTag(_OWNER_TAG, _OPERATOR)]
     if spec.provisioned_throughput:
-        reserved = api.PtEndpointCoreConfig([_reserved(spec, item) for item in action.served], traffic)
+        reserved = api.PtEndpointCoreConfig(
+            [_build_provisioned_entity(spec, item) for item in action.served], traffic
+        )
         if action.create:
             serving.create_provisioned_throughput_endpoint(name, reserved, tags=tags)
         else:
             serving.update_provisioned_throughput_endpoint_config(name, reserved)
         return
-    entities = [_entity(spec, item) for item in action.served]
+    entities = [_build_entity(spec, item) for item in action.served]
     if action.create:
         config = api.EndpointCoreConfigInput(name, served_entities=entities, traffic_config=traffic)
         serving.create(name, config=config, tags=tags)
@@ -130,12 +137,12 @@ def _configure(workspace: WorkspaceClient, action: ConfigureEndpoint) -> None:
         serving.update_config(name, served_entities=entities, traffic_config=traffic)
 
 
-def _entity(spec: DatabricksServing, item: ServedVersion) -> api.ServedEntityInput:
+def _build_entity(spec: DatabricksServing, item: ServedVersion) -> api.ServedEntityInput:
     from databricks.sdk.service import serving as api
 
-    machines = workload(spec)
+    machines = resolve_workload(spec)
     return api.ServedEntityInput(
-        name=entity_name(item.version),
+        name=build_entity_name(item.version),
         entity_name=item.model,
         entity_version=item.version,
         workload_size=machines.size,
@@ -147,13 +154,13 @@ def _entity(spec: DatabricksServing, item: ServedVersion) -> api.ServedEntityInp
     )
 
 
-def _reserved(spec: DatabricksServing, item: ServedVersion) -> api.PtServedModel:
+def _build_provisioned_entity(spec: DatabricksServing, item: ServedVersion) -> api.PtServedModel:
     from databricks.sdk.service import serving as api
 
     if spec.provisioned_throughput is None:
         raise ValueError(f"{spec.endpoint} has no provisioned throughput")
     return api.PtServedModel(
-        name=entity_name(item.version),
+        name=build_entity_name(item.version),
         entity_name=item.model,
         entity_version=item.version,
         provisioned_model_units=spec.provisioned_throughput.model_units,
@@ -185,7 +192,7 @@ def _put_table(
     )
 
 
-def _table(spec: DatabricksServing) -> api.AiGatewayInferenceTableConfig | None:
+def _build_table(spec: DatabricksServing) -> api.AiGatewayInferenceTableConfig | None:
     from databricks.sdk.service import serving as api
 
     table = spec.inference_table
@@ -199,7 +206,7 @@ def _table(spec: DatabricksServing) -> api.AiGatewayInferenceTableConfig | None:
     )
 
 
-def _endpoint(details: api.ServingEndpointDetailed, spec: DatabricksServing, host: str) -> Endpoint:
+def _parse_endpoint(details: api.ServingEndpointDetailed, spec: DatabricksServing, host: str) -> Endpoint:
     from databricks.sdk.service import serving as api
 
     update = details.state.config_update if details.state else None
@@ -207,7 +214,7 @@ def _endpoint(details: api.ServingEndpointDetailed, spec: DatabricksServing, hos
         api.EndpointStateConfigUpdate.UPDATE_FAILED,
         api.EndpointStateConfigUpdate.UPDATE_CANCELED,
     )
-    served = _served(details.config)
+    served = _parse_served_versions(details.config)
     # NB: the API returns no URL for endpoints that are reached through the workspace's host.
     url = details.endpoint_url or f"{host}/serving-endpoints/{spec.endpoint}/invocations"
     return Endpoint(
@@ -215,17 +222,17 @@ def _endpoint(details: api.ServingEndpointDetailed, spec: DatabricksServing, hos
         ready=bool(details.state and details.state.ready == api.EndpointStateReady.READY),
         updating=update == api.EndpointStateConfigUpdate.IN_PROGRESS,
         failed=failed,
-        message=_failure(details) if failed else _unready(details.config),
+        message=_describe_failure(details) if failed else _describe_recovery(details.config),
         served=served,
-        pending=_served(details.pending_config),
+        pending=_parse_served_versions(details.pending_config),
         matches_spec=_matches_spec(details.config, spec),
-        logged_to=_logged_to(details.ai_gateway),
+        logged_to=_parse_table(details.ai_gateway),
         revision=None if details.last_updated_timestamp is None else str(details.last_updated_timestamp),
         url=url,
     )
 
 
-def _served(
+def _parse_served_versions(
     config: api.EndpointCoreConfigOutput | api.EndpointPendingConfig | None,
 ) -> tuple[ServedVersion, ...]:
     entities = (config.served_entities if config else None) or []
@@ -247,17 +254,19 @@ def _matches_spec(config: api.EndpointCoreConfigOutput | None, spec: DatabricksS
     for entity in (config.served_entities if config else None) or []:
         item = ServedVersion(entity.entity_name or "", entity.entity_version or "")
         expected: dict[str, Any] = (
-            _reserved(spec, item) if spec.provisioned_throughput else _entity(spec, item)
+            _build_provisioned_entity(spec, item)
+            if spec.provisioned_throughput
+            else _build_entity(spec, item)
         ).as_dict()
         reported = entity.as_dict()
-        fields = set(expected) - {"name"} | (set() if spec.provisioned_throughput else _OPTIONAL)
+        fields = set(expected) - {"name"} | (set() if spec.provisioned_throughput else _OPTIONAL_FIELDS)
         if any(field in reported and reported[field] != expected.get(field) for field in fields):
             return False
     return True
 
 
 # Fields that are left out of a request when the spec does not set them.
-_OPTIONAL = {
+_OPTIONAL_FIELDS = {
     "environment_vars",
     "workload_size",
     "min_provisioned_concurrency",
@@ -265,7 +274,7 @@ _OPTIONAL = {
 }
 
 
-def _logged_to(gateway: api.AiGatewayConfig | None) -> InferenceTable | None:
+def _parse_table(gateway: api.AiGatewayConfig | None) -> InferenceTable | None:
     table = gateway.inference_table_config if gateway else None
     if table is None or not table.enabled or not table.catalog_name or not table.schema_name:
         return None
@@ -278,7 +287,7 @@ def _logged_to(gateway: api.AiGatewayConfig | None) -> InferenceTable | None:
     )
 
 
-def _failure(details: api.ServingEndpointDetailed) -> str:
+def _describe_failure(details: api.ServingEndpointDetailed) -> str:
     """Databricks' messages about the served entities that it could not deploy."""
     from databricks.sdk.service import serving as api
 
@@ -296,21 +305,21 @@ def _failure(details: api.ServingEndpointDetailed) -> str:
             return "; ".join(messages)[:1000]
     cancelled = details.state and details.state.config_update == api.EndpointStateConfigUpdate.UPDATE_CANCELED
     return (
-        "the update was cancelled" if cancelled else "Databricks does not say why: see the endpoint's events"
+        "the update was cancelled" if cancelled else "Databricks reports no reason: see the endpoint's events"
     )
 
 
-def _unready(config: api.EndpointCoreConfigOutput | None) -> str:
+def _describe_recovery(config: api.EndpointCoreConfigOutput | None) -> str:
     """Databricks' messages about the served versions that it starts again."""
     from databricks.sdk.service import serving as api
 
     recovering = api.ServedModelStateDeployment.DEPLOYMENT_RECOVERING
     return "; ".join(
-        f"version {item.entity_version} is recovering: {item.state.deployment_state_message or 'no reason is given'}"
+        f"version {item.entity_version} is recovering: {item.state.deployment_state_message or 'no reason reported'}"
         for item in (config.served_entities if config else None) or []
         if item.state and item.state.deployment == recovering
     )[:1000]
 
 
-def _in_words(served: Sequence[ServedVersion]) -> str:
+def _describe_served(served: Sequence[ServedVersion]) -> str:
     return ", ".join(f"{item.model} {item.version} with {item.percent}%" for item in served)

@@ -25,7 +25,7 @@ class Workload:
     concurrency: tuple[int, int] | None = None
 
 
-_KINDS = {
+_WORKLOAD_TYPES = {
     "CPU": "CPU",
     "CPUMedium": "CPU_MEDIUM",
     "CPULarge": "CPU_LARGE",
@@ -39,12 +39,12 @@ _KINDS = {
 """Databricks' name of each workload type."""
 
 
-def workload(spec: DatabricksServing) -> Workload:
+def resolve_workload(spec: DatabricksServing) -> Workload:
     """The machines in a spec, with defaults."""
     concurrency = (spec.concurrency.min, spec.concurrency.max) if spec.concurrency else None
     return Workload(
         spec.workload_size or (None if concurrency else Workload.size),
-        _KINDS[spec.workload_type or Workload.kind],
+        _WORKLOAD_TYPES[spec.workload_type or Workload.kind],
         Workload.scale_to_zero if spec.scale_to_zero is None else spec.scale_to_zero,
         concurrency,
     )

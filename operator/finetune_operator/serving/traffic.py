@@ -11,7 +11,7 @@ _REQUESTS, _ERRORS = "request_count_total", ("request_4xx_count_total", "request
 _LATENCY = "request_latency_ms"
 
 
-def numbers_of(text: str, entity: str) -> Mapping[str, float]:
+def parse_traffic(text: str, entity: str) -> Mapping[str, float]:
     """The numbers of one served entity in the last minute, from the endpoint's metrics in Prometheus' or OpenMetrics' text.
 
     `request_count`, `error_rate` (the share of requests with a 4xx or 5xx answer), `server_error_rate` (5xx alone) and
@@ -20,24 +20,27 @@ def numbers_of(text: str, entity: str) -> Mapping[str, float]:
     Raises:
         ValueError: the text is neither.
     """
-    samples = [sample for sample in _samples(text) if entity in sample.labels.values()]
-    requests = _total(samples, _REQUESTS)
+    samples = [sample for sample in _parse_samples(text) if entity in sample.labels.values()]
+    requests = _sum_samples(samples, _REQUESTS)
     numbers: dict[str, float] = {} if requests is None else {"request_count": requests}
-    errors = [_total(samples, name) for name in _ERRORS]
+    errors = [_sum_samples(samples, name) for name in _ERRORS]
     if requests:
         numbers["error_rate"] = sum(count or 0.0 for count in errors) / requests
         numbers["server_error_rate"] = (errors[1] or 0.0) / requests
-    latency_sum, latency_count = _total(samples, f"{_LATENCY}_sum"), _total(samples, f"{_LATENCY}_count")
+    latency_sum, latency_count = (
+        _sum_samples(samples, f"{_LATENCY}_sum"),
+        _sum_samples(samples, f"{_LATENCY}_count"),
+    )
     if latency_sum is not None and latency_count:
         numbers["latency_ms"] = latency_sum / latency_count
     return numbers
 
 
-def _samples(text: str) -> list[Sample]:
+def _parse_samples(text: str) -> list[Sample]:
     # NB: gauges keep the suffix _total in their names, counters lose it in those of their families only.
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
-def _total(samples: list[Sample], name: str) -> float | None:
+def _sum_samples(samples: list[Sample], name: str) -> float | None:
     values = [sample.value for sample in samples if sample.name == name]
     return sum(values) if values else None

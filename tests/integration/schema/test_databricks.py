@@ -55,7 +55,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     **{
         f"a tag with {mark}": (
             registered(register=MODEL | {"tags": {"a_b": "c", f"a{mark}b": "c"}}),
-            "Unity Catalog allows none of . , - = / : in the key of a tag: rename it",
+            "Unity Catalog does not allow . , - = / : in the key of a tag: rename it",
         )
         for mark in ".,-=/:"
     },

@@ -34,7 +34,7 @@ RISING = "each step must give the new version more traffic than the step before"
 REPLACED = (
     "provisionedThroughput replaces workloadSize, workloadType, concurrency and scaleToZero: remove them"
 )
-NO_SUCH_KEY = "Unity Catalog allows none of . , - = / : in the key of a tag: rename it"
+NO_SUCH_KEY = "Unity Catalog does not allow . , - = / : in the key of a tag: rename it"
 IN_CATALOG: Json = {"uri": "databricks", "registryUri": "databricks-uc"}
 NOT_IN_CATALOG = (
     "an endpoint of Databricks serves models in Unity Catalog: set tracking.registryUri to databricks-uc"

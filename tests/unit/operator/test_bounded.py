@@ -28,7 +28,7 @@ def echo(asked: Request) -> Answer:
 async def test_the_body_of_any_status_is_read() -> None:
     with serving(echo) as uri:
         response = await request(
-            "DELETE", URL(f"{uri}/a?b=c%2Fd", encoded=True), headers={}, body=b"{}", most_bytes=1000
+            "DELETE", URL(f"{uri}/a?b=c%2Fd", encoded=True), headers={}, body=b"{}", max_bytes=1000
         )
     assert (response.status, response.body) == (
         409,
@@ -39,7 +39,7 @@ async def test_the_body_of_any_status_is_read() -> None:
 @pytest.mark.parametrize("character", [chr(code) for code in [*range(32), 127] if chr(code) != "\t"])
 async def test_a_header_that_cannot_be_sent(character: str) -> None:
     with pytest.raises(UnsendableError):
-        await request("GET", "http://127.0.0.1:1", headers={"A": f"a{character}b"}, most_bytes=1000)
+        await request("GET", "http://127.0.0.1:1", headers={"A": f"a{character}b"}, max_bytes=1000)
 
 
 @pytest.mark.parametrize("login", [Login("a:b", "c"), Login("\u00e9", "\u2019"), Login()])
@@ -61,7 +61,7 @@ async def test_each_connection_is_used_once() -> None:
     uri = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         for _ in range(3):
-            await request("GET", uri, headers={}, most_bytes=1000)
+            await request("GET", uri, headers={}, max_bytes=1000)
     finally:
         server.close()
     assert connections == [1, 1, 1]
@@ -69,7 +69,7 @@ async def test_each_connection_is_used_once() -> None:
 
 def test_threads_ask_at_the_same_time() -> None:
     def ask(number: int) -> Response:
-        return request_in_thread("GET", f"{uri}/{number}", headers={}, most_bytes=1000)
+        return request_in_thread("GET", f"{uri}/{number}", headers={}, max_bytes=1000)
 
     with serving(echo) as uri, ThreadPoolExecutor(8) as threads:
         responses = list(threads.map(ask, range(16)))
@@ -81,12 +81,12 @@ def test_threads_ask_at_the_same_time() -> None:
 def test_a_fork_asks_too() -> None:
     # The operator of the tests is a fork of a process that may have asked before.
     with serving(echo) as uri:
-        request_in_thread("GET", uri, headers={}, most_bytes=1000)
+        request_in_thread("GET", uri, headers={}, max_bytes=1000)
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                status = int(request_in_thread("GET", uri, headers={}, most_bytes=1000).status != 409)
+                status = int(request_in_thread("GET", uri, headers={}, max_bytes=1000).status != 409)
             finally:
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0

@@ -13,7 +13,7 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from finetune_operator.kube import Kube, KubeError, path
+from finetune_operator.kube import Kube, KubeError, build_path
 
 Json = dict[str, Any]
 
@@ -82,14 +82,14 @@ PATHS: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize(("arguments", "expected"), PATHS.values(), ids=PATHS)
 def test_path(arguments: tuple[str, ...], expected: str) -> None:
     kind, namespace, *rest = arguments
-    assert path(kind, namespace or None, *rest) == expected
+    assert build_path(kind, namespace or None, *rest) == expected
 
 
 @pytest.mark.parametrize("name", ["../../other/secrets/theirs", "..", ".", "a/b"])
 def test_no_name_leads_out_of_its_namespace(name: str) -> None:
     with pytest.raises(KubeError) as raised:
-        path("Secret", "team", name)
-    assert (raised.value.status, str(raised.value)) == (400, f"Secret {name}: no object can have this name")
+        build_path("Secret", "team", name)
+    assert (raised.value.status, str(raised.value)) == (400, f"Secret {name}: this object name is not valid")
 
 
 async def test_a_list_is_read_page_by_page_and_true_at_one_version(kube: Kube, server: Server) -> None:
@@ -114,7 +114,7 @@ async def test_what_is_created_has_no_unknown_fields(
     server.answers = [(201, body)]
     assert await kube.create(body, dry_run=dry_run) == body
     asked = server.asked[0]
-    assert (asked["method"], asked["path"], asked["body"]) == ("POST", path("Job", "team"), body)
+    assert (asked["method"], asked["path"], asked["body"]) == ("POST", build_path("Job", "team"), body)
     assert asked["query"] == {"fieldManager": "finetune-operator", "fieldValidation": "Strict", **more}
 
 
@@ -123,7 +123,7 @@ async def test_apply_takes_the_fields_over(kube: Kube, server: Server) -> None:
     server.answers = [(200, body)]
     assert await kube.apply(body, subresource="status") == body
     asked = server.asked[0]
-    assert (asked["method"], asked["path"]) == ("PATCH", path("FineTuneJob", "team", "tune", "status"))
+    assert (asked["method"], asked["path"]) == ("PATCH", build_path("FineTuneJob", "team", "tune", "status"))
     assert asked["query"] == {"fieldManager": "finetune-operator", "force": "true"}
     assert (asked["type"], asked["body"]) == ("application/apply-patch+yaml", body)
 
@@ -200,7 +200,7 @@ async def test_an_api_server_that_does_not_answer_is_said_to_be_late(
             await kube.get("Secret", "team", "s")
     assert (raised.value.status, str(raised.value)) == (
         0,
-        "the API server cannot be reached: no answer in 0.2 s",
+        "the API server cannot be reached: no response within 0.2 s",
     )
 
 

@@ -65,12 +65,12 @@ REFUSED: dict[str, tuple[StandIn, KubeError | None, str]] = {
     "no text": (
         StandIn(secret(MLFLOW_TRACKING_TOKEN=b"\xff")),
         None,
-        "Secret mlflow of spec.tracking.secretRef holds credentials that are not text: create it from text",
+        "Secret mlflow of spec.tracking.secretRef contains credentials that are not text: recreate it from text",
     ),
     "not allowed": (
         StandIn(),
         KubeError(403, "forbidden"),
-        "Secret mlflow of spec.tracking.secretRef cannot be read by the operator (forbidden): install the chart with "
+        "the operator cannot read Secret mlflow of spec.tracking.secretRef (forbidden): install the chart with "
         "rbac.trackingSecrets",
     ),
 }

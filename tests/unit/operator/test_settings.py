@@ -83,8 +83,8 @@ def test_the_defaults_of_jobs_are_read_from_a_file(tmp_path: Path) -> None:
 WRONG_DEFAULTS: dict[str, tuple[str | None, str]] = {
     "no file": (None, "cannot be read: "),
     "no YAML": ("storage: [", "cannot be read: while parsing"),
-    "an unknown key": ("storge: s3://b", "are wrong at storge: there is no such field"),
-    "a wrong value": ("checkpoint: {keep: 0}", "are wrong at checkpoint.keep: "),
+    "an unknown key": ("storge: s3://b", "are invalid at storge: there is no such field"),
+    "a wrong value": ("checkpoint: {keep: 0}", "are invalid at checkpoint.keep: "),
 }
 
 
@@ -118,17 +118,17 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "a field that a dashboard does not know": (
         "FINETUNE_DASHBOARD_URL",
         "https://g/d?job={job}",
-        "FINETUNE_DASHBOARD_URL=https://g/d?job={job} is not an http or https URL with {namespace}, {name}, {runId}",
+        "FINETUNE_DASHBOARD_URL=https://g/d?job={job} must be an http or https URL with no other placeholders than {namespace}, {name}, {runId}",
     ),
     "a dashboard without a scheme": (
         "FINETUNE_DASHBOARD_URL",
         "g/d",
-        "FINETUNE_DASHBOARD_URL=g/d is not an http or https URL with {namespace}, {name}, {runId}",
+        "FINETUNE_DASHBOARD_URL=g/d must be an http or https URL with no other placeholders than {namespace}, {name}, {runId}",
     ),
     "a password in plain sight": (
         "FINETUNE_TRACKING_URI",
         "http://me:s3cr3t@m",
-        "FINETUNE_TRACKING_URI holds a password, which the status of every job would show: remove it",
+        "FINETUNE_TRACKING_URI contains a password, which the status of every job would show: remove it",
     ),
 }
 
@@ -157,8 +157,11 @@ def test_an_argument_goes_before_its_variable(arguments: list[str], expected: Se
 
 
 WRONG_ARGUMENTS: dict[str, tuple[list[str], str]] = {
-    "no setting": (["--worker=8"], "--worker=8 is no option: `finetune-operator --help` lists them"),
-    "no option": (["run"], "run is no option: `finetune-operator --help` lists them"),
+    "no setting": (
+        ["--worker=8"],
+        "unknown option --worker=8: run `finetune-operator --help` for the options",
+    ),
+    "no option": (["run"], "unknown option run: run `finetune-operator --help` for the options"),
     "no value": (["--workers"], "argument --workers: expected one argument"),
     "no number": (["--workers=many"], "FINETUNE_WORKERS=many is not a number"),
 }

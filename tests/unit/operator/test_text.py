@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_operator.text import duration, short
+from finetune_operator.text import format_duration, shorten
 
 SHORT = {
     "one line": ("it\n broke\t twice ", "it broke twice"),
@@ -24,7 +24,7 @@ SHORT = {
 
 @pytest.mark.parametrize(("text", "expected"), SHORT.values(), ids=SHORT)
 def test_short(text: str, expected: str) -> None:
-    assert short(text) == expected
+    assert shorten(text) == expected
 
 
 DURATIONS = {
@@ -43,4 +43,4 @@ DURATIONS = {
 
 @pytest.mark.parametrize(("seconds", "expected"), DURATIONS.values(), ids=DURATIONS)
 def test_duration(seconds: int, expected: str) -> None:
-    assert duration(seconds) == expected
+    assert format_duration(seconds) == expected

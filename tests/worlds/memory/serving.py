@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 from finetune_crds.modelpromotion import ModelPromotionSpec
-from finetune_operator.databricks.workspace import workspace
+from finetune_operator.databricks.workspace import open_workspace
 from finetune_operator.registry.unity import UnityRegistry
 from finetune_operator.settings import Settings
 from standins.databricks import Workspace
@@ -26,7 +26,7 @@ class Databricks(World):
         super().__init__()
         self.state = state
         secret = state.secret
-        self.registry = UnityRegistry(workspace(secret, Settings()))  # type: ignore[assignment]
+        self.registry = UnityRegistry(open_workspace(secret, Settings()))  # type: ignore[assignment]
         data = {name: base64.b64encode(value.encode()).decode() for name, value in secret.items()}
         self.kube.keep({"kind": "Secret", "metadata": {"name": "databricks"}, "data": data})
         reference = {"secretRef": {"name": "databricks"}}

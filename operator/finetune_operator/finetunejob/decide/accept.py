@@ -16,7 +16,7 @@ from finetune_operator.finetunejob.pods import own_code
 from finetune_operator.finetunejob.pods.workspace import workspace_mistakes
 from finetune_operator.finetunejob.preparation import catalog, databricks, driver_pod
 from finetune_operator.finetunejob.resolve import resolve, resolved
-from finetune_operator.policy.address import passwords
+from finetune_operator.policy.address import find_passwords
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
@@ -46,7 +46,7 @@ def accept(draft: Draft) -> Outcome:
         return Continue
     if _was_at_work(draft):
         return _accept(draft)
-    wrong = [*passwords(draft.spec.tracking), *permanent_mistakes(draft.ftj)]
+    wrong = [*find_passwords(draft.spec.tracking), *permanent_mistakes(draft.ftj)]
     if wrong:
         return refuse(draft, ConditionType.ACCEPTED, Refusal(ConditionReason.INVALID_SPEC, "; ".join(wrong)))
     waits = next(obstacles(draft.spec, draft.settings, draft.ftj.namespace), None)

@@ -14,7 +14,7 @@ from finetune_operator.finetunejob.decide import checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
 from finetune_operator.finetunejob.pods import backoff, gang, own_code, pod_state
-from finetune_operator.text import short
+from finetune_operator.text import shorten
 
 # The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.37).
 _RULE = re.compile(r"rule at index (\d+)")
@@ -188,7 +188,7 @@ def cause_of(draft: Draft, number: int) -> str:
     # The last line of a traceback names its error.
     why = (failure.message or failure.reason or "").strip().splitlines()
     return (
-        f"; attempt {number} {how}: {short(why[-1], _MAX_CAUSE_CHARS)}"
+        f"; attempt {number} {how}: {shorten(why[-1], _MAX_CAUSE_CHARS)}"
         if why
         else f"; attempt {number} {how}"
     )

@@ -17,7 +17,7 @@ from finetune_crds.evaluation import (
     EvaluationResult,
     EvaluationStatus,
 )
-from finetune_operator.text import short
+from finetune_operator.text import shorten
 
 # Tags that the trainer and the operator write begin with one of these.
 _RESERVED_PREFIXES = ("finetune_", "promoted_")
@@ -94,7 +94,7 @@ def _check_value(name: str, value: object) -> None:
 
 
 def _quote(text: str) -> str:
-    return short(repr(text) if text.isprintable() else json.dumps(text))
+    return shorten(repr(text) if text.isprintable() else json.dumps(text))
 
 
 def version_tags(evaluation: EvaluationStatus) -> dict[str, str]:

@@ -8,7 +8,7 @@ from finetune_crds.finetunejob import Tracking
 from finetune_crds.status_parts import Links
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.settings import Settings
-from finetune_operator.text import canonical
+from finetune_operator.text import normalize_address
 
 _WORKSPACE_RUNS = "/ml/experiments"
 
@@ -20,16 +20,18 @@ def tracking_page(settings: Settings, tracking: Tracking) -> str:
 
 def registry_page(settings: Settings, tracking: Tracking) -> str | None:
     """Where a browser finds the model registry of a job; None for one whose address for browsers is not known."""
-    server, registry = (canonical(uri) for uri in settings.servers(tracking))
+    server, registry = (normalize_address(uri) for uri in settings.servers(tracking))
     if registry == server:
         return tracking_page(settings, tracking)
-    is_installation_registry = settings.tracking_public_url and registry == canonical(settings.tracking_uri)
+    is_installation_registry = settings.tracking_public_url and registry == normalize_address(
+        settings.tracking_uri
+    )
     return settings.tracking_public_url.rstrip("/") if is_installation_registry else None
 
 
 def _server_page(settings: Settings, server: str) -> str:
     """The installation's own server has an address for browsers, also where a job names that server."""
-    is_installation_server = canonical(server) == canonical(settings.tracking_uri)
+    is_installation_server = normalize_address(server) == normalize_address(settings.tracking_uri)
     return (settings.tracking_public_url if is_installation_server else "") or server
 
 

@@ -12,8 +12,7 @@ from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, Phase
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.policy.ready import Readiness
-from finetune_operator.policy.ready import summarized as summarize
+from finetune_operator.policy.ready import Readiness, summarize
 
 # For each phase: the conditions that explain it, the most specific first.
 _EXPLANATIONS: dict[Phase, tuple[ConditionType, ...]] = {

@@ -171,7 +171,7 @@ def _copy_progress(draft: Draft, run: Run) -> None:
         eval_loss=round_finite(eval_loss, 4),
         tokens_per_second=round_finite(metrics.get(contract.METRIC_TOKENS_PER_SECOND), 1),
         seconds_remaining=seconds_remaining,
-        eta=text.duration(seconds_remaining) if seconds_remaining is not None else None,
+        eta=text.format_duration(seconds_remaining) if seconds_remaining is not None else None,
         update_time=before.update_time if before else None,
     )
     # NB: the ETA is removed while no training runs; that is no report.

@@ -80,9 +80,11 @@ class PreparationReader:
         reference = databricks.login(ftj, self.settings)
         secret = await secrets.read(self.kube, ftj.namespace, reference, _FIELD)
         # NB: the SDK takes a second to import, and most installations have no Databricks.
-        from finetune_operator.databricks.workspace import workspace
+        from finetune_operator.databricks.workspace import open_workspace
 
-        return await self._outages.log_in(secrets.key(secret), partial(workspace, secret, self.settings))
+        return await self._outages.log_in(
+            secrets.build_key(secret), partial(open_workspace, secret, self.settings)
+        )
 
 
 def _read(client: WorkspaceClient, run_id: str, folder: str) -> Preparation:

@@ -17,7 +17,7 @@ from finetune_operator.finetunejob.model import FineTuneJob, QueueState
 from finetune_operator.finetunejob.observe.ttl_cache import SharedAnswers
 from finetune_operator.finetunejob.pods import queueing
 from finetune_operator.kube import Kube, KubeError
-from finetune_operator.text import short
+from finetune_operator.text import shorten
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def _queue_state(workload: Json) -> QueueState:
         if condition["status"] != "True":
             message = _describe_checks(workload) if step == "Admitted" else ""
             return QueueState(
-                reason=condition.get("reason", ""), message=short(message or condition.get("message", ""))
+                reason=condition.get("reason", ""), message=shorten(message or condition.get("message", ""))
             )
     return QueueState(admitted=True)
 

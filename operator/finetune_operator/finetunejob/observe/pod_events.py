@@ -11,7 +11,7 @@ from finetune_crds.base import Json
 from finetune_operator.finetunejob.model import FineTuneJob, PodEvent
 from finetune_operator.finetunejob.pods import health
 from finetune_operator.kube import Kube, KubeError
-from finetune_operator.text import short
+from finetune_operator.text import shorten
 
 log = logging.getLogger(__name__)
 
@@ -85,4 +85,4 @@ def _parse_event(body: Json) -> PodEvent:
     series: Json = body.get("series") or {}
     times = (series.get("lastObservedTime"), body.get("lastTimestamp"), body.get("eventTime"))
     at = next((time for time in times if time), body["metadata"]["creationTimestamp"])
-    return PodEvent(body.get("reason", ""), short(body.get("message", "")), datetime.fromisoformat(at))
+    return PodEvent(body.get("reason", ""), shorten(body.get("message", "")), datetime.fromisoformat(at))

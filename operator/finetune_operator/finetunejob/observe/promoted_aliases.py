@@ -6,23 +6,23 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionType
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.registry.choose import registry_of
+from finetune_operator.registry.choose import resolve_registry
 from finetune_operator.settings import UNITY_CATALOG, Settings
-from finetune_operator.text import canonical
+from finetune_operator.text import normalize_address
 
 
 def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict[str, str]:
     """The ModelPromotions of the job's model in the same registry: namespace/name, by alias as the job spells it."""
     if ftj.spec is None or ftj.spec.register_ is None:
         return {}
-    registration, registry = ftj.spec.register_, canonical(settings.servers(ftj.spec.tracking)[1])
+    registration, registry = ftj.spec.register_, normalize_address(settings.servers(ftj.spec.tracking)[1])
     plain = str.casefold if registry == UNITY_CATALOG else str
     promotions: dict[str, str] = {}
     for (namespace, name), body in sorted(store.of("ModelPromotion").items()):
         spec = body.get("spec") or {}
         if (
             plain(str(spec.get("model"))) == plain(registration.model)
-            and registry_of(settings, spec.get("tracking") or {}) == registry
+            and resolve_registry(settings, spec.get("tracking") or {}) == registry
             and _keeps_its_alias(body)
         ):
             promoted_alias = str(spec.get("alias"))

@@ -19,7 +19,7 @@ from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.outages import Outages
 from finetune_operator.registry.tracked import Tracked, open_tracked
 from finetune_operator.settings import Settings
-from finetune_operator.text import canonical
+from finetune_operator.text import normalize_address
 
 
 class _Query(NamedTuple):
@@ -46,10 +46,10 @@ def find_place(ftj: FineTuneJob, tracked: Tracked, uri: str) -> Place:
         uri: of the tracking server or of the registry; a workspace is both.
     """
     if tracked.workspace is None:
-        return Place(canonical(uri))
+        return Place(normalize_address(uri))
     reference = ftj.spec.tracking.secret_ref if ftj.spec else None
     reader = f"{ftj.namespace}/{reference.name}" if reference else ""
-    return Place(canonical(tracked.server.uri), reader)
+    return Place(normalize_address(tracked.server.uri), reader)
 
 
 @dataclass
@@ -97,7 +97,7 @@ class RunPoller:
         if not self.settings.servers(tracking)[0]:
             return None
         secret = await secrets.read(self.kube, ftj.namespace, tracking.secret_ref, secrets.TRACKING)
-        login = (self.settings.servers(tracking), secrets.key(secret))
+        login = (self.settings.servers(tracking), secrets.build_key(secret))
         return await self.outages.log_in(login, partial(open_tracked, self.settings, tracking, secret))
 
     async def ask(

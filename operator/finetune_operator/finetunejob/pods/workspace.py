@@ -9,7 +9,7 @@ from finetune_crds.aliased import Aliased
 from finetune_crds.base import Json
 from finetune_crds.databricks import SECRET_KEYS
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator.policy.unity_catalog import wrong_tags
+from finetune_operator.policy.unity_catalog import find_wrong_tags
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _LEVELS = re.compile(r"[^./ ]+\.[^./ ]+\.[^./ ]+")
@@ -42,7 +42,7 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
         yield f"spec.register.model {spec.register_.model} must be catalog.schema.name in Unity Catalog"
     if not spec.register_.signature:
         yield "Unity Catalog needs the signature of a model: remove spec.register.signature"
-    yield from wrong_tags(spec.register_.tags, "spec.register.tags")
+    yield from find_wrong_tags(spec.register_.tags, "spec.register.tags")
 
 
 def _starts_from(spec: FineTuneJobSpec) -> Iterator[str]:

@@ -85,8 +85,8 @@ def _unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Iterator[s
     cluster = databricks.compute.new_cluster
     if cluster:
         field = "spec.data.prepare.spark.databricks.compute.newCluster.env"
-        yield from secret_scopes.unreadable(cluster.env, field, _LOGIN)
-    yield from secret_scopes.unreadable(preparation.spark.conf, "spec.data.prepare.spark.conf", _LOGIN)
+        yield from secret_scopes.find_unreadable(cluster.env, field, _LOGIN)
+    yield from secret_scopes.find_unreadable(preparation.spark.conf, "spec.data.prepare.spark.conf", _LOGIN)
 
 
 def obstacles(

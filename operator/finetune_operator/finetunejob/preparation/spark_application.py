@@ -24,7 +24,7 @@ from finetune_operator.finetunejob.model import APPLICATION_ENDED, Applications,
 from finetune_operator.finetunejob.pods import health, pod_state
 from finetune_operator.finetunejob.preparation import driver_pod, executors, preparation_lease, result
 from finetune_operator.policy.result import Continue, Outcome, Stop
-from finetune_operator.text import short
+from finetune_operator.text import shorten
 
 KINDS = ("SparkApplication", "Pod")
 """What such a preparation leaves besides the children of every job."""
@@ -269,7 +269,7 @@ def _creation_time(application: Json) -> datetime:
 
 def _error(application: Json) -> str:
     """What the spark-operator says went wrong; empty where nothing did."""
-    return short(str(_application_state(application).get("errorMessage") or ""), 500)
+    return shorten(str(_application_state(application).get("errorMessage") or ""), 500)
 
 
 def _driver(applications: Applications, status: SparkApplicationStatus) -> list[Json]:

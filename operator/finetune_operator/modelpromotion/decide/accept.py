@@ -8,9 +8,9 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy import secret_scopes
-from finetune_operator.policy.address import passwords, without_user
+from finetune_operator.policy.address import find_passwords, strip_user
 from finetune_operator.policy.result import Continue, Outcome, Stop
-from finetune_operator.policy.unity_catalog import wrong_tags
+from finetune_operator.policy.unity_catalog import find_wrong_tags
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _NO_REGISTRY = (
@@ -55,16 +55,18 @@ def _refuse(draft: Draft, reason: ConditionReason, message: str) -> Outcome:
 def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
     """What the schema cannot see."""
     server, registry = settings.servers(spec.tracking)
-    yield from passwords(spec.tracking)
+    yield from find_passwords(spec.tracking)
     if spec.serving and registry and registry != UNITY_CATALOG:
         yield (
-            f"a Databricks endpoint can serve only models in Unity Catalog, but the registry is {without_user(registry)}: set "
+            f"a Databricks endpoint can serve only models in Unity Catalog, but the registry is {strip_user(registry)}: set "
             f"spec.tracking.registryUri to {UNITY_CATALOG}, or remove spec.serving"
         )
     serving = spec.serving.databricks if spec.serving else None
     if serving and not secret_scopes.is_own_login(serving.secret_ref):
         field = "spec.serving.databricks"
-        yield from secret_scopes.unreadable(serving.environment, f"{field}.environment", f"{field}.secretRef")
+        yield from secret_scopes.find_unreadable(
+            serving.environment, f"{field}.environment", f"{field}.secretRef"
+        )
     if registry == UNITY_CATALOG:
         if spec.tracking.uri not in (None, DATABRICKS):
             yield (
@@ -73,7 +75,7 @@ def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
             )
         if spec.model.count(".") != 2 or not all(spec.model.split(".")):
             yield f"spec.model {spec.model} must be catalog.schema.name in Unity Catalog"
-        yield from wrong_tags(spec.tags, "spec.tags")
+        yield from find_wrong_tags(spec.tags, "spec.tags")
     elif registry and not registry.startswith(("http://", "https://")):
         yield (
             f"unknown registry {registry}: use the http or https address of an MLflow server, or "

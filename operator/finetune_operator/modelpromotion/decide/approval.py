@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import ApprovalStatus, SoakStatus
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy.result import Continue, Outcome, Stop
-from finetune_operator.text import stamp
+from finetune_operator.text import format_time
 
 
 def await_approval(draft: Draft) -> Outcome:
@@ -29,7 +29,7 @@ def await_approval(draft: Draft) -> Outcome:
     if state.expiration_time:
         draft.requeue_after((state.expiration_time - draft.now).total_seconds())
     mismatch = f"; approval.version is {approval.version}" if approval.version else ""
-    until = f", until {stamp(state.expiration_time)}" if state.expiration_time else ""
+    until = f", until {format_time(state.expiration_time)}" if state.expiration_time else ""
     message = (
         f"version {version} passed its gates and waits for approval{until}: set spec.approval.version to "
         f"{version}{mismatch}"
@@ -69,7 +69,7 @@ def _approve(draft: Draft, state: ApprovalStatus) -> Outcome:
 
 def _time_out(draft: Draft, state: ApprovalStatus) -> Outcome:
     message = (
-        f"version {state.version} was not approved before {stamp(state.expiration_time)}: raise "
+        f"version {state.version} was not approved before {format_time(state.expiration_time)}: raise "
         "spec.approval.timeoutSeconds, or promote another version"
     )
     draft.set(ConditionType.APPROVED, False, ConditionReason.APPROVAL_TIMED_OUT, message)
@@ -94,7 +94,7 @@ def soak(draft: Draft) -> Outcome:
         return Continue
     remaining_seconds = (state.end_time - draft.now).total_seconds()
     if remaining_seconds > 0:
-        message = f"version {state.version} passed its gates and soaks until {stamp(state.end_time)}"
+        message = f"version {state.version} passed its gates and soaks until {format_time(state.end_time)}"
         draft.set(ConditionType.SOAKED, False, ConditionReason.SOAKING, message)
         draft.stop(ConditionReason.SOAKING, message)
         draft.requeue_after(remaining_seconds)

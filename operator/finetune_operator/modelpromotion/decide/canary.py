@@ -13,7 +13,7 @@ from finetune_crds.serving import Canary, Route, ServingStatus
 from finetune_operator.modelpromotion.decide import gates
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.registry.base import ModelVersion
-from finetune_operator.text import stamp
+from finetune_operator.text import format_time
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
             ConditionType.SERVED,
             False,
             ConditionReason.CANARY,
-            f"{current}; the next one is due at {stamp(due)}",
+            f"{current}; the next one is due at {format_time(due)}",
         )
     remaining_seconds, poll_seconds = (due - draft.now).total_seconds(), draft.settings.poll_seconds
     draft.requeue_after(min(poll_seconds, remaining_seconds) if remaining_seconds > 0 else poll_seconds)

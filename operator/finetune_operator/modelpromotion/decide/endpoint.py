@@ -11,7 +11,7 @@ from finetune_crds.serving import DatabricksServing, Route
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.serving.model import Endpoint, ServedVersion, workload
+from finetune_operator.serving.model import Endpoint, ServedVersion, resolve_workload
 from finetune_operator.settings import UNITY_CATALOG
 
 
@@ -121,7 +121,7 @@ def settings_digest(draft: Draft) -> str:
     if spec is None:
         return ""
     reserved = spec.provisioned_throughput
-    machines = reserved.to_json() if reserved else dataclasses.asdict(workload(spec))
+    machines = reserved.to_json() if reserved else dataclasses.asdict(resolve_workload(spec))
     machine = {name: value for name, value in machines.items() if value is not None}
     return digest([machine, dict(spec.environment)])
 

@@ -14,7 +14,7 @@ from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.digests import gates_digest
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy.result import Continue, Outcome, Stop
-from finetune_operator.registry.base import ModelVersion, comparable_on
+from finetune_operator.registry.base import ModelVersion, find_comparison_tag
 
 _RELATIVE_TOLERANCE = 1e-9
 
@@ -212,8 +212,8 @@ def _explain_incomparable(
     """Why two versions cannot be compared; None when they can."""
     if not math.isfinite(baseline_value):
         return f"{gate.metric} of version {holder.version}, {which}, is {format_number(baseline_value)}"
-    tag, candidate_data = comparable_on(candidate, gate.metric)
-    holder_tag, holder_data = comparable_on(holder, gate.metric)
+    tag, candidate_data = find_comparison_tag(candidate, gate.metric)
+    holder_tag, holder_data = find_comparison_tag(holder, gate.metric)
     if candidate_data is None or holder_data is None:
         silent = candidate if candidate_data is None else holder
         needs = f"the version needs the tag {contract.TAG_EVAL_DATA}"

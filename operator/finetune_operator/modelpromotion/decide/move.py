@@ -14,7 +14,7 @@ from finetune_crds.promotion_status import Move, MoveReason
 from finetune_operator import names
 from finetune_operator.modelpromotion.decide.draft import Draft, truncate
 from finetune_operator.policy.result import Continue, Outcome, Stop
-from finetune_operator.text import stamp
+from finetune_operator.text import format_time
 
 MAX_HISTORY = 20
 # Longer than the time limits of requests to the registry.
@@ -150,7 +150,7 @@ def _version_tags(draft: Draft, move: Move) -> dict[str, str]:
     return {
         names.TAG_PROMOTED_ALIAS: draft.spec.alias,
         names.TAG_PROMOTED_BY: move.by,
-        names.TAG_PROMOTED_AT: stamp(move.time),
+        names.TAG_PROMOTED_AT: format_time(move.time),
         names.TAG_PROMOTED_FROM: move.from_version or "none",
         names.TAG_PROMOTED_GATES: move.gates or "none",
     }

@@ -14,8 +14,7 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, MoveReason, PromotionPhase
 from finetune_operator.modelpromotion.decide.phase import phase
 from finetune_operator.modelpromotion.model import Promotion
-from finetune_operator.policy.ready import Readiness
-from finetune_operator.policy.ready import summarized as summarize
+from finetune_operator.policy.ready import Readiness, summarize
 
 _READY: tuple[PromotionPhase, ...] = ("Promoted", "RolledBack")
 # The spec cannot be carried out, or the alias is not where it should be.

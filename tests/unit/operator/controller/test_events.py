@@ -75,7 +75,7 @@ CHANGES: dict[str, tuple[list[Condition], list[Condition], list[Condition]]] = {
 
 @pytest.mark.parametrize(("before", "after", "expected"), CHANGES.values(), ids=CHANGES)
 def test_changes(before: list[Condition], after: list[Condition], expected: list[Condition]) -> None:
-    assert events.changes(before, after) == expected
+    assert events.find_changes(before, after) == expected
 
 
 KINDS: dict[str, tuple[Condition, str]] = {
@@ -130,16 +130,16 @@ KINDS: dict[str, tuple[Condition, str]] = {
 
 @pytest.mark.parametrize(("said", "kind"), KINDS.values(), ids=KINDS)
 def test_bad_news_is_a_warning(said: Condition, kind: str) -> None:
-    assert events.event(ABOUT, said, NOW)["type"] == kind
+    assert events.build_event(ABOUT, said, NOW)["type"] == kind
 
 
 def test_an_event() -> None:
-    found = events.event(
+    found = events.build_event(
         ABOUT, condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_ERROR, "x" * 2000), NOW
     )
     name = found["metadata"].pop("name")
     assert name.startswith("tune.")
-    assert name != events.event(ABOUT, AWAY, NOW)["metadata"]["name"]
+    assert name != events.build_event(ABOUT, AWAY, NOW)["metadata"]["name"]
     assert found == {
         "apiVersion": "v1",
         "kind": "Event",

@@ -44,7 +44,7 @@ def test_only_a_loop_that_is_stuck_is_restarted(
 
 async def test_a_long_queue_makes_the_pod_unready_and_does_not_restart_it() -> None:
     queues = Queues(WorkQueue(clock=lambda: 301.0), WorkQueue(clock=lambda: 301.0))
-    queues.finetunejobs._since["team/tune"] = 0.0
+    queues.finetunejobs._added_at["team/tune"] = 0.0
     address = f"http://127.0.0.1:{free_port()}"
     async with (
         serve_probes(Health(queues, 30), f"{address}/healthz"),

@@ -31,7 +31,7 @@ class Failing(Reconciler):
     async def reconcile(self, body: Json) -> float | None:
         raise self.error
 
-    async def complain(self, body: Json, message: str) -> None:
+    async def report_internal_error(self, body: Json, message: str) -> None:
         self.complaints += 1
 
 

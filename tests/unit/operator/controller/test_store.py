@@ -223,7 +223,7 @@ def test_nothing_is_kept_of_jobs_that_are_gone() -> None:
     for kind in ("Job", "Pod", "FineTuneJob", "ModelPromotion"):
         store.replace(kind, [], 5)
     empty = Store(owner_of, recorded_jobs)
-    empty._listed = dict.fromkeys(empty._listed, 5)
+    empty._list_versions = dict.fromkeys(empty._list_versions, 5)
     assert store == empty
 
 
@@ -239,7 +239,7 @@ def test_nothing_is_kept_of_foreign_objects() -> None:
         store.replace("Pod", [pod(4, owner="j9")], 6)
         store.replace("FineTuneJob", [], 7)
     assert [store.of(kind) for kind in ("Job", "Pod")] == [{}, {}]
-    assert store._gone["Job"] == store._gone["Pod"] == {}
+    assert store._deletions["Job"] == store._deletions["Pod"] == {}
 
 
 def test_children_are_listed_before_what_owns_them_and_stay() -> None:

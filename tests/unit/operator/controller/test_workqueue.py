@@ -112,15 +112,15 @@ def test_delays_are_spread(queue: WorkQueue) -> None:
 
 
 async def test_how_long_the_oldest_has_waited(queue: WorkQueue, clock: Clock) -> None:
-    assert queue.oldest_age() == 0
+    assert queue.oldest_age_seconds() == 0
     queue.add("a")
     clock.now += 3
     queue.add("b")
     queue.add("a")
     clock.now += 2
-    assert queue.oldest_age() == 5
+    assert queue.oldest_age_seconds() == 5
     await queue.take()
-    assert queue.oldest_age() == 2
+    assert queue.oldest_age_seconds() == 2
 
 
 async def test_a_waiting_worker_is_woken_by_a_key(queue: WorkQueue) -> None:

@@ -13,8 +13,8 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import bounded
 from finetune_operator.databricks import transport
-from finetune_operator.databricks.login import _login_url
-from finetune_operator.databricks.workspace import problems, workspace
+from finetune_operator.databricks.login import _check_login_url
+from finetune_operator.databricks.workspace import open_workspace, translate_errors
 from finetune_operator.errors import ExternalError
 from finetune_operator.settings import Settings
 from standins.databricks import Fault, Workspace
@@ -25,8 +25,8 @@ ENDPOINT = "/api/2.0/serving-endpoints/support"
 
 def ask(secret: Mapping[str, str] | None, settings: Settings | None = None) -> None:
     """One request, which needs a login."""
-    client = workspace(secret, settings or Settings())
-    with problems(client, "read the serving endpoint support"):
+    client = open_workspace(secret, settings or Settings())
+    with translate_errors(client, "read the serving endpoint support"):
         client.serving_endpoints.get("support")
 
 
@@ -157,7 +157,7 @@ def test_a_login_stays_at_the_workspace(databricks: Workspace, address: Callable
         reason, message = problem(by_client(databricks))
     assert (reason, targets, databricks.logins) == (ConditionReason.DATABRICKS_ERROR, [], [])
     assert message == (
-        f"Databricks at {databricks.uri} has no token endpoint at its own address: check the address, and use the one that the "
+        f"Databricks at {databricks.uri} names no token endpoint at its own address: check the address, and use the one that the "
         "workspace itself uses"
     )
 
@@ -186,7 +186,7 @@ def test_discovery_stays_at_the_workspace(databricks: Workspace) -> None:
     ],
 )
 def test_a_login_at_the_account(address: str) -> None:
-    assert _login_url("https://w.cloud.databricks.com", address) == address.replace(":443", "")
+    assert _check_login_url("https://w.cloud.databricks.com", address) == address.replace(":443", "")
 
 
 def test_a_client_made_while_the_workspace_was_away_is_made_again(databricks: Workspace) -> None:
@@ -196,7 +196,7 @@ def test_a_client_made_while_the_workspace_was_away_is_made_again(databricks: Wo
     assert problem(by_token(databricks))[0] == ConditionReason.DATABRICKS_UNREACHABLE
     databricks.faults = []
     ask(by_token(databricks))
-    assert workspace(by_token(databricks), Settings()).config.workspace_id == "1234"
+    assert open_workspace(by_token(databricks), Settings()).config.workspace_id == "1234"
 
 
 def test_the_service_account_token_is_read_anew(databricks: Workspace, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_the_environment_does_not_leak_in(
     ask(by_client(databricks))
     assert problem(None) == (
         ConditionReason.DATABRICKS_NOT_CONFIGURED,
-        "no Databricks workspace is known: set secretRef to a Secret with DATABRICKS_HOST with DATABRICKS_TOKEN, or "
+        "no Databricks workspace is configured: set secretRef to a Secret with DATABRICKS_HOST with DATABRICKS_TOKEN, or "
         "DATABRICKS_HOST with DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET, or install the chart with "
         "databricks.host",
     )
@@ -272,7 +272,7 @@ INCOMPLETE: dict[str, tuple[dict[str, str] | None, Settings, str]] = {
     "no address": (
         {"DATABRICKS_HOST": "https://me:secret@w", "DATABRICKS_TOKEN": "t"},
         Settings(),
-        "DATABRICKS_HOST is not the address of a workspace, such as https://example.cloud.databricks.com",
+        "DATABRICKS_HOST is not a workspace address: use an address like https://example.cloud.databricks.com",
     ),
     "installed without a token": (
         None,
@@ -297,7 +297,7 @@ def test_a_service_account_token_that_is_not_there(databricks: Workspace, tmp_pa
 
 def test_logins_that_are_refused(databricks: Workspace, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("jwt-of-a-person")
-    at = f"Databricks at {databricks.uri} does not accept the credentials:"
+    at = f"Databricks at {databricks.uri} rejected the credentials:"
     secret = "check the Secret that secretRef names"
     assert [
         problem(by_token(databricks, "dapi-wrong")),
@@ -324,7 +324,7 @@ ERRORS: dict[str, tuple[Fault, ConditionReason, str]] = {
     "no permission": (
         Fault(403, {"error_code": "PERMISSION_DENIED", "message": "You need CAN MANAGE"}),
         ConditionReason.DATABRICKS_FORBIDDEN,
-        "Databricks at {uri} does not let the operator read the serving endpoint support: grant it the permission, or "
+        "Databricks at {uri} denied the operator permission to read the serving endpoint support: grant it the permission, or "
         "use other credentials (PERMISSION_DENIED, HTTP 403)",
     ),
     "too many requests": (
@@ -344,19 +344,19 @@ ERRORS: dict[str, tuple[Fault, ConditionReason, str]] = {
     "it broke": (
         Fault(500, {"error_code": "INTERNAL_ERROR", "message": "Oops, dapi-good"}),
         ConditionReason.DATABRICKS_ERROR,
-        "Databricks at {uri} could not read the serving endpoint support (INTERNAL_ERROR, HTTP 500): the log of the operator has the reason",
+        "Databricks at {uri} failed to read the serving endpoint support (INTERNAL_ERROR, HTTP 500): see the log of the operator for the reason",
     ),
     "a login page": (
         Fault(200, "<html>log in</html>"),
         ConditionReason.DATABRICKS_ERROR,
-        "{uri} answers, but not as a Databricks workspace: check the address, and whether a login page or a proxy "
-        "stands before it",
+        "{uri} does not respond like a Databricks workspace: check the address, and whether a login page or a proxy "
+        "intercepts requests",
     ),
     "a proxy's error": (
         Fault(418, "<html>teapot</html>"),
         ConditionReason.DATABRICKS_ERROR,
-        "{uri} answers, but not as a Databricks workspace: check the address, and whether a login page or a proxy "
-        "stands before it",
+        "{uri} does not respond like a Databricks workspace: check the address, and whether a login page or a proxy "
+        "intercepts requests",
     ),
 }
 
@@ -403,7 +403,7 @@ def test_the_text_of_an_answer_is_in_the_log(databricks: Workspace, caplog: pyte
     databricks.faults = [Fault(500, said, path=ENDPOINT)]
     problem(by_token(databricks))
     assert [record.getMessage() for record in caplog.records] == [
-        f"Databricks at {databricks.uri} could not read the serving endpoint support: Oops, ***"
+        f"Databricks at {databricks.uri} failed to read the serving endpoint support: Oops, ***"
     ]
 
 
@@ -413,16 +413,16 @@ def test_no_server_listens() -> None:
         host = f"http://127.0.0.1:{taken.getsockname()[1]}"
         assert problem({"DATABRICKS_HOST": host, "DATABRICKS_TOKEN": "dapi-good"}) == (
             ConditionReason.DATABRICKS_UNREACHABLE,
-            f"Databricks at {host} cannot be reached: no connection can be made",
+            f"Databricks at {host} cannot be reached: the connection failed",
         )
 
 
 def test_no_answer_in_time(databricks: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "SECONDS", 0.5)
+    monkeypatch.setattr(bounded, "TIMEOUT_SECONDS", 0.5)
     databricks.faults = [Fault(200, path="/api", seconds=2)]
     assert problem(by_token(databricks)) == (
         ConditionReason.DATABRICKS_UNREACHABLE,
-        f"Databricks at {databricks.uri} cannot be reached: no answer in time",
+        f"Databricks at {databricks.uri} cannot be reached: the request timed out",
     )
 
 
@@ -444,9 +444,9 @@ def test_a_redirect_is_not_followed(databricks: Workspace, path: str) -> None:
 def test_an_answer_of_any_size_takes_no_memory(
     databricks: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "_MOST_BYTES", 2**20)
+    monkeypatch.setattr(transport, "_MAX_RESPONSE_BYTES", 2**20)
     databricks.faults = [Fault(200, {"name": "x" * 2**20}, path="/api")]
     assert problem(by_token(databricks)) == (
         ConditionReason.DATABRICKS_UNREACHABLE,
-        f"Databricks at {databricks.uri} cannot be reached: its answer is larger than 1048576 bytes",
+        f"Databricks at {databricks.uri} cannot be reached: the response is larger than 1048576 bytes",
     )

@@ -16,7 +16,7 @@ from finetune_crds.contract import PodError, RunReport, TerminationMessage
 from finetune_crds.databricks import Compute
 from finetune_operator.databricks import runs
 from finetune_operator.databricks.model import Run, Submission
-from finetune_operator.databricks.workspace import workspace
+from finetune_operator.databricks.workspace import open_workspace
 from finetune_operator.errors import ExternalError
 from finetune_operator.settings import Settings
 from standins.databricks import Fault, Workspace
@@ -50,7 +50,7 @@ def desk(databricks: Workspace, tmp_path: Path) -> Desk:
     databricks.files.volumes.add(VOLUME)
     databricks.jobs.runs_wheels = False
     (tmp_path / NAME).write_bytes(b"the wheel")
-    return Desk(databricks, workspace(databricks.secret, Settings()), tmp_path)
+    return Desk(databricks, open_workspace(databricks.secret, Settings()), tmp_path)
 
 
 def submission(compute: Json | None = None, *, attempt: int = 1, **more: Any) -> Submission:
@@ -189,41 +189,41 @@ REFUSALS: dict[str, tuple[Callable[[Workspace], None], Json | None, str, str]] =
         lambda _: None,
         GONE,
         "RunRefused",
-        "Databricks refuses the run (INVALID_PARAMETER_VALUE, HTTP 400): read the log of the operator, and create a FineTuneJob with another name and the right "
+        "Databricks rejected the run (INVALID_PARAMETER_VALUE, HTTP 400): read the log of the operator, and create a FineTuneJob with another name and the right "
         "data.prepare.spark.databricks",
     ),
     "no right to submit": (
         denied("POST /api/2.2/jobs"),
         None,
         "DatabricksForbidden",
-        "Databricks at {uri} does not let the operator submit a run: grant it the permission, or use other credentials "
+        "Databricks at {uri} denied the operator permission to submit a run: grant the permission, or use other credentials "
         "(PERMISSION_DENIED, HTTP 403)",
     ),
     "no right to write": (
         denied("PUT /api/2.0/fs"),
         None,
         "DatabricksForbidden",
-        f"Databricks at {{uri}} does not let the operator write to volume {VOLUME}/finetune: grant it the permission, or use "
+        f"Databricks at {{uri}} denied the operator permission to write to volume {VOLUME}/finetune: grant the permission, or use "
         "other credentials (PERMISSION_DENIED, HTTP 403)",
     ),
     "no volume": (
         without_volume,
         None,
         "DatabricksError",
-        f"Databricks has no volume {VOLUME}/finetune, or hides it from the operator: create it, or grant READ VOLUME and WRITE "
+        f"volume {VOLUME}/finetune does not exist in Databricks, or is not visible to the operator: create it, or grant READ VOLUME and WRITE "
         "VOLUME (NOT_FOUND, HTTP 404)",
     ),
     "no login": (
         without_login,
         None,
         "DatabricksForbidden",
-        "Databricks at {uri} does not accept the credentials: check the Secret that secretRef names (HTTP 401)",
+        "Databricks at {uri} rejected the credentials: check the Secret that secretRef names (HTTP 401)",
     ),
     "a cluster that ends": (
         with_a_cluster_that_ends,
         GONE,
         "DatabricksError",
-        "Databricks at {uri} could not submit a run (INVALID_STATE, HTTP 400): the log of the operator has the reason",
+        "Databricks at {uri} failed to submit a run (INVALID_STATE, HTTP 400): see the log of the operator for the reason",
     ),
     "away": (
         away,
@@ -253,7 +253,7 @@ def test_a_refusal_shows_no_credentials(desk: Desk) -> None:
     with pytest.raises(ExternalError) as refused:
         desk.submit()
     assert refused.value.problem.message.startswith(
-        "Databricks refuses the run (INVALID_PARAMETER_VALUE, HTTP 400): "
+        "Databricks rejected the run (INVALID_PARAMETER_VALUE, HTTP 400): "
     )
 
 
@@ -343,4 +343,4 @@ def test_a_run_is_found_by_its_name_while_it_is_active(desk: Desk) -> None:
 
 def test_a_run_that_is_gone_has_failed_and_needs_no_cancel(desk: Desk) -> None:
     runs.cancel(desk.client, "77")
-    assert desk.read("77") == Run("77", "Failed", message="the workspace has no run 77 any more")
+    assert desk.read("77") == Run("77", "Failed", message="run 77 no longer exists in the workspace")

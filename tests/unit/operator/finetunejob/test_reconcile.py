@@ -36,7 +36,7 @@ from finetune_operator.mlflow.runs import Server
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.mlflow import MlflowRegistry
-from finetune_operator.registry.writer import lease_name
+from finetune_operator.registry.writer import build_lease_name
 from standins.kube import StandIn
 from worlds.memory.decisions import (
     ACCEPTED,
@@ -411,7 +411,7 @@ async def test_an_error_of_the_operator_is_in_the_status_until_a_pass_succeeds(
             await world.look()
     assert world.condition(ConditionType.ACCEPTED) == (
         ConditionReason.INTERNAL_ERROR,
-        "the operator failed on this resource (ZeroDivisionError), and tries again: read its log",
+        "the operator failed to reconcile this resource (ZeroDivisionError) and retries: read the operator's log",
     )
     assert world.status["phase"] == "Starting"
     await world.look()
@@ -449,7 +449,7 @@ async def test_nothing_unexpected_ends_a_worker(caplog: pytest.LogCaptureFixture
     assert world.next_look() is not None
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
         "team/tune: unexpected",
-        "team/tune: its status could not be written either",
+        "team/tune: failed to report the error in the status",
     ]
 
 
@@ -608,7 +608,7 @@ async def test_an_alias_waits_for_another_replica_without_a_complaint(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(settings=SETTINGS)
-    name = lease_name("http://mlflow:5000", "m")
+    name = build_lease_name("http://mlflow:5000", "m")
     world.kube.keep(
         {
             "kind": "Lease",

@@ -264,12 +264,15 @@ def test_the_limit_of_gpus_in_a_template(limit: Any, job_spec: int | None) -> No
 
 
 WRONG: dict[str, tuple[Json, str]] = {
-    "an account": ({"serviceAccountName": " "}, "' ' cannot be the name of an object"),
-    "a claim": ({"modelCache": {"claimName": "A B"}}, "'A B' cannot be the name of an object"),
-    "a variable": ({"env": [{"name": "WORLD SIZE"}]}, "'WORLD SIZE' cannot be the name of a variable"),
-    "a variable of ours": ({"env": [{"name": "WORLD_SIZE"}]}, "the operator sets WORLD_SIZE: remove it"),
-    "a queue": ({"queueName": "Team"}, "'Team' cannot be the name of a queue"),
-    "a queue without a name": ({"queueName": ""}, "'' cannot be the name of a queue"),
+    "an account": ({"serviceAccountName": " "}, "' ' is not a valid object name"),
+    "a claim": ({"modelCache": {"claimName": "A B"}}, "'A B' is not a valid object name"),
+    "a variable": ({"env": [{"name": "WORLD SIZE"}]}, "'WORLD SIZE' is not a valid variable name"),
+    "a variable of ours": (
+        {"env": [{"name": "WORLD_SIZE"}]},
+        "env sets WORLD_SIZE, which the operator sets: remove it",
+    ),
+    "a queue": ({"queueName": "Team"}, "'Team' is not a valid queue name"),
+    "a queue without a name": ({"queueName": ""}, "'' is not a valid queue name"),
 }
 
 

@@ -52,7 +52,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def trusted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operator trusts the server's certificate."""
     context = ssl.create_default_context(cafile=world.server.authority)
-    monkeypatch.setattr(bounded, "trusted", lambda: context)
+    monkeypatch.setattr(bounded, "create_ssl_context", lambda: context)
     monkeypatch.setattr(world.server, "asked", [])
     monkeypatch.setattr(world.server, "answers", {})
 
@@ -105,7 +105,7 @@ def test_what_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch, protoc
 def test_a_login_is_sent_where_there_is_one(world: World) -> None:
     assert resolve(world, "private", "HEAD", ME).branch == "main"
     assert {login for _, login in world.server.asked} == {"Basic bWU6cGFzczp3b3Jk"}
-    said = "does not exist, or needs another login: check the address, and"
+    said = "does not exist, or requires other credentials: check the address, and"
     forbidden = ConditionReason.GIT_FORBIDDEN
     assert problem(world, "private") == (forbidden, f"{said} name a Secret in {WHERE} (HTTP 401)")
     assert problem(world, "private", login=Login("me", "no")) == (
@@ -116,21 +116,21 @@ def test_a_login_is_sent_where_there_is_one(world: World) -> None:
 
 
 SECRET = "what only the operator may see"
-NO_SERVER = (ConditionReason.GIT_ERROR, "answers, but not as a Git server: check the address")
+NO_SERVER = (ConditionReason.GIT_ERROR, "does not respond like a Git server: check the address")
 # The beginning of a list of version 0, and a ref in it.
 LISTING = b"001e# service=git-upload-pack\n0000"
 REF = b"0031" + b"a" * 40 + b" ref\n"
 ERROR = b"%04x%b" % (len(SECRET) + 9, f"ERR {SECRET}\n".encode())
 FAILED = (
     ConditionReason.GIT_ERROR,
-    "answers with an error of its own, and is asked again: read the log of the server, or check the address",
+    "returned an error, and the operator retries: read the log of the server, or check the address",
 )
 ANSWERS: dict[str, tuple[Answer, tuple[str, str]]] = {
     "another address": (
         Answer(301, SECRET, {"Location": "https://127.0.0.1:1/elsewhere"}),
         (
             ConditionReason.GIT_ERROR,
-            "is at another address, which usually ends in .git: apply a job with that one and another name (HTTP 301)",
+            "redirects requests: apply a job with another name and the final address, which usually ends in .git (HTTP 301)",
         ),
     ),
     "a page": (Answer(200, SECRET), NO_SERVER),
@@ -139,7 +139,7 @@ ANSWERS: dict[str, tuple[Answer, tuple[str, str]]] = {
     "no refs": (Answer(200, "001e# service=git-upload-pack\n00000009page\n"), NO_SERVER),
     "an error of its own": (
         Answer(418, SECRET),
-        (ConditionReason.GIT_ERROR, "answers, but not as a Git server: check the address (HTTP 418)"),
+        (ConditionReason.GIT_ERROR, "does not respond like a Git server: check the address (HTTP 418)"),
     ),
     "too busy": (Answer(503, SECRET), (ConditionReason.GIT_UNREACHABLE, "cannot be reached: HTTP 503")),
     "separators alone": (Answer(200, b"0000" * 100), NO_SERVER),
@@ -148,13 +148,13 @@ ANSWERS: dict[str, tuple[Answer, tuple[str, str]]] = {
     "an error behind the name of the service": (Answer(200, LISTING + ERROR), FAILED),
     "too many refs": (
         Answer(200, LISTING + REF * (32 * 2**20 // len(REF) + 1)),
-        (ConditionReason.GIT_UNREACHABLE, "cannot be reached: its answer is larger than 33554432 bytes"),
+        (ConditionReason.GIT_UNREACHABLE, "cannot be reached: the response is larger than 33554432 bytes"),
     ),
     "too many refs, compressed": (
         Answer(
             200, gzip.compress(LISTING + REF * (32 * 2**20 // len(REF) + 1), 1), {"Content-Encoding": "gzip"}
         ),
-        (ConditionReason.GIT_UNREACHABLE, "cannot be reached: its answer is larger than 33554432 bytes"),
+        (ConditionReason.GIT_UNREACHABLE, "cannot be reached: the response is larger than 33554432 bytes"),
     ),
 }
 
@@ -212,7 +212,7 @@ async def test_a_flood_takes_neither_the_memory_nor_the_loop(
     world: World, monkeypatch: pytest.MonkeyPatch, path: str, answer: Answer, expected: tuple[str, str]
 ) -> None:
     # With the memory traced, all takes longer.
-    monkeypatch.setattr(bounded, "SECONDS", 60.0)
+    monkeypatch.setattr(bounded, "TIMEOUT_SECONDS", 60.0)
     world.server.answers |= {
         "/code.git/info/refs": VERSION_2,
         "/code.git/git-upload-pack": Answer(200, b"0000"),
@@ -312,8 +312,8 @@ def unreachable(url: str) -> str:
 def test_a_server_that_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        monkeypatch.setattr(bounded, "SECONDS", 0.3)
-        assert unreachable(f"https://127.0.0.1:{port}/code.git") == "it took longer than 0.3 s"
-    assert unreachable(f"https://127.0.0.1:{port}/code.git") == "no connection can be made"
-    monkeypatch.setattr(bounded, "trusted", ssl.create_default_context)
+        monkeypatch.setattr(bounded, "TIMEOUT_SECONDS", 0.3)
+        assert unreachable(f"https://127.0.0.1:{port}/code.git") == "no response within 0.3 s"
+    assert unreachable(f"https://127.0.0.1:{port}/code.git") == "the connection failed"
+    monkeypatch.setattr(bounded, "create_ssl_context", ssl.create_default_context)
     assert unreachable(world.server.url("code")) == "its certificate is not trusted"

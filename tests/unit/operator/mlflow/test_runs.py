@@ -107,7 +107,7 @@ def problem(uri: str, credentials: Credentials | None = None) -> tuple[Condition
 def test_a_token_that_no_header_takes_is_no_word_of_the_server(token: str) -> None:
     assert problem("http://127.0.0.1:1", Credentials(token=token)) == (
         ConditionReason.CREDENTIALS_UNREADABLE,
-        "the token for MLflow at http://127.0.0.1:1 has a line break, or another character that cannot be sent, or is too long: correct "
+        "the token for MLflow at http://127.0.0.1:1 contains a line break or another character that HTTP does not allow, or is too long: correct "
         "MLFLOW_TRACKING_TOKEN in the Secret in spec.tracking.secretRef",
     )
 
@@ -137,23 +137,23 @@ def test_which_keys_of_a_secret_are_too_long() -> None:
 def test_a_username_with_a_colon() -> None:
     assert problem("http://127.0.0.1:1", Credentials("a:b", "c")) == (
         ConditionReason.CREDENTIALS_UNREADABLE,
-        "the username for MLflow at http://127.0.0.1:1 has a colon, which HTTP does not allow: correct MLFLOW_TRACKING_USERNAME in "
+        "the username for MLflow at http://127.0.0.1:1 contains a colon, which HTTP does not allow: correct MLFLOW_TRACKING_USERNAME in "
         "the Secret in spec.tracking.secretRef",
     )
 
 
 NO_ACCESS = "MLflow at {uri} refuses access: check the Secret in spec.tracking.secretRef ({why})"
 NO_MLFLOW = (
-    "{uri} answers, but not as an MLflow server: check the address, and whether a login page or a proxy "
-    "stands before it ({why})"
+    "{uri} does not respond like an MLflow server: check the address, and whether a login page or a proxy "
+    "intercepts requests ({why})"
 )
 REFUSALS: dict[str, tuple[int, str | Json, ConditionReason, str]] = {
     "its host check": (
         403,
         "Invalid Host header - possible DNS rebinding attack detected",
         ConditionReason.MLFLOW_HOST_NOT_ALLOWED,
-        "MLflow at {uri} refuses its own host name (403): start it with --allowed-hosts '{host}' "
-        "(MLFLOW_SERVER_ALLOWED_HOSTS), beside the names it already has",
+        "MLflow at {uri} rejects the host name in its own address (403): add '{host}' to its --allowed-hosts "
+        "(MLFLOW_SERVER_ALLOWED_HOSTS)",
     ),
     "no credentials": (
         401,
@@ -177,7 +177,7 @@ REFUSALS: dict[str, tuple[int, str | Json, ConditionReason, str]] = {
         500,
         "oops",
         ConditionReason.MLFLOW_ERROR,
-        "MLflow at {uri} fails at experiments/get-by-name (HTTP 500): read the log of the server",
+        "MLflow at {uri} failed at experiments/get-by-name (HTTP 500): read the log of the server",
     ),
     "a proxy without MLflow": (
         502,
@@ -196,37 +196,37 @@ REFUSALS: dict[str, tuple[int, str | Json, ConditionReason, str]] = {
         200,
         HTML,
         ConditionReason.MLFLOW_ERROR,
-        NO_MLFLOW.replace("{why}", "its answer is not JSON"),
+        NO_MLFLOW.replace("{why}", "the response is not JSON"),
     ),
     "JSON of another server": (
         200,
         {"kind": "Secret", "data": {"password": "aW5zaWRl"}},
         ConditionReason.MLFLOW_ERROR,
-        NO_MLFLOW.replace("{why}", "its answer has another form"),
+        NO_MLFLOW.replace("{why}", "the response has an unexpected format"),
     ),
     "an experiment that is a text": (
         200,
         {"experiment": "inside"},
         ConditionReason.MLFLOW_ERROR,
-        NO_MLFLOW.replace("{why}", "its answer has another form"),
+        NO_MLFLOW.replace("{why}", "the response has an unexpected format"),
     ),
     "nested without end": (
         200,
         "[" * 100_000,
         ConditionReason.MLFLOW_ERROR,
-        NO_MLFLOW.replace("{why}", "its answer is not JSON"),
+        NO_MLFLOW.replace("{why}", "the response is not JSON"),
     ),
     "another server's refusal": (
         400,
         {"error_code": "password=inside", "message": "inside"},
         ConditionReason.MLFLOW_ERROR,
-        "MLflow at {uri} fails at experiments/get-by-name (HTTP 400): read the log of the server",
+        "MLflow at {uri} failed at experiments/get-by-name (HTTP 400): read the log of the server",
     ),
     "a bad request": (
         400,
         {"error_code": "INVALID_PARAMETER_VALUE", "message": "no such filter"},
         ConditionReason.MLFLOW_REFUSED,
-        "MLflow at {uri} refuses experiments/get-by-name (INVALID_PARAMETER_VALUE, HTTP 400): the log of the operator has its reason",
+        "MLflow at {uri} refuses experiments/get-by-name (INVALID_PARAMETER_VALUE, HTTP 400): see the log of the operator for the reason",
     ),
 }
 
@@ -242,7 +242,7 @@ def test_a_failure_becomes_a_sentence(
 
 def test_the_codes_that_the_client_tells_apart_are_known() -> None:
     """It reads any other code as none."""
-    assert {client.MISSING, client.EXISTS, *client._FORBIDDEN, *client._REFUSED} <= PROTOCOL_CODES
+    assert {client.MISSING, client.EXISTS, *client._FORBIDDEN_CODES, *client._REFUSED_CODES} <= PROTOCOL_CODES
 
 
 def test_a_server_that_is_not_there_is_unreachable() -> None:
@@ -251,7 +251,7 @@ def test_a_server_that_is_not_there_is_unreachable() -> None:
         uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
         assert problem(uri) == (
             ConditionReason.MLFLOW_UNREACHABLE,
-            f"MLflow at {uri} cannot be reached: no connection can be made",
+            f"MLflow at {uri} cannot be reached: the connection failed",
         )
 
 
@@ -259,14 +259,14 @@ def test_a_server_that_hangs_up_is_unreachable() -> None:
     with accepting(lambda connection: connection.recv(65536)) as uri:
         assert problem(uri) == (
             ConditionReason.MLFLOW_UNREACHABLE,
-            f"MLflow at {uri} cannot be reached: no connection can be made",
+            f"MLflow at {uri} cannot be reached: the connection failed",
         )
 
 
 def test_a_host_name_that_does_not_exist_is_unreachable() -> None:
     assert problem("http://mlflow.invalid:5000") == (
         ConditionReason.MLFLOW_UNREACHABLE,
-        "MLflow at http://mlflow.invalid:5000 cannot be reached: no connection can be made",
+        "MLflow at http://mlflow.invalid:5000 cannot be reached: the connection failed",
     )
 
 
@@ -279,8 +279,8 @@ def test_a_redirect_is_not_followed() -> None:
         with serving(redirect) as uri:
             assert problem(uri) == (
                 ConditionReason.MLFLOW_ERROR,
-                f"MLflow at {uri} is at another address, and redirects are not followed: set that address, and check whether a "
-                "login page stands before it (HTTP 307)",
+                f"MLflow at {uri} redirects requests, and the operator does not follow redirects: set the final address, and check whether a "
+                "login page intercepts requests (HTTP 307)",
             )
 
 
@@ -288,7 +288,7 @@ def test_an_answer_of_any_size_takes_no_memory(mlflow: Answers) -> None:
     mlflow.default = (200, "x" * (8 * 2**20))
     assert problem(mlflow.uri) == (
         ConditionReason.MLFLOW_ERROR,
-        NO_MLFLOW.format(uri=mlflow.uri, why="its answer is larger than 4194304 bytes"),
+        NO_MLFLOW.format(uri=mlflow.uri, why="the response is larger than 4194304 bytes"),
     )
 
 
@@ -314,7 +314,7 @@ async def test_an_answer_that_is_too_large_does_not_block_the_server(mlflow: Ans
 
 
 def test_a_drip_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded, "SECONDS", 0.5)
+    monkeypatch.setattr(bounded, "TIMEOUT_SECONDS", 0.5)
 
     def drip(connection: socket.socket) -> None:
         with suppress(OSError):
@@ -326,7 +326,7 @@ def test_a_drip_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     with accepting(drip) as uri:
         assert problem(uri) == (
             ConditionReason.MLFLOW_UNREACHABLE,
-            f"MLflow at {uri} cannot be reached: it took longer than 0.5 s",
+            f"MLflow at {uri} cannot be reached: no response within 0.5 s",
         )
 
 
@@ -485,7 +485,7 @@ def test_a_version_that_is_no_number(mlflow: Answers, path: str, number: str | N
     }
     with pytest.raises(ExternalError) as raised:
         calls[path]()
-    assert str(raised.value) == NO_MLFLOW.format(uri=mlflow.uri, why="its answer has another form")
+    assert str(raised.value) == NO_MLFLOW.format(uri=mlflow.uri, why="the response has an unexpected format")
 
 
 def test_no_version_yet(mlflow: Answers) -> None:
@@ -501,7 +501,7 @@ def test_an_id_that_mlflow_does_not_allow_is_not_shown(mlflow: Answers, run_id: 
     mlflow.by_path["runs/get"] = (200, {"run": {**RUN, "info": {**RUN["info"], "run_id": run_id}}})
     with pytest.raises(ExternalError) as raised:
         Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
-    assert str(raised.value) == NO_MLFLOW.format(uri=mlflow.uri, why="its answer has another form")
+    assert str(raised.value) == NO_MLFLOW.format(uri=mlflow.uri, why="the response has an unexpected format")
 
 
 def test_metrics_that_are_no_numbers(mlflow: Answers) -> None:

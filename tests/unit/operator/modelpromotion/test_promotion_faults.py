@@ -238,6 +238,6 @@ async def test_a_mistake_of_the_operators_own_is_said_once(caplog: pytest.LogCap
             await simulation.operator.reconciler.handle("team/champion")
     assert simulation.says("Accepted") == (
         "InternalError",
-        "the operator failed on this resource (ZeroDivisionError), and tries again: read its log",
+        "the operator failed to reconcile this resource (ZeroDivisionError) and retries: read the operator's log",
     )
     assert simulation.writes.log == ["status ModelPromotion", "create Event"]

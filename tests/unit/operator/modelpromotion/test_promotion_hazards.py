@@ -61,7 +61,7 @@ async def seized(**spec: Any) -> World:
 
 async def without_answer(rollout: World, **spec: Any) -> None:
     """Change the spec, and let the operator try in vain."""
-    rollout.registry.refusal = Problem(ConditionReason.MLFLOW_UNREACHABLE, "no answer in time")
+    rollout.registry.refusal = Problem(ConditionReason.MLFLOW_UNREACHABLE, "the request timed out")
     rollout.edit(**spec)
     for _ in range(3):
         rollout.seconds += 60

@@ -270,7 +270,7 @@ async def test_a_model_that_disappears_is_remembered_and_one_made_anew_is_anothe
 
 async def test_a_move_in_the_journal_waits_for_its_registry() -> None:
     simulation = await world()
-    simulation.registry.refusal = Problem(ConditionReason.MLFLOW_UNREACHABLE, "no answer in time")
+    simulation.registry.refusal = Problem(ConditionReason.MLFLOW_UNREACHABLE, "the request timed out")
     simulation.edit(source={"type": "Version", "version": "3"})
     for _ in range(3):
         simulation.seconds += 60

@@ -10,7 +10,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.mlflow import MlflowRegistry
-from finetune_operator.text import canonical
+from finetune_operator.text import normalize_address
 
 WRITTEN = {
     "http://mlflow:5000": "http://mlflow:5000",
@@ -32,7 +32,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize(("written", "expected"), WRITTEN.items())
 def test_the_address_as_everybody_would_write_it(written: str, expected: str) -> None:
-    assert canonical(written) == expected
+    assert normalize_address(written) == expected
 
 
 ASKED: dict[str, Callable[[str], object]] = {
@@ -51,5 +51,5 @@ def test_what_is_no_address(uri: str, ask: Callable[[str], object]) -> None:
     problem = raised.value.problem
     assert (problem.reason, problem.message) == (
         ConditionReason.MLFLOW_ERROR,
-        f"{uri} is not the address of an MLflow server: use one such as http://mlflow:5000",
+        f"{uri} is not a valid address of an MLflow server: use an address like http://mlflow:5000",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finetune_crds.contract import TAG_EVAL_DATA, TAG_EVALUATION_DATA
-from finetune_operator.registry.base import ModelVersion, comparable_on, evaluated_on
+from finetune_operator.registry.base import ModelVersion, find_comparison_tag, find_eval_digest
 
 NOTED: dict[str, tuple[dict[str, str], dict[str, str], str | None]] = {
     "nowhere": ({}, {"other": "d1"}, None),
@@ -21,7 +21,7 @@ NOTED: dict[str, tuple[dict[str, str], dict[str, str], str | None]] = {
 def test_where_the_data_are_noted(
     tags: dict[str, str], run_tags: dict[str, str], expected: str | None
 ) -> None:
-    assert evaluated_on(tags, run_tags) == expected
+    assert find_eval_digest(tags, run_tags) == expected
 
 
 TRAINED, JUDGED = (TAG_EVAL_DATA, "d1"), (TAG_EVALUATION_DATA, "e1")
@@ -39,4 +39,4 @@ def test_on_what_a_number_is_comparable(
     tags: dict[str, str], number: str, expected: tuple[str, str | None]
 ) -> None:
     version = ModelVersion("1", tags=tags, metrics={number: 1.0}, evaluated_on="d1")
-    assert comparable_on(version, number) == expected
+    assert find_comparison_tag(version, number) == expected

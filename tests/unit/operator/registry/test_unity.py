@@ -10,12 +10,12 @@ import pytest
 from databricks.sdk import WorkspaceClient
 
 from finetune_crds.conditions import ConditionReason
-from finetune_operator.databricks.workspace import workspace
+from finetune_operator.databricks.workspace import open_workspace
 from finetune_operator.errors import ExternalError
 from finetune_operator.registry import unity
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
-from finetune_operator.registry.unity import UnityRegistry, metastore_of
-from finetune_operator.registry.writer import lease_name
+from finetune_operator.registry.unity import UnityRegistry, find_metastore
+from finetune_operator.registry.writer import build_lease_name
 from finetune_operator.settings import Settings
 from standins.databricks import Fault, Workspace
 
@@ -28,7 +28,7 @@ def registry(state: Workspace) -> Registry:
 
 
 def client(state: Workspace) -> WorkspaceClient:
-    return workspace(state.secret, Settings())
+    return open_workspace(state.secret, Settings())
 
 
 def problem(call: Callable[[], object]) -> tuple[ConditionReason, str]:
@@ -55,9 +55,9 @@ def test_it_is_named_by_its_workspace_where_nobody_may_know_the_metastore(databr
     databricks.denied = {f"GET {METASTORE}"}
     assert UnityRegistry.of(client(databricks)).uri == databricks.uri.replace("http", "databricks-uc")
     databricks.denied = set()
-    assert metastore_of(client(databricks), fetch=False) is None
+    assert find_metastore(client(databricks), fetch=False) is None
     assert UnityRegistry.of(client(databricks)).uri == "databricks-uc://metastore-1"
-    assert metastore_of(client(databricks), fetch=False) == "metastore-1"
+    assert find_metastore(client(databricks), fetch=False) == "metastore-1"
 
 
 def test_a_workspace_that_does_not_say_its_metastore_now(databricks: Workspace) -> None:
@@ -69,8 +69,12 @@ def test_a_workspace_that_does_not_say_its_metastore_now(databricks: Workspace) 
 
 
 def test_the_lease_of_a_model_is_the_same_however_its_name_is_written() -> None:
-    assert lease_name("databricks-uc://m", "Main.LLM.Support") == lease_name("databricks-uc://m", MODEL)
-    assert lease_name("http://mlflow:5000", "Support") != lease_name("http://mlflow:5000", "support")
+    assert build_lease_name("databricks-uc://m", "Main.LLM.Support") == build_lease_name(
+        "databricks-uc://m", MODEL
+    )
+    assert build_lease_name("http://mlflow:5000", "Support") != build_lease_name(
+        "http://mlflow:5000", "support"
+    )
 
 
 def test_a_model_and_its_aliases(databricks: Workspace) -> None:
@@ -128,7 +132,7 @@ def test_the_run_of_another_workspace_is_not_read(databricks: Workspace) -> None
         version="1",
         run_id=f"run-{MODEL}-1",
         metrics={"accuracy": 0.5},
-        unread="its run is in workspace 99, and the credentials are for workspace 1234",
+        unread="its run is in workspace 99, but the credentials are for workspace 1234",
     )
 
 
@@ -201,7 +205,7 @@ def test_no_permission(
     databricks.denied = {denied}
     assert problem(lambda: call(registry(databricks))) == (
         ConditionReason.DATABRICKS_FORBIDDEN,
-        f"Databricks at {databricks.uri} does not let the operator {what}: grant it the permission, or use other "
+        f"Databricks at {databricks.uri} denied the operator permission to {what}: grant the permission, or use other "
         "credentials (PERMISSION_DENIED, HTTP 403)",
     )
 
@@ -210,7 +214,7 @@ def test_an_alias_of_a_version_that_does_not_exist(databricks: Workspace) -> Non
     databricks.add_version(MODEL, 1)
     assert problem(lambda: registry(databricks).set_alias(MODEL, "champion", "7")) == (
         ConditionReason.DATABRICKS_ERROR,
-        f"Databricks at {databricks.uri} could not set the alias champion of the model {MODEL} (RESOURCE_DOES_NOT_EXIST, HTTP 404): "
+        f"Databricks at {databricks.uri} failed to set the alias champion of the model {MODEL} (RESOURCE_DOES_NOT_EXIST, HTTP 404): "
         "the log of the operator has the reason",
     )
 

@@ -21,12 +21,12 @@ from finetune_operator.registry.writer import (
     AliasWriter,
     ModelReplaced,
     VersionNotReady,
-    lease_name,
+    build_lease_name,
 )
 from finetune_operator.settings import Settings
 from standins.kube import StandIn
 
-LEASE = lease_name("http://r", "m")
+LEASE = build_lease_name("http://r", "m")
 AWAY = ExternalError(Problem(ConditionReason.MLFLOW_UNREACHABLE, "away"))
 CREATED = datetime(2026, 7, 1, tzinfo=UTC)
 BROKEN = ExternalError(Problem(ConditionReason.MLFLOW_ERROR, "broken"))
@@ -140,17 +140,17 @@ REFUSED: dict[str, tuple[dict[str, Any], type[ExternalError], str]] = {
     "it was moved": (
         {"expected": "3"},
         AliasMoved,
-        "alias champion of m points at version 4, and version 3 was expected: the next pass reads it again",
+        "alias champion of m points at version 4, but version 3 is expected: the next pass reads it again",
     ),
     "there should be none": (
         {"expected": None},
         AliasMoved,
-        "alias champion of m points at version 4, and no alias was expected: the next pass reads it again",
+        "alias champion of m points at version 4, but no alias is expected: the next pass reads it again",
     ),
     "it was moved, and is not removed": (
         {"expected": "3", "to": None},
         AliasMoved,
-        "alias champion of m points at version 4, and version 3 was expected: the next pass reads it again",
+        "alias champion of m points at version 4, but version 3 is expected: the next pass reads it again",
     ),
     "the model was created anew": (
         {"created": CREATED - timedelta(days=1)},
@@ -160,22 +160,22 @@ REFUSED: dict[str, tuple[dict[str, Any], type[ExternalError], str]] = {
     "its source was moved": (
         {"source": "candidate", "to": "6"},
         AliasMoved,
-        "alias candidate of m points at version 5, and version 6 was expected: the next pass reads it again",
+        "alias candidate of m points at version 5, but version 6 is expected: the next pass reads it again",
     ),
     "its source is gone": (
         {"source": "staging"},
         AliasMoved,
-        "alias staging of m does not exist, and version 5 was expected: the next pass reads it again",
+        "alias staging of m does not exist, but version 5 is expected: the next pass reads it again",
     ),
     "no such version": (
         {"to": "9"},
         VersionNotReady,
-        "no alias can be pointed at version 9 of m, which does not exist: name another version",
+        "cannot point an alias at version 9 of m, which does not exist: choose another version",
     ),
     "a version without its files": (
         {"to": "6"},
         VersionNotReady,
-        "no alias can be pointed at version 6 of m, which is not READY: name another version",
+        "cannot point an alias at version 6 of m, which is not READY: choose another version",
     ),
 }
 
@@ -199,7 +199,7 @@ async def test_a_write_is_read_back() -> None:
     world.registry.before["model"] = another_replica
     with pytest.raises(AliasMoved) as raised:
         await world.move()
-    assert (raised.value.found, world.holder) == ("4", None)
+    assert (raised.value.actual, world.holder) == ("4", None)
 
 
 async def test_one_writes_and_the_other_comes_back() -> None:
@@ -224,7 +224,9 @@ async def test_one_writes_and_the_other_comes_back() -> None:
 
 async def test_models_do_not_wait_for_each_other() -> None:
     world = World()
-    world.kube.keep({"kind": "Lease", "metadata": {"name": lease_name("http://r", "n"), "namespace": "fs"}})
+    world.kube.keep(
+        {"kind": "Lease", "metadata": {"name": build_lease_name("http://r", "n"), "namespace": "fs"}}
+    )
     await world.move()
     assert world.registry.wrote == [SET]
 
@@ -357,9 +359,7 @@ async def test_leases_that_the_api_server_refuses(verb: str, caplog: pytest.LogC
 
 def without_lease(reason: ConditionReason, why: str) -> Problem:
     """That nothing is written, for want of the Lease."""
-    return Problem(
-        reason, f"aliases of m are written only under Lease fs/{LEASE}, which cannot be acquired: {why}"
-    )
+    return Problem(reason, f"cannot acquire Lease fs/{LEASE}, which is required to write aliases of m: {why}")
 
 
 async def test_leases_of_an_api_server_that_is_away() -> None:

@@ -10,9 +10,9 @@ from databricks.sdk.service.serving import AiGatewayConfig, ServingModelWorkload
 
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.serving import DatabricksServing, InferenceTable
-from finetune_operator.databricks.workspace import workspace
+from finetune_operator.databricks.workspace import open_workspace
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.serving.databricks import act, endpoint
+from finetune_operator.serving.databricks import read_endpoint, request_change
 from finetune_operator.serving.model import (
     ConfigureEndpoint,
     Endpoint,
@@ -40,16 +40,16 @@ def served(**shares: int) -> tuple[ServedVersion, ...]:
 
 
 def client(state: Workspace) -> WorkspaceClient:
-    return workspace(state.secret, Settings())
+    return open_workspace(state.secret, Settings())
 
 
 def found(state: Workspace, **parts: Any) -> Endpoint:
-    return endpoint(client(state), spec(**parts))
+    return read_endpoint(client(state), spec(**parts))
 
 
 def refused(state: Workspace, action: EndpointAction) -> tuple[ConditionReason, str]:
     with pytest.raises(ExternalError) as raised:
-        act(client(state), action)
+        request_change(client(state), action)
     return raised.value.problem.reason, raised.value.problem.message
 
 
@@ -69,11 +69,11 @@ def test_no_endpoint(databricks: Workspace) -> None:
 def test_create_and_change(databricks: Workspace) -> None:
     databricks.endpoints.polls = None
     url = f"{databricks.uri}/serving-endpoints/support/invocations"
-    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     creating = found(databricks)
     databricks.endpoints.finish("support")
     created = found(databricks)
-    act(client(databricks), ConfigureEndpoint(spec(), served(v4=10, v3=90), create=False))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v4=10, v3=90), create=False))
     changing = found(databricks)
     databricks.endpoints.finish("support")
     changed = found(databricks)
@@ -131,7 +131,7 @@ ENTITIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("parts", "fields"), ENTITIES.values(), ids=ENTITIES)
 def test_entities(databricks: Workspace, parts: dict[str, Any], fields: dict[str, Any]) -> None:
-    act(client(databricks), ConfigureEndpoint(spec(**parts), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(**parts), served(v3=100), create=True))
     assert found(databricks, **parts).matches_spec
     assert bodies(databricks) == [PLAIN | fields]
 
@@ -151,7 +151,9 @@ KINDS = {
 
 @pytest.mark.parametrize(("kind", "name"), KINDS.items())
 def test_machines(databricks: Workspace, kind: str, name: str) -> None:
-    act(client(databricks), ConfigureEndpoint(spec(workloadType=kind), served(v3=100), create=True))
+    request_change(
+        client(databricks), ConfigureEndpoint(spec(workloadType=kind), served(v3=100), create=True)
+    )
     assert found(databricks, workloadType=kind).matches_spec
     assert [entity["workload_type"] for entity in bodies(databricks)] == [name]
 
@@ -164,9 +166,11 @@ def test_the_machines_are_all_that_the_schema_and_databricks_have() -> None:
 
 def test_provisioned_throughput_has_its_own_paths(databricks: Workspace) -> None:
     reserved = {"provisionedThroughput": {"modelUnits": 50}}
-    act(client(databricks), ConfigureEndpoint(spec(**reserved), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(**reserved), served(v3=100), create=True))
     assert found(databricks, **reserved).ready
-    act(client(databricks), ConfigureEndpoint(spec(**reserved), served(v4=50, v3=50), create=False))
+    request_change(
+        client(databricks), ConfigureEndpoint(spec(**reserved), served(v4=50, v3=50), create=False)
+    )
     assert found(databricks, **reserved).served == served(v4=50, v3=50)
     assert databricks.writes() == [("POST", f"{PATH}/pt"), ("PUT", f"{PATH}/pt/support/config")]
 
@@ -183,7 +187,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("parts", OTHERWISE.values(), ids=OTHERWISE)
 def test_another_configuration_is_seen(databricks: Workspace, parts: dict[str, Any]) -> None:
     environment = {"environment": {"A": "b"}}
-    act(client(databricks), ConfigureEndpoint(spec(**environment), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(**environment), served(v3=100), create=True))
     assert found(databricks, **environment).matches_spec
     if "provisionedThroughput" not in parts:
         assert not found(databricks, **environment, **parts).matches_spec
@@ -192,7 +196,7 @@ def test_another_configuration_is_seen(databricks: Workspace, parts: dict[str, A
 
 
 def test_what_databricks_does_not_say_does_not_differ(databricks: Workspace) -> None:
-    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     found(databricks)
     config = databricks.endpoints.held["support"].config
     assert config
@@ -203,9 +207,9 @@ def test_what_databricks_does_not_say_does_not_differ(databricks: Workspace) -> 
 
 def test_a_change_that_fails(databricks: Workspace) -> None:
     databricks.endpoints.broken = {"4": "no machine of this kind"}
-    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     found(databricks)
-    act(client(databricks), ConfigureEndpoint(spec(), served(v4=100), create=False))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v4=100), create=False))
     failed = found(databricks)
     assert failed == Endpoint(
         exists=True,
@@ -222,8 +226,8 @@ def test_a_change_that_fails(databricks: Workspace) -> None:
 def test_a_change_that_fails_without_a_word(databricks: Workspace) -> None:
     databricks.endpoints.broken = {"4": "no machine of this kind"}
     databricks.endpoints.keeps_failed = False
-    act(client(databricks), ConfigureEndpoint(spec(), served(v4=100), create=True))
-    assert found(databricks).message == "Databricks does not say why: see the endpoint's events"
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v4=100), create=True))
+    assert found(databricks).message == "Databricks reports no reason: see the endpoint's events"
 
 
 @pytest.mark.parametrize("answer", BUSY, ids=[f"{status} {code}" for status, code, _ in BUSY])
@@ -233,14 +237,14 @@ def test_another_change_under_way_is_no_error(databricks: Workspace, answer: tup
         ConditionReason.ENDPOINT_BUSY,
         "another change of the serving endpoint support is in progress: waiting until it is complete",
     )
-    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     assert refused(databricks, ConfigureEndpoint(spec(), served(v3=100), create=True)) == busy
     assert refused(databricks, ConfigureEndpoint(spec(), served(v4=100), create=False)) == busy
 
 
 def test_a_version_that_recovers(databricks: Workspace) -> None:
     databricks.endpoints.recovering = {"3": "the node was lost"}
-    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     found(databricks)
     recovering = found(databricks)
     databricks.endpoints.recover("support")
@@ -255,7 +259,7 @@ def test_what_databricks_refuses(databricks: Workspace) -> None:
     wrong = ConfigureEndpoint(spec(), served(v3=50, v4=10), create=True)
     assert refused(databricks, wrong) == (
         ConditionReason.DATABRICKS_ERROR,
-        f"Databricks at {databricks.uri} could not change the serving endpoint support (INVALID_PARAMETER_VALUE, HTTP 400): "
+        f"Databricks at {databricks.uri} failed to change the serving endpoint support (INVALID_PARAMETER_VALUE, HTTP 400): "
         "the log of the operator has the reason",
     )
     databricks.denied = {f"POST {PATH}"}
@@ -276,55 +280,55 @@ TABLE = {"inferenceTable": {"catalog": "main", "schema": "logs", "tablePrefix": 
 
 
 def test_requests_are_logged(databricks: Workspace) -> None:
-    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     assert found(databricks).logged_to is None
-    act(client(databricks), LogRequests(spec(**TABLE)))
+    request_change(client(databricks), LogRequests(spec(**TABLE)))
     assert found(databricks).logged_to == spec(**TABLE).inference_table
-    act(client(databricks), StopLogging(spec()))
+    request_change(client(databricks), StopLogging(spec()))
     assert found(databricks).logged_to is None
-    act(client(databricks), StopLogging(spec()))
+    request_change(client(databricks), StopLogging(spec()))
     assert databricks.writes() == [("POST", PATH), *[("PUT", f"{PATH}/support/ai-gateway")] * 3]
 
 
 def test_nothing_was_ever_logged(databricks: Workspace) -> None:
-    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    act(client(databricks), StopLogging(spec()))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    request_change(client(databricks), StopLogging(spec()))
     assert databricks.writes() == [("POST", PATH)]
 
 
 def test_another_table_before_the_first_was_disabled(
     databricks: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    act(client(databricks), LogRequests(spec(**TABLE)))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    request_change(client(databricks), LogRequests(spec(**TABLE)))
     other = LogRequests(spec(inferenceTable={"catalog": "main", "schema": "other"}))
     reason, _ = refused(databricks, other)
     assert (reason, caplog.records[-1].getMessage().rpartition(": ")[2]) == (
         ConditionReason.DATABRICKS_ERROR,
         "Disable the inference table before you change its catalog, schema or table name prefix.",
     )
-    act(client(databricks), StopLogging(spec()))
-    act(client(databricks), other)
+    request_change(client(databricks), StopLogging(spec()))
+    request_change(client(databricks), other)
     assert found(databricks).logged_to == InferenceTable.model_validate(
         {"catalog": "main", "schema": "other"}
     )
 
 
 def test_logging_moves_the_revision(databricks: Workspace) -> None:
-    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     before = found(databricks).revision
-    act(client(databricks), LogRequests(spec(**TABLE)))
+    request_change(client(databricks), LogRequests(spec(**TABLE)))
     assert found(databricks).revision != before
 
 
 def test_logging_keeps_limits_that_exist(databricks: Workspace) -> None:
-    act(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     limits = {
         "rate_limits": [{"calls": 5, "key": "user", "renewal_period": "minute"}],
         "usage_tracking_config": {"enabled": True},
     }
     databricks.endpoints.held["support"].ai_gateway = AiGatewayConfig.from_dict(limits)
-    act(client(databricks), LogRequests(spec(**TABLE)))
+    request_change(client(databricks), LogRequests(spec(**TABLE)))
     gateway = databricks.endpoints.held["support"].ai_gateway
     assert gateway
     table = {

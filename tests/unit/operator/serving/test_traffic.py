@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_operator.serving.traffic import numbers_of
+from finetune_operator.serving.traffic import parse_traffic
 from standins.databricks.endpoints import exported
 
 LATENCY = """\
@@ -36,9 +36,9 @@ CASES: dict[str, tuple[str, dict[str, float]]] = {
 
 @pytest.mark.parametrize(("text", "numbers"), CASES.values(), ids=CASES)
 def test_numbers(text: str, numbers: dict[str, float]) -> None:
-    assert numbers_of(text, "version-4") == numbers
+    assert parse_traffic(text, "version-4") == numbers
 
 
 def test_what_is_no_metrics() -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - the parser's own
-        numbers_of('<html lang="en">', "version-4")
+        parse_traffic('<html lang="en">', "version-4")

@@ -118,8 +118,8 @@ def test_not_implemented(parts: Json, expected: list[str]) -> None:
 REGISTER: Json = {"register": {"model": "m"}}
 NEEDS_MLFLOW = "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with spec.tracking.uri and another name"
 PASSWORD = (
-    "spec.tracking.uri holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
-    "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
+    "spec.tracking.uri contains a password: move it to a Secret with MLFLOW_TRACKING_USERNAME and "
+    "MLFLOW_TRACKING_PASSWORD, and set spec.tracking.secretRef"
 )
 CANNOT = (
     "this version of the operator does not support tracking.uri file:/runs (use the http or https address of an MLflow server, "

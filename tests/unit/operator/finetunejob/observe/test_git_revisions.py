@@ -72,7 +72,7 @@ def why(revision: ResolvedRevision | None) -> tuple[str | None, float | None]:
 async def test_the_login_and_the_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with git_server(tmp_path) as server:
         context = ssl.create_default_context(cafile=server.authority)
-        monkeypatch.setattr(bounded, "trusted", lambda: context)
+        monkeypatch.setattr(bounded, "create_ssl_context", lambda: context)
         server.create("code")
         commit = server.commit("code", {"train.py": "1"})
         server.logins["code"] = ("git", "token")
@@ -116,7 +116,7 @@ class Hanging:
         return Resolved("a" * 40)
 
 
-AWAY = ExternalError(Problem(ConditionReason.GIT_UNREACHABLE, "it took longer than 10 s"))
+AWAY = ExternalError(Problem(ConditionReason.GIT_UNREACHABLE, "no response within 10 s"))
 Hang = Callable[..., Hanging]
 
 

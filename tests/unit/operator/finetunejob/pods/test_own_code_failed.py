@@ -10,7 +10,7 @@ from finetune_crds.code import CodeStatus
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import FineTuneJobStatus
-from finetune_operator.controller.events import EventTarget, changes, event
+from finetune_operator.controller.events import EventTarget, build_event, find_changes
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import NOW, child, conclude, ended, ftj, later, observed, pod, running, said
@@ -210,13 +210,13 @@ def test_who_waits_for_an_index_is_told_at_each_attempt_and_waits_longer() -> No
         after = conclude(job(current), observation, at=later(now), settings=SETTINGS).status
         assert after.restart_time
         waits.append((after.restart_time - later(now)).total_seconds())
-        [change] = changes(current.conditions, after.conditions)
+        [change] = find_changes(current.conditions, after.conditions)
         sentence = (
             f"attempt {number} failed to start and does not count as a restart; pod {name}-0-abcde ended with exit code 69: init container "
             f"dependencies: the index has no trl>=99; at {after.restart_time:%H:%M:%S} UTC, attempt {number + 1} starts your "
             "command again"
         )
-        recorded_event = event(EventTarget("FineTuneJob", "tune", "team", "u"), change, later(now))
+        recorded_event = build_event(EventTarget("FineTuneJob", "tune", "team", "u"), change, later(now))
         assert (recorded_event["type"], recorded_event["reason"], recorded_event["message"]) == (
             "Warning",
             "Restarting",

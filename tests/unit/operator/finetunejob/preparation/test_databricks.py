@@ -70,7 +70,7 @@ RESULT = PrepResult(
 )
 DONE = RunReport(exit_code=0, message=TerminationMessage(prep=RESULT))
 AWAY = Problem(
-    ConditionReason.DATABRICKS_UNREACHABLE, "Databricks at https://w cannot be reached: no answer in time"
+    ConditionReason.DATABRICKS_UNREACHABLE, "Databricks at https://w cannot be reached: the request timed out"
 )
 
 
@@ -588,8 +588,8 @@ CLUSTER: Json = {
 }
 CONF = {"spark.hadoop.fs.s3a.secret.key": "{{ secrets/lake/key }}"}
 WOULD_READ = (
-    "to a secret of the workspace, which the installation's service principal would read: name a Secret with a login of your own in "
-    "spec.data.prepare.spark.databricks.secretRef"
+    "to a secret of the workspace, which would be read as the installation's service principal: set "
+    "spec.data.prepare.spark.databricks.secretRef to a Secret with your own credentials"
 )
 BOTH = [
     f"spec.data.prepare.spark.databricks.compute.newCluster.env sets HF_TOKEN {WOULD_READ}",

@@ -11,14 +11,14 @@ from finetune_crds.conditions import ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReason
 from finetune_crds.serving import DatabricksServing
-from finetune_operator.databricks.workspace import workspace
+from finetune_operator.databricks.workspace import open_workspace
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.serving import serve
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionDecision
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
-from finetune_operator.serving.databricks import act, endpoint
+from finetune_operator.serving.databricks import read_endpoint, request_change
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint
 from finetune_operator.settings import Settings
 from standins.databricks import Workspace
@@ -109,7 +109,7 @@ class Rollout:
                 assert resource.status.serving
                 assert resource.status.serving.change
             try:
-                act(self.client, action)
+                request_change(self.client, action)
             except ExternalError as error:
                 self.refused.append(error.problem.reason)
                 self._say(error.problem)
@@ -169,7 +169,7 @@ class Rollout:
     @property
     def client(self) -> Any:
         secret = self.workspace.secret
-        return workspace(secret, SETTINGS)
+        return open_workspace(secret, SETTINGS)
 
     def observe(self) -> Endpoint:
         """The endpoint, as the SDK has it."""
@@ -177,7 +177,7 @@ class Rollout:
         assert spec
         assert spec.serving
         assert spec.serving.databricks
-        return endpoint(self.client, spec.serving.databricks)
+        return read_endpoint(self.client, spec.serving.databricks)
 
     @property
     def routes(self) -> Mapping[str, int]:
@@ -207,7 +207,7 @@ class Rollout:
         serving_spec = DatabricksServing.model_validate({"endpoint": "support"} | parts)
         served = tuple(ServedVersion(MODEL, version, percent) for version, percent in shares)
         create = "support" not in self.workspace.endpoints.held
-        act(self.client, ConfigureEndpoint(serving_spec, served, create))
+        request_change(self.client, ConfigureEndpoint(serving_spec, served, create))
 
 
 def changed(status: ModelPromotionStatus) -> Json:

@@ -21,7 +21,7 @@ def version(
     return ModelVersion(number, True, f"r{number}", tags or {}, metrics, data)
 
 
-ELSEWHERE = "its run is in workspace 99, and the credentials are for workspace 1234"
+ELSEWHERE = "its run is in workspace 99, but the credentials are for workspace 1234"
 HOLDER = version("1", loss=2.0, accuracy=0.8)
 
 
@@ -151,7 +151,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             None,
             "2",
             "version 2 does not record the data it was evaluated on: the version needs the tag finetune_eval_data, as its run is in "
-            "workspace 99, and the credentials are for workspace 1234",
+            "workspace 99, but the credentials are for workspace 1234",
         ),
     ),
     "a tag as it must be": (

@@ -16,8 +16,8 @@ SPEC: Json = {"model": "m", "alias": "champion", "source": {"type": "Version", "
 IN_CATALOG = {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}
 SERVING = {"type": "Databricks", "databricks": {"endpoint": "support"}}
 UNREADABLE = (
-    "spec.serving.databricks.environment sets HF_TOKEN to a secret of the workspace, which the installation's service principal "
-    "would read: name a Secret with a login of your own in spec.serving.databricks.secretRef"
+    "spec.serving.databricks.environment sets HF_TOKEN to a secret of the workspace, which would be read as the "
+    "installation's service principal: set spec.serving.databricks.secretRef to a Secret with your own credentials"
 )
 
 
@@ -38,8 +38,8 @@ CASES: dict[str, tuple[Json, Settings, list[str]]] = {
         {"tracking": {"uri": "https://me:secret@mlflow"}},
         MLFLOW,
         [
-            "spec.tracking.uri holds a password: put it into a Secret as MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD, and name that in spec.tracking.secretRef"
+            "spec.tracking.uri contains a password: move it to a Secret with MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, and set spec.tracking.secretRef"
         ],
     ),
     "a registry of no known kind": (

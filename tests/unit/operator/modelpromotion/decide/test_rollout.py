@@ -73,7 +73,7 @@ def test_an_update_that_fails_takes_everything_back(databricks: Workspace, keeps
     databricks.endpoints.keeps_failed = keeps_failed
     rollout.promote("2")
     why = (
-        "version 2: no machine" if keeps_failed else "Databricks does not say why: see the endpoint's events"
+        "version 2: no machine" if keeps_failed else "Databricks reports no reason: see the endpoint's events"
     )
     assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
     assert rollout.message == (
