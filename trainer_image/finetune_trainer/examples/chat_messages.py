@@ -130,12 +130,12 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
     Raises:
         ValueError: they are not a list of definitions.
     """
-    found = _parsed(value, "tools") if isinstance(value, str) else _without_nulls(value)
-    if not found:
+    definitions = _parsed(value, "tools") if isinstance(value, str) else _without_nulls(value)
+    if not definitions:
         return None
-    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+    if not isinstance(definitions, list) or not all(isinstance(tool, dict) for tool in definitions):
         raise ValueError("tools are not a list of definitions")
-    return [_in_order(tool) for tool in found]
+    return [_in_order(tool) for tool in definitions]
 
 
 def weighed(value: Sequence[Message], field: str) -> tuple[list[Message], list[bool]]:
@@ -164,8 +164,8 @@ def reply(prompt: list[Message], answer: list[Message]) -> list[Message]:
     Raises:
         ValueError: it goes on with another role than the assistant's.
     """
-    spoken = [message for message in prompt if message["role"] != "system"]
-    repeated = next((start for start in (prompt, spoken) if answer[: len(start)] == start), [])
+    without_system = [message for message in prompt if message["role"] != "system"]
+    repeated = next((start for start in (prompt, without_system) if answer[: len(start)] == start), [])
     added = answer[len(repeated) :]
     if added and added[0]["role"] != "assistant":
         raise ValueError(
@@ -190,16 +190,18 @@ def with_texts(text: str, change: Callable[[str], str]) -> str:
 
 
 def _message(message: Message, number: int) -> Message:
-    made = {name: value for name, value in message.items() if value is not None}
-    calls = made.pop("tool_calls", None)
-    made["content"] = _join_parts(made.get("content", ""), number)
+    normalized = {name: value for name, value in message.items() if value is not None}
+    calls = normalized.pop("tool_calls", None)
+    normalized["content"] = _join_parts(normalized.get("content", ""), number)
     if not calls:
-        return made
+        return normalized
     where = f"tool_calls of message {number}"
-    found = _without_nulls(_parsed(calls, where) if isinstance(calls, str) else calls)
-    if not isinstance(found, list) or not all(isinstance(call, dict) for call in found):
+    parsed_calls = _without_nulls(_parsed(calls, where) if isinstance(calls, str) else calls)
+    if not isinstance(parsed_calls, list) or not all(isinstance(call, dict) for call in parsed_calls):
         raise ValueError(f"{where} are not a list of calls")
-    return made | ({"tool_calls": [_call(call, where) for call in found]} if found else {})
+    return normalized | (
+        {"tool_calls": [_call(call, where) for call in parsed_calls]} if parsed_calls else {}
+    )
 
 
 def _join_parts(content: str | list[Any], number: int) -> str:
@@ -226,11 +228,11 @@ def _other_part(number: int, kind: Any) -> ValueError:
 
 
 def _weight(value: Any, field: str, number: int) -> bool:
-    found = WEIGHTS.get(value.strip().lower()) if isinstance(value, str) else value
-    if found is None and value is None:
+    weight = WEIGHTS.get(value.strip().lower()) if isinstance(value, str) else value
+    if weight is None and value is None:
         return True
-    if isinstance(found, int | float) and found in (0, 1):
-        return bool(found)
+    if isinstance(weight, int | float) and weight in (0, 1):
+        return bool(weight)
     raise ValueError(
         f"{field} of message {number} is {value!r:.40}: it says whether the message is learned, with 1 or 0"
     )
@@ -242,9 +244,9 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
         return call | {"function": _call(function, where)}
     arguments = call.get("arguments")
     if isinstance(arguments, str):
-        found = _parsed(arguments, f"arguments in {where}") if arguments.strip() else {}
-        if isinstance(found, dict):
-            return call | {"arguments": found}
+        parsed_arguments = _parsed(arguments, f"arguments in {where}") if arguments.strip() else {}
+        if isinstance(parsed_arguments, dict):
+            return call | {"arguments": parsed_arguments}
         raise ValueError(f"arguments in {where} are not a JSON object")
     return call
 
@@ -267,11 +269,11 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _in_order(tool: dict[str, Any]) -> dict[str, Any]:
-    made = {key: tool[key] for key in _known_first(tool)}
+    ordered = {key: tool[key] for key in _known_first(tool)}
     for key in ("function", "parameters"):
-        if isinstance(made.get(key), dict):
-            made[key] = _in_order(made[key])
-    return made
+        if isinstance(ordered.get(key), dict):
+            ordered[key] = _in_order(ordered[key])
+    return ordered
 
 
 def _known_first(keys: Iterable[str]) -> list[str]:
@@ -288,7 +290,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     text = json.dumps(value)
-    return value if (made := change(text)) == text else made
+    return value if (changed := change(text)) == text else changed
 
 
 def _changed_text(value: str, change: Callable[[str], str]) -> str:

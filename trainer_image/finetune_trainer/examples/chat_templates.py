@@ -231,14 +231,14 @@ def marked(
     if not _has_marks(template):
         return None
     # NB: the tokenizer's own method gives tokens alone, in which a token can be of two parts.
-    _, (found,) = render_jinja_template(
+    _, (marked_spans,) = render_jinja_template(
         [_as_expected(tokenizer, messages)],
         tools=tools,
         chat_template=_of_day(tokenizer, tools, day) or template,
         return_assistant_tokens_mask=True,
         **tokenizer.special_tokens_map,
     )
-    return [(int(begin), int(end)) for begin, end in found]
+    return [(int(begin), int(end)) for begin, end in marked_spans]
 
 
 def check_marks(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -247,14 +247,14 @@ def check_marks(tokenizer: PreTrainedTokenizerBase) -> None:
     Raises:
         RecipeRefusedError: they hold nothing.
     """
-    asked: Message = {"role": "user", "content": "?"}
+    question: Message = {"role": "user", "content": "?"}
     answers: list[Message] = [
         {"role": "assistant", "content": "!"},
         {"role": "assistant", "content": "", "tool_calls": [_PROBES[0][1]]},
     ]
-    found = [_marked(tokenizer, [asked, answer]) for answer in answers]
-    told = [spans for spans in found if spans is not None]
-    if told and not any(begin < end for spans in told for begin, end in spans):
+    spans_of_answers = [_marked(tokenizer, [question, answer]) for answer in answers]
+    rendered_spans = [spans for spans in spans_of_answers if spans is not None]
+    if rendered_spans and not any(begin < end for spans in rendered_spans for begin, end in spans):
         raise RecipeRefusedError(
             "the {% generation %} blocks of the chat template hold nothing of an answer: put what the assistant says between "
             "{% generation %} and {% endgeneration %} in model.chatTemplate.jinja, or remove the blocks"
@@ -331,9 +331,9 @@ def _find_left_out(
 
 
 def _used(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> set[str]:
-    found = {_TOOLS} if tools else set()
-    found |= {_CALLS} if any("tool_calls" in message for message in messages) else set()
-    return found | ({_RESULTS} if any(message["role"] == "tool" for message in messages) else set())
+    used = {_TOOLS} if tools else set()
+    used |= {_CALLS} if any("tool_calls" in message for message in messages) else set()
+    return used | ({_RESULTS} if any(message["role"] == "tool" for message in messages) else set())
 
 
 def _roles(messages: Sequence[Message]) -> set[str]:
@@ -362,8 +362,8 @@ def _dropped_reasoning(
 @lru_cache(maxsize=32)
 def _drops_role(tokenizer: PreTrainedTokenizerBase, _template: str, role: str) -> bool:
     """Whether a template leaves out the messages of a role without a word."""
-    asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-    return _leaves_out(tokenizer, [{"role": role, "content": _CONTENT}, *asked])
+    exchange = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    return _leaves_out(tokenizer, [{"role": role, "content": _CONTENT}, *exchange])
 
 
 @lru_cache(maxsize=32)
@@ -398,14 +398,14 @@ def _without_effect(tokenizer: PreTrainedTokenizerBase, _template: str) -> froze
 def _left_out(
     tokenizer: PreTrainedTokenizerBase, tool: dict[str, Any], call: dict[str, Any]
 ) -> frozenset[str]:
-    asked: Message = {"role": "user", "content": "?"}
+    question: Message = {"role": "user", "content": "?"}
     answer: Message = {"role": "assistant", "content": "!"}
     used: list[Message] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": _RESULT, "name": _CALL, "tool_call_id": _ID},
     ]
-    defined = _rendered(tokenizer, _as_expected(tokenizer, [asked, answer]), [tool])
-    called = _rendered(tokenizer, _as_expected(tokenizer, [asked, *used, answer]), [tool])
+    defined = _rendered(tokenizer, _as_expected(tokenizer, [question, answer]), [tool])
+    called = _rendered(tokenizer, _as_expected(tokenizer, [question, *used, answer]), [tool])
     marks = ((_TOOLS, _TOOL, defined), (_CALLS, _CALL, called), (_RESULTS, _RESULT, called))
     return frozenset(what for what, mark, text in marks if text is not None and mark not in text)
 

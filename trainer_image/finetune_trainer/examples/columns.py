@@ -62,28 +62,28 @@ def find(
     if objective in COLUMNS_OF_OBJECTIVE:
         return _own(schema, where, objective)
     considered = [column for column in schema if column.name in templates] if templates else schema
-    found = _examples(considered)
-    if not found:
+    examples = _examples(considered)
+    if not examples:
         among = "the templates name" if templates else "it has"
         raise DataError(
             "ColumnsUnknown",
             f"{where} has no columns that are known to hold an example: {among} {_listed(considered)}; name them in "
             "data.columns",
         )
-    if len(found) > 1:
+    if len(examples) > 1:
         raise DataError(
             "ColumnsAmbiguous",
-            f"{where} has the columns of more than one example: {'; '.join(map(described, found))}; name those of one "
+            f"{where} has the columns of more than one example: {'; '.join(map(described, examples))}; name those of one "
             "in data.columns",
         )
-    beside = [] if templates or found[0].prompt is None else _texts(schema, _BESIDE_A_PAIR)
-    if beside:
+    extra_texts = [] if templates or examples[0].prompt is None else _texts(schema, _BESIDE_A_PAIR)
+    if extra_texts:
         raise DataError(
             "ColumnsAmbiguous",
-            f"{where} has {described(found[0])}, and {' and '.join(beside)}, which may belong to the prompt: name the "
+            f"{where} has {described(examples[0])}, and {' and '.join(extra_texts)}, which may belong to the prompt: name the "
             "columns of an example in data.columns, and render several into a prompt with data.prepare.promptTemplate",
         )
-    return found[0]
+    return examples[0]
 
 
 def of_table(data: Data) -> Columns:
@@ -108,21 +108,21 @@ def misfits(data: Data, objective: Objective) -> list[str]:
     columns = data.columns
     if columns is None:
         return []
-    found = [
+    mistakes = [
         f"objective {' or '.join(names)} and data.columns of type {kind} go together"
         for kind, names in OBJECTIVES_OF_COLUMNS.items()
         if (objective.type in names) != (columns.type == kind)
     ]
     if columns.message_weight is not None and columns.type != "Messages":
-        found.append(
+        mistakes.append(
             "data.columns.messageWeight needs type Messages: preferences are judged by whole answers"
         )
     elif columns.message_weight is not None and objective.loss_on == "All":
-        found.append(
+        mistakes.append(
             "data.columns.messageWeight says which answers the loss is on, and objective.lossOn All takes it on every token: "
             "remove one of them"
         )
-    return found
+    return mistakes
 
 
 def missing_weights(column: str, field: str) -> DataError:
@@ -137,22 +137,22 @@ def missing_weights(column: str, field: str) -> DataError:
 def described(columns: Columns) -> str:
     """Return columns as text, such as `prompt question, response answer`."""
     roles = (role for role in Columns.model_fields if role != "type")
-    named = {role: name for role in roles if (name := getattr(columns, role)) is not None}
-    return ", ".join(role if role == name else f"{role} {name}" for role, name in named.items())
+    names = {role: name for role in roles if (name := getattr(columns, role)) is not None}
+    return ", ".join(role if role == name else f"{role} {name}" for role, name in names.items())
 
 
 def _own(schema: Sequence[Column], where: str, objective: ObjectiveType) -> Columns:
-    wanted = Columns.model_validate({"type": COLUMNS_OF_OBJECTIVE[objective]})
+    columns = Columns.model_validate({"type": COLUMNS_OF_OBJECTIVE[objective]})
     kinds = {column.name: column.kind for column in schema}
-    usable = all(kinds.get(name) in ("text", "messages") for name in wanted.said)
-    if not usable or (wanted.label and kinds.get(wanted.label) not in ("text", "label")):
-        *others, last = wanted.named
+    usable = all(kinds.get(name) in ("text", "messages") for name in columns.said)
+    if not usable or (columns.label and kinds.get(columns.label) not in ("text", "label")):
+        *first_names, last = columns.named
         raise DataError(
             "ColumnsUnknown",
-            f"{where} does not have the columns {', '.join(others)} and {last}, which objective {objective} needs: it has "
+            f"{where} does not have the columns {', '.join(first_names)} and {last}, which objective {objective} needs: it has "
             f"{_listed(schema)}; name them in data.columns",
         )
-    return wanted
+    return columns
 
 
 def _may_be_tools(column: Column) -> bool:
@@ -168,10 +168,10 @@ def _examples(schema: Sequence[Column]) -> list[Columns]:
     """Return the columns of each example, other than preferences, that the schema has."""
     kinds = {column.name: column.kind for column in schema}
     tools = next((column.name for column in schema if column.name == "tools" and _may_be_tools(column)), None)
-    spoken = next((name for name in _CONVERSATIONS if kinds.get(name) == "messages"), None)
-    found = [Columns(type="Messages", messages=spoken, tools=tools)] if spoken else []
-    found += [Columns(type="Text")] if kinds.get("text") == "text" else []
-    return found + [
+    conversations = next((name for name in _CONVERSATIONS if kinds.get(name) == "messages"), None)
+    examples = [Columns(type="Messages", messages=conversations, tools=tools)] if conversations else []
+    examples += [Columns(type="Text")] if kinds.get("text") == "text" else []
+    return examples + [
         Columns(type="PromptResponse", prompt=prompt, response=response)
         for prompt, response in _PAIRS
         if kinds.get(prompt) == kinds.get(response) == "text"

@@ -53,10 +53,10 @@ def token_columns(columns: Columns) -> tuple[TokenColumns, ...]:
 
 
 def from_table(
-    rows: Mapping[str, list[Any]], wanted: Sequence[TokenColumns]
+    rows: Mapping[str, list[Any]], columns: Sequence[TokenColumns]
 ) -> Iterator[tuple[Document, ...]]:
     """Yield the documents of each row of a batch of a prepared table's columns of token ids."""
-    return zip(*(map(Document, rows[each.input_ids], rows[each.loss_mask]) for each in wanted), strict=True)
+    return zip(*(map(Document, rows[each.input_ids], rows[each.loss_mask]) for each in columns), strict=True)
 
 
 def labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]:
@@ -68,14 +68,14 @@ def labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]
     column = columns.label
     if column is None:
         return [None] * len(next(iter(rows.values())))
-    found = [_label(value) for value in rows[column]]
-    if None in found:
+    parsed = [_label(value) for value in rows[column]]
+    if None in parsed:
         raise DataError(
             "LabelValue",
-            f"a row of column {column} holds {rows[column][found.index(None)]!r:.40}: labels are booleans, 1 and 0, or the texts "
+            f"a row of column {column} holds {rows[column][parsed.index(None)]!r:.40}: labels are booleans, 1 and 0, or the texts "
             "true and false; correct such rows or filter them out",
         )
-    return found
+    return parsed
 
 
 def _label(value: Any) -> bool | None:
@@ -203,8 +203,8 @@ class Documents:
         return self.tokenizer
 
     def _conversations(self, rows: Mapping[str, list[Any]], column: str) -> Iterator[tuple[Document, ...]]:
-        given = rows[self.columns.tools] if self.columns.tools else [None] * len(rows[column])
-        for value, tools in zip(rows[column], given, strict=True):
+        tools_of_rows = rows[self.columns.tools] if self.columns.tools else [None] * len(rows[column])
+        for value, tools in zip(rows[column], tools_of_rows, strict=True):
             messages, learned = self.learned(value, column)
             used = tools_of(tools, str(self.columns.tools))
             yield (self._conversation(messages, learned, self.answers_only, used),)
@@ -216,14 +216,14 @@ class Documents:
             DataError: it is no conversation, or the loss is on all tokens and an answer is not to be learned.
         """
         messages, weights = _weighed(conversation(value, column), column, self._weight)
-        said = loss_mask.answers(messages)
-        if not self.answers_only and not all(weights[turn] for turn in said):
+        answers = loss_mask.answers(messages)
+        if not self.answers_only and not all(weights[turn] for turn in answers):
             raise DataError(
                 "MessageWeight",
                 f"a row of column {column} has an answer with {self._weight} 0, and objective.lossOn All takes the loss on "
                 "every token: remove one of them",
             )
-        return messages, [turn for turn in (said[-1:] if self.last_only else said) if weights[turn]]
+        return messages, [turn for turn in (answers[-1:] if self.last_only else answers) if weights[turn]]
 
     @property
     def _weight(self) -> str:
@@ -246,8 +246,8 @@ class Documents:
 
     def _answers(self, prompts: list[str], responses: list[str]) -> Iterator[tuple[Document, ...]]:
         for prompt, answer in zip(self.given(prompts), self._replies(responses), strict=True):
-            loss_mask = [not self.answers_only] * len(prompt) + [True] * len(answer)
-            yield (Document(prompt + answer, loss_mask),)
+            mask = [not self.answers_only] * len(prompt) + [True] * len(answer)
+            yield (Document(prompt + answer, mask),)
 
     @property
     def _judged(self) -> tuple[str, ...]:
@@ -263,9 +263,9 @@ class Documents:
             yield from answered(list(run))
 
     def _answered_texts(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
-        given = self.given(prompt for prompt, *_ in rows)
+        prompt_tokens = self.given(prompt for prompt, *_ in rows)
         replies = [self._replies([row[which] for row in rows]) for which in range(1, len(rows[0]))]
-        for row, prompt, *answers in zip(rows, given, *replies, strict=True):
+        for row, prompt, *answers in zip(rows, prompt_tokens, *replies, strict=True):
             yield tuple(
                 # An empty answer has no targets, not even its end of text.
                 Document(prompt + answer, [False] * len(prompt) + [bool(text.strip())] * len(answer))
@@ -281,19 +281,19 @@ class Documents:
 
         A text prompt is the user's message. Answers may start with the messages of the prompt.
         """
-        asked = said(prompt, "user", str(self.columns.prompt))
+        prompt_messages = said(prompt, "user", str(self.columns.prompt))
         replies = (
-            reply_of(asked, said(answer, "assistant", name), name)
+            reply_of(prompt_messages, said(answer, "assistant", name), name)
             for answer, name in zip(answers, self._judged, strict=True)
         )
-        return tuple(self._answered(asked, reply) for reply in replies)
+        return tuple(self._answered(prompt_messages, reply) for reply in replies)
 
-    def _answered(self, asked: list[chat_messages.Message], reply: list[chat_messages.Message]) -> Document:
+    def _answered(self, prompt: list[chat_messages.Message], reply: list[chat_messages.Message]) -> Document:
         """Encode a prompt and the answer to it; nothing where it says nothing."""
         if all(chat_messages.is_blank(message) for message in reply):
             return Document([], [])
-        messages, weights = _weighed([*asked, *reply], str(self.columns.prompt), chat_messages.WEIGHT)
-        learned = [turn for turn in loss_mask.answers(messages) if turn >= len(asked)]
+        messages, weights = _weighed([*prompt, *reply], str(self.columns.prompt), chat_messages.WEIGHT)
+        learned = [turn for turn in loss_mask.answers(messages) if turn >= len(prompt)]
         if not all(weights[turn] for turn in learned):
             raise DataError(
                 "MessageWeight",
@@ -332,8 +332,8 @@ class Documents:
         if encoding is None:
             (ids,) = encoded(self.tokenizer, [text], special=False)
             return Document(ids, None if answers_only else [True] * len(ids))
-        found = loss_mask.spans(self._chat, messages, tools, learned, text, day=self.day)
-        return Document(encoding.ids, None if found is None else loss_mask.touched(encoding.offsets, found))
+        spans = loss_mask.spans(self._chat, messages, tools, learned, text, day=self.day)
+        return Document(encoding.ids, None if spans is None else loss_mask.touched(encoding.offsets, spans))
 
     def rendered(
         self,

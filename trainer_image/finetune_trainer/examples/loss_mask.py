@@ -88,29 +88,29 @@ def spans(
     if blocks is None:
         beginning = partial(rendered, tokenizer, tools=tools, day=day, is_whole=False)
         return _added(tokenizer, messages, learned, text, beginning)
-    said = answers(messages)
-    if learned == said:
+    answer_turns = answers(messages)
+    if learned == answer_turns:
         return blocks
-    if len(blocks) != len(said):
+    if len(blocks) != len(answer_turns):
         blocks = _joined(blocks)
-    if len(blocks) != len(said):
+    if len(blocks) != len(answer_turns):
         raise DataError(
             "ChatTemplate",
-            f"the chat template has {len(blocks)} {{% generation %}} blocks for {len(said)} turns of the assistant, so those of "
+            f"the chat template has {len(blocks)} {{% generation %}} blocks for {len(answer_turns)} turns of the assistant, so those of "
             "some of the turns are not known: set model.chatTemplate to one with a block for each turn",
         )
-    return [block for turn, block in zip(said, blocks, strict=True) if turn in learned]
+    return [block for turn, block in zip(answer_turns, blocks, strict=True) if turn in learned]
 
 
 def _joined(blocks: list[Span]) -> list[Span]:
     """Blocks of which none begins where another ends: a template may have one for an answer, and one for its end."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for begin, end in blocks:
-        if found and found[-1][1] == begin:
-            found[-1] = (found[-1][0], end)
+        if joined and joined[-1][1] == begin:
+            joined[-1] = (joined[-1][0], end)
         else:
-            found.append((begin, end))
-    return found
+            joined.append((begin, end))
+    return joined
 
 
 def _added(
@@ -124,11 +124,11 @@ def _added(
     added = []
     for turn in learned:
         try:
-            asked = beginning(messages[:turn], add_generation_prompt=True)
+            request = beginning(messages[:turn], add_generation_prompt=True)
             through = beginning(messages[: turn + 1])
-            begin = len(asked) if through.startswith(asked) else None
+            begin = len(request) if through.startswith(request) else None
             if begin is None:
-                begin = _find_end_of_header(tokenizer, beginning(messages[:turn]), asked, through)
+                begin = _find_end_of_header(tokenizer, beginning(messages[:turn]), request, through)
         except DataError:
             return None
         if not text.startswith(through) and not _ends_with_eos_alone(tokenizer, tokenizer.chat_template):
@@ -141,7 +141,7 @@ def _added(
 
 
 def _find_end_of_header(
-    tokenizer: PreTrainedTokenizerBase, before: str, asked: str, through: str
+    tokenizer: PreTrainedTokenizerBase, before: str, request: str, through: str
 ) -> int | None:
     """Where an answer begins in a template that asks for it with more than it writes before it, such as DeepSeek's with <think>.
 
@@ -152,12 +152,12 @@ def _find_end_of_header(
         asked: the same, asking for the answer.
         through: the conversation with it.
     """
-    if not asked.startswith(before):
+    if not request.startswith(before):
         return None
     special = _special_texts(tokenizer, len(tokenizer))
-    ends = (end for end in range(len(asked), len(before), -1) if asked[:end].endswith(special))
-    end = next((end for end in ends if through.startswith(asked[:end])), None)
-    return end if end is None or asked[end:].strip() in special else None
+    ends = (end for end in range(len(request), len(before), -1) if request[:end].endswith(special))
+    end = next((end for end in ends if through.startswith(request[:end])), None)
+    return end if end is None or request[end:].strip() in special else None
 
 
 @lru_cache(maxsize=4)
@@ -183,8 +183,8 @@ def check_template(tokenizer: PreTrainedTokenizerBase, base: str) -> None:
     """
     chat_templates.check_marks(tokenizer)
     # Some templates write the end of an answer as the beginning of the next message, and of the last answer not at all.
-    asked = answer_end.QUESTION
-    for messages in ([asked, answer_end.ANSWER], [asked, answer_end.ANSWER, asked]):
+    question = answer_end.QUESTION
+    for messages in ([question, answer_end.ANSWER], [question, answer_end.ANSWER, question]):
         behind = _find_behind_answer(tokenizer, messages)
         if behind is not None and not answer_end.has_end(tokenizer, behind[0]):
             raise RecipeRefusedError(_explain_missing_end(tokenizer, messages, behind[1], base))
@@ -227,16 +227,16 @@ def _explain_missing_end(
     )
 
 
-def touched(places: list[tuple[int, int]], spans: list[tuple[int, int]]) -> list[bool]:
+def touched(places: list[tuple[int, int]], targets: list[tuple[int, int]]) -> list[bool]:
     """Whether each place shares a character with one of the spans, which are in order and apart."""
-    if not spans or not places:
+    if not targets or not places:
         return [False] * len(places)
     begins, ends = np.asarray(places).T
-    span_begins, span_ends = np.asarray(spans).T
+    span_begins, span_ends = np.asarray(targets).T
     first = np.searchsorted(span_ends, begins, side="right")
-    found = (first < len(spans)) & (span_begins[np.minimum(first, len(spans) - 1)] < ends)
-    touched: list[bool] = found.tolist()
-    return touched
+    is_inside = (first < len(targets)) & (span_begins[np.minimum(first, len(targets) - 1)] < ends)
+    overlapping: list[bool] = is_inside.tolist()
+    return overlapping
 
 
 def _refused(error: Exception) -> DataError:

@@ -74,10 +74,10 @@ def _add(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
     from tokenizers import AddedToken
 
     new = sorted(model.new_tokens)
-    known = [token for token in new if token in tokenizer.get_vocab()]
-    if known:
+    existing = [token for token in new if token in tokenizer.get_vocab()]
+    if existing:
         raise RecipeRefusedError(
-            f"model.newTokens {known[0]} is in the tokenizer of model.base {model.base} already: remove it"
+            f"model.newTokens {existing[0]} is in the tokenizer of model.base {model.base} already: remove it"
         )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new])
 
@@ -108,8 +108,8 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
     Padding has no loss and nothing attends to it, so any token will do.
     """
-    found = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    return int(found)
+    token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return int(token)
 
 
 def check_vocabulary(
@@ -197,13 +197,15 @@ def encoded(
     tokenizer: PreTrainedTokenizerBase | TextTokenizer, texts: Iterable[str], *, special: bool
 ) -> Iterator[list[int]]:
     """Yield the token ids of texts; `special`: with the tokens that the tokenizer puts around a text."""
-    backend, left = _backend(tokenizer), iter(texts)
-    while some := list(islice(left, _AT_ONCE)):
+    backend, remaining = _backend(tokenizer), iter(texts)
+    while batch := list(islice(remaining, _AT_ONCE)):
         if backend is None:
             assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - it has one
-            yield from tokenizer(some, add_special_tokens=special)["input_ids"]
+            yield from tokenizer(batch, add_special_tokens=special)["input_ids"]
         else:
-            yield from (one.ids for one in backend.encode_batch_fast(some, add_special_tokens=special))
+            yield from (
+                encoding.ids for encoding in backend.encode_batch_fast(batch, add_special_tokens=special)
+            )
 
 
 def with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding | None:

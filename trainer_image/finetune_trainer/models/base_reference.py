@@ -77,16 +77,16 @@ def digest(folder: Path) -> str:
     files = _files(folder)
     with ThreadPoolExecutor(_AT_ONCE) as readers:
         contents = list(readers.map(_content, files))
-    named = [[path.name, content] for path, content in zip(files, contents, strict=True)]
-    return f"sha256:{hashlib.sha256(json.dumps(named).encode()).hexdigest()}"
+    entries = [[path.name, content] for path, content in zip(files, contents, strict=True)]
+    return f"sha256:{hashlib.sha256(json.dumps(entries).encode()).hexdigest()}"
 
 
 def _files(folder: Path) -> list[Path]:
     """The config of a model and its weights, by name: safetensors where it has them, as they are then what is loaded."""
-    there = sorted(path for path in folder.iterdir() if path.is_file())
-    safe = [path for path in there if path.suffix == _SAFE]
-    weights = safe or [path for path in there if is_weights(path.name)]
-    return [path for path in there if path.name == _CONFIG or path in weights]
+    present = sorted(path for path in folder.iterdir() if path.is_file())
+    safe = [path for path in present if path.suffix == _SAFE]
+    weights = safe or [path for path in present if is_weights(path.name)]
+    return [path for path in present if path.name == _CONFIG or path in weights]
 
 
 def _content(path: Path) -> str:

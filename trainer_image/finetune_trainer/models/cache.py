@@ -71,12 +71,12 @@ class Cache:
             RecipeRefusedError: the claim cannot be written to.
             TrainingError: the claim is full.
         """
-        found = self.find(key)
-        if found is None:
+        files = self.find(key)
+        if files is None:
             entry = self._entry(key)
             with self.telling(), self._locked(entry.name) as alone:
-                found = self.find(key) or _write(entry, key, fill, alone=alone)
-        return found
+                files = self.find(key) or _write(entry, key, fill, alone=alone)
+        return files
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -112,9 +112,9 @@ class Cache:
         folder = self.root / "locks"
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{name}.lock", mode=0o666, fallback_to_soft=False)
-        held = _acquire(lock)
+        is_locked = _acquire(lock)
         try:
-            yield held
+            yield is_locked
         finally:
             lock.release()
 

@@ -70,8 +70,8 @@ class _Place:
             self.folder.mkdir(parents=True, exist_ok=True)
             fill(self.folder)
             return self.folder
-        known = key()
-        return self.cache.find([known, _WHOLE]) or self.cache.get([known, part], fill)
+        content_key = key()
+        return self.cache.find([content_key, _WHOLE]) or self.cache.get([content_key, part], fill)
 
 
 def fetch(
@@ -99,13 +99,13 @@ def fetch(
     """
     place = _Place(to, cache)
     with _naming(_FIELD, field):
-        found = _fetch(uri, place, revision, without_weights=without_weights)
+        parts = _fetch(uri, place, revision, without_weights=without_weights)
         base = (
-            found if found.base is not None else _base_of(found, uri, place, without_weights=without_weights)
+            parts if parts.base is not None else _base_of(parts, uri, place, without_weights=without_weights)
         )
     assert base.base is not None  # noqa: S101 - or it would have been refused
-    tokenizer = found.tokenizer or base.tokenizer or base.base
-    return Source(base.base, tokenizer, found.adapter, found.of.uri if found.of else None, base.origin)
+    tokenizer = parts.tokenizer or base.tokenizer or base.base
+    return Source(base.base, tokenizer, parts.adapter, parts.of.uri if parts.of else None, base.origin)
 
 
 def fetch_config(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
@@ -122,10 +122,10 @@ def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None, cache: C
     Args and errors are those of `fetch`.
     """
     place = _Place(to, cache)
-    found = _fetch(uri, place, revision, without_weights=True)
-    if found.tokenizer is None and found.base is None:
-        found = _base_of(found, uri, place, without_weights=True)
-    folder = found.tokenizer or found.base
+    parts = _fetch(uri, place, revision, without_weights=True)
+    if parts.tokenizer is None and parts.base is None:
+        parts = _base_of(parts, uri, place, without_weights=True)
+    folder = parts.tokenizer or parts.base
     assert folder is not None  # noqa: S101 - or it would have been refused
     return folder
 
@@ -172,14 +172,14 @@ def _base_of(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) 
         )
     if of.digest is None or without_weights:
         return base
-    found = base_reference.digest(base.base)
-    if found != of.digest:
+    digest = base_reference.digest(base.base)
+    if digest != of.digest:
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter of {of.uri}, which has become another model: its digest is {found}, and that of "
+            f"model.base {uri} is an adapter of {of.uri}, which has become another model: its digest is {digest}, and that of "
             f"what the adapter was trained on {of.digest}: put those files back, or start from another model",
             reason="BaseChanged",
         )
-    return replace(base, origin=replace(base.origin, digest=found) if base.origin else None)
+    return replace(base, origin=replace(base.origin, digest=digest) if base.origin else None)
 
 
 def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bool) -> Parts:
@@ -208,18 +208,18 @@ def _on_volume(uri: str) -> Path:
     folder = Path(uri)
     manifest = folder / MANIFEST
     if manifest.is_file():
-        there = (file for file in folder.rglob("*") if file.is_file())
-        sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in there}
+        files = (file for file in folder.rglob("*") if file.is_file())
+        sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
         whole_files(uri, manifest.read_bytes(), sizes)
     return folder
 
 
 def _from_object_store(uri: str, place: _Place, *, without_weights: bool) -> Path:
     stored = StoredModel.find(uri)
-    wanted = [name for name in stored.listed if not (without_weights and is_weights(name))]
-    if not wanted:
+    names = [name for name in stored.listed if not (without_weights and is_weights(name))]
+    if not names:
         raise _not_found(uri, f"correct the {filesystems.bucket(uri)} or the folder")
-    return place.filled(stored.key, _part(without_weights), lambda folder: stored.download(wanted, folder))
+    return place.filled(stored.key, _part(without_weights), lambda folder: stored.download(names, folder))
 
 
 def _part(without_weights: bool) -> str:
@@ -336,9 +336,9 @@ def _snapshot(name: str, revision: str | None, cache: Cache | None, *, without_w
         with cache.telling() if cache else nullcontext():
             return Path(snapshot_download(name, revision=revision, ignore_patterns=ignored, cache_dir=folder))
 
-    found = download()
+    snapshot = download()
     # NB: the client takes a file that is there for whole.
-    return download() if cache is not None and _removed_broken(name, found, cache) else found
+    return download() if cache is not None and _removed_broken(name, snapshot, cache) else snapshot
 
 
 def _removed_broken(name: str, snapshot: Path, cache: Cache) -> bool:
@@ -347,11 +347,13 @@ def _removed_broken(name: str, snapshot: Path, cache: Cache) -> bool:
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        told = get_cached_repo_tree(name, revision=snapshot.name, cache_dir=cache.hub)
+        files = get_cached_repo_tree(name, revision=snapshot.name, cache_dir=cache.hub)
     except CachedRepoTreeNotFoundError:
         return False
     broken = [
-        link for file in told if (link := snapshot / file.path).is_file() and link.stat().st_size != file.size
+        link
+        for file in files
+        if (link := snapshot / file.path).is_file() and link.stat().st_size != file.size
     ]
     for link in broken:
         link.resolve().unlink(missing_ok=True)

@@ -73,5 +73,5 @@ def of_version(folder: Path, at: Origin) -> Parts:
 def _transformers_flavor(mlmodel: Path) -> dict[str, Any]:
     """What MLflow's transformers flavor notes of a model; nothing where it did not save it."""
     stored = yaml.safe_load(mlmodel.read_text(encoding="utf-8")) if mlmodel.exists() else None
-    found: dict[str, Any] = ((stored or {}).get("flavors") or {}).get("transformers") or {}
-    return found
+    flavor: dict[str, Any] = ((stored or {}).get("flavors") or {}).get("transformers") or {}
+    return flavor

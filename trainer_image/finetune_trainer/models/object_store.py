@@ -40,8 +40,8 @@ class StoredModel:
         """
         with _telling(uri):
             files, root = filesystems.filesystem(uri)
-            found = cls(uri, files, root.rstrip("/"), _listed(files, root))
-            return found._whole()
+            model = cls(uri, files, root.rstrip("/"), _listed(files, root))
+            return model._whole()
 
     def _whole(self) -> StoredModel:
         """The model without files that its manifest does not name, if it has one."""
@@ -50,8 +50,10 @@ class StoredModel:
             return self
         within = {name: str(self._within(name)) for name in self.listed}
         sizes = {within[name]: info["size"] for name, info in self.listed.items()}
-        own = whole_files(self.uri, self.files.cat_file(manifest), sizes)
-        return replace(self, listed={name: info for name, info in self.listed.items() if within[name] in own})
+        model_files = whole_files(self.uri, self.files.cat_file(manifest), sizes)
+        return replace(
+            self, listed={name: info for name, info in self.listed.items() if within[name] in model_files}
+        )
 
     def _within(self, name: str) -> PurePosixPath:
         return PurePosixPath(name).relative_to(self.root)
@@ -113,5 +115,5 @@ def _telling(uri: str) -> Iterator[None]:
 
 def _content_tag(info: dict[str, Any]) -> str:
     """What differs between two contents of an object: its ETag, or when it was written."""
-    known = (info.get(name) for name in ("ETag", "etag", "LastModified", "created"))
-    return str(next((value for value in known if value is not None), ""))
+    candidates = (info.get(name) for name in ("ETag", "etag", "LastModified", "created"))
+    return str(next((value for value in candidates if value is not None), ""))

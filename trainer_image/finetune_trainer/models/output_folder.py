@@ -85,14 +85,14 @@ class ModelFolder:
         """
         with self._telling(RecipeRefusedError):
             files, path = filesystems.filesystem(self.uri)
-            there = self._check(claiming=True)
-            if there is not None and there.files is not None:
+            current = self._check(claiming=True)
+            if current is not None and current.files is not None:
                 return
             filesystems.make_folder(files, path)
-            if there is None:
+            if current is None:
                 self._create()
             else:
-                self._write(self._after(there))
+                self._write(self._after(current))
 
     def is_finished(self) -> bool:
         """Whether an attempt of this job has written the folder to the end.
@@ -101,8 +101,8 @@ class ModelFolder:
             RecipeRefusedError, TrainingError: as `publish`.
         """
         with self._telling(TrainingError):
-            there = self._check()
-        return there is not None and there.files is not None
+            current = self._check()
+        return current is not None and current.files is not None
 
     def publish(self, parts: Mapping[str, Path]) -> None:
         """Write the files of local folders, in place of those of an earlier attempt, and say that all are there.
@@ -127,9 +127,9 @@ class ModelFolder:
         # NB: the claim has written there: what is refused now may be granted to the next attempt.
         with self._telling(TrainingError):
             files, path = filesystems.filesystem(self.uri)
-            mine = self._after(self._check())
-            earlier = mine.names()
-            self._write(replace(mine, begun=sorted({*earlier, *names})))
+            manifest = self._after(self._check())
+            earlier = manifest.names()
+            self._write(replace(manifest, begun=sorted({*earlier, *names})))
             # NB: what loads a folder without its manifest takes a configuration for a whole model, and an index for its weights.
             self._remove({name for name in earlier if _is_config(name) or name not in sizes})
             for name in names:
@@ -159,26 +159,26 @@ class ModelFolder:
             if _is_empty(self.uri):
                 return None
             raise self._taken("has files that no FineTuneJob wrote")
-        there = Manifest.read(text)
-        if there is None:
+        current = Manifest.read(text)
+        if current is None:
             raise self._taken(f"has a {MANIFEST} of something else")
-        if there.uid != self._mine.uid:
-            if claiming and there.files is None and there.job == self._mine.job:
-                return there
-            raise self._taken(self._whose(there))
-        if there.attempt > self._mine.attempt:
+        if current.uid != self._mine.uid:
+            if claiming and current.files is None and current.job == self._mine.job:
+                return current
+            raise self._taken(self._whose(current))
+        if current.attempt > self._mine.attempt:
             raise TrainingError(
                 "Superseded",
-                f"attempt {there.attempt} of the job writes output.uri {self.uri}: this one publishes nothing",
+                f"attempt {current.attempt} of the job writes output.uri {self.uri}: this one publishes nothing",
             )
-        return there
+        return current
 
-    def _whose(self, there: Manifest) -> str:
+    def _whose(self, manifest: Manifest) -> str:
         """What another job has to do with the folder."""
-        job = f"FineTuneJob {there.job}"
-        if there.files is None:
+        job = f"FineTuneJob {manifest.job}"
+        if manifest.files is None:
             return f"has files that {job} has begun to write"
-        earlier = "an earlier " if there.job == self._mine.job else ""
+        earlier = "an earlier " if manifest.job == self._mine.job else ""
         return f"is the model of {earlier}{job}"
 
     def _taken(self, why: str) -> RecipeRefusedError:
@@ -195,22 +195,22 @@ class ModelFolder:
             # NB: another job was faster. Or it is this one's: clients repeat a request whose answer is lost.
             self._write(self._after(self._check()))
 
-    def _after(self, there: Manifest | None) -> Manifest:
+    def _after(self, earlier: Manifest | None) -> Manifest:
         """The manifest with which this attempt writes the folder after another one."""
-        return replace(self._mine, begun=sorted(there.names()) if there is not None else [])
+        return replace(self._mine, begun=sorted(earlier.names()) if earlier is not None else [])
 
     def _remove(self, names: set[str]) -> None:
         """Delete those of the files that are there, configurations first."""
         if not names:
             return
         files, path = filesystems.filesystem(self.uri)
-        there = {
-            PurePosixPath(found).relative_to(path).as_posix(): found
-            for found in filesystems.find(files, path)
+        paths = {
+            PurePosixPath(file_path).relative_to(path).as_posix(): file_path
+            for file_path in filesystems.find(files, path)
         }
-        for name in sorted(names & there.keys(), key=lambda name: (not _is_config(name), name)):
+        for name in sorted(names & paths.keys(), key=lambda name: (not _is_config(name), name)):
             self._check()
-            files.rm(there[name])
+            files.rm(paths[name])
 
     def _write(self, manifest: Manifest) -> None:
         files, path = filesystems.filesystem(self.uri)
@@ -267,16 +267,16 @@ def whole_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set[str]
     Raises:
         RecipeRefusedError: files are missing.
     """
-    told = Manifest.read(manifest)
-    if told is None:
+    parsed = Manifest.read(manifest)
+    if parsed is None:
         return set(sizes)
-    missing = told.missing(sizes)
+    missing = parsed.missing(sizes)
     if missing:
         raise RecipeRefusedError(
             f"model.base {uri} is not whole ({missing}): start this job when that one has succeeded",
             reason="ModelNotLoadable",
         )
-    return set(told.files or ())
+    return set(parsed.files or ())
 
 
 def _is_config(name: str) -> bool:
@@ -287,10 +287,10 @@ def _is_config(name: str) -> bool:
 def _is_empty(uri: str) -> bool:
     files, path = filesystems.filesystem(uri)
     try:
-        found = filesystems.find(files, path)
+        file_names = filesystems.find(files, path)
     except FileNotFoundError:
         # NB: a bucket that does not exist is told of when something is written to it.
         return True
     # NB: a pod that was killed, or found no space, has left the manifest empty or half written.
     begun = (f"/{MANIFEST}", f"/{MANIFEST}{filesystems.PART}")
-    return all(name.endswith(begun) for name in found)
+    return all(name.endswith(begun) for name in file_names)

@@ -144,7 +144,7 @@ def _settings(url: str) -> dict[str, str]:
 
     It is sent to the address of the repository alone, and along no redirect.
     """
-    settings = {
+    git_config = {
         # The folder is a volume, which belongs to another user.
         "safe.directory": "*",
         "http.followRedirects": "false",
@@ -157,11 +157,11 @@ def _settings(url: str) -> dict[str, str]:
     if password:
         name = os.environ.get(contract.ENV_GIT_USERNAME, "").strip() or "git"
         login = base64.b64encode(f"{name}:{password}".encode()).decode()
-        settings[f"http.{url}.extraHeader"] = f"Authorization: Basic {login}"
-    found = {"GIT_CONFIG_COUNT": str(len(settings))}
-    for number, (key, value) in enumerate(settings.items()):
-        found |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
-    return found
+        git_config[f"http.{url}.extraHeader"] = f"Authorization: Basic {login}"
+    variables = {"GIT_CONFIG_COUNT": str(len(git_config))}
+    for number, (key, value) in enumerate(git_config.items()):
+        variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return variables
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class _Git:
         Raises:
             CheckoutError: it failed and was not to.
         """
-        own = {
+        variables = {
             "GIT_CONFIG_NOSYSTEM": "1",
             "GIT_CONFIG_GLOBAL": os.devnull,
             "GIT_TERMINAL_PROMPT": "0",
@@ -185,25 +185,25 @@ class _Git:
         }
         # The variable of Python's clients, which git does not read.
         if os.environ.get("SSL_CERT_FILE"):
-            own["GIT_SSL_CAINFO"] = os.environ.get("GIT_SSL_CAINFO") or os.environ["SSL_CERT_FILE"]
+            variables["GIT_SSL_CAINFO"] = os.environ.get("GIT_SSL_CAINFO") or os.environ["SSL_CERT_FILE"]
         hidden = (contract.ENV_GIT_USERNAME, contract.ENV_GIT_PASSWORD)
-        given = {name: value for name, value in os.environ.items() if name not in hidden}
-        ended = subprocess.run(
+        inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+        process = subprocess.run(
             ["git", *arguments],
             cwd=self.folder,
-            env={**given, **own, **self.settings},
+            env={**inherited, **variables, **self.settings},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
             check=False,
         )
-        if ended.returncode == 0:
+        if process.returncode == 0:
             return ""
-        said = ended.stderr.strip() or f"git {arguments[0]} ended with exit code {ended.returncode}"
+        output = process.stderr.strip() or f"git {arguments[0]} ended with exit code {process.returncode}"
         if not may_fail:
-            raise CheckoutError(f"git {arguments[0]} failed: {said.splitlines()[-1][:_LONGEST]}")
-        return said
+            raise CheckoutError(f"git {arguments[0]} failed: {output.splitlines()[-1][:_LONGEST]}")
+        return output
 
 
 def main() -> None:

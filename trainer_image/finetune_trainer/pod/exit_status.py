@@ -129,7 +129,7 @@ def describe(error: BaseException) -> tuple[int, TerminationMessage]:
     elif isinstance(error, KeyboardInterrupt):
         code, reason, sentence = 128 + signal.SIGINT, "Interrupted", "interrupted from the terminal"
     else:
-        code, reason, said = EXIT_FAILED, type(error).__name__, first_line(error)
-        sentence = said if said == reason else f"{reason}: {said}"
+        code, reason, line = EXIT_FAILED, type(error).__name__, first_line(error)
+        sentence = line if line == reason else f"{reason}: {line}"
     pod_error = PodError(reason=reason[:64], message=sentence[:_MESSAGE_MAX_CHARS], rank=rank)
     return code, TerminationMessage(error=pod_error, checkpoint_step=step)

@@ -251,10 +251,10 @@ class Tracker:
     ) -> None:
         from mlflow.entities import Param, RunTag
 
-        known = mlflow.get_run(self._run()).data.params
+        logged = mlflow.get_run(self._run()).data.params
         mlflow.log_batch(
             self._run(),
-            params=[Param(name, str(value)) for name, value in params.items() if name not in known],
+            params=[Param(name, str(value)) for name, value in params.items() if name not in logged],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
 
@@ -275,10 +275,10 @@ class Tracker:
         from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
         # A client that is away shows here, before the upload, whose failure is final.
-        known = json.loads(mlflow.get_run(self._run()).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+        tables = json.loads(mlflow.get_run(self._run()).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
         entry = {"path": f"{place}/{file.name}", "type": "table"}
-        if self._uploaded(mlflow, [file], place) and entry not in known:
-            self._log_tags(mlflow, {MLFLOW_LOGGED_ARTIFACTS: json.dumps([*known, entry])})
+        if self._uploaded(mlflow, [file], place) and entry not in tables:
+            self._log_tags(mlflow, {MLFLOW_LOGGED_ARTIFACTS: json.dumps([*tables, entry])})
 
     def _log_tags(self, mlflow: MlflowClient, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag

@@ -48,8 +48,8 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
         return VolumesFileSystem(), uri
     for name in _LOUD:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    found, path = fsspec.url_to_fs(uri, **options(uri))
-    return found, path
+    files, path = fsspec.url_to_fs(uri, **options(uri))
+    return files, path
 
 
 def options(uri: str) -> dict[str, Any]:
@@ -92,14 +92,14 @@ def delta_options(uri: str) -> dict[str, str]:
         return {"google_service_account_key": key, "allow_http": "true"}
     if scheme == _AZURE:
         login = _azure(uri)
-        told = _parts(login["connection_string"]) if "connection_string" in login else {}
-        found = {
+        connection = _parts(login["connection_string"]) if "connection_string" in login else {}
+        azure_options = {
             "azure_storage_account_name": _account(uri),
-            "azure_storage_account_key": login.get("account_key") or told.get("AccountKey", ""),
-            "azure_storage_endpoint": told.get("BlobEndpoint", ""),
-            "allow_http": "true" if told.get("BlobEndpoint", "").startswith("http://") else "",
+            "azure_storage_account_key": login.get("account_key") or connection.get("AccountKey", ""),
+            "azure_storage_endpoint": connection.get("BlobEndpoint", ""),
+            "allow_http": "true" if connection.get("BlobEndpoint", "").startswith("http://") else "",
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in azure_options.items() if value}
     return {}
 
 
@@ -174,9 +174,9 @@ def is_missing(error: BaseException) -> bool:
 def is_forbidden(error: BaseException) -> bool:
     """Whether a store refuses the login."""
     # NB: gcsfs has no error of its own for it.
-    told = isinstance(error, OSError) and str(error).startswith("Forbidden: ")
+    is_gcs_refusal = isinstance(error, OSError) and str(error).startswith("Forbidden: ")
     status = getattr(error, "status_code", getattr(error, "code", None))
-    return told or isinstance(error, PermissionError) or status in _UNAUTHORIZED
+    return is_gcs_refusal or isinstance(error, PermissionError) or status in _UNAUTHORIZED
 
 
 def has_no_login(error: BaseException) -> bool:
@@ -192,11 +192,11 @@ def failure(error: BaseException) -> str | None:
 
     Causes count: torch's archives raise an error of their own when a file cannot be written.
     """
-    for found in _chain(error):
-        if isinstance(found, OSError):
-            return found.strerror or _told(found)
-        if type(found).__module__.split(".")[0] in _CLIENTS:
-            return first_line(found)[:300]
+    for cause in _chain(error):
+        if isinstance(cause, OSError):
+            return cause.strerror or _told(cause)
+        if type(cause).__module__.split(".")[0] in _CLIENTS:
+            return first_line(cause)[:300]
     return None
 
 
@@ -211,8 +211,8 @@ def find(files: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
 
     NB: a console that makes a folder writes an empty object for it, whose name ends in a slash.
     """
-    found: dict[str, dict[str, Any]] = files.find(path, detail=True)
-    return {name: told for name, told in found.items() if not name.endswith("/")}
+    entries: dict[str, dict[str, Any]] = files.find(path, detail=True)
+    return {name: entry for name, entry in entries.items() if not name.endswith("/")}
 
 
 def write_whole(files: AbstractFileSystem, path: str, content: bytes) -> None:
@@ -251,8 +251,8 @@ def create(files: AbstractFileSystem, path: str, content: bytes) -> None:
 
 def _knows_no_condition(error: Exception) -> bool:
     """Whether a store that speaks the API of S3 lacks conditional writes."""
-    told = getattr(error.__cause__, "response", None) or {}
-    return bool(told.get("ResponseMetadata", {}).get("HTTPStatusCode") == _NOT_IMPLEMENTED)
+    response = getattr(error.__cause__, "response", None) or {}
+    return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == _NOT_IMPLEMENTED)
 
 
 @contextmanager

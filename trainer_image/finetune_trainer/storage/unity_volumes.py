@@ -61,7 +61,7 @@ class VolumesFileSystem(AbstractFileSystem):
         path = self._strip_protocol(path)
         try:
             with _files(path) as files:
-                found = [
+                entries = [
                     _entry(
                         entry.path or "",
                         entry.file_size,
@@ -71,8 +71,8 @@ class VolumesFileSystem(AbstractFileSystem):
                     for entry in files.list_directory_contents(path)
                 ]
         except FileNotFoundError:
-            found = [self._file(path)]
-        return found if detail else [entry["name"] for entry in found]
+            entries = [self._file(path)]
+        return entries if detail else [entry["name"] for entry in entries]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Say what a path is."""
@@ -86,8 +86,8 @@ class VolumesFileSystem(AbstractFileSystem):
 
     def _file(self, path: str) -> dict[str, Any]:
         with _files(path) as files:
-            found = files.get_metadata(path)
-        return _entry(path, found.content_length, found.last_modified, folder=False)
+            metadata = files.get_metadata(path)
+        return _entry(path, metadata.content_length, metadata.last_modified, folder=False)
 
     def exists(self, path: str, **_: Any) -> bool:
         """Whether there is a file or a folder. NB: the method of fsspec takes each failure for no."""
@@ -132,15 +132,15 @@ class VolumesFileSystem(AbstractFileSystem):
 
     def rm(self, path: str | list[str], recursive: bool = False, **_: Any) -> None:
         """Delete files, or folders with all that they hold."""
-        for one in [path] if isinstance(path, str) else path:
-            if recursive and self.isdir(one):
-                entries = self.ls(one)
+        for entry_path in [path] if isinstance(path, str) else path:
+            if recursive and self.isdir(entry_path):
+                entries = self.ls(entry_path)
                 self.rm([entry["name"] for entry in entries], recursive=True)
                 # NB: a folder that nobody made may go with its last file.
                 with suppress(FileNotFoundError):
-                    self.rmdir(one)
+                    self.rmdir(entry_path)
             else:
-                self.rm_file(one)
+                self.rm_file(entry_path)
 
     def mv(self, path1: str, path2: str, **_: Any) -> None:
         """Move a file. The API cannot: it is downloaded, and uploaded under its new name."""
@@ -245,14 +245,14 @@ def _files(path: str) -> Iterator[FilesExt]:
 
 def _unexpected(path: str, error: Exception) -> OSError:
     """What is wrong with the login; where nothing is, a failure that the next attempt may not have."""
-    told = str(error) or type(error).__name__
-    if _NO_LOGIN in told:
+    text = str(error) or type(error).__name__
+    if _NO_LOGIN in text:
         return NoLoginError(
             "a volume of Unity Catalog needs the login to its workspace: set tracking.uri to databricks"
         )
-    if _REFUSALS.search(told):
-        return PermissionError(f"the login to Databricks for {path} fails: {told}")
-    return OSError(f"{path}: {told}")
+    if _REFUSALS.search(text):
+        return PermissionError(f"the login to Databricks for {path} fails: {text}")
+    return OSError(f"{path}: {text}")
 
 
 @cache

@@ -324,7 +324,7 @@ ERRORS: dict[str, tuple[Fault, ConditionReason, str]] = {
     "no permission": (
         Fault(403, {"error_code": "PERMISSION_DENIED", "message": "You need CAN MANAGE"}),
         ConditionReason.DATABRICKS_FORBIDDEN,
-        "Databricks at {uri} denied the operator permission to read the serving endpoint support: grant it the permission, or "
+        "Databricks at {uri} denied the operator permission to read the serving endpoint support: grant the permission, or "
         "use other credentials (PERMISSION_DENIED, HTTP 403)",
     ),
     "too many requests": (
@@ -438,7 +438,7 @@ def test_a_redirect_is_not_followed(databricks: Workspace, path: str) -> None:
         databricks.faults = [Fault(307, path=path, headers={"Location": inside})]
         reason, message = problem(by_client(databricks))
     assert (reason, "inside" in message) == (ConditionReason.DATABRICKS_UNREACHABLE, False)
-    assert "redirects are not followed (HTTP 307)" in message
+    assert "does not follow redirects (HTTP 307)" in message
 
 
 def test_an_answer_of_any_size_takes_no_memory(

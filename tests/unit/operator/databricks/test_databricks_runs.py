@@ -189,8 +189,8 @@ REFUSALS: dict[str, tuple[Callable[[Workspace], None], Json | None, str, str]] =
         lambda _: None,
         GONE,
         "RunRefused",
-        "Databricks rejected the run (INVALID_PARAMETER_VALUE, HTTP 400): read the log of the operator, and create a FineTuneJob with another name and the right "
-        "data.prepare.spark.databricks",
+        "Databricks rejected the run (INVALID_PARAMETER_VALUE, HTTP 400): read the log of the operator, and create a FineTuneJob with another name and a corrected "
+        "spec.data.prepare.spark.databricks",
     ),
     "no right to submit": (
         denied("POST /api/2.2/jobs"),

@@ -215,7 +215,7 @@ def test_an_alias_of_a_version_that_does_not_exist(databricks: Workspace) -> Non
     assert problem(lambda: registry(databricks).set_alias(MODEL, "champion", "7")) == (
         ConditionReason.DATABRICKS_ERROR,
         f"Databricks at {databricks.uri} failed to set the alias champion of the model {MODEL} (RESOURCE_DOES_NOT_EXIST, HTTP 404): "
-        "the log of the operator has the reason",
+        "see the log of the operator for the reason",
     )
 
 

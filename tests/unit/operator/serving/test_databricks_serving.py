@@ -260,7 +260,7 @@ def test_what_databricks_refuses(databricks: Workspace) -> None:
     assert refused(databricks, wrong) == (
         ConditionReason.DATABRICKS_ERROR,
         f"Databricks at {databricks.uri} failed to change the serving endpoint support (INVALID_PARAMETER_VALUE, HTTP 400): "
-        "the log of the operator has the reason",
+        "see the log of the operator for the reason",
     )
     databricks.denied = {f"POST {PATH}"}
     assert refused(databricks, wrong)[0] == ConditionReason.DATABRICKS_FORBIDDEN
