@@ -162,9 +162,14 @@ bench-promotions: venv programs-long ## Measure 500 promotions on one registry a
 bench-uploads: venv ## Measure a model's way to the store of an MLflow server: through the server, and straight
 	$(call timed,benchmark of uploads,$(BIN)/python -m bench.uploads $(BENCH))
 
+# Packages whose locals have names of their own, see tests/support/shadowing.py.
+UNSHADOWED := $(addprefix operator/finetune_operator/,controller databricks git mlflow policy registry serving) \
+  $(addprefix trainer_image/finetune_trainer/,evaluate examples models pod storage)
+
 .PHONY: lint
 lint: venv programs-lint ## Check style, types, layers, generated files, workflows, and the documentation
 	$(call timed,ruff,$(BIN)/ruff check && $(BIN)/ruff format --check)
+	$(call timed,shadowing,$(BIN)/python -m support.shadowing $(UNSHADOWED))
 	$(call timed,mypy,$(BIN)/mypy $(SOURCES))
 	$(call timed,layers,$(BIN)/lint-imports --no-cache)
 	$(call timed,generated files,$(GENERATE) --check $(GENERATED) && $(README) --check)

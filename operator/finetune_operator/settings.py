@@ -182,7 +182,7 @@ def _check_text(variable: str, text: str) -> str:
 def _check_dashboard(variable: str, text: str) -> None:
     unknown = set(re.findall(r"\{([^{}]*)\}", text)) - {*DASHBOARD_FIELDS}
     if unknown or not text.startswith(("http://", "https://")):
-        placeholders = ", ".join(f"{{{field}}}" for field in DASHBOARD_FIELDS)
+        placeholders = ", ".join(f"{{{name}}}" for name in DASHBOARD_FIELDS)
         raise SettingsError(
             f"{variable}={text} must be an http or https URL with no other placeholders than {placeholders}"
         )
