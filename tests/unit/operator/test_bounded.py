@@ -21,8 +21,8 @@ from finetune_operator.bounded import (
 from support.http_server import Answer, Request, serving
 
 
-def echo(asked: Request) -> Answer:
-    return Answer(409, {"method": asked.method, "target": asked.target, "body": asked.body.decode()})
+def echo(request: Request) -> Answer:
+    return Answer(409, {"method": request.method, "target": request.target, "body": request.body.decode()})
 
 
 async def test_the_body_of_any_status_is_read() -> None:

@@ -44,12 +44,12 @@ class Server:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    found = Server()
+    started = Server()
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", found.handle)
+    app.router.add_route("*", "/{path:.*}", started.handle)
     async with TestServer(app) as running:
-        found.url = str(running.make_url("")).rstrip("/")
-        yield found
+        started.url = str(running.make_url("")).rstrip("/")
+        yield started
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ async def kube(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     file = tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump(config), encoding="utf-8")
     monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
-    async with Kube() as found:
-        yield found
+    async with Kube() as client:
+        yield client
 
 
 PATHS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -81,8 +81,8 @@ PATHS: dict[str, tuple[tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize(("arguments", "expected"), PATHS.values(), ids=PATHS)
 def test_path(arguments: tuple[str, ...], expected: str) -> None:
-    kind, namespace, *rest = arguments
-    assert build_path(kind, namespace or None, *rest) == expected
+    kind, namespace, *names = arguments
+    assert build_path(kind, namespace or None, *names) == expected
 
 
 @pytest.mark.parametrize("name", ["../../other/secrets/theirs", "..", ".", "a/b"])
@@ -113,19 +113,22 @@ async def test_what_is_created_has_no_unknown_fields(
     body = {"kind": "Job", "metadata": {"namespace": "team", "name": "tune"}}
     server.answers = [(201, body)]
     assert await kube.create(body, dry_run=dry_run) == body
-    asked = server.asked[0]
-    assert (asked["method"], asked["path"], asked["body"]) == ("POST", build_path("Job", "team"), body)
-    assert asked["query"] == {"fieldManager": "finetune-operator", "fieldValidation": "Strict", **more}
+    request = server.asked[0]
+    assert (request["method"], request["path"], request["body"]) == ("POST", build_path("Job", "team"), body)
+    assert request["query"] == {"fieldManager": "finetune-operator", "fieldValidation": "Strict", **more}
 
 
 async def test_apply_takes_the_fields_over(kube: Kube, server: Server) -> None:
     body = {"kind": "FineTuneJob", "metadata": {"namespace": "team", "name": "tune"}, "status": {}}
     server.answers = [(200, body)]
     assert await kube.apply(body, subresource="status") == body
-    asked = server.asked[0]
-    assert (asked["method"], asked["path"]) == ("PATCH", build_path("FineTuneJob", "team", "tune", "status"))
-    assert asked["query"] == {"fieldManager": "finetune-operator", "force": "true"}
-    assert (asked["type"], asked["body"]) == ("application/apply-patch+yaml", body)
+    request = server.asked[0]
+    assert (request["method"], request["path"]) == (
+        "PATCH",
+        build_path("FineTuneJob", "team", "tune", "status"),
+    )
+    assert request["query"] == {"fieldManager": "finetune-operator", "force": "true"}
+    assert (request["type"], request["body"]) == ("application/apply-patch+yaml", body)
 
 
 async def test_a_deletion_is_of_one_object_and_what_it_owns(kube: Kube, server: Server) -> None:

@@ -39,14 +39,14 @@ HELD: dict[str, tuple[Json, Credentials]] = {
 
 @pytest.mark.parametrize(("body", "expected"), HELD.values(), ids=HELD)
 async def test_credentials_of_a_secret(body: Json, expected: Credentials) -> None:
-    found = await secrets.read(StandIn(body), "team", LocalReference(name="mlflow"), secrets.TRACKING)
-    assert Credentials.of(found) == expected
+    credentials = await secrets.read(StandIn(body), "team", LocalReference(name="mlflow"), secrets.TRACKING)
+    assert Credentials.of(credentials) == expected
 
 
 async def test_what_is_read_here_and_nothing_else_leaves_a_secret() -> None:
-    held = StandIn(secret(DATABRICKS_HOST="h", MLFLOW_TRACKING_TOKEN="t", AWS_SECRET_ACCESS_KEY="s"))
-    found = await secrets.read(held, "team", LocalReference(name="mlflow"), secrets.TRACKING)
-    assert found == {"DATABRICKS_HOST": "h", "MLFLOW_TRACKING_TOKEN": "t"}
+    kube = StandIn(secret(DATABRICKS_HOST="h", MLFLOW_TRACKING_TOKEN="t", AWS_SECRET_ACCESS_KEY="s"))
+    credentials = await secrets.read(kube, "team", LocalReference(name="mlflow"), secrets.TRACKING)
+    assert credentials == {"DATABRICKS_HOST": "h", "MLFLOW_TRACKING_TOKEN": "t"}
 
 
 async def test_a_secret_may_be_optional() -> None:

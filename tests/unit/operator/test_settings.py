@@ -76,8 +76,8 @@ def test_read(environment: dict[str, str], expected: Settings) -> None:
 def test_the_defaults_of_jobs_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "defaults.yaml"
     file.write_text("storage: s3://bucket/root\n", encoding="utf-8")
-    found = Settings.from_environment({"FINETUNE_DEFAULTS": str(file)})
-    assert found == Settings(defaults=Defaults(storage="s3://bucket/root"))
+    settings = Settings.from_environment({"FINETUNE_DEFAULTS": str(file)})
+    assert settings == Settings(defaults=Defaults(storage="s3://bucket/root"))
 
 
 WRONG_DEFAULTS: dict[str, tuple[str | None, str]] = {

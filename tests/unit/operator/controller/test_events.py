@@ -128,19 +128,19 @@ KINDS: dict[str, tuple[Condition, str]] = {
 }
 
 
-@pytest.mark.parametrize(("said", "kind"), KINDS.values(), ids=KINDS)
-def test_bad_news_is_a_warning(said: Condition, kind: str) -> None:
-    assert events.build_event(ABOUT, said, NOW)["type"] == kind
+@pytest.mark.parametrize(("condition", "kind"), KINDS.values(), ids=KINDS)
+def test_bad_news_is_a_warning(condition: Condition, kind: str) -> None:
+    assert events.build_event(ABOUT, condition, NOW)["type"] == kind
 
 
 def test_an_event() -> None:
-    found = events.build_event(
+    event = events.build_event(
         ABOUT, condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_ERROR, "x" * 2000), NOW
     )
-    name = found["metadata"].pop("name")
+    name = event["metadata"].pop("name")
     assert name.startswith("tune.")
     assert name != events.build_event(ABOUT, AWAY, NOW)["metadata"]["name"]
-    assert found == {
+    assert event == {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"namespace": "team"},

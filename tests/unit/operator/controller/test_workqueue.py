@@ -34,11 +34,11 @@ def queue(clock: Clock) -> WorkQueue:
 async def take_all(queue: WorkQueue) -> list[str]:
     """Every key that is ready, each handled at once."""
     queue._move_due()
-    taken = []
+    keys = []
     while len(queue):
-        taken.append(await queue.take())
-        queue.done(taken[-1])
-    return taken
+        keys.append(await queue.take())
+        queue.done(keys[-1])
+    return keys
 
 
 async def test_a_key_is_in_it_once_and_keys_keep_their_order(queue: WorkQueue) -> None:

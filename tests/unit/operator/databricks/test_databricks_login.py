@@ -39,15 +39,15 @@ def problem(
     return raised.value.problem.reason, raised.value.problem.message
 
 
-def by_token(state: Workspace, held: str = "dapi-good\n") -> dict[str, str]:
-    return {"DATABRICKS_HOST": f"{state.uri}/\n", "DATABRICKS_TOKEN": held}
+def by_token(state: Workspace, credential: str = "dapi-good\n") -> dict[str, str]:
+    return {"DATABRICKS_HOST": f"{state.uri}/\n", "DATABRICKS_TOKEN": credential}
 
 
-def by_client(state: Workspace, held: str = "principal-secret") -> dict[str, str]:
+def by_client(state: Workspace, credential: str = "principal-secret") -> dict[str, str]:
     return {
         "DATABRICKS_HOST": state.uri,
         "DATABRICKS_CLIENT_ID": "principal",
-        "DATABRICKS_CLIENT_SECRET": held,
+        "DATABRICKS_CLIENT_SECRET": credential,
     }
 
 
@@ -131,9 +131,9 @@ def test_malformed_metadata_is_no_answer(databricks: Workspace, metadata: Any) -
 
 FOREIGN: dict[str, Callable[[str, str], object]] = {
     "another server": lambda inside, _: f"{inside}/oidc/v1/token",
-    "a login in the address": lambda _, own: own.replace("://", "://me:secret@") + "/oidc/v1/token",
-    "another port": lambda _, own: f"{own}1/oidc/v1/token",
-    "a name before a server": lambda inside, own: f"{own}@{inside.removeprefix('http://')}/token",
+    "a login in the address": lambda _, host: host.replace("://", "://me:secret@") + "/oidc/v1/token",
+    "another port": lambda _, host: f"{host}1/oidc/v1/token",
+    "a name before a server": lambda inside, host: f"{host}@{inside.removeprefix('http://')}/token",
     "no address": lambda _, _own: "http://[inside",
     "a path": lambda _, _own: "/oidc/v1/token",
     "a file": lambda _, _own: "file:///etc/passwd",
@@ -399,8 +399,8 @@ def test_no_text_of_an_answer_shows(databricks: Workspace, path: str, body: Any,
 
 
 def test_the_text_of_an_answer_is_in_the_log(databricks: Workspace, caplog: pytest.LogCaptureFixture) -> None:
-    said = {"error_code": "INTERNAL_ERROR", "message": "Oops, dapi-good"}
-    databricks.faults = [Fault(500, said, path=ENDPOINT)]
+    answer = {"error_code": "INTERNAL_ERROR", "message": "Oops, dapi-good"}
+    databricks.faults = [Fault(500, answer, path=ENDPOINT)]
     problem(by_token(databricks))
     assert [record.getMessage() for record in caplog.records] == [
         f"Databricks at {databricks.uri} failed to read the serving endpoint support: Oops, ***"
@@ -408,9 +408,9 @@ def test_the_text_of_an_answer_is_in_the_log(databricks: Workspace, caplog: pyte
 
 
 def test_no_server_listens() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        host = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        host = f"http://127.0.0.1:{listener.getsockname()[1]}"
         assert problem({"DATABRICKS_HOST": host, "DATABRICKS_TOKEN": "dapi-good"}) == (
             ConditionReason.DATABRICKS_UNREACHABLE,
             f"Databricks at {host} cannot be reached: the connection failed",

@@ -119,8 +119,8 @@ COMPUTE: dict[str, tuple[Json, Json, Json]] = {
 def test_what_is_submitted(desk: Desk, compute: Json, conf: Json, expected: Json) -> None:
     desk.state.jobs.clusters.add("1118-a")
     run_id = desk.submit(submission(compute, conf=conf))
-    held = desk.state.jobs.held[int(run_id)]
-    assert held.task.as_dict() == {
+    run = desk.state.jobs.held[int(run_id)]
+    assert run.task.as_dict() == {
         "task_key": "prepare",
         "disable_auto_optimization": True,
         "max_retries": 0,
@@ -131,7 +131,7 @@ def test_what_is_submitted(desk: Desk, compute: Json, conf: Json, expected: Json
         },
         **expected,
     }
-    assert (held.wheel, held.name) == (WHEEL, "finetune-prep team/tune uid 1")
+    assert (run.wheel, run.name) == (WHEEL, "finetune-prep team/tune uid 1")
     assert (desk.state.files.read(WHEEL), desk.state.files.read(f"{FOLDER}/recipe.yaml")) == (
         b"the wheel",
         b"kind: Recipe\n",
@@ -140,11 +140,12 @@ def test_what_is_submitted(desk: Desk, compute: Json, conf: Json, expected: Json
 
 def test_a_run_is_told_of_an_mlflow_run_of_its_own_workspace_alone(desk: Desk) -> None:
     hosts = (desk.state.uri, "https://other.cloud.databricks.com", "http://mlflow:5000")
-    wanted = [
+    submissions = [
         submission(attempt=number, mlflow_run="r1", mlflow_host=host) for number, host in enumerate(hosts)
     ]
     tasks = [
-        desk.state.jobs.held[int(desk.submit(item))].task.as_dict()["python_wheel_task"] for item in wanted
+        desk.state.jobs.held[int(desk.submit(item))].task.as_dict()["python_wheel_task"]
+        for item in submissions
     ]
     assert [task["parameters"] for task in tasks] == [
         ["--folder", FOLDER, "--mlflow-run", "r1"],
@@ -155,9 +156,9 @@ def test_a_run_is_told_of_an_mlflow_run_of_its_own_workspace_alone(desk: Desk) -
 
 def test_equal_submissions_are_one_run_and_one_upload(desk: Desk) -> None:
     first, second = (desk.submit() for _ in range(2))
-    other = desk.submit(submission(attempt=2))
+    next_run = desk.submit(submission(attempt=2))
     uploads = [path for method, path in desk.state.asked if method == "PUT" and path.endswith(".whl")]
-    assert (first == second != other, len(desk.state.jobs.held), len(uploads)) == (True, 2, 1)
+    assert (first == second != next_run, len(desk.state.jobs.held), len(uploads)) == (True, 2, 1)
 
 
 def denied(action: str) -> Callable[[Workspace], None]:
@@ -175,8 +176,8 @@ def away(state: Workspace) -> None:
 
 
 def with_a_cluster_that_ends(state: Workspace) -> None:
-    said = {"error_code": "INVALID_STATE", "message": "Cluster 1118-b is terminating"}
-    state.faults.append(Fault(400, said, path="/api/2.2/jobs"))
+    answer = {"error_code": "INVALID_STATE", "message": "Cluster 1118-b is terminating"}
+    state.faults.append(Fault(400, answer, path="/api/2.2/jobs"))
 
 
 def without_login(state: Workspace) -> None:
@@ -248,8 +249,8 @@ def test_refusals(desk: Desk, case: tuple[Callable[[Workspace], None], Json | No
 
 def test_a_refusal_shows_no_credentials(desk: Desk) -> None:
     (token,) = desk.state.tokens
-    said = {"error_code": "INVALID_PARAMETER_VALUE", "message": f"HF_TOKEN={token} is not allowed"}
-    desk.state.faults.append(Fault(400, said, path="/api/2.2/jobs"))
+    answer = {"error_code": "INVALID_PARAMETER_VALUE", "message": f"HF_TOKEN={token} is not allowed"}
+    desk.state.faults.append(Fault(400, answer, path="/api/2.2/jobs"))
     with pytest.raises(ExternalError) as refused:
         desk.submit()
     assert refused.value.problem.message.startswith(
@@ -316,18 +317,18 @@ WORDS = {Code.SUCCESS: "Succeeded", Code.CANCELED: "Canceled", Code.USER_CANCELE
 def test_what_a_run_would_end_with_again(desk: Desk, code: Code) -> None:
     run_id = desk.submit()
     desk.state.jobs.end(int(run_id), code, "The run may not do this")
-    seen = desk.read(run_id)
-    assert (seen.word, seen.is_final) == (WORDS.get(code, "Failed"), code in FINAL)
+    run = desk.read(run_id)
+    assert (run.word, run.is_final) == (WORDS.get(code, "Failed"), code in FINAL)
 
 
 def test_the_way_to_the_end(desk: Desk) -> None:
     run_id = desk.submit()
-    held, words = desk.state.jobs.held[int(run_id)], []
+    state, words = desk.state.jobs.held[int(run_id)], []
     desk.state.files.write(f"{FOLDER}/progress.txt", b"writing 40%")
     for life in (Life.QUEUED, Life.PENDING, Life.RUNNING):
-        held.life = life
-        found = desk.read(run_id)
-        words.append((found.word, found.progress))
+        state.life = life
+        run = desk.read(run_id)
+        words.append((run.word, run.progress))
     runs.cancel(desk.client, run_id)
     words.append((desk.read(run_id).word, ""))
     assert words == [("Pending", ""), ("Pending", ""), ("Running", "writing 40%"), ("Canceling", "")]

@@ -80,10 +80,10 @@ def problem(world: World, name: str, revision: str = "main", login: Login = ANON
     """The reason and the end of the message."""
     with pytest.raises(ExternalError) as failed:
         resolve(world, name, revision, login)
-    found = failed.value.problem
+    reported = failed.value.problem
     start = f"the repository {world.server.url(name)} "
-    assert found.message.startswith(start)
-    return found.reason, found.message.removeprefix(start)
+    assert reported.message.startswith(start)
+    return reported.reason, reported.message.removeprefix(start)
 
 
 ME = Login("me", "pass:word")
@@ -105,14 +105,14 @@ def test_what_is_not_there(world: World, monkeypatch: pytest.MonkeyPatch, protoc
 def test_a_login_is_sent_where_there_is_one(world: World) -> None:
     assert resolve(world, "private", "HEAD", ME).branch == "main"
     assert {login for _, login in world.server.asked} == {"Basic bWU6cGFzczp3b3Jk"}
-    said = "does not exist, or requires other credentials: check the address, and"
+    sentence = "does not exist, or requires other credentials: check the address, and"
     forbidden = ConditionReason.GIT_FORBIDDEN
-    assert problem(world, "private") == (forbidden, f"{said} name a Secret in {WHERE} (HTTP 401)")
+    assert problem(world, "private") == (forbidden, f"{sentence} name a Secret in {WHERE} (HTTP 401)")
     assert problem(world, "private", login=Login("me", "no")) == (
         forbidden,
-        f"{said} check the Secret in {WHERE} (HTTP 401)",
+        f"{sentence} check the Secret in {WHERE} (HTTP 401)",
     )
-    assert problem(world, "absent") == (forbidden, f"{said} name a Secret in {WHERE} (HTTP 404)")
+    assert problem(world, "absent") == (forbidden, f"{sentence} name a Secret in {WHERE} (HTTP 404)")
 
 
 SECRET = "what only the operator may see"
@@ -227,7 +227,7 @@ async def test_a_flood_takes_neither_the_memory_nor_the_loop(
             await asyncio.sleep(0)
             longest = max(longest, time.monotonic() - began)
 
-    beside = asyncio.create_task(tick())
+    ticking = asyncio.create_task(tick())
     tracemalloc.start()
     try:
         with pytest.raises(ExternalError) as failed:
@@ -235,11 +235,11 @@ async def test_a_flood_takes_neither_the_memory_nor_the_loop(
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-        beside.cancel()
-    found = failed.value.problem
+        ticking.cancel()
+    reported = failed.value.problem
     assert (
-        found.reason,
-        found.message.removeprefix(f"the repository {world.server.url('code')} "),
+        reported.reason,
+        reported.message.removeprefix(f"the repository {world.server.url('code')} "),
     ) == expected
     assert most < 10 * 2**20
     assert longest < 1
@@ -247,15 +247,15 @@ async def test_a_flood_takes_neither_the_memory_nor_the_loop(
 
 async def test_a_branch_is_found_among_all_those_that_its_name_begins(world: World) -> None:
     # `release` is a prefix of each, and a server may show refs that match no prefix.
-    others = (f"{'a' * 40} refs/heads/release/{number}\n" for number in range(200_000))
-    lines = [line.encode() for line in (*others, f"{world.second} refs/heads/release\n")]
+    other_refs = (f"{'a' * 40} refs/heads/release/{number}\n" for number in range(200_000))
+    lines = [line.encode() for line in (*other_refs, f"{world.second} refs/heads/release\n")]
     listing = b"".join(b"%04x%b" % (len(line) + 4, line) for line in lines) + b"0000"
     world.server.answers |= {
         "/code.git/info/refs": VERSION_2,
         "/code.git/git-upload-pack": Answer(200, gzip.compress(listing, 1), {"Content-Encoding": "gzip"}),
     }
-    found = await Repository(world.server.url("code")).resolve("release")
-    assert found == Resolved(world.second, "release")
+    resolved = await Repository(world.server.url("code")).resolve("release")
+    assert resolved == Resolved(world.second, "release")
 
 
 @contextmanager
@@ -263,13 +263,13 @@ def silent_after(world: World, beginning: bytes) -> Iterator[str]:
     """A server with TLS that begins an answer, and then neither goes on nor closes the connection; yields its address."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(world.server.authority, world.server.authority.with_name("key.pem"))
-    over = threading.Event()
+    finished = threading.Event()
 
     def answer(listener: socket.socket) -> None:
         with context.wrap_socket(listener.accept()[0], server_side=True) as connection:
             connection.recv(65536)
             connection.sendall(beginning)
-            over.wait(30)
+            finished.wait(30)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer, args=(listener,))
@@ -277,7 +277,7 @@ def silent_after(world: World, beginning: bytes) -> Iterator[str]:
         try:
             yield f"https://127.0.0.1:{listener.getsockname()[1]}/code.git"
         finally:
-            over.set()
+            finished.set()
             thread.join()
 
 

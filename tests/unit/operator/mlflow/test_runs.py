@@ -331,8 +331,8 @@ def test_a_drip_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_mlflow_says_is_in_the_log_alone(mlflow: Answers, caplog: pytest.LogCaptureFixture) -> None:
-    said = {"error_code": "INVALID_PARAMETER_VALUE", "message": "no such filter as s3cr3t"}
-    mlflow.default = (400, said)
+    answer = {"error_code": "INVALID_PARAMETER_VALUE", "message": "no such filter as s3cr3t"}
+    mlflow.default = (400, answer)
     _, message = problem(mlflow.uri, Credentials(token="s3cr3t"))
     assert "filter" not in message
     assert [record.getMessage() for record in caplog.records] == [
@@ -392,9 +392,9 @@ def test_a_run_is_found_by_its_id_in_one_call(mlflow: Answers) -> None:
 def test_a_parameter_max_steps_that_is_no_number_of_steps_is_none(mlflow: Answers, written: str) -> None:
     data = {**RUN["data"], "params": [{"key": "max_steps", "value": written}]}
     mlflow.by_path["runs/get"] = (200, {"run": {**RUN, "data": data}})
-    found = Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
-    assert found
-    assert found.planned_steps is None
+    run = Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
+    assert run
+    assert run.planned_steps is None
 
 
 def test_a_run_is_found_by_its_tag_in_its_own_experiment(mlflow: Answers) -> None:
@@ -414,17 +414,17 @@ DELETED_RUN: Json = {**RUN, "info": {**RUN["info"], "lifecycle_stage": "deleted"
 
 
 @pytest.mark.parametrize(
-    ("others", "run_id"), [([], "r1"), ([{**RUN, "info": {**RUN["info"], "run_id": "r2"}}], "r2")]
+    ("other_runs", "run_id"), [([], "r1"), ([{**RUN, "info": {**RUN["info"], "run_id": "r2"}}], "r2")]
 )
 def test_a_run_that_was_deleted_gives_way_to_another(
-    mlflow: Answers, others: list[Json], run_id: str
+    mlflow: Answers, other_runs: list[Json], run_id: str
 ) -> None:
     mlflow.by_path["runs/get"] = (200, {"run": DELETED_RUN})
     mlflow.by_path["experiments/get-by-name"] = (200, EXPERIMENT)
-    mlflow.by_path["runs/search"] = (200, {"runs": others})
-    found = Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
-    assert found
-    assert (found.run_id, found.is_deleted) == (run_id, not others)
+    mlflow.by_path["runs/search"] = (200, {"runs": other_runs})
+    run = Server(mlflow.uri, mlflow.uri).find_run("u1", "team", "r1")
+    assert run
+    assert (run.run_id, run.is_deleted) == (run_id, not other_runs)
 
 
 def test_a_run_is_not_made_twice(mlflow: Answers) -> None:
@@ -450,9 +450,14 @@ def version(number: str, name: str = "it's mine", status: str = "READY") -> Json
 
 
 def test_the_newest_version_of_a_run_counts_and_the_aliases_at_it(mlflow: Answers) -> None:
-    found = [version("9"), version("10"), version("11", "other"), version("12", status="FAILED_REGISTRATION")]
-    found[1]["tags"] = [{"key": "eval_f1", "value": "0.5"}]
-    mlflow.by_path["model-versions/search"] = (200, {"model_versions": found})
+    versions = [
+        version("9"),
+        version("10"),
+        version("11", "other"),
+        version("12", status="FAILED_REGISTRATION"),
+    ]
+    versions[1]["tags"] = [{"key": "eval_f1", "value": "0.5"}]
+    mlflow.by_path["model-versions/search"] = (200, {"model_versions": versions})
     aliases = [{"alias": "candidate", "version": "10"}, {"alias": "champion", "version": "9"}]
     model = {"registered_model": {"name": "it's mine", "aliases": aliases}}
     mlflow.by_path["registered-models/get"] = (200, model)
@@ -523,6 +528,6 @@ def test_pages_of_versions_are_read_to_the_end_and_not_without_end(mlflow: Answe
         {"model_versions": [version("1", "m")], "next_page_token": "t"},
     )
     mlflow.by_path["registered-models/get"] = (200, {"registered_model": {"name": "m"}})
-    found = MlflowRegistry(mlflow.uri, mlflow.uri).find_version("m", "r1", [])
-    assert found == RegisteredVersion("m", "1")
+    newest = MlflowRegistry(mlflow.uri, mlflow.uri).find_version("m", "r1", [])
+    assert newest == RegisteredVersion("m", "1")
     assert mlflow.asked.count(("GET", "model-versions/search")) == 10

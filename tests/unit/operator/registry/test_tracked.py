@@ -33,12 +33,12 @@ def opened(state: Workspace, **credentials: str) -> Tracked:
 def test_the_run_of_a_job(databricks: Workspace) -> None:
     server = opened(databricks).server
     assert server.find_run("u1", "/Shared/team") is None
-    made = server.ensure_run("u1", "/Shared/team", "tune", TAGS)
-    assert server.ensure_run("u1", "/Shared/team", "tune", TAGS).run_id == made.run_id
-    server.finish_run(made.run_id, "FINISHED")
-    found = server.find_run("u1", "/Shared/team", made.run_id)
-    assert found == Run(made.run_id, made.experiment_id, "FINISHED", {}, found.tags if found else {})
-    assert found.tags["finetune.dev/uid"] == "u1"
+    created = server.ensure_run("u1", "/Shared/team", "tune", TAGS)
+    assert server.ensure_run("u1", "/Shared/team", "tune", TAGS).run_id == created.run_id
+    server.finish_run(created.run_id, "FINISHED")
+    run = server.find_run("u1", "/Shared/team", created.run_id)
+    assert run == Run(created.run_id, created.experiment_id, "FINISHED", {}, run.tags if run else {})
+    assert run.tags["finetune.dev/uid"] == "u1"
 
 
 def test_an_experiment_in_a_folder_that_does_not_exist(databricks: Workspace) -> None:
@@ -60,17 +60,17 @@ def test_the_version_of_a_run(databricks: Workspace) -> None:
     databricks.set_alias(MODEL, "Candidate", 3)
     databricks.set_alias(MODEL, "champion", 2)
     registry.set_tags(MODEL, "3", {"eval_f1": "0.5"})
-    found = registry.find_version(MODEL, "r1", ["candidate", "champion"])
-    assert found == RegisteredVersion(MODEL, "3", frozenset({"candidate"}), {"eval_f1": "0.5"})
+    version = registry.find_version(MODEL, "r1", ["candidate", "champion"])
+    assert version == RegisteredVersion(MODEL, "3", frozenset({"candidate"}), {"eval_f1": "0.5"})
 
 
 def test_metrics_of_a_run(databricks: Workspace) -> None:
     server = opened(databricks).server
-    made = server.ensure_run("u1", "/Shared/team", "tune", TAGS)
-    server.log_metrics(made.run_id, {"eval_f1": 0.5, "eval_bleu": 40.0}, 41)
-    found = server.find_run("u1", "/Shared/team")
-    assert found is not None
-    assert found.metrics == {"eval_f1": 0.5, "eval_bleu": 40.0}
+    created = server.ensure_run("u1", "/Shared/team", "tune", TAGS)
+    server.log_metrics(created.run_id, {"eval_f1": 0.5, "eval_bleu": 40.0}, 41)
+    run = server.find_run("u1", "/Shared/team")
+    assert run is not None
+    assert run.metrics == {"eval_f1": 0.5, "eval_bleu": 40.0}
 
 
 def test_the_login_of_a_service_principal(databricks: Workspace) -> None:

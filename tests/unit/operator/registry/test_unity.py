@@ -78,36 +78,36 @@ def test_the_lease_of_a_model_is_the_same_however_its_name_is_written() -> None:
 
 
 def test_a_model_and_its_aliases(databricks: Workspace) -> None:
-    asked = registry(databricks)
-    assert asked.model(MODEL) is None
+    unity = registry(databricks)
+    assert unity.model(MODEL) is None
     databricks.add_version(MODEL, 1)
     databricks.add_version(MODEL, 2)
-    assert asked.model(MODEL) == RegisteredModel(MODEL, {})
-    asked.set_alias(MODEL, "champion", "1")
-    asked.set_alias(MODEL, "champion", "2")
-    asked.set_alias(MODEL, "candidate", "1")
-    assert asked.model(MODEL) == RegisteredModel(MODEL, {"champion": "2", "candidate": "1"})
-    asked.delete_alias(MODEL, "champion")
-    asked.delete_alias(MODEL, "champion")
-    assert asked.model(MODEL) == RegisteredModel(MODEL, {"candidate": "1"})
+    assert unity.model(MODEL) == RegisteredModel(MODEL, {})
+    unity.set_alias(MODEL, "champion", "1")
+    unity.set_alias(MODEL, "champion", "2")
+    unity.set_alias(MODEL, "candidate", "1")
+    assert unity.model(MODEL) == RegisteredModel(MODEL, {"champion": "2", "candidate": "1"})
+    unity.delete_alias(MODEL, "champion")
+    unity.delete_alias(MODEL, "champion")
+    assert unity.model(MODEL) == RegisteredModel(MODEL, {"candidate": "1"})
 
 
 def test_an_alias_has_one_version_for_all_spellings(databricks: Workspace) -> None:
     databricks.add_version(MODEL, 1)
-    asked = registry(databricks)
-    asked.set_alias(MODEL, "Champion", "1")
-    model = asked.model(MODEL)
+    unity = registry(databricks)
+    unity.set_alias(MODEL, "Champion", "1")
+    model = unity.model(MODEL)
     assert model
     assert (model.holder("champion"), model.holder("CHAMPION"), model.holder("candidate")) == ("1", "1", None)
 
 
 def test_a_version(databricks: Workspace) -> None:
-    asked = registry(databricks)
-    assert asked.version(MODEL, "1") is None
+    unity = registry(databricks)
+    assert unity.version(MODEL, "1") is None
     databricks.add_version(MODEL, 1, {"eval_loss": 1.5}, {"finetune_eval_data": "d1"})
-    assert asked.version(MODEL, "2") is None
-    asked.set_tags(MODEL, "1", {"reviewed": "yes", "by": "ana"})
-    assert asked.version(MODEL, "1") == ModelVersion(
+    assert unity.version(MODEL, "2") is None
+    unity.set_tags(MODEL, "1", {"reviewed": "yes", "by": "ana"})
+    assert unity.version(MODEL, "1") == ModelVersion(
         version="1",
         run_id=f"run-{MODEL}-1",
         tags={"reviewed": "yes", "by": "ana"},
@@ -119,15 +119,15 @@ def test_a_version(databricks: Workspace) -> None:
 def test_numbers_of_the_logged_model_come_before_those_of_the_run(databricks: Workspace) -> None:
     databricks.add_version(MODEL, 1, {"eval_loss": 1.5, "step": 10})
     databricks.models[MODEL].versions[1].metrics = {"eval_loss": 1.25}
-    found = registry(databricks).version(MODEL, "1")
-    assert found
-    assert (found.metrics, found.unread) == ({"eval_loss": 1.25, "step": 10}, "")
+    version = registry(databricks).version(MODEL, "1")
+    assert version
+    assert (version.metrics, version.unread) == ({"eval_loss": 1.25, "step": 10}, "")
 
 
 def test_the_run_of_another_workspace_is_not_read(databricks: Workspace) -> None:
     databricks.add_version(MODEL, 1, {"eval_loss": 1.5}, {"finetune_eval_data": "d1"})
-    made = databricks.models[MODEL].versions[1]
-    made.workspace_id, made.metrics = "99", {"accuracy": 0.5}
+    version = databricks.models[MODEL].versions[1]
+    version.workspace_id, version.metrics = "99", {"accuracy": 0.5}
     assert registry(databricks).version(MODEL, "1") == ModelVersion(
         version="1",
         run_id=f"run-{MODEL}-1",
@@ -151,9 +151,9 @@ def test_when_a_model_and_its_version_were_created(databricks: Workspace) -> Non
 def test_the_data_noted_on_the_version_come_before_those_of_its_run(databricks: Workspace) -> None:
     databricks.add_version(MODEL, 1, {}, {"finetune_eval_data": "d1"})
     registry(databricks).set_tags(MODEL, "1", {"finetune_eval_data": "d2"})
-    found = registry(databricks).version(MODEL, "1")
-    assert found
-    assert found.evaluated_on == "d2"
+    version = registry(databricks).version(MODEL, "1")
+    assert version
+    assert version.evaluated_on == "d2"
 
 
 def test_a_run_that_is_gone(databricks: Workspace) -> None:
@@ -165,33 +165,33 @@ def test_a_run_that_is_gone(databricks: Workspace) -> None:
 def test_a_version_whose_files_are_not_complete(databricks: Workspace) -> None:
     databricks.add_version(MODEL, 1)
     databricks.models[MODEL].versions[1].status = "PENDING_REGISTRATION"
-    found = registry(databricks).version(MODEL, "1")
-    assert found
-    assert not found.ready
+    version = registry(databricks).version(MODEL, "1")
+    assert version
+    assert not version.ready
 
 
 def test_a_metric_that_is_no_number(databricks: Workspace) -> None:
     databricks.add_version(MODEL, 1, {"eval_loss": math.nan})
-    found = registry(databricks).version(MODEL, "1")
-    assert found
-    assert math.isnan(found.metrics["eval_loss"])
+    version = registry(databricks).version(MODEL, "1")
+    assert version
+    assert math.isnan(version.metrics["eval_loss"])
 
 
 REFUSED: dict[str, tuple[str, Callable[[Registry], object], str]] = {
-    "to read": ("GET /api/2.1", lambda asked: asked.model(MODEL), f"read the model {MODEL}"),
+    "to read": ("GET /api/2.1", lambda unity: unity.model(MODEL), f"read the model {MODEL}"),
     "to set an alias": (
         "PUT /api/2.1",
-        lambda asked: asked.set_alias(MODEL, "champion", "1"),
+        lambda unity: unity.set_alias(MODEL, "champion", "1"),
         f"set the alias champion of the model {MODEL}",
     ),
     "to remove an alias": (
         "DELETE /api/2.1",
-        lambda asked: asked.delete_alias(MODEL, "champion"),
+        lambda unity: unity.delete_alias(MODEL, "champion"),
         f"remove the alias champion of the model {MODEL}",
     ),
     "to set tags": (
         "POST /api/2.0/mlflow",
-        lambda asked: asked.set_tags(MODEL, "1", {"a": "b"}),
+        lambda unity: unity.set_tags(MODEL, "1", {"a": "b"}),
         f"set tags of version 1 of the model {MODEL}",
     ),
 }

@@ -71,8 +71,8 @@ class Memory:
 
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         self._call("set_tags", version, *(f"{key}={value}" for key, value in tags.items()))
-        held = self.versions[version]
-        self.versions[version] = replace(held, tags={**held.tags, **tags})
+        stored = self.versions[version]
+        self.versions[version] = replace(stored, tags={**stored.tags, **tags})
 
 
 @dataclass
@@ -96,8 +96,8 @@ class World:
 
     @property
     def holder(self) -> str | None:
-        held = self.kube.objects.get(("Lease", "fs", LEASE))
-        return str(held["spec"]["holderIdentity"]) if held else None
+        lease = self.kube.objects.get(("Lease", "fs", LEASE))
+        return str(lease["spec"]["holderIdentity"]) if lease else None
 
 
 SET = ("set_alias", "champion", "5")
@@ -233,9 +233,9 @@ async def test_models_do_not_wait_for_each_other() -> None:
 
 async def test_a_dead_holder_is_replaced_when_its_lease_did_not_change_for_its_duration() -> None:
     world = World()
-    held = {"kind": "Lease", "metadata": {"name": LEASE, "namespace": "fs"}}
+    lease = {"kind": "Lease", "metadata": {"name": LEASE, "namespace": "fs"}}
     spec = {"holderIdentity": "dead", "leaseDurationSeconds": 70}
-    world.kube.keep({**held, "spec": spec})
+    world.kube.keep({**lease, "spec": spec})
     for passed in (0, 69):
         world.seconds += passed
         with pytest.raises(LeaseBusy):
@@ -253,15 +253,15 @@ async def test_a_dead_holder_is_replaced_when_its_lease_did_not_change_for_its_d
 
 async def test_two_that_take_over_at_once_do_not_both_write() -> None:
     world = World()
-    other = world.another("operator-2")
+    second = world.another("operator-2")
     world.kube.keep({"kind": "Lease", "metadata": {"name": LEASE, "namespace": "fs"}})
     move = MoveAlias(ANYWHERE, "5")
-    for writer in (world.writer, other):
+    for writer in (world.writer, second):
         with pytest.raises(LeaseBusy):
             await writer.move(world.registry, "m", "champion", move)
     world.seconds += 60
     both = await asyncio.gather(
-        *(writer.move(world.registry, "m", "champion", move) for writer in (world.writer, other)),
+        *(writer.move(world.registry, "m", "champion", move) for writer in (world.writer, second)),
         return_exceptions=True,
     )
     assert [type(end) for end in both] == [type(None), LeaseBusy]
@@ -283,8 +283,8 @@ async def test_who_lost_the_lease_writes_nothing_and_leaves_it_to_its_holder() -
 
     def too_slow() -> None:
         world.seconds += 100
-        held = world.kube.objects["Lease", "fs", LEASE]
-        world.kube.keep({**held, "spec": {"holderIdentity": "operator-2"}})
+        lease = world.kube.objects["Lease", "fs", LEASE]
+        world.kube.keep({**lease, "spec": {"holderIdentity": "operator-2"}})
 
     world.registry.before["version"] = too_slow
     with pytest.raises(LeaseBusy, match="was acquired by another replica"):

@@ -159,8 +159,10 @@ def test_machines(databricks: Workspace, kind: str, name: str) -> None:
 
 
 def test_the_machines_are_all_that_the_schema_and_databricks_have() -> None:
-    (named,) = (option for option in SCHEMA["properties"]["workloadType"]["anyOf"] if "enum" in option)
-    assert named["enum"] == [*KINDS]
+    (workload_types,) = (
+        option for option in SCHEMA["properties"]["workloadType"]["anyOf"] if "enum" in option
+    )
+    assert workload_types["enum"] == [*KINDS]
     assert {*KINDS.values()} == {kind.value for kind in ServingModelWorkloadType}
 
 
@@ -249,7 +251,9 @@ def test_a_version_that_recovers(databricks: Workspace) -> None:
     recovering = found(databricks)
     databricks.endpoints.recover("support")
     answering = found(databricks)
-    assert [(seen.ready, seen.updating, seen.message) for seen in (recovering, answering)] == [
+    assert [
+        (endpoint.ready, endpoint.updating, endpoint.message) for endpoint in (recovering, answering)
+    ] == [
         (False, False, "version 3 is recovering: the node was lost"),
         (True, False, ""),
     ]
@@ -301,14 +305,14 @@ def test_another_table_before_the_first_was_disabled(
 ) -> None:
     request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
     request_change(client(databricks), LogRequests(spec(**TABLE)))
-    other = LogRequests(spec(inferenceTable={"catalog": "main", "schema": "other"}))
-    reason, _ = refused(databricks, other)
+    log_elsewhere = LogRequests(spec(inferenceTable={"catalog": "main", "schema": "other"}))
+    reason, _ = refused(databricks, log_elsewhere)
     assert (reason, caplog.records[-1].getMessage().rpartition(": ")[2]) == (
         ConditionReason.DATABRICKS_ERROR,
         "Disable the inference table before you change its catalog, schema or table name prefix.",
     )
     request_change(client(databricks), StopLogging(spec()))
-    request_change(client(databricks), other)
+    request_change(client(databricks), log_elsewhere)
     assert found(databricks).logged_to == InferenceTable.model_validate(
         {"catalog": "main", "schema": "other"}
     )
