@@ -103,13 +103,13 @@ def test_a_token_of_the_hub_on_the_trainer_alone(
         request = httpx2.Request("GET", "https://hub")
         raise GatedRepoError("403", response=httpx2.Response(403, request=request))
 
-    monkeypatch.setattr(download, "_snapshot", gated)
+    monkeypatch.setattr(download, "_download_snapshot", gated)
     with pytest.raises(RecipeRefusedError) as raised:
         download.fetch_tokenizer("meta-llama/Llama-3.1-8B", tmp_path)
     sentence = str(raised.value)
     assert sentence == (
         "model.base meta-llama/Llama-3.1-8B is gated: accept its terms, and name a Secret with HF_TOKEN in spec.envFrom, "
-        "which reaches all pods"
+        "which applies to all pods"
     )
     world.submit(job(trainer={"envFrom": [{"secretRef": {"name": "hub"}}]}))
     world.run_pods("tune-prep", 1)

@@ -97,9 +97,12 @@ def test_an_unmerged_adapter_on_an_object_store_is_the_base_of_the_next_job(
     pod.env |= mlflow.env
     learned = adapter_of("s3://bucket/base", pod, mlflow, capsys)
     # The version names its base, and does not hold it.
-    version, base = version_of(pod), Origin("s3://bucket/base", digest=base_reference.digest(base_model))
+    version, base = (
+        version_of(pod),
+        Origin("s3://bucket/base", digest=base_reference.compute_digest(base_model)),
+    )
     assert not (version / "model").exists()
-    assert base_reference.noted(version / "peft") == base
+    assert base_reference.read_reference(version / "peft") == base
     second = pod.but(
         {
             "model.base": "models:/first@candidate",
@@ -124,8 +127,8 @@ def test_an_unmerged_adapter_on_an_object_store_is_the_base_of_the_next_job(
     refused = second.run_here(capsys)
     assert (refused.code, error_of(refused).message) == (
         64,
-        "model.base models:/first@candidate is an adapter of s3://bucket/base, which does not exist: bring it back, or start "
-        "from another model",
+        "model.base models:/first@candidate is an adapter of s3://bucket/base, which no longer exists: "
+        "restore it, or start from another model",
     )
 
 
@@ -224,9 +227,12 @@ def test_from_a_registered_model_by_two_objectives_to_a_model_that_answers(
     client.set_registered_model_alias("plain", "champion", "1")
     pod.env |= tracked.env
     learned = adapter_of("models:/plain@champion", pod, tracked, capsys)
-    version, base = version_of(pod), Origin("models:/plain/1", digest=base_reference.digest(models.base))
+    version, base = (
+        version_of(pod),
+        Origin("models:/plain/1", digest=base_reference.compute_digest(models.base)),
+    )
     assert not (version / "model").exists()
-    assert base_reference.noted(version / "peft") == base
+    assert base_reference.read_reference(version / "peft") == base
 
     preferred = pod.but(
         {

@@ -48,7 +48,7 @@ def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_a_job_begins_goes_on_and_ends_in_a_store(
     store: Store, pod: Pod, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files, bucket = filesystems.filesystem(store.uri)
+    files, bucket = filesystems.open_filesystem(store.uri)
     files.put(f"{table}/", f"{bucket}/splits/", recursive=True)
     begins_goes_on_and_ends(
         store.uri, pod.but({"data.splits.path": f"{store.uri}/splits"}), tmp_path / "fetched", capsys
@@ -104,7 +104,7 @@ def ended(pod: Pod, capsys: pytest.CaptureFixture[str]) -> Outcome:
 
 def test_a_folder_that_a_console_made_is_empty(store: Store, tmp_path: Path) -> None:
     uri = f"{store.uri}/console/tiny"
-    files, path = filesystems.filesystem(uri)
+    files, path = filesystems.open_filesystem(uri)
     if store.uri.startswith("s3"):
         # NB: s3fs cuts the slash off.
         files.call_s3("put_object", Bucket="lake", Key="console/tiny/", Body=b"")
@@ -124,7 +124,7 @@ def test_a_folder_that_a_console_made_is_empty(store: Store, tmp_path: Path) -> 
 
 def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(store: Store, tmp_path: Path) -> None:
     uri = f"{store.uri}/again"
-    files, path = filesystems.filesystem(uri)
+    files, path = filesystems.open_filesystem(uri)
     job = JobReference(name="tiny", namespace="tests", uid="0001")
     for attempt, names in enumerate((["config.json", "base/config.json", "index"], ["config.json"]), start=1):
         for name in names:
@@ -137,10 +137,10 @@ def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(store: Sto
 
 
 def test_of_several_writers_of_a_new_file_one_writes_it(store: Store) -> None:
-    files, path = filesystems.filesystem(f"{store.uri}/new")
-    filesystems.create(files, path, b"first")
+    files, path = filesystems.open_filesystem(f"{store.uri}/new")
+    filesystems.create_file(files, path, b"first")
     with pytest.raises(FileExistsError):
-        filesystems.create(files, path, b"second")
+        filesystems.create_file(files, path, b"second")
     assert files.cat_file(path) == b"first"
 
 
@@ -170,15 +170,15 @@ def test_what_a_store_refuses_is_one_sentence(
         ("ModelNotFound", f"model.base {missing} does not exist: correct the bucket or the folder"),
         (
             "OutputNotFound",
-            f"output.uri {missing} is in a place that does not exist: create the bucket, or correct it",
+            f"output.uri {missing} does not exist: create the bucket, or correct it",
         ),
         (
             "ModelForbidden",
-            f"model.base {place} may not be read with the pod's credentials: grant them access",
+            f"model.base {place} cannot be read with the pod's credentials: grant them access",
         ),
         (
             "OutputForbidden",
-            f"output.uri {place} may not be written with the pod's credentials: grant them access",
+            f"output.uri {place} cannot be written with the pod's credentials: grant them access",
         ),
     ]
     assert sentences == expected[: len(sentences)]

@@ -24,7 +24,7 @@ from pathlib import Path
 from finetune_trainer.pod import mlflow_run
 from finetune_trainer.train.delivery import upload
 from finetune_trainer.train.delivery.register import Registry
-client = mlflow_run.client()
+client = mlflow_run.create_client()
 run = client.create_run(client.create_experiment(f"{sys.argv[1]}-{time.time()}")).info.run_id
 upload.choose(sys.argv[1])
 before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()

@@ -70,7 +70,7 @@ def log_in(databricks: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "databricks")
         monkeypatch.setenv("MLFLOW_DATABRICKS_ENDPOINT_HTTP_RETRY_TIMEOUT", "2")
-        return mlflow_run.client()
+        return mlflow_run.create_client()
 
     return make
 

@@ -17,7 +17,7 @@ from finetune_trainer.train.runtime.recipe import load_recipe
 def main(arguments: list[str] | None = None) -> int:
     """Run the evaluation, leave a termination message, and return the exit code."""
     options = _options(arguments)
-    exit_status.end_when_told()
+    exit_status.exit_on_sigterm()
     return exit_status.run(partial(_fetch if options.fetch else _evaluate, options.model))
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.examples import loss_mask
-from finetune_trainer.examples.documents import reply_of, said, tools_of
-from finetune_trainer.examples.tokenizer import encoded
+from finetune_trainer.examples.documents import extract_reply, parse_tools, to_messages
+from finetune_trainer.examples.tokenizer import encode
 from finetune_trainer.pod.exit_status import DataError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Ending:
 
     def cut(self, reference: str) -> str:
         """Return the answer of a row as `text` would return it, if a model gave it."""
-        (tokens,) = encoded(self.tokenizer, [reference], special=False)
+        (tokens,) = encode(self.tokenizer, [reference], special=False)
         return self.text(tokens)
 
 
@@ -73,8 +73,8 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
         values = rows[columns.messages]
         tools = rows[columns.tools] if columns.tools else [None] * len(values)
         for value, row_tools in zip(values, tools, strict=True):
-            messages, learned = documents.learned(value, columns.messages)
-            yield _build_question(documents, messages, learned, tools_of(row_tools, str(columns.tools)))
+            messages, learned = documents.select_learned(value, columns.messages)
+            yield _build_question(documents, messages, learned, parse_tools(row_tools, str(columns.tools)))
         return
     if columns.text is not None:
         yield from (None for _ in rows[columns.text])
@@ -87,13 +87,13 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
         documents.check_template("a preference with lists of {role, content}", "model.base")
     for (prompt, *answers), is_text in zip(examples, texts, strict=True):
         if is_text:
-            (tokens,) = documents.given([prompt])
+            (tokens,) = documents.encode_prompts([prompt])
             yield Question(tokens, prompt, answers[0])
             continue
-        prompt_messages = said(prompt, "user", str(columns.prompt))
-        reply = reply_of(prompt_messages, said(answers[0], "assistant", answer_columns[0]), answer_columns[0])
+        prompt_messages = to_messages(prompt, "user", str(columns.prompt))
+        reply = extract_reply(prompt_messages, to_messages(answers[0], "assistant", answer_columns[0]), answer_columns[0])
         messages = [*prompt_messages, *reply]
-        answered = [turn for turn in loss_mask.answers(messages) if turn >= len(prompt_messages)]
+        answered = [turn for turn in loss_mask.find_answers(messages) if turn >= len(prompt_messages)]
         yield _build_question(documents, messages, answered, None)
 
 
@@ -105,11 +105,11 @@ def _build_question(
         return None
     last = answers[-1]
     try:
-        prompt = documents.rendered(messages[:last], tools, add_generation_prompt=True)
-        full_text = documents.rendered(messages[: last + 1], tools)
+        prompt = documents.render(messages[:last], tools, add_generation_prompt=True)
+        full_text = documents.render(messages[: last + 1], tools)
     except DataError:
         return None
-    (tokens,) = encoded(documents.tokenizer, [prompt], special=False)
+    (tokens,) = encode(documents.tokenizer, [prompt], special=False)
     if full_text.startswith(prompt):
         # As the model was trained to say it, with calls of tools and what else the template makes of an answer.
         return Question(tokens, prompt, full_text.removeprefix(prompt))

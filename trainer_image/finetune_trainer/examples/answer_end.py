@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from finetune_trainer.examples import chat_templates
 from finetune_trainer.examples.chat_messages import Message
-from finetune_trainer.examples.tokenizer import encoded
+from finetune_trainer.examples.tokenizer import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,7 +46,7 @@ def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
 
     A template may write the end of a text behind the last answer alone.
     """
-    (tokens,) = encoded(tokenizer, [text], special=False)
+    (tokens,) = encode(tokenizer, [text], special=False)
     end = find_end_text(tokenizer)
     end = end.removesuffix(str(tokenizer.eos_token)).strip() or end
     return _find_special(tokenizer, text, tokens) is not None or (bool(end) and end in text)
@@ -58,7 +58,7 @@ def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
     if not text:
         return None
     return (
-        f"the chat template ends an answer with {text!r}, which is several tokens of this tokenizer, so that servers do not stop "
+        f"the chat template ends an answer with {text!r}, which is several tokens of this tokenizer, so servers do not stop "
         "there: add it to model.newTokens, or set another model.chatTemplate"
     )
 
@@ -66,10 +66,10 @@ def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
 def _split_end(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int | None]:
     """The text between an answer and the token at which servers stop, and that token."""
     end = find_end_text(tokenizer)
-    (tokens,) = encoded(tokenizer, [end], special=False)
+    (tokens,) = encode(tokenizer, [end], special=False)
     special = _find_special(tokenizer, end, tokens)
     if special is not None:
-        return end.partition(_text_of(tokenizer, special))[0].strip(), special
+        return end.partition(_get_token_text(tokenizer, special))[0].strip(), special
     return ("", tokens[0]) if len(tokens) == 1 else (end, None)
 
 
@@ -78,8 +78,10 @@ def _find_special(tokenizer: PreTrainedTokenizerBase, end: str, tokens: list[int
     added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(token for token, how in added.items() if how.special)}
     # NB: the token of unknown characters is a special one too, and is not in the text.
-    return next((token for token in tokens if token in special and _text_of(tokenizer, token) in end), None)
+    return next(
+        (token for token in tokens if token in special and _get_token_text(tokenizer, token) in end), None
+    )
 
 
-def _text_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+def _get_token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     return str(tokenizer.convert_ids_to_tokens(token))

@@ -95,16 +95,16 @@ Write a response that appropriately completes the request.') %}
 {%- endif %}
 """
 
-_NAMED = {"ChatML": _CHATML, "Llama3": _LLAMA3, "Mistral": _MISTRAL, "Alpaca": _ALPACA}
+_TEMPLATES = {"ChatML": _CHATML, "Llama3": _LLAMA3, "Mistral": _MISTRAL, "Alpaca": _ALPACA}
 
 
-def use(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> None:
+def set_template(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> None:
     """Give a tokenizer another chat template.
 
     Raises:
         RecipeRefusedError: the recipe's own is no Jinja template.
     """
-    tokenizer.chat_template = template.jinja if template.jinja is not None else _NAMED[template.type]
+    tokenizer.chat_template = template.jinja if template.jinja is not None else _TEMPLATES[template.type]
     if template.jinja is None:
         return
     try:
@@ -174,9 +174,9 @@ def render(
         )
     return str(
         tokenizer.apply_chat_template(
-            _as_expected(tokenizer, messages),
+            _adapt_contents(tokenizer, messages),
             tools=tools,
-            chat_template=_of_day(tokenizer, tools, day),
+            chat_template=_with_day(tokenizer, tools, day),
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
         )
@@ -188,7 +188,7 @@ def writes_date(tokenizer: PreTrainedTokenizerBase) -> bool:
     return _CLOCK in str(tokenizer.chat_template)
 
 
-def _of_day(
+def _with_day(
     tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None, day: date | None
 ) -> str | None:
     """The chat template with a day in place of today; None: as the tokenizer has it.
@@ -198,11 +198,11 @@ def _of_day(
     if day is None or not writes_date(tokenizer):
         return None
     # NB: the line end after the macro is part of it for Jinja, and what follows begins a line, as without it.
-    return f"{_clock_at(day)}\n{tokenizer.get_chat_template(tools=tools)}"
+    return f"{_build_clock_macro(day)}\n{tokenizer.get_chat_template(tools=tools)}"
 
 
 @lru_cache(maxsize=4)
-def _clock_at(day: date) -> str:
+def _build_clock_macro(day: date) -> str:
     """A macro that formats the beginning of a day, as `strftime` does it."""
     moment = datetime(day.year, day.month, day.day)  # noqa: DTZ001 - it has no time, and so no zone
     # NB: two signs are one that begins no code, so they are out of the way until the codes are replaced.
@@ -211,7 +211,7 @@ def _clock_at(day: date) -> str:
     return f"{{% macro {_CLOCK}(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}"
 
 
-def marked(
+def find_marked_spans(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     tools: list[dict[str, Any]] | None = None,
@@ -232,9 +232,9 @@ def marked(
         return None
     # NB: the tokenizer's own method gives tokens alone, in which a token can be of two parts.
     _, (marked_spans,) = render_jinja_template(
-        [_as_expected(tokenizer, messages)],
+        [_adapt_contents(tokenizer, messages)],
         tools=tools,
-        chat_template=_of_day(tokenizer, tools, day) or template,
+        chat_template=_with_day(tokenizer, tools, day) or template,
         return_assistant_tokens_mask=True,
         **tokenizer.special_tokens_map,
     )
@@ -252,19 +252,21 @@ def check_marks(tokenizer: PreTrainedTokenizerBase) -> None:
         {"role": "assistant", "content": "!"},
         {"role": "assistant", "content": "", "tool_calls": [_PROBES[0][1]]},
     ]
-    spans_of_answers = [_marked(tokenizer, [question, answer]) for answer in answers]
+    spans_of_answers = [_try_find_marked_spans(tokenizer, [question, answer]) for answer in answers]
     rendered_spans = [spans for spans in spans_of_answers if spans is not None]
     if rendered_spans and not any(begin < end for spans in rendered_spans for begin, end in spans):
         raise RecipeRefusedError(
-            "the {% generation %} blocks of the chat template hold nothing of an answer: put what the assistant says between "
+            "the {% generation %} blocks of the chat template contain no part of an answer: put what the assistant says between "
             "{% generation %} and {% endgeneration %} in model.chatTemplate.jinja, or remove the blocks"
         )
 
 
-def _marked(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> list[tuple[int, int]] | None:
+def _try_find_marked_spans(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message]
+) -> list[tuple[int, int]] | None:
     """The marked parts, or None where there are no marks, or the template refuses the messages."""
     try:
-        return marked(tokenizer, messages)
+        return find_marked_spans(tokenizer, messages)
     except FAILURES:
         return None
 
@@ -283,7 +285,7 @@ def _has_marks(template: str) -> bool:
     )
 
 
-def _as_expected(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
+def _adapt_contents(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Message]:
     """Messages with contents as the template expects them: text, or lists of parts."""
     if not _expects_parts(tokenizer, str(tokenizer.chat_template)):
         return [*messages]
@@ -302,7 +304,7 @@ def _expects_parts(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
         _template: the tokenizer's; it is part of the key of the cache.
     """
     as_text, as_parts = (
-        _rendered(tokenizer, [{"role": "user", "content": content}], None)
+        _try_render(tokenizer, [{"role": "user", "content": content}], None)
         for content in (_CONTENT, _as_parts(_CONTENT))
     )
     return _CONTENT not in (as_text or "") and _CONTENT in (as_parts or "")
@@ -310,7 +312,7 @@ def _expects_parts(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
 
 def renders_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the chat template of a tokenizer renders definitions of tools."""
-    return _TOOLS not in _without_effect(tokenizer, str(tokenizer.chat_template))
+    return _TOOLS not in _find_ignored(tokenizer, str(tokenizer.chat_template))
 
 
 def _find_left_out(
@@ -322,26 +324,28 @@ def _find_left_out(
 ) -> set[str]:
     """What a conversation has and its template leaves out without a word."""
     template = str(tokenizer.chat_template)
-    used = _used(messages, tools)
-    left_out = used & _without_effect(tokenizer, template) if used else set()
+    used = _find_used(messages, tools)
+    left_out = used & _find_ignored(tokenizer, template) if used else set()
     left_out |= {
-        f"messages of role {role}" for role in _roles(messages) if _drops_role(tokenizer, template, role)
+        f"messages of role {role}"
+        for role in _list_unusual_roles(messages)
+        if _drops_role(tokenizer, template, role)
     }
-    return left_out | (_dropped_reasoning(tokenizer, template, messages) if is_whole else set())
+    return left_out | (_find_dropped_reasoning(tokenizer, template, messages) if is_whole else set())
 
 
-def _used(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> set[str]:
+def _find_used(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> set[str]:
     used = {_TOOLS} if tools else set()
     used |= {_CALLS} if any("tool_calls" in message for message in messages) else set()
     return used | ({_RESULTS} if any(message["role"] == "tool" for message in messages) else set())
 
 
-def _roles(messages: Sequence[Message]) -> set[str]:
+def _list_unusual_roles(messages: Sequence[Message]) -> set[str]:
     """The roles that a template may not know."""
     return {str(message["role"]) for message in messages} - _ROLES_OF_ALL
 
 
-def _dropped_reasoning(
+def _find_dropped_reasoning(
     tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]
 ) -> set[str]:
     """The reasoning of the last message that a template leaves out: that of earlier ones it leaves out on purpose.
@@ -381,36 +385,34 @@ def _drops_thought(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
 
 
 def _leaves_out(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> bool:
-    text = _rendered(tokenizer, _as_expected(tokenizer, messages), None)
+    text = _try_render(tokenizer, _adapt_contents(tokenizer, messages), None)
     return text is not None and _CONTENT not in text
 
 
 @lru_cache(maxsize=4)
-def _without_effect(tokenizer: PreTrainedTokenizerBase, _template: str) -> frozenset[str]:
+def _find_ignored(tokenizer: PreTrainedTokenizerBase, _template: str) -> frozenset[str]:
     """What a template leaves out of the text without a word. What it refuses is not part of this.
 
     Args:
         _template: the tokenizer's; it is part of the key of the cache.
     """
-    return frozenset.intersection(*(_left_out(tokenizer, *probe) for probe in _PROBES))
+    return frozenset.intersection(*(_probe(tokenizer, *probe) for probe in _PROBES))
 
 
-def _left_out(
-    tokenizer: PreTrainedTokenizerBase, tool: dict[str, Any], call: dict[str, Any]
-) -> frozenset[str]:
+def _probe(tokenizer: PreTrainedTokenizerBase, tool: dict[str, Any], call: dict[str, Any]) -> frozenset[str]:
     question: Message = {"role": "user", "content": "?"}
     answer: Message = {"role": "assistant", "content": "!"}
     used: list[Message] = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": _RESULT, "name": _CALL, "tool_call_id": _ID},
     ]
-    defined = _rendered(tokenizer, _as_expected(tokenizer, [question, answer]), [tool])
-    called = _rendered(tokenizer, _as_expected(tokenizer, [question, *used, answer]), [tool])
+    defined = _try_render(tokenizer, _adapt_contents(tokenizer, [question, answer]), [tool])
+    called = _try_render(tokenizer, _adapt_contents(tokenizer, [question, *used, answer]), [tool])
     marks = ((_TOOLS, _TOOL, defined), (_CALLS, _CALL, called), (_RESULTS, _RESULT, called))
     return frozenset(what for what, mark, text in marks if text is not None and mark not in text)
 
 
-def _rendered(
+def _try_render(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: list[dict[str, Any]] | None
 ) -> str | None:
     """What a template makes of a conversation, or None where it refuses it."""

@@ -27,7 +27,7 @@ _PAIRS = (
 # Names of conversations in common data sets: those of OpenAI and of ShareGPT.
 _CONVERSATIONS = ("messages", "conversations")
 # Texts that data sets with such a pair keep beside it, and that belong to the prompt of some of their rows.
-_BESIDE_A_PAIR = ("input", "context")
+_EXTRA_PROMPT_COLUMNS = ("input", "context")
 
 
 class Column(NamedTuple):
@@ -42,7 +42,7 @@ class Column(NamedTuple):
     type: str
 
 
-def find(
+def find_columns(
     schema: Sequence[Column], where: str, *, objective: ObjectiveType = "SFT", templates: Collection[str] = ()
 ) -> Columns:
     """Return the columns that hold an example, by their well-known names.
@@ -60,33 +60,35 @@ def find(
         DataError: no columns are known to hold an example, or columns of more than one example are.
     """
     if objective in COLUMNS_OF_OBJECTIVE:
-        return _own(schema, where, objective)
+        return _find_preference_columns(schema, where, objective)
     considered = [column for column in schema if column.name in templates] if templates else schema
-    examples = _examples(considered)
+    examples = _find_examples(considered)
     if not examples:
         among = "the templates name" if templates else "it has"
         raise DataError(
             "ColumnsUnknown",
-            f"{where} has no columns that are known to hold an example: {among} {_listed(considered)}; name them in "
+            f"{where} has no columns with well-known names of examples: {among} {_list_columns(considered)}; name them in "
             "data.columns",
         )
     if len(examples) > 1:
         raise DataError(
             "ColumnsAmbiguous",
-            f"{where} has the columns of more than one example: {'; '.join(map(described, examples))}; name those of one "
+            f"{where} has columns for several kinds of examples: {'; '.join(map(describe_columns, examples))}; name one kind "
             "in data.columns",
         )
-    extra_texts = [] if templates or examples[0].prompt is None else _texts(schema, _BESIDE_A_PAIR)
+    extra_texts = (
+        [] if templates or examples[0].prompt is None else _find_texts(schema, _EXTRA_PROMPT_COLUMNS)
+    )
     if extra_texts:
         raise DataError(
             "ColumnsAmbiguous",
-            f"{where} has {described(examples[0])}, and {' and '.join(extra_texts)}, which may belong to the prompt: name the "
+            f"{where} has {describe_columns(examples[0])}, and {' and '.join(extra_texts)}, which may belong to the prompt: name the "
             "columns of an example in data.columns, and render several into a prompt with data.prepare.promptTemplate",
         )
     return examples[0]
 
 
-def of_table(data: Data) -> Columns:
+def find_table_columns(data: Data) -> Columns:
     """Return the columns of an example in the splits: the preparation names the columns of its table itself."""
     columns = data.columns
     assert columns is not None  # noqa: S101 - the recipe names them, or they were found
@@ -103,7 +105,7 @@ def of_table(data: Data) -> Columns:
     return Columns(type="PromptResponse")
 
 
-def misfits(data: Data, objective: Objective) -> list[str]:
+def find_misfits(data: Data, objective: Objective) -> list[str]:
     """Return what is wrong about a recipe's columns by themselves and beside its objective, a sentence each."""
     columns = data.columns
     if columns is None:
@@ -125,7 +127,7 @@ def misfits(data: Data, objective: Objective) -> list[str]:
     return mistakes
 
 
-def missing_weights(column: str, field: str) -> DataError:
+def missing_weights_error(column: str, field: str) -> DataError:
     """Return the error of conversations without the field that data.columns.messageWeight names."""
     # NB: answers without the field are learned, so its name may not be wrong.
     return DataError(
@@ -134,14 +136,14 @@ def missing_weights(column: str, field: str) -> DataError:
     )
 
 
-def described(columns: Columns) -> str:
+def describe_columns(columns: Columns) -> str:
     """Return columns as text, such as `prompt question, response answer`."""
     roles = (role for role in Columns.model_fields if role != "type")
     names = {role: name for role in roles if (name := getattr(columns, role)) is not None}
     return ", ".join(role if role == name else f"{role} {name}" for role, name in names.items())
 
 
-def _own(schema: Sequence[Column], where: str, objective: ObjectiveType) -> Columns:
+def _find_preference_columns(schema: Sequence[Column], where: str, objective: ObjectiveType) -> Columns:
     columns = Columns.model_validate({"type": COLUMNS_OF_OBJECTIVE[objective]})
     kinds = {column.name: column.kind for column in schema}
     usable = all(kinds.get(name) in ("text", "messages") for name in columns.said)
@@ -149,8 +151,8 @@ def _own(schema: Sequence[Column], where: str, objective: ObjectiveType) -> Colu
         *first_names, last = columns.named
         raise DataError(
             "ColumnsUnknown",
-            f"{where} does not have the columns {', '.join(first_names)} and {last}, which objective {objective} needs: it has "
-            f"{_listed(schema)}; name them in data.columns",
+            f"{where} does not have the columns {', '.join(first_names)} and {last}, which objective {objective} requires: it has "
+            f"{_list_columns(schema)}; name them in data.columns",
         )
     return columns
 
@@ -164,7 +166,7 @@ def _may_be_tools(column: Column) -> bool:
     )
 
 
-def _examples(schema: Sequence[Column]) -> list[Columns]:
+def _find_examples(schema: Sequence[Column]) -> list[Columns]:
     """Return the columns of each example, other than preferences, that the schema has."""
     kinds = {column.name: column.kind for column in schema}
     tools = next((column.name for column in schema if column.name == "tools" and _may_be_tools(column)), None)
@@ -178,9 +180,9 @@ def _examples(schema: Sequence[Column]) -> list[Columns]:
     ]
 
 
-def _texts(schema: Sequence[Column], names: Collection[str]) -> list[str]:
+def _find_texts(schema: Sequence[Column], names: Collection[str]) -> list[str]:
     return [column.name for column in schema if column.kind == "text" and column.name in names]
 
 
-def _listed(schema: Sequence[Column]) -> str:
+def _list_columns(schema: Sequence[Column]) -> str:
     return ", ".join(f"{column.name} ({column.type})" for column in sorted(schema)) or "none"

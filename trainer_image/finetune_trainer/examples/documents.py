@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finetune_trainer.examples import chat_messages, chat_templates, loss_mask
 from finetune_trainer.examples.file_formats import explain_lists
-from finetune_trainer.examples.tokenizer import TextTokenizer, encoded, identity, with_offsets
+from finetune_trainer.examples.tokenizer import TextTokenizer, describe_identity, encode, encode_with_offsets
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
-from finetune_trainer.pod.release import release
+from finetune_trainer.pod.release import get_release
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,8 +40,8 @@ class TokenColumns(NamedTuple):
     loss_mask: str
 
 
-_WHOLE = TokenColumns("input_ids", "loss_mask")
-_PAIR = (
+_DOCUMENT_COLUMNS = TokenColumns("input_ids", "loss_mask")
+_PREFERENCE_COLUMNS = (
     TokenColumns("chosen_input_ids", "chosen_loss_mask"),
     TokenColumns("rejected_input_ids", "rejected_loss_mask"),
 )
@@ -49,17 +49,17 @@ _PAIR = (
 
 def token_columns(columns: Columns) -> tuple[TokenColumns, ...]:
     """Return the columns for the documents of an example, one pair of columns for each."""
-    return (_WHOLE,) if columns.chosen is None else _PAIR
+    return (_DOCUMENT_COLUMNS,) if columns.chosen is None else _PREFERENCE_COLUMNS
 
 
-def from_table(
+def read_documents(
     rows: Mapping[str, list[Any]], columns: Sequence[TokenColumns]
 ) -> Iterator[tuple[Document, ...]]:
     """Yield the documents of each row of a batch of a prepared table's columns of token ids."""
     return zip(*(map(Document, rows[each.input_ids], rows[each.loss_mask]) for each in columns), strict=True)
 
 
-def labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]:
+def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]:
     """Return whether the answer of each row of a batch of columns is a good one; None where rows have no labels.
 
     Raises:
@@ -68,17 +68,17 @@ def labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]
     column = columns.label
     if column is None:
         return [None] * len(next(iter(rows.values())))
-    parsed = [_label(value) for value in rows[column]]
+    parsed = [_parse_label(value) for value in rows[column]]
     if None in parsed:
         raise DataError(
             "LabelValue",
             f"a row of column {column} holds {rows[column][parsed.index(None)]!r:.40}: labels are booleans, 1 and 0, or the texts "
-            "true and false; correct such rows or filter them out",
+            "true and false; correct or remove such rows",
         )
     return parsed
 
 
-def _label(value: Any) -> bool | None:
+def _parse_label(value: Any) -> bool | None:
     if isinstance(value, str):
         return LABELS.get(value.strip().lower())
     return bool(value) if value in (0, 1) else None
@@ -132,10 +132,10 @@ class Documents:
         """An identifier of what decides on token ids and loss masks, besides the rows."""
         decided_by = [
             # Another release may encode otherwise.
-            release(),
+            get_release(),
             self.columns.model_dump(mode="json", exclude_none=True),
             [self.answers_only, self.last_only],
-            identity(self.tokenizer),
+            describe_identity(self.tokenizer),
             *([str(self.day)] if self.depend_on_day else []),
         ]
         return hashlib.blake2b(json.dumps(decided_by, sort_keys=True).encode(), digest_size=8).hexdigest()
@@ -157,13 +157,13 @@ class Documents:
         """Why a document has no loss mask, and what to do, in a sentence."""
         if getattr(self.tokenizer, "backend_tokenizer", None) is None:
             return (
-                "the tokenizer of model.base is Python code that does not tell where its tokens are in a text, so answers "
-                "cannot be told from prompts in conversations: set objective.lossOn: All"
+                "the tokenizer of model.base is Python code that does not report token offsets, so answers in "
+                "conversations cannot be separated from prompts: set objective.lossOn: All"
             )
         last = "" if self.last_only else "LastAnswer or "
         return (
-            "the chat template renders the beginning of a conversation differently once it goes on, or not at all, so "
-            f"answers cannot be told from prompts: set objective.lossOn: {last}All, or another model.chatTemplate, such as one "
+            "the chat template renders the beginning of a conversation differently when the conversation continues, so "
+            f"answers cannot be separated from prompts: set objective.lossOn: {last}All, or set model.chatTemplate to one "
             "with {% generation %} blocks"
         )
 
@@ -175,7 +175,7 @@ class Documents:
         """
         if self._chat.chat_template is None:
             raise RecipeRefusedError(
-                f"{what} needs a chat template, and the tokenizer of {base} has none: set model.chatTemplate"
+                f"{what} requires a chat template, but the tokenizer of {base} has none: set model.chatTemplate"
             )
         if self.answers_only:
             loss_mask.check_template(self._chat, base)
@@ -189,38 +189,40 @@ class Documents:
         """
         columns = self.columns
         if columns.messages is not None:
-            return self._conversations(rows, columns.messages)
+            return self._encode_conversations(rows, columns.messages)
         if columns.text is not None:
-            return self._texts(texts_of(rows, columns.text))
+            return self._encode_texts(get_texts(rows, columns.text))
         assert columns.prompt is not None  # noqa: S101 - the recipe was refused otherwise
         if columns.response is not None:
-            return self._answers(texts_of(rows, columns.prompt), texts_of(rows, columns.response))
-        return self._preferences(rows[columns.prompt], *(rows[name] for name in self._judged))
+            return self._encode_answers(get_texts(rows, columns.prompt), get_texts(rows, columns.response))
+        return self._encode_judged(rows[columns.prompt], *(rows[name] for name in self._judged_columns))
 
     @property
     def _chat(self) -> PreTrainedTokenizerBase:
         assert not isinstance(self.tokenizer, TextTokenizer)  # noqa: S101 - it serves for texts alone
         return self.tokenizer
 
-    def _conversations(self, rows: Mapping[str, list[Any]], column: str) -> Iterator[tuple[Document, ...]]:
+    def _encode_conversations(
+        self, rows: Mapping[str, list[Any]], column: str
+    ) -> Iterator[tuple[Document, ...]]:
         tools_of_rows = rows[self.columns.tools] if self.columns.tools else [None] * len(rows[column])
         for value, tools in zip(rows[column], tools_of_rows, strict=True):
-            messages, learned = self.learned(value, column)
-            used = tools_of(tools, str(self.columns.tools))
-            yield (self._conversation(messages, learned, self.answers_only, used),)
+            messages, learned = self.select_learned(value, column)
+            used = parse_tools(tools, str(self.columns.tools))
+            yield (self._encode_conversation(messages, learned, self.answers_only, used),)
 
-    def learned(self, value: Any, column: str) -> tuple[list[chat_messages.Message], list[int]]:
+    def select_learned(self, value: Any, column: str) -> tuple[list[chat_messages.Message], list[int]]:
         """Return the messages in a value of a column of conversations, and those turns of the assistant that are learned.
 
         Raises:
             DataError: it is no conversation, or the loss is on all tokens and an answer is not to be learned.
         """
-        messages, weights = _weighed(conversation(value, column), column, self._weight)
-        answers = loss_mask.answers(messages)
+        messages, weights = _split_weights(parse_conversation(value, column), column, self._weight)
+        answers = loss_mask.find_answers(messages)
         if not self.answers_only and not all(weights[turn] for turn in answers):
             raise DataError(
                 "MessageWeight",
-                f"a row of column {column} has an answer with {self._weight} 0, and objective.lossOn All takes the loss on "
+                f"a row of column {column} has an answer with {self._weight} 0, but objective.lossOn All computes the loss on "
                 "every token: remove one of them",
             )
         return messages, [turn for turn in (answers[-1:] if self.last_only else answers) if weights[turn]]
@@ -230,7 +232,7 @@ class Documents:
         """The field of a message that says whether it is learned."""
         return self.columns.message_weight or chat_messages.WEIGHT
 
-    def weighed(self, rows: Mapping[str, list[Any]]) -> int:
+    def count_weighted(self, rows: Mapping[str, list[Any]]) -> int:
         """Return in how many rows of a batch a message has the field that data.columns.messageWeight names."""
         values = rows[self.columns.messages] if self.columns.messages else []
         return sum(
@@ -239,32 +241,32 @@ class Documents:
             if isinstance(value, list)
         )
 
-    def _texts(self, texts: list[str]) -> Iterator[tuple[Document, ...]]:
-        for ids in encoded(self.tokenizer, texts, special=True):
+    def _encode_texts(self, texts: list[str]) -> Iterator[tuple[Document, ...]]:
+        for ids in encode(self.tokenizer, texts, special=True):
             tokens = [*self._without_end(ids), self._end]
             yield (Document(tokens, [True] * len(tokens)),)
 
-    def _answers(self, prompts: list[str], responses: list[str]) -> Iterator[tuple[Document, ...]]:
-        for prompt, answer in zip(self.given(prompts), self._replies(responses), strict=True):
+    def _encode_answers(self, prompts: list[str], responses: list[str]) -> Iterator[tuple[Document, ...]]:
+        for prompt, answer in zip(self.encode_prompts(prompts), self._encode_replies(responses), strict=True):
             mask = [not self.answers_only] * len(prompt) + [True] * len(answer)
             yield (Document(prompt + answer, mask),)
 
     @property
-    def _judged(self) -> tuple[str, ...]:
+    def _judged_columns(self) -> tuple[str, ...]:
         """The columns of answers that were judged: chosen and rejected ones, or one with a label."""
         columns = self.columns
         return tuple(name for name in (columns.chosen, columns.rejected, columns.completion) if name)
 
-    def _preferences(self, prompts: list[Any], *answers: list[Any]) -> Iterator[tuple[Document, ...]]:
+    def _encode_judged(self, prompts: list[Any], *answers: list[Any]) -> Iterator[tuple[Document, ...]]:
         """Yield a document for each answer of an example: the prompt with it."""
         rows = zip(prompts, *answers, strict=True)
         for is_text, run in groupby(rows, key=lambda row: all(isinstance(value, str) for value in row)):
-            answered = self._answered_texts if is_text else self._answered_conversations
-            yield from answered(list(run))
+            encode_run = self._encode_text_preferences if is_text else self._encode_preferences
+            yield from encode_run(list(run))
 
-    def _answered_texts(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
-        prompt_tokens = self.given(prompt for prompt, *_ in rows)
-        replies = [self._replies([row[which] for row in rows]) for which in range(1, len(rows[0]))]
+    def _encode_text_preferences(self, rows: list[tuple[str, ...]]) -> Iterator[tuple[Document, ...]]:
+        prompt_tokens = self.encode_prompts(prompt for prompt, *_ in rows)
+        replies = [self._encode_replies([row[which] for row in rows]) for which in range(1, len(rows[0]))]
         for row, prompt, *answers in zip(rows, prompt_tokens, *replies, strict=True):
             yield tuple(
                 # An empty answer has no targets, not even its end of text.
@@ -272,52 +274,54 @@ class Documents:
                 for text, answer in zip(row[1:], answers, strict=True)
             )
 
-    def _answered_conversations(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Document, ...]]:
+    def _encode_preferences(self, rows: list[tuple[Any, ...]]) -> Iterator[tuple[Document, ...]]:
         self.check_template("a preference with lists of {role, content}", "model.base")
-        return (self._answered_conversation(*row) for row in rows)
+        return (self._encode_preference(*row) for row in rows)
 
-    def _answered_conversation(self, prompt: Any, *answers: Any) -> tuple[Document, ...]:
+    def _encode_preference(self, prompt: Any, *answers: Any) -> tuple[Document, ...]:
         """Encode an example in which the prompt or the answers are messages.
 
         A text prompt is the user's message. Answers may start with the messages of the prompt.
         """
-        prompt_messages = said(prompt, "user", str(self.columns.prompt))
+        prompt_messages = to_messages(prompt, "user", str(self.columns.prompt))
         replies = (
-            reply_of(prompt_messages, said(answer, "assistant", name), name)
-            for answer, name in zip(answers, self._judged, strict=True)
+            extract_reply(prompt_messages, to_messages(answer, "assistant", name), name)
+            for answer, name in zip(answers, self._judged_columns, strict=True)
         )
-        return tuple(self._answered(prompt_messages, reply) for reply in replies)
+        return tuple(self._encode_answer(prompt_messages, reply) for reply in replies)
 
-    def _answered(self, prompt: list[chat_messages.Message], reply: list[chat_messages.Message]) -> Document:
+    def _encode_answer(
+        self, prompt: list[chat_messages.Message], reply: list[chat_messages.Message]
+    ) -> Document:
         """Encode a prompt and the answer to it; nothing where it says nothing."""
         if all(chat_messages.is_blank(message) for message in reply):
             return Document([], [])
-        messages, weights = _weighed([*prompt, *reply], str(self.columns.prompt), chat_messages.WEIGHT)
-        learned = [turn for turn in loss_mask.answers(messages) if turn >= len(prompt)]
+        messages, weights = _split_weights([*prompt, *reply], str(self.columns.prompt), chat_messages.WEIGHT)
+        learned = [turn for turn in loss_mask.find_answers(messages) if turn >= len(prompt)]
         if not all(weights[turn] for turn in learned):
             raise DataError(
                 "MessageWeight",
-                f"a preference has an answer with {chat_messages.WEIGHT} 0, and preferences are judged by whole answers: remove the field, "
-                "or filter such rows out",
+                f"a preference has an answer with {chat_messages.WEIGHT} 0, but preferences compare whole answers: remove the field, "
+                "or remove such rows",
             )
-        return self._conversation(messages, learned, True)
+        return self._encode_conversation(messages, learned, True)
 
     @property
     def _end(self) -> int:
         return int(self.tokenizer.eos_token_id)
 
-    def given(self, prompts: Iterable[str]) -> Iterator[list[int]]:
+    def encode_prompts(self, prompts: Iterable[str]) -> Iterator[list[int]]:
         """Yield the token ids of prompts that are texts."""
         # NB: prompt and answer are tokenized separately: the prompt gets the same tokens as at inference.
-        return (self._without_end(ids) for ids in encoded(self.tokenizer, prompts, special=True))
+        return (self._without_end(ids) for ids in encode(self.tokenizer, prompts, special=True))
 
-    def _replies(self, responses: Iterable[str]) -> Iterator[list[int]]:
-        return ([*ids, self._end] for ids in encoded(self.tokenizer, responses, special=False))
+    def _encode_replies(self, responses: Iterable[str]) -> Iterator[list[int]]:
+        return ([*ids, self._end] for ids in encode(self.tokenizer, responses, special=False))
 
     def _without_end(self, ids: list[int]) -> list[int]:
         return ids[:-1] if ids and ids[-1] == self._end else ids
 
-    def _conversation(
+    def _encode_conversation(
         self,
         messages: list[chat_messages.Message],
         learned: list[int],
@@ -327,15 +331,17 @@ class Documents:
         """Render a conversation; `learned`: the turns of the assistant that are targets, of answers_only."""
         if not messages:
             return Document([], [])
-        text = self.rendered(messages, tools)
-        encoding = with_offsets(self._chat, text) if answers_only else None
+        text = self.render(messages, tools)
+        encoding = encode_with_offsets(self._chat, text) if answers_only else None
         if encoding is None:
-            (ids,) = encoded(self.tokenizer, [text], special=False)
+            (ids,) = encode(self.tokenizer, [text], special=False)
             return Document(ids, None if answers_only else [True] * len(ids))
-        spans = loss_mask.spans(self._chat, messages, tools, learned, text, day=self.day)
-        return Document(encoding.ids, None if spans is None else loss_mask.touched(encoding.offsets, spans))
+        spans = loss_mask.find_spans(self._chat, messages, tools, learned, text, day=self.day)
+        return Document(
+            encoding.ids, None if spans is None else loss_mask.find_overlaps(encoding.offsets, spans)
+        )
 
-    def rendered(
+    def render(
         self,
         messages: list[chat_messages.Message],
         tools: list[dict[str, Any]] | None,
@@ -348,12 +354,12 @@ class Documents:
             DataError: the template does not take it.
         """
         plain = chat_messages.without(messages, self._weight)
-        return loss_mask.rendered(
+        return loss_mask.render(
             self._chat, plain, tools, day=self.day, add_generation_prompt=add_generation_prompt
         )
 
 
-def texts_of(rows: Mapping[str, list[Any]], column: str) -> list[str]:
+def get_texts(rows: Mapping[str, list[Any]], column: str) -> list[str]:
     """The values of a column of texts."""
     if not all(isinstance(value, str) for value in rows[column]):
         raise DataError(
@@ -363,54 +369,54 @@ def texts_of(rows: Mapping[str, list[Any]], column: str) -> list[str]:
     return rows[column]
 
 
-def said(value: Any, role: str, column: str) -> list[chat_messages.Message]:
+def to_messages(value: Any, role: str, column: str) -> list[chat_messages.Message]:
     """The messages in a value of a column of texts, each a message of a role, or of conversations."""
-    return [{"role": role, "content": value}] if isinstance(value, str) else conversation(value, column)
+    return [{"role": role, "content": value}] if isinstance(value, str) else parse_conversation(value, column)
 
 
-def conversation(value: Any, column: str) -> list[chat_messages.Message]:
+def parse_conversation(value: Any, column: str) -> list[chat_messages.Message]:
     """The messages in a value of a column of conversations."""
     value = chat_messages.rename(value)
     wrong = chat_messages.wrong_shape(value)
     if wrong is not None:
         raise DataError(
             "MessageShape",
-            f"a row of column {column} is not a list of {{role, content}}, {wrong}: correct such rows or filter them out",
+            f"a row of column {column} is not a list of {{role, content}}, {wrong}: correct or remove such rows",
         )
     try:
         return chat_messages.messages(value)
     except ValueError as error:
-        raise _wrong(column, error) from error
+        raise _message_error(column, error) from error
 
 
-def _weighed(
+def _split_weights(
     messages: list[chat_messages.Message], column: str, field: str
 ) -> tuple[list[chat_messages.Message], list[bool]]:
     """Messages without their weights, and whether each may be learned."""
     try:
         return chat_messages.weighed(messages, field)
     except ValueError as error:
-        raise _wrong(column, error) from error
+        raise _message_error(column, error) from error
 
 
-def _wrong(column: str, error: ValueError) -> DataError:
+def _message_error(column: str, error: ValueError) -> DataError:
     return DataError(
         "MessageShape",
-        f"a row of column {column} is wrong, {error}: correct such rows or filter them out",
+        f"a row of column {column} is invalid, {error}: correct or remove such rows",
     )
 
 
-def tools_of(value: Any, column: str) -> list[dict[str, Any]] | None:
+def parse_tools(value: Any, column: str) -> list[dict[str, Any]] | None:
     """The tools in a value of a column of tools."""
     try:
         return chat_messages.tools(value)
     except ValueError as error:
         raise DataError(
-            "ToolShape", f"a row of column {column} is wrong, {error}: correct such rows or filter them out"
+            "ToolShape", f"a row of column {column} is invalid, {error}: correct or remove such rows"
         ) from error
 
 
-def reply_of(
+def extract_reply(
     prompt: list[chat_messages.Message], answer: list[chat_messages.Message], column: str
 ) -> list[chat_messages.Message]:
     """What an answer adds to the prompt, which it may repeat."""

@@ -9,7 +9,7 @@ from typing import Any
 from finetune_trainer.examples.plain_text import WrittenFloat
 
 NOT_UTF8 = "it is not UTF-8"
-HALF_CHARACTER = "it has half of a character, a surrogate without its pair"
+HALF_CHARACTER = "it contains an unpaired surrogate"
 """Why a line cannot be read."""
 
 # An escape of a surrogate, and the bytes of one.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 BEGINNING_OF_POINTER = "version https://git-lfs.github.com/spec/"
 """How a pointer of Git LFS begins. Source: git-lfs, docs/spec.md."""
 POINTER = "the file is a Git LFS pointer"
-ARRAY = "it begins a JSON array, and JSON lines are objects"
+ARRAY = "it starts a JSON array, but JSON lines are objects"
 """Why a line cannot be read."""
 
 _REMEDIES = {
@@ -49,7 +49,7 @@ def find_other_format(line: bytes) -> str | None:
     return ARRAY if line.lstrip().startswith(b"[") else None
 
 
-def explain(number: int, file: str, reason: str) -> str:
+def explain_unreadable_line(number: int, file: str, reason: str) -> str:
     """Return the sentence for a line that cannot be read, by its number from 1."""
     remedy = _REMEDIES.get(reason, "correct it, or write the file again")
     return f"line {number} of {file} cannot be read ({reason}): {remedy}"

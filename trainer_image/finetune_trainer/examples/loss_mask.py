@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Span = tuple[int, int]
 
 
-def rendered(
+def render(
     tokenizer: PreTrainedTokenizerBase,
     messages: list[Message],
     tools: Tools,
@@ -50,15 +50,15 @@ def rendered(
             is_whole=is_whole,
         )
     except chat_templates.FAILURES as error:
-        raise _refused(error) from error
+        raise _template_error(error) from error
 
 
-def answers(messages: Sequence[Message]) -> list[int]:
+def find_answers(messages: Sequence[Message]) -> list[int]:
     """Return the turns of the assistant."""
     return [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def spans(
+def find_spans(
     tokenizer: PreTrainedTokenizerBase,
     messages: list[Message],
     tools: Tools,
@@ -82,27 +82,27 @@ def spans(
         DataError: the template does not take the conversation; or it is not known which of its blocks belongs to which turn.
     """
     try:
-        blocks = chat_templates.marked(tokenizer, messages, tools, day=day)
+        blocks = chat_templates.find_marked_spans(tokenizer, messages, tools, day=day)
     except chat_templates.FAILURES as error:
-        raise _refused(error) from error
+        raise _template_error(error) from error
     if blocks is None:
-        beginning = partial(rendered, tokenizer, tools=tools, day=day, is_whole=False)
-        return _added(tokenizer, messages, learned, text, beginning)
-    answer_turns = answers(messages)
+        beginning = partial(render, tokenizer, tools=tools, day=day, is_whole=False)
+        return _find_added_spans(tokenizer, messages, learned, text, beginning)
+    answer_turns = find_answers(messages)
     if learned == answer_turns:
         return blocks
     if len(blocks) != len(answer_turns):
-        blocks = _joined(blocks)
+        blocks = _join_blocks(blocks)
     if len(blocks) != len(answer_turns):
         raise DataError(
             "ChatTemplate",
             f"the chat template has {len(blocks)} {{% generation %}} blocks for {len(answer_turns)} turns of the assistant, so those of "
-            "some of the turns are not known: set model.chatTemplate to one with a block for each turn",
+            "some turns cannot be identified: set model.chatTemplate to one with a block for each turn",
         )
     return [block for turn, block in zip(answer_turns, blocks, strict=True) if turn in learned]
 
 
-def _joined(blocks: list[Span]) -> list[Span]:
+def _join_blocks(blocks: list[Span]) -> list[Span]:
     """Blocks of which none begins where another ends: a template may have one for an answer, and one for its end."""
     joined: list[Span] = []
     for begin, end in blocks:
@@ -113,7 +113,7 @@ def _joined(blocks: list[Span]) -> list[Span]:
     return joined
 
 
-def _added(
+def _find_added_spans(
     tokenizer: PreTrainedTokenizerBase,
     messages: list[Message],
     learned: list[int],
@@ -198,8 +198,8 @@ def _find_behind_answer(
     None where the template does not take the conversation, or hides or changes the answer.
     """
     try:
-        text = rendered(tokenizer, messages, None)
-        learned = spans(tokenizer, messages, None, [1], text)
+        text = render(tokenizer, messages, None)
+        learned = find_spans(tokenizer, messages, None, [1], text)
     except DataError:
         return None
     answer = str(answer_end.ANSWER["content"])
@@ -223,11 +223,11 @@ def _explain_missing_end(
         if chat_templates.has_marks(tokenizer):
             remedy += ", before {% endgeneration %}"
     return (
-        f"a model trained with the chat template of {base} would not learn to stop, since {cause}: {remedy}"
+        f"a model trained with the chat template of {base} would not learn to stop because {cause}: {remedy}"
     )
 
 
-def touched(places: list[tuple[int, int]], targets: list[tuple[int, int]]) -> list[bool]:
+def find_overlaps(places: list[tuple[int, int]], targets: list[tuple[int, int]]) -> list[bool]:
     """Whether each place shares a character with one of the spans, which are in order and apart."""
     if not targets or not places:
         return [False] * len(places)
@@ -239,5 +239,5 @@ def touched(places: list[tuple[int, int]], targets: list[tuple[int, int]]) -> li
     return overlapping
 
 
-def _refused(error: Exception) -> DataError:
-    return DataError("ChatTemplate", f"the chat template cannot render a conversation of the data: {error}")
+def _template_error(error: Exception) -> DataError:
+    return DataError("ChatTemplate", f"the chat template cannot render a conversation in the data: {error}")

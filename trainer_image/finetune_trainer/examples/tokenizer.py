@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from finetune_crds.training import Model
 
 # NB: the encodings of thousands of texts at once leave the processor's cache: a third of the speed is lost.
-_AT_ONCE = 256
+_TEXTS_PER_BATCH = 256
 # Files that the vocabulary of a tokenizer is read from.
-_VOCABULARIES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.*")
+_VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.*")
 # NB: transformers makes a tokenizer of special tokens alone for some models that have no such file; T5's knows this one too.
-_ALWAYS_THERE = {"\u2581"}
+_EMPTY_VOCABULARY = {"\u2581"}
 
 
 def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
@@ -44,29 +44,29 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        if not any(file for names in _VOCABULARIES for file in folder.glob(names)):
-            raise _not_found(model) from error
+        if not any(file for names in _VOCABULARY_FILES for file in folder.glob(names)):
+            raise _not_found_error(model) from error
         raise RecipeRefusedError(
             f"the tokenizer of model.base {model.base} cannot be loaded: {first_line(error)}",
             reason="TokenizerNotLoadable",
         ) from error
-    if set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) <= _ALWAYS_THERE:
-        raise _not_found(model)
+    if set(tokenizer.get_vocab()) - set(tokenizer.get_added_vocab()) <= _EMPTY_VOCABULARY:
+        raise _not_found_error(model)
     if tokenizer.eos_token_id is None:
         raise RecipeRefusedError(
             f"the tokenizer of model.base {model.base} has no end-of-text token: set eos_token in its "
             "tokenizer_config.json"
         )
     if model.new_tokens:
-        _add(tokenizer, model)
+        _add_new_tokens(tokenizer, model)
     if model.chat_template is not None:
-        chat_templates.use(model.chat_template, tokenizer)
+        chat_templates.set_template(model.chat_template, tokenizer)
     # NB: it warns about longer texts; maxTokens and maxLength of the recipe decide about those.
     tokenizer.model_max_length = int(1e30)
     return tokenizer
 
 
-def _add(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
+def _add_new_tokens(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
     """Add the new tokens, with ids in the order of their characters.
 
     NB: they are no special tokens: generation would leave those out of an answer.
@@ -77,16 +77,16 @@ def _add(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
     existing = [token for token in new if token in tokenizer.get_vocab()]
     if existing:
         raise RecipeRefusedError(
-            f"model.newTokens {existing[0]} is in the tokenizer of model.base {model.base} already: remove it"
+            f"model.newTokens {existing[0]} already exists in the tokenizer of model.base {model.base}: remove it"
         )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new])
 
 
-def _not_found(model: Model) -> DataError:
+def _not_found_error(model: Model) -> DataError:
     return DataError(
         "TokenizerNotFound",
-        f"model.base {model.base} has no tokenizer: put the files of its tokenizer, such as tokenizer.json and "
-        "tokenizer_config.json, beside its config.json, or name a model that has them",
+        f"model.base {model.base} has no tokenizer: add its tokenizer files, for example tokenizer.json and "
+        "tokenizer_config.json, to the folder of its config.json, or choose another model",
     )
 
 
@@ -123,8 +123,8 @@ def check_vocabulary(
     last = max(set(tokenizer.get_vocab().values()) - set(new))
     if last >= rows_of_embedding:
         raise RecipeRefusedError(
-            f"the tokenizer of model.base {base} has token ids up to {last:,}, and the embedding has "
-            f"{rows_of_embedding:,} rows: use the tokenizer that the model was trained with, or add rows to its "
+            f"the tokenizer of model.base {base} has token ids up to {last:,}, but the embedding has "
+            f"only {rows_of_embedding:,} rows: use the tokenizer that the model was trained with, or add rows to its "
             "embedding",
             reason="VocabularyMismatch",
         )
@@ -166,7 +166,7 @@ class TextTokenizer:
     split_special_tokens: bool
 
 
-def of_texts(tokenizer: PreTrainedTokenizerBase) -> Callable[[], TextTokenizer] | None:
+def build_text_tokenizer_loader(tokenizer: PreTrainedTokenizerBase) -> Callable[[], TextTokenizer] | None:
     """Return a function that loads the tokenizer of texts in any process; None for a tokenizer that is Python code.
 
     NB: it travels with the code of a Spark task, as the driver loaded it: with what its configuration adds to its file. A worker
@@ -177,7 +177,7 @@ def of_texts(tokenizer: PreTrainedTokenizerBase) -> Callable[[], TextTokenizer] 
         return None
     text = zlib.compress(backend.to_str().encode())
     return partial(
-        _from_text,
+        _load_text_tokenizer,
         text,
         int(tokenizer.eos_token_id),
         split_special_tokens=bool(tokenizer.split_special_tokens),
@@ -185,7 +185,9 @@ def of_texts(tokenizer: PreTrainedTokenizerBase) -> Callable[[], TextTokenizer] 
 
 
 @lru_cache(maxsize=1)
-def _from_text(compressed: bytes, eos_token_id: int, *, split_special_tokens: bool) -> TextTokenizer:
+def _load_text_tokenizer(
+    compressed: bytes, eos_token_id: int, *, split_special_tokens: bool
+) -> TextTokenizer:
     from tokenizers import Tokenizer
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -193,12 +195,12 @@ def _from_text(compressed: bytes, eos_token_id: int, *, split_special_tokens: bo
     return TextTokenizer(backend, eos_token_id, split_special_tokens)
 
 
-def encoded(
+def encode(
     tokenizer: PreTrainedTokenizerBase | TextTokenizer, texts: Iterable[str], *, special: bool
 ) -> Iterator[list[int]]:
     """Yield the token ids of texts; `special`: with the tokens that the tokenizer puts around a text."""
-    backend, remaining = _backend(tokenizer), iter(texts)
-    while batch := list(islice(remaining, _AT_ONCE)):
+    backend, remaining = _get_backend(tokenizer), iter(texts)
+    while batch := list(islice(remaining, _TEXTS_PER_BATCH)):
         if backend is None:
             assert not isinstance(tokenizer, TextTokenizer)  # noqa: S101 - it has one
             yield from tokenizer(batch, add_special_tokens=special)["input_ids"]
@@ -208,13 +210,13 @@ def encoded(
             )
 
 
-def with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding | None:
+def encode_with_offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding | None:
     """Return the tokens of a text and where they are in it; None for a tokenizer that is Python code."""
-    backend = _backend(tokenizer)
+    backend = _get_backend(tokenizer)
     return None if backend is None else backend.encode(text, add_special_tokens=False)
 
 
-def _backend(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> Tokenizer | None:
+def _get_backend(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> Tokenizer | None:
     backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         # NB: a tokenizer.json may enable truncation and padding, and does not have the third setting.
@@ -224,9 +226,9 @@ def _backend(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> Tokenizer | 
     return backend
 
 
-def identity(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> list[object]:
+def describe_identity(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> list[object]:
     """Return what decides on the tokens that a tokenizer makes of texts and conversations."""
-    backend = _backend(tokenizer)
+    backend = _get_backend(tokenizer)
     if backend is not None:
         text = backend.to_str()
     else:

@@ -16,13 +16,13 @@ from pathlib import Path, PurePosixPath
 
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 
-_NOTE = "finetune_base.json"
+_REFERENCE_FILE = "finetune_base.json"
 _CONFIG = "config.json"
 _SAFE = ".safetensors"
 WEIGHTS = (_SAFE, ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt", ".npz")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Files that are read at once; SHA-256 takes one core for each.
-_AT_ONCE = 4
+_MAX_THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class Origin:
     digest: str | None = None
 
 
-def noted(adapter: Path) -> Origin | None:
+def read_reference(adapter: Path) -> Origin | None:
     """Return what an adapter in a folder says of its base; None where it is older than the note, or not of ours.
 
     Raises:
         RecipeRefusedError: it says nothing that can be read.
     """
-    path = adapter / _NOTE
+    path = adapter / _REFERENCE_FILE
     if not path.exists():
         return None
     try:
@@ -53,14 +53,14 @@ def noted(adapter: Path) -> Origin | None:
         return Origin(stored["uri"], stored.get("revision"), stored.get("digest"))
     except (ValueError, TypeError, KeyError) as error:
         raise RecipeRefusedError(
-            f"{_NOTE} of an adapter does not name its base: restore the file, or start from another model",
+            f"{_REFERENCE_FILE} of an adapter cannot be read: restore the file, or start from another model",
             reason="ModelNotLoadable",
         ) from error
 
 
-def note(base: Origin, adapter: Path) -> None:
+def write_reference(base: Origin, adapter: Path) -> None:
     """Write down the base of the adapter in a folder."""
-    (adapter / _NOTE).write_text(json.dumps(asdict(base), indent=2) + "\n", encoding="utf-8")
+    (adapter / _REFERENCE_FILE).write_text(json.dumps(asdict(base), indent=2) + "\n", encoding="utf-8")
 
 
 def is_weights(name: str) -> bool:
@@ -68,20 +68,20 @@ def is_weights(name: str) -> bool:
     return PurePosixPath(name).suffix in WEIGHTS
 
 
-def digest(folder: Path) -> str:
+def compute_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a model's weights and config, as `sha256:<hex>`.
 
     Of a model of the Hub, those of the weights are known. Other files are read once: what was just downloaded lies in the memory
     of the machine, and what lies on a volume stays there until it is loaded.
     """
-    files = _files(folder)
-    with ThreadPoolExecutor(_AT_ONCE) as readers:
-        contents = list(readers.map(_content, files))
+    files = _list_files(folder)
+    with ThreadPoolExecutor(_MAX_THREADS) as readers:
+        contents = list(readers.map(_hash_file, files))
     entries = [[path.name, content] for path, content in zip(files, contents, strict=True)]
     return f"sha256:{hashlib.sha256(json.dumps(entries).encode()).hexdigest()}"
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     """The config of a model and its weights, by name: safetensors where it has them, as they are then what is loaded."""
     present = sorted(path for path in folder.iterdir() if path.is_file())
     safe = [path for path in present if path.suffix == _SAFE]
@@ -89,7 +89,7 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in present if path.name == _CONFIG or path in weights]
 
 
-def _content(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     """The SHA-256 of a file."""
     content = path.resolve()
     # The Hub's client keeps large files by their SHA-256, and others by what Git calls them.

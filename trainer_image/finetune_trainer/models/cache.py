@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _FILES, _MANIFEST = "files", "manifest.json"
 # Seconds between looks at a lock that another pod holds.
 _POLL_SECONDS = 0.5
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_LOCK_ERRNOS = (errno.ENOLCK, errno.ENOTSUP)
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Cache:
     def find(self, key: Any) -> Path | None:
         """Return the files of an entry; None where it is missing or broken."""
         entry = self._entry(key)
-        return entry / _FILES if _is_whole(entry) else None
+        return entry / _FILES if _is_complete(entry) else None
 
     def get(self, key: Any, fill: Callable[[Path], None]) -> Path:
         """Return the files of an entry, which is written where it is missing or broken.
@@ -74,12 +74,12 @@ class Cache:
         files = self.find(key)
         if files is None:
             entry = self._entry(key)
-            with self.telling(), self._locked(entry.name) as alone:
+            with self.translating_errors(), self._holding_lock(entry.name) as alone:
                 files = self.find(key) or _write(entry, key, fill, alone=alone)
         return files
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def translating_errors(self) -> Iterator[None]:
         """Raise an error with one sentence for what is wrong with the volume.
 
         Raises:
@@ -89,15 +89,15 @@ class Cache:
         try:
             yield
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in _FULL_ERRNOS:
                 raise TrainingError(
                     "ModelCacheFull",
-                    f"the claim {self.claim} of model.cache has no space left: enlarge it, or delete models in it",
+                    f"the claim {self.claim} of model.cache is full: enlarge it, or delete models in it",
                 ) from error
-            if error.errno in _CLOSED and str(error.filename).startswith(str(self.root)):
+            if error.errno in _FORBIDDEN_ERRNOS and str(error.filename).startswith(str(self.root)):
                 raise RecipeRefusedError(
-                    f"the pod may not write to the claim {self.claim} of model.cache ({error.strerror}): give its user "
-                    "access, such as with securityContext.fsGroup in podTemplate",
+                    f"the pod cannot write to the claim {self.claim} of model.cache ({error.strerror}): give its user "
+                    "access, for example with securityContext.fsGroup in podTemplate",
                     reason="ModelCacheForbidden",
                 ) from error
             raise
@@ -107,7 +107,7 @@ class Cache:
         return self.root / "models" / digest[:40]
 
     @contextmanager
-    def _locked(self, name: str) -> Iterator[bool]:
+    def _holding_lock(self, name: str) -> Iterator[bool]:
         """Hold the lock of an entry; False on a volume without locks, where several pods may write at once."""
         folder = self.root / "locks"
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,12 +124,12 @@ def _acquire(lock: BaseFileLock) -> bool:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print("another pod is downloading the model to the cache: waiting for it", flush=True)
+        print("waiting for another pod that is downloading the model to the cache", flush=True)
         lock.acquire(poll_interval=_POLL_SECONDS)
     except NotImplementedError:
         return False
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in _NO_LOCK_ERRNOS:
             raise
         return False
     return True
@@ -148,7 +148,7 @@ def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) 
         files = partial / _FILES
         files.mkdir()
         fill(files)
-        manifest = {"key": key, "files": _sizes(files)}
+        manifest = {"key": key, "files": _read_sizes(files)}
         (partial / _MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         _sync(partial)
         partial.chmod(0o755)
@@ -162,27 +162,27 @@ def _rename(partial: Path, entry: Path) -> None:
     """Give a whole entry its name, in place of a broken one, whose files another pod may still read until then."""
     broken = partial.with_name(f"{partial.name}-broken")
     with suppress(FileNotFoundError):
-        if not _is_whole(entry):
+        if not _is_complete(entry):
             entry.rename(broken)
             shutil.rmtree(broken, ignore_errors=True)
     try:
         partial.rename(entry)
     except OSError:
         # Without locks, another pod may have been faster.
-        if not _is_whole(entry):
+        if not _is_complete(entry):
             raise
 
 
-def _is_whole(entry: Path) -> bool:
+def _is_complete(entry: Path) -> bool:
     """Whether an entry has all files of its manifest, at their sizes; files that others put beside them do not count."""
     try:
         manifest = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
-        return bool(manifest["files"]) and manifest["files"].items() <= _sizes(entry / _FILES).items()
+        return bool(manifest["files"]) and manifest["files"].items() <= _read_sizes(entry / _FILES).items()
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _sizes(folder: Path) -> dict[str, int]:
+def _read_sizes(folder: Path) -> dict[str, int]:
     """The sizes of all files in a folder, by relative name."""
     return {
         str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()

@@ -12,7 +12,7 @@ from finetune_trainer.models import base_reference, model_files
 from finetune_trainer.models.base_reference import WEIGHTS, Origin, is_weights
 from finetune_trainer.models.model_files import Parts
 from finetune_trainer.models.object_store import StoredModel
-from finetune_trainer.models.output_folder import MANIFEST, whole_files
+from finetune_trainer.models.output_folder import MANIFEST, list_model_files
 from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError, TrainingError
 from finetune_trainer.storage import filesystems
 
@@ -58,7 +58,7 @@ class _Place:
         """The place of a model that belongs to another one."""
         return replace(self, folder=self.folder / name)
 
-    def filled(self, key: Callable[[], Any], part: str, fill: Callable[[Path], None]) -> Path:
+    def fill_folder(self, key: Callable[[], Any], part: str, fill: Callable[[Path], None]) -> Path:
         """Return the folder of a model; a cache may have it already.
 
         Args:
@@ -98,10 +98,12 @@ def fetch(
         TrainingError: the Hub does not answer, or the cache is full.
     """
     place = _Place(to, cache)
-    with _naming(_FIELD, field):
+    with _renaming_field(_FIELD, field):
         parts = _fetch(uri, place, revision, without_weights=without_weights)
         base = (
-            parts if parts.base is not None else _base_of(parts, uri, place, without_weights=without_weights)
+            parts
+            if parts.base is not None
+            else _fetch_base(parts, uri, place, without_weights=without_weights)
         )
     assert base.base is not None  # noqa: S101 - or it would have been refused
     tokenizer = parts.tokenizer or base.tokenizer or base.base
@@ -124,14 +126,14 @@ def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None, cache: C
     place = _Place(to, cache)
     parts = _fetch(uri, place, revision, without_weights=True)
     if parts.tokenizer is None and parts.base is None:
-        parts = _base_of(parts, uri, place, without_weights=True)
+        parts = _fetch_base(parts, uri, place, without_weights=True)
     folder = parts.tokenizer or parts.base
     assert folder is not None  # noqa: S101 - or it would have been refused
     return folder
 
 
 @contextmanager
-def _naming(wrong: str, right: str) -> Iterator[None]:
+def _renaming_field(wrong: str, right: str) -> Iterator[None]:
     """Have failures name what the recipe names."""
     try:
         yield
@@ -140,7 +142,7 @@ def _naming(wrong: str, right: str) -> Iterator[None]:
         raise
 
 
-def _base_of(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) -> Parts:
+def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) -> Parts:
     """The base of an adapter that another artifact holds.
 
     Raises:
@@ -149,11 +151,11 @@ def _base_of(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) 
     of = adapter.of
     if of is None:
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter that names no base: set base_model_name_or_path in its adapter_config.json",
+            f"model.base {uri} is an adapter without a base: set base_model_name_or_path in its adapter_config.json",
             reason="ModelNotLoadable",
         )
     try:
-        with _naming(f"{_FIELD} {of.uri}", f"{_FIELD} {uri}, an adapter of {of.uri},"):
+        with _renaming_field(f"{_FIELD} {of.uri}", f"{_FIELD} {uri}, an adapter of {of.uri},"):
             base = _fetch(
                 of.uri, place.within(_BASE_OF_ADAPTER), of.revision, without_weights=without_weights
             )
@@ -162,21 +164,21 @@ def _base_of(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) 
         if error.reason != _NOT_FOUND or not stored:
             raise
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter of {of.uri}, which does not exist: bring it back, or start from another model",
+            f"model.base {uri} is an adapter of {of.uri}, which no longer exists: restore it, or start from another model",
             reason=_NOT_FOUND,
         ) from error
     if base.base is None or base.adapter is not None:
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter of {of.uri}, which is an adapter itself: merge {of.uri} into its base first",
+            f"model.base {uri} is an adapter of {of.uri}, which is itself an adapter: merge {of.uri} into its base first",
             reason="ModelNotLoadable",
         )
     if of.digest is None or without_weights:
         return base
-    digest = base_reference.digest(base.base)
+    digest = base_reference.compute_digest(base.base)
     if digest != of.digest:
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter of {of.uri}, which has become another model: its digest is {digest}, and that of "
-            f"what the adapter was trained on {of.digest}: put those files back, or start from another model",
+            f"model.base {uri} is an adapter of {of.uri}, which has changed: its digest is {digest}, but the adapter was "
+            f"trained on {of.digest}: restore those files, or start from another model",
             reason="BaseChanged",
         )
     return replace(base, origin=replace(base.origin, digest=digest) if base.origin else None)
@@ -184,22 +186,22 @@ def _base_of(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) 
 
 def _fetch(uri: str, place: _Place, revision: str | None, *, without_weights: bool) -> Parts:
     if filesystems.is_object_store(uri):
-        return model_files.of_folder(
-            _from_object_store(uri, place, without_weights=without_weights), Origin(uri)
+        return model_files.read_folder(
+            _fetch_from_object_store(uri, place, without_weights=without_weights), Origin(uri)
         )
     if uri.startswith("/"):
-        return model_files.of_folder(_on_volume(uri), Origin(uri))
+        return model_files.read_folder(_find_on_volume(uri), Origin(uri))
     if uri.startswith("models:/"):
-        return model_files.of_version(*_from_mlflow(uri, place, without_weights=without_weights))
-    snapshot = _from_hub(uri, revision, place.cache, without_weights=without_weights)
-    return model_files.of_folder(snapshot, Origin(uri, snapshot.name))
+        return model_files.read_version(*_fetch_from_mlflow(uri, place, without_weights=without_weights))
+    snapshot = _fetch_from_hub(uri, revision, place.cache, without_weights=without_weights)
+    return model_files.read_folder(snapshot, Origin(uri, snapshot.name))
 
 
-def _not_found(uri: str, what_to_do: str) -> RecipeRefusedError:
+def _not_found_error(uri: str, what_to_do: str) -> RecipeRefusedError:
     return RecipeRefusedError(f"model.base {uri} does not exist: {what_to_do}", reason=_NOT_FOUND)
 
 
-def _on_volume(uri: str) -> Path:
+def _find_on_volume(uri: str) -> Path:
     if not Path(uri).is_dir():
         raise RecipeRefusedError(
             f"model.base {uri} does not exist in the pod: mount the volume in podTemplate or correct the path",
@@ -210,23 +212,25 @@ def _on_volume(uri: str) -> Path:
     if manifest.is_file():
         files = (file for file in folder.rglob("*") if file.is_file())
         sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
-        whole_files(uri, manifest.read_bytes(), sizes)
+        list_model_files(uri, manifest.read_bytes(), sizes)
     return folder
 
 
-def _from_object_store(uri: str, place: _Place, *, without_weights: bool) -> Path:
+def _fetch_from_object_store(uri: str, place: _Place, *, without_weights: bool) -> Path:
     stored = StoredModel.find(uri)
-    names = [name for name in stored.listed if not (without_weights and is_weights(name))]
+    names = [name for name in stored.entries if not (without_weights and is_weights(name))]
     if not names:
-        raise _not_found(uri, f"correct the {filesystems.bucket(uri)} or the folder")
-    return place.filled(stored.key, _part(without_weights), lambda folder: stored.download(names, folder))
+        raise _not_found_error(uri, f"correct the {filesystems.name_container(uri)} or the folder")
+    return place.fill_folder(
+        stored.key, _name_part(without_weights), lambda folder: stored.download(names, folder)
+    )
 
 
-def _part(without_weights: bool) -> str:
+def _name_part(without_weights: bool) -> str:
     return "without weights" if without_weights else _WHOLE
 
 
-def _from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tuple[Path, Origin]:
+def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tuple[Path, Origin]:
     """The folder of a version, or one in it, and its URI with the number of the version in place of an alias."""
     from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
@@ -234,20 +238,20 @@ def _from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tuple[Pat
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     version, inner = ModelsArtifactRepository.split_models_uri(uri)
     # NB: a missing alias answers INVALID_PARAMETER_VALUE.
-    with _refusing_what_is_not_there(uri, "INVALID_PARAMETER_VALUE"):
+    with _translating_missing(uri, "INVALID_PARAMETER_VALUE"):
         repository = ModelsArtifactRepository(version)
 
     def download(folder: Path) -> None:
-        for name in _mlflow_files(repository, inner):
+        for name in _list_mlflow_files(repository, inner):
             if not (without_weights and is_weights(name)):
                 repository.download_artifacts(name, str(folder))
 
-    part = " of ".join([_part(without_weights), *([inner] if inner else [])])
+    part = " of ".join([_name_part(without_weights), *([inner] if inner else [])])
     # NB: Unity Catalog answers only now for a version that it does not have.
-    with _refusing_what_is_not_there(uri):
-        folder = place.filled(lambda: _version_key(repository, version), part, download) / inner
+    with _translating_missing(uri):
+        folder = place.fill_folder(lambda: _build_version_key(repository, version), part, download) / inner
     if not folder.is_dir():
-        raise _not_found(uri, "name a folder that the version has")
+        raise _not_found_error(uri, "name a folder of the version")
     if repository.model_name is None:
         return folder, Origin(uri)
     at = f"models:/{repository.model_name}/{repository.model_version}"
@@ -255,7 +259,7 @@ def _from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tuple[Pat
 
 
 @contextmanager
-def _refusing_what_is_not_there(uri: str, *codes: str) -> Iterator[None]:
+def _translating_missing(uri: str, *codes: str) -> Iterator[None]:
     """Refuse a model that MLflow does not have, which it says with RESOURCE_DOES_NOT_EXIST or one of the codes."""
     from mlflow import MlflowException
 
@@ -263,11 +267,11 @@ def _refusing_what_is_not_there(uri: str, *codes: str) -> Iterator[None]:
         yield
     except MlflowException as error:
         if error.error_code in ("RESOURCE_DOES_NOT_EXIST", *codes):
-            raise _not_found(uri, "name a model and an alias or version that the registry has") from error
+            raise _not_found_error(uri, "name a model and an alias or version in the registry") from error
         raise
 
 
-def _version_key(repository: ModelsArtifactRepository, uri: str) -> Any:
+def _build_version_key(repository: ModelsArtifactRepository, uri: str) -> Any:
     """What identifies a version: a registry may give its number again, after the model was deleted."""
     import mlflow
 
@@ -279,18 +283,18 @@ def _version_key(repository: ModelsArtifactRepository, uri: str) -> Any:
     return ["version", registry, name, str(number), version.creation_timestamp, version.source]
 
 
-def _mlflow_files(repository: object, folder: str) -> Iterable[str]:
+def _list_mlflow_files(repository: object, folder: str) -> Iterable[str]:
     for entry in repository.list_artifacts(folder):  # type: ignore[attr-defined]
         if entry.is_dir:
-            yield from _mlflow_files(repository, entry.path)
+            yield from _list_mlflow_files(repository, entry.path)
         else:
             yield entry.path
 
 
-_ALL_PODS = "name a Secret with HF_TOKEN in spec.envFrom, which reaches all pods"
+_ALL_PODS = "name a Secret with HF_TOKEN in spec.envFrom, which applies to all pods"
 
 
-def _from_hub(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:
+def _fetch_from_hub(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -300,32 +304,34 @@ def _from_hub(name: str, revision: str | None, cache: Cache | None, *, without_w
     )
 
     try:
-        return _snapshot(name, revision, cache, without_weights=without_weights)
+        return _download_snapshot(name, revision, cache, without_weights=without_weights)
     except GatedRepoError as error:
         raise RecipeRefusedError(
             f"model.base {name} is gated: accept its terms, and {_ALL_PODS}",
             reason="ModelForbidden",
         ) from error
     except HFValidationError as error:
-        raise _not_found(
+        raise _not_found_error(
             name, "write a Hub id (org/name), an absolute path, s3://, gs://, abfss:// or models:/"
         ) from error
     except RevisionNotFoundError as error:
-        raise _not_found(f"{name} at revision {revision}", "correct model.revision") from error
+        raise _not_found_error(f"{name} at revision {revision}", "correct model.revision") from error
     except RepositoryNotFoundError as error:
-        raise _not_found(
+        raise _not_found_error(
             name,
             f"correct the Hub id or, if it is private, {_ALL_PODS}",
         ) from error
     except LocalEntryNotFoundError as error:
         raise TrainingError(
             "HubUnreachable",
-            f"model.base {name} is not in the cache and the Hub does not answer: give the pod a way out, or use "
+            f"model.base {name} is not in the cache and the Hub does not respond: allow the pod to reach the Hub, or use "
             "a folder on a volume or in an object store",
         ) from error
 
 
-def _snapshot(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:
+def _download_snapshot(
+    name: str, revision: str | None, cache: Cache | None, *, without_weights: bool
+) -> Path:
     """Download a Hub model, or what is missing of it: the Hub's client keeps what it has downloaded."""
     from huggingface_hub import snapshot_download
 
@@ -333,15 +339,15 @@ def _snapshot(name: str, revision: str | None, cache: Cache | None, *, without_w
 
     def download() -> Path:
         folder = cache.hub if cache else None
-        with cache.telling() if cache else nullcontext():
+        with cache.translating_errors() if cache else nullcontext():
             return Path(snapshot_download(name, revision=revision, ignore_patterns=ignored, cache_dir=folder))
 
     snapshot = download()
     # NB: the client takes a file that is there for whole.
-    return download() if cache is not None and _removed_broken(name, snapshot, cache) else snapshot
+    return download() if cache is not None and _remove_broken_files(name, snapshot, cache) else snapshot
 
 
-def _removed_broken(name: str, snapshot: Path, cache: Cache) -> bool:
+def _remove_broken_files(name: str, snapshot: Path, cache: Cache) -> bool:
     """Remove the files of a snapshot that do not have the size that the Hub told; whether there were any."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError

@@ -34,7 +34,7 @@ class Parts:
     origin: Origin | None = None
 
 
-def of_folder(folder: Path, at: Origin) -> Parts:
+def read_folder(folder: Path, at: Origin) -> Parts:
     """The parts of a folder that `save_pretrained` of transformers or peft wrote, and that was fetched from somewhere."""
     tokenizer = folder if any((folder / name).exists() for name in _TOKENIZER_FILES) else None
     config = folder / _ADAPTER_CONFIG
@@ -42,18 +42,21 @@ def of_folder(folder: Path, at: Origin) -> Parts:
         return Parts(folder, tokenizer, origin=at)
     stored = json.loads(config.read_text(encoding="utf-8"))
     return Parts(
-        None, tokenizer, folder, _named(folder, stored.get("base_model_name_or_path"), stored.get("revision"))
+        None,
+        tokenizer,
+        folder,
+        _find_base(folder, stored.get("base_model_name_or_path"), stored.get("revision")),
     )
 
 
-def _named(adapter: Path, name: str | None, revision: str | None) -> Origin | None:
+def _find_base(adapter: Path, name: str | None, revision: str | None) -> Origin | None:
     """The base of an adapter: by its note, or else as a library names it."""
-    return base_reference.noted(adapter) or (Origin(name, revision) if name else None)
+    return base_reference.read_reference(adapter) or (Origin(name, revision) if name else None)
 
 
-def of_version(folder: Path, at: Origin) -> Parts:
+def read_version(folder: Path, at: Origin) -> Parts:
     """The parts of a folder that MLflow's transformers flavor wrote; of any other, those of a plain folder."""
-    flavor = _transformers_flavor(folder / "MLmodel")
+    flavor = _read_transformers_flavor(folder / "MLmodel")
     inner = flavor.get("model_binary", _MLFLOW_MODEL)
     model, components = folder / inner, folder / _MLFLOW_TOKENIZER
     base = model if model.is_dir() else None
@@ -62,15 +65,15 @@ def of_version(folder: Path, at: Origin) -> Parts:
     within = Origin(f"{at.uri}/{inner}") if base and at.uri.count("/") > 1 else None
     # NB: a merged model has its adapter beside it too; the flavor names only one that is still to be merged.
     if "peft_adaptor" not in flavor:
-        plain = of_folder(base or folder, within or at)
+        plain = read_folder(base or folder, within or at)
         return replace(plain, tokenizer=tokenizer or plain.tokenizer)
     adapter = folder / flavor["peft_adaptor"]
     name = flavor.get("local_base_model_path") or flavor.get("source_model_name")
-    of = _named(adapter, name, flavor.get("source_model_revision"))
+    of = _find_base(adapter, name, flavor.get("source_model_revision"))
     return Parts(base, tokenizer, adapter, of, within)
 
 
-def _transformers_flavor(mlmodel: Path) -> dict[str, Any]:
+def _read_transformers_flavor(mlmodel: Path) -> dict[str, Any]:
     """What MLflow's transformers flavor notes of a model; nothing where it did not save it."""
     stored = yaml.safe_load(mlmodel.read_text(encoding="utf-8")) if mlmodel.exists() else None
     flavor: dict[str, Any] = ((stored or {}).get("flavors") or {}).get("transformers") or {}

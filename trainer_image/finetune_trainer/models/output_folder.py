@@ -53,12 +53,12 @@ class Manifest:
         """The paths of all files that jobs have written, or begun to write."""
         return {*(self.files or ()), *self.begun}
 
-    def missing(self, sizes: Mapping[str, int]) -> str | None:
+    def explain_incomplete(self, sizes: Mapping[str, int]) -> str | None:
         """Why files of these sizes are not the whole model; None where they are."""
         if self.files is None:
-            return f"FineTuneJob {self.job} has not written all of it"
+            return f"FineTuneJob {self.job} has not finished writing it"
         broken = [name for name, size in self.files.items() if sizes.get(name) != size]
-        return f"its file {broken[0]} is missing, or has another size" if broken else None
+        return f"file {broken[0]} is missing or has the wrong size" if broken else None
 
 
 class ModelFolder:
@@ -74,7 +74,7 @@ class ModelFolder:
 
     def __init__(self, uri: str, job: JobReference, attempt: int) -> None:
         self.uri = uri.rstrip("/")
-        self._mine = Manifest(f"{job.namespace}/{job.name}", job.uid, attempt)
+        self._manifest = Manifest(f"{job.namespace}/{job.name}", job.uid, attempt)
 
     def claim(self) -> None:
         """Note that this attempt writes the folder, unless an attempt of this job has written it to the end.
@@ -83,8 +83,8 @@ class ModelFolder:
             RecipeRefusedError: the folder holds other files, does not exist, or may not be written.
             TrainingError: the storage failed, or a later attempt writes the folder.
         """
-        with self._telling(RecipeRefusedError):
-            files, path = filesystems.filesystem(self.uri)
+        with self._translating_errors(RecipeRefusedError):
+            files, path = filesystems.open_filesystem(self.uri)
             current = self._check(claiming=True)
             if current is not None and current.files is not None:
                 return
@@ -92,7 +92,7 @@ class ModelFolder:
             if current is None:
                 self._create()
             else:
-                self._write(self._after(current))
+                self._write(self._build_manifest(current))
 
     def is_finished(self) -> bool:
         """Whether an attempt of this job has written the folder to the end.
@@ -100,7 +100,7 @@ class ModelFolder:
         Raises:
             RecipeRefusedError, TrainingError: as `publish`.
         """
-        with self._telling(TrainingError):
+        with self._translating_errors(TrainingError):
             current = self._check()
         return current is not None and current.files is not None
 
@@ -125,9 +125,9 @@ class ModelFolder:
         names = sorted(sources, key=lambda name: (_is_config(name), name in _CONFIGS, name))
         sizes = {name: sources[name].stat().st_size for name in names}
         # NB: the claim has written there: what is refused now may be granted to the next attempt.
-        with self._telling(TrainingError):
-            files, path = filesystems.filesystem(self.uri)
-            manifest = self._after(self._check())
+        with self._translating_errors(TrainingError):
+            files, path = filesystems.open_filesystem(self.uri)
+            manifest = self._build_manifest(self._check())
             earlier = manifest.names()
             self._write(replace(manifest, begun=sorted({*earlier, *names})))
             # NB: what loads a folder without its manifest takes a configuration for a whole model, and an index for its weights.
@@ -138,7 +138,7 @@ class ModelFolder:
                 filesystems.make_folder(files, str(PurePosixPath(target).parent))
                 files.put_file(str(sources[name]), target)
             self._check()
-            self._write(replace(self._mine, files=sizes))
+            self._write(replace(self._manifest, files=sizes))
 
     def _check(self, *, claiming: bool = False) -> Manifest | None:
         """The manifest of this job, if there is one.
@@ -150,7 +150,7 @@ class ModelFolder:
             RecipeRefusedError: the folder is not this job's.
             TrainingError: a later attempt writes it.
         """
-        files, path = filesystems.filesystem(self.uri)
+        files, path = filesystems.open_filesystem(self.uri)
         try:
             text = files.cat_file(f"{path}/{MANIFEST}")
         except FileNotFoundError:
@@ -158,66 +158,66 @@ class ModelFolder:
         if not text:
             if _is_empty(self.uri):
                 return None
-            raise self._taken("has files that no FineTuneJob wrote")
+            raise self._taken_error("contains files that no FineTuneJob wrote")
         current = Manifest.read(text)
         if current is None:
-            raise self._taken(f"has a {MANIFEST} of something else")
-        if current.uid != self._mine.uid:
-            if claiming and current.files is None and current.job == self._mine.job:
+            raise self._taken_error(f"contains a {MANIFEST} that no FineTuneJob wrote")
+        if current.uid != self._manifest.uid:
+            if claiming and current.files is None and current.job == self._manifest.job:
                 return current
-            raise self._taken(self._whose(current))
-        if current.attempt > self._mine.attempt:
+            raise self._taken_error(self._describe_owner(current))
+        if current.attempt > self._manifest.attempt:
             raise TrainingError(
                 "Superseded",
-                f"attempt {current.attempt} of the job writes output.uri {self.uri}: this one publishes nothing",
+                f"attempt {current.attempt} of the job writes output.uri {self.uri}: this attempt does not publish the model",
             )
         return current
 
-    def _whose(self, manifest: Manifest) -> str:
+    def _describe_owner(self, manifest: Manifest) -> str:
         """What another job has to do with the folder."""
         job = f"FineTuneJob {manifest.job}"
         if manifest.files is None:
-            return f"has files that {job} has begun to write"
-        earlier = "an earlier " if manifest.job == self._mine.job else ""
+            return f"contains files that {job} started to write"
+        earlier = "an earlier " if manifest.job == self._manifest.job else ""
         return f"is the model of {earlier}{job}"
 
-    def _taken(self, why: str) -> RecipeRefusedError:
+    def _taken_error(self, why: str) -> RecipeRefusedError:
         return RecipeRefusedError(
-            f"output.uri {self.uri} {why}: name another folder, or empty it", reason="OutputTaken"
+            f"output.uri {self.uri} {why}: choose another folder, or empty it", reason="OutputTaken"
         )
 
     def _create(self) -> None:
         """Write the first manifest of the folder."""
-        files, path = filesystems.filesystem(self.uri)
+        files, path = filesystems.open_filesystem(self.uri)
         try:
-            filesystems.create(files, f"{path}/{MANIFEST}", self._mine.content())
+            filesystems.create_file(files, f"{path}/{MANIFEST}", self._manifest.content())
         except FileExistsError:
             # NB: another job was faster. Or it is this one's: clients repeat a request whose answer is lost.
-            self._write(self._after(self._check()))
+            self._write(self._build_manifest(self._check()))
 
-    def _after(self, earlier: Manifest | None) -> Manifest:
+    def _build_manifest(self, earlier: Manifest | None) -> Manifest:
         """The manifest with which this attempt writes the folder after another one."""
-        return replace(self._mine, begun=sorted(earlier.names()) if earlier is not None else [])
+        return replace(self._manifest, begun=sorted(earlier.names()) if earlier is not None else [])
 
     def _remove(self, names: set[str]) -> None:
         """Delete those of the files that are there, configurations first."""
         if not names:
             return
-        files, path = filesystems.filesystem(self.uri)
+        files, path = filesystems.open_filesystem(self.uri)
         paths = {
             PurePosixPath(file_path).relative_to(path).as_posix(): file_path
-            for file_path in filesystems.find(files, path)
+            for file_path in filesystems.list_files(files, path)
         }
         for name in sorted(names & paths.keys(), key=lambda name: (not _is_config(name), name)):
             self._check()
             files.rm(paths[name])
 
     def _write(self, manifest: Manifest) -> None:
-        files, path = filesystems.filesystem(self.uri)
-        filesystems.write_whole(files, f"{path}/{MANIFEST}", manifest.content())
+        files, path = filesystems.open_filesystem(self.uri)
+        filesystems.write_atomically(files, f"{path}/{MANIFEST}", manifest.content())
 
     @contextmanager
-    def _telling(self, refused: type[RecipeRefusedError | TrainingError]) -> Iterator[None]:
+    def _translating_errors(self, refused: type[RecipeRefusedError | TrainingError]) -> Iterator[None]:
         """Say in one sentence why the folder cannot be written.
 
         Args:
@@ -231,7 +231,7 @@ class ModelFolder:
             reason, why = self._refusal(error) or ("OutputUnwritable", None)
             if why is not None:
                 raise refused(message=f"output.uri {self.uri} {why}", reason=reason) from error
-            failure = filesystems.failure(error)
+            failure = filesystems.describe_failure(error)
             if failure is None:
                 raise
             raise TrainingError(reason, f"output.uri {self.uri} cannot be written: {failure}") from error
@@ -241,22 +241,22 @@ class ModelFolder:
         if filesystems.is_missing(error):
             return (
                 "OutputNotFound",
-                f"is in a place that does not exist: create the {filesystems.bucket(self.uri)}, or correct it",
+                f"does not exist: create the {filesystems.name_container(self.uri)}, or correct it",
             )
         if filesystems.is_forbidden(error):
             return (
                 "OutputForbidden",
-                "may not be written with the pod's credentials: grant them access",
+                "cannot be written with the pod's credentials: grant them access",
             )
         if filesystems.has_no_login(error):
             return (
                 "OutputForbidden",
-                f"needs credentials and the environment has none: set {filesystems.logins(self.uri)}, in a pod by envFrom",
+                f"requires credentials, but the environment has none: set {filesystems.describe_logins(self.uri)}, in a pod by envFrom",
             )
         return None
 
 
-def whole_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set[str]:
+def list_model_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set[str]:
     """The files of a model that a job has written to output.uri, by their paths in the folder.
 
     Args:
@@ -270,10 +270,10 @@ def whole_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set[str]
     parsed = Manifest.read(manifest)
     if parsed is None:
         return set(sizes)
-    missing = parsed.missing(sizes)
+    missing = parsed.explain_incomplete(sizes)
     if missing:
         raise RecipeRefusedError(
-            f"model.base {uri} is not whole ({missing}): start this job when that one has succeeded",
+            f"model.base {uri} is incomplete ({missing}): start this job after that job has succeeded",
             reason="ModelNotLoadable",
         )
     return set(parsed.files or ())
@@ -285,9 +285,9 @@ def _is_config(name: str) -> bool:
 
 
 def _is_empty(uri: str) -> bool:
-    files, path = filesystems.filesystem(uri)
+    files, path = filesystems.open_filesystem(uri)
     try:
-        file_names = filesystems.find(files, path)
+        file_names = filesystems.list_files(files, path)
     except FileNotFoundError:
         # NB: a bucket that does not exist is told of when something is written to it.
         return True

@@ -28,9 +28,9 @@ _AWAY = re.compile(
     r"Broken pipe|Resolving timed out|CONNECT aborted|"
     r"error: (?:408|429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
 )
-_LONGEST = 300
+_MAX_MESSAGE_CHARS = 300
 # Seconds before a server that does not answer is asked again: about six minutes.
-_DELAYS = (1, 2, 4, 8, 15, *[30] * 8)
+_RETRY_DELAYS_SECONDS = (1, 2, 4, 8, 15, *[30] * 8)
 # The hashes of a repository, by the digits of a commit.
 _FORMATS = {40: "sha1", 64: "sha256"}
 
@@ -48,7 +48,7 @@ class RefusedError(CheckoutError):
     exit_code = contract.EXIT_UNAVAILABLE
 
 
-class UnansweredError(CheckoutError):
+class NoResponseError(CheckoutError):
     """The server may answer later."""
 
     exit_code = contract.EXIT_UNAVAILABLE
@@ -69,17 +69,17 @@ def checkout(url: str, commit: str, folder: Path) -> None:
         RefusedError: it does not accept the login.
         CheckoutError: the code cannot be fetched for another reason.
     """
-    git = _Git(folder, _settings(url))
+    git = _Git(folder, _build_git_config(url))
     # NB: the kubelet may run an init container again, and one that was killed leaves locks.
     shutil.rmtree(folder / ".git", ignore_errors=True)
     git("init", "--quiet", f"--object-format={_FORMATS[len(commit)]}")
     git("remote", "add", "origin", url)
     _fetch(git, url, commit)
     if git("cat-file", "-e", f"{commit}^{{commit}}", may_fail=True):
-        message = f"the repository {url} has no commit {commit}: create the job with one that it has, or with a branch or a tag"
+        message = f"the repository {url} does not have commit {commit}: create the job with a commit that exists, a branch or a tag"
         raise NoCommitError(message)
     git("checkout", "--quiet", "--force", "--detach", commit)
-    _open(folder)
+    _grant_access(folder)
 
 
 def _fetch(git: _Git, url: str, commit: str) -> None:
@@ -89,12 +89,12 @@ def _fetch(git: _Git, url: str, commit: str) -> None:
         UnansweredError: the server does not answer for long.
         CheckoutError: the commit cannot be fetched for another reason.
     """
-    for delay in _DELAYS:
+    for delay in _RETRY_DELAYS_SECONDS:
         try:
             return _fetch_once(git, url, commit)
-        except UnansweredError as error:
+        except NoResponseError as error:
             seconds = delay * random.uniform(1, 1.5)  # noqa: S311 - so that not all pods ask at once
-            print(f"{error}; asking again in {seconds:.0f} s", file=sys.stderr, flush=True)
+            print(f"{error}; retrying in {seconds:.0f} s", file=sys.stderr, flush=True)
             time.sleep(seconds)
     return _fetch_once(git, url, commit)
 
@@ -107,39 +107,39 @@ def _fetch_once(git: _Git, url: str, commit: str) -> None:
             "fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*", may_fail=True
         )
     if errors:
-        raise _failure(url, errors)
+        raise _classify_failure(url, errors)
 
 
-def _failure(url: str, errors: str) -> CheckoutError:
+def _classify_failure(url: str, errors: str) -> CheckoutError:
     """What git's errors amount to."""
-    line = errors.strip().splitlines()[-1][:_LONGEST]
+    line = errors.strip().splitlines()[-1][:_MAX_MESSAGE_CHARS]
     if _AWAY.search(errors):
-        return UnansweredError(f"the repository {url} cannot be fetched: {line}")
+        return NoResponseError(f"the repository {url} cannot be fetched: {line}")
     refused = _NO_LOGIN.search(errors)
     if refused or "not found" in errors:
         # NB: many servers also ask for a login where there is no such repository, which no login changes.
-        password = _password()
+        password = _read_password()
         kind = RefusedError if refused and password else CheckoutError
-        remedy = "check the Secret in" if password else "name a Secret with a login in"
+        remedy = "check the Secret in" if password else "name a Secret with credentials in"
         return kind(
-            f"the repository {url} does not exist, or needs another login: {remedy} spec.trainer.code.git.secretRef ({line})"
+            f"the repository {url} does not exist, or requires other credentials: {remedy} spec.trainer.code.git.secretRef ({line})"
         )
     return CheckoutError(f"the repository {url} cannot be fetched: {line}")
 
 
-def _password() -> str:
+def _read_password() -> str:
     """Of the login; empty for none."""
     return os.environ.get(contract.ENV_GIT_PASSWORD, "").strip()
 
 
-def _open(folder: Path) -> None:
+def _grant_access(folder: Path) -> None:
     """Let the user of any image read and write the files: the container with the command may run as another one."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink() and path.stat().st_uid == os.getuid():
             path.chmod(path.stat().st_mode | (0o777 if path.is_dir() else 0o666))
 
 
-def _settings(url: str) -> dict[str, str]:
+def _build_git_config(url: str) -> dict[str, str]:
     """The configuration of git, as variables: the password is in no command line and in no file.
 
     It is sent to the address of the repository alone, and along no redirect.
@@ -153,7 +153,7 @@ def _settings(url: str) -> dict[str, str]:
         "advice.detachedHead": "false",
         "init.defaultBranch": "main",
     }
-    password = _password()
+    password = _read_password()
     if password:
         name = os.environ.get(contract.ENV_GIT_USERNAME, "").strip() or "git"
         login = base64.b64encode(f"{name}:{password}".encode()).decode()
@@ -202,14 +202,14 @@ class _Git:
             return ""
         output = process.stderr.strip() or f"git {arguments[0]} ended with exit code {process.returncode}"
         if not may_fail:
-            raise CheckoutError(f"git {arguments[0]} failed: {output.splitlines()[-1][:_LONGEST]}")
+            raise CheckoutError(f"git {arguments[0]} failed: {output.splitlines()[-1][:_MAX_MESSAGE_CHARS]}")
         return output
 
 
 def main() -> None:
     """The entry point."""
     url, commit, folder = sys.argv[1:]
-    exit_status.end_when_told()
+    exit_status.exit_on_sigterm()
 
     def fetch() -> None:
         checkout(url, commit, Path(folder))

@@ -83,7 +83,7 @@ def write_termination_message(code: int, message: TerminationMessage | None) -> 
         path.write_text(message.dump(), encoding="utf-8")
 
 
-def end_when_told() -> None:
+def exit_on_sigterm() -> None:
     """End this process at once on SIGTERM: what it writes elsewhere is written whole or not at all.
 
     NB: it is the first of its container, for which the kernel ignores a signal without a handler. Until it was killed, Spark would

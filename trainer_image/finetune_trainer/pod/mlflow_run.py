@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.data.meta_dataset import MetaDataset
 
-_MAX_WAITING = 20_000
-_MAX_METRICS_A_CALL = 500
-_LONGEST_PAUSE_SECONDS = 15.0
+_MAX_QUEUED_METRICS = 20_000
+_METRICS_PER_CALL = 500
+_MAX_PAUSE_SECONDS = 15.0
 # Patience of a rank that ends with an error: the pod's grace period is its limit.
 _CLOSE_SECONDS = 5.0
 # Error codes for which a retry cannot succeed.
@@ -53,7 +53,7 @@ Entry = tuple[str, float, int, int]
 Call = Callable[["MlflowClient"], object]
 
 
-def client(tracking_uri: str | None = None) -> MlflowClient:
+def create_client(tracking_uri: str | None = None) -> MlflowClient:
     """Return a client of a tracking server, by default that of the environment; it fails fast and does not retry."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
@@ -63,13 +63,13 @@ def client(tracking_uri: str | None = None) -> MlflowClient:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     for name in _NAMING_ADDRESSES:
-        logging.getLogger(name).addFilter(_unsign)
+        logging.getLogger(name).addFilter(_strip_record)
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri)
 
 
-def patience_seconds(default: float) -> float:
+def get_patience_seconds(default: float) -> float:
     """Return how long to wait for an unreachable MLflow: FINETUNE_MLFLOW_PATIENCE_SECONDS, or `default`."""
     return float(os.environ.get("FINETUNE_MLFLOW_PATIENCE_SECONDS", default))
 
@@ -94,7 +94,7 @@ class Tracker:
     def __init__(
         self,
         run_id: str | None,
-        connect: Callable[[], MlflowClient] = client,
+        connect: Callable[[], MlflowClient] = create_client,
         *,
         quiet: bool = False,
         patience: float = 60.0,
@@ -104,7 +104,7 @@ class Tracker:
         self._quiet = quiet
         self._connect = connect
         self._client: MlflowClient | None = None
-        self._metrics: deque[Entry] = deque(maxlen=_MAX_WAITING)
+        self._metrics: deque[Entry] = deque(maxlen=_MAX_QUEUED_METRICS)
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
         self._busy = False
@@ -141,7 +141,7 @@ class Tracker:
         """
 
         def log(mlflow: MlflowClient) -> None:
-            self._log_dataset(mlflow, _dataset(address, version, name=name, digest=digest), use)
+            self._log_dataset(mlflow, _build_dataset(address, version, name=name, digest=digest), use)
 
         self._enqueue(lambda: self._calls.append(log))
 
@@ -177,16 +177,16 @@ class Tracker:
         if self._thread is None:
             return
         if seconds is None:
-            seconds = patience_seconds(self._patience)
+            seconds = get_patience_seconds(self._patience)
         complete = self.flush(seconds)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout=1.0)
         if not complete:
-            self._say(f"MLflow was not reachable for {seconds:.0f} s: the last metrics are lost")
+            self._print(f"MLflow was not reachable for {seconds:.0f} s: the last metrics are lost")
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if not self._quiet:
             print(line, flush=True)
 
@@ -199,7 +199,7 @@ class Tracker:
 
     def _work(self) -> None:
         while (call := self._take()) is not None:
-            self._until_logged(call)
+            self._log_with_retries(call)
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
@@ -213,10 +213,10 @@ class Tracker:
             self._busy = True
             if self._calls:
                 return self._calls.popleft()
-            entries = [self._metrics.popleft() for _ in range(min(len(self._metrics), _MAX_METRICS_A_CALL))]
+            entries = [self._metrics.popleft() for _ in range(min(len(self._metrics), _METRICS_PER_CALL))]
             return lambda mlflow: self._log_metrics(mlflow, entries)
 
-    def _until_logged(self, call: Call) -> None:
+    def _log_with_retries(self, call: Call) -> None:
         pause = 0.5
         while not self._closing:
             try:
@@ -224,20 +224,20 @@ class Tracker:
                 call(self._client)
             except Exception as error:  # noqa: BLE001 - tracking never stops training
                 if is_final(error):
-                    self._say(f"MLflow rejected an entry, which is dropped: {first_line(error)}")
+                    self._print(f"MLflow rejected an entry; dropping it: {first_line(error)}")
                     return
                 self._wait_for_mlflow(error, pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
             else:
                 if self._away:
                     self._away = False
-                    self._say("MLflow is reachable again")
+                    self._print("MLflow is reachable again")
                 return
 
     def _wait_for_mlflow(self, error: Exception, pause: float) -> None:
         if not self._away:
             self._away = True
-            self._say(f"MLflow is unreachable, the pod goes on: {first_line(error)}")
+            self._print(f"MLflow is unreachable; continuing without it: {first_line(error)}")
         with self._changed:
             self._changed.wait_for(lambda: self._closing, timeout=pause)
 
@@ -259,15 +259,15 @@ class Tracker:
         )
 
     def _log_artifacts(self, mlflow: MlflowClient, files: Sequence[Path], place: str) -> None:
-        self._uploaded(mlflow, files, place)
+        self._upload(mlflow, files, place)
 
-    def _uploaded(self, mlflow: MlflowClient, files: Sequence[Path], place: str) -> bool:
+    def _upload(self, mlflow: MlflowClient, files: Sequence[Path], place: str) -> bool:
         # NB: artifacts may lie in a store that is closed to this pod for good; what comes after them does not wait for it.
         try:
             for file in files:
                 mlflow.log_artifact(self._run(), str(file), artifact_path=place)
         except Exception as error:  # noqa: BLE001 - tracking never stops training
-            self._say(f"{place} is not uploaded to the run's artifacts: {first_line(error)}")
+            self._print(f"{place} was not uploaded to the run's artifacts: {first_line(error)}")
             return False
         return True
 
@@ -277,7 +277,7 @@ class Tracker:
         # A client that is away shows here, before the upload, whose failure is final.
         tables = json.loads(mlflow.get_run(self._run()).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
         entry = {"path": f"{place}/{file.name}", "type": "table"}
-        if self._uploaded(mlflow, [file], place) and entry not in tables:
+        if self._upload(mlflow, [file], place) and entry not in tables:
             self._log_tags(mlflow, {MLFLOW_LOGGED_ARTIFACTS: json.dumps([*tables, entry])})
 
     def _log_tags(self, mlflow: MlflowClient, tags: Mapping[str, str]) -> None:
@@ -296,7 +296,7 @@ class Tracker:
         return self.run_id
 
 
-def _dataset(address: str, version: int | None, *, name: str, digest: str) -> MetaDataset:
+def _build_dataset(address: str, version: int | None, *, name: str, digest: str) -> MetaDataset:
     from mlflow.data.meta_dataset import MetaDataset
     from mlflow.data.sources import DeltaDatasetSource, LocalArtifactDatasetSource, S3ArtifactDatasetSource
 
@@ -309,14 +309,14 @@ def _dataset(address: str, version: int | None, *, name: str, digest: str) -> Me
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error message, without the queries of addresses."""
-    return _unsigned(exit_status.first_line(error))[:300]
+    return _strip_queries(exit_status.first_line(error))[:300]
 
 
-def _unsigned(text: str) -> str:
+def _strip_queries(text: str) -> str:
     # NB: with the query of an address that a store or a server has signed, anybody may read or write there.
     return _QUERY.sub("", text)
 
 
-def _unsign(record: logging.LogRecord) -> bool:
-    record.msg, record.args = _unsigned(record.getMessage()), ()
+def _strip_record(record: logging.LogRecord) -> bool:
+    record.msg, record.args = _strip_queries(record.getMessage()), ()
     return True

@@ -10,7 +10,7 @@ from finetune_crds import contract
 _DISTRIBUTIONS = ("finetune-trainer", contract.PREP_WHEEL)
 
 
-def release() -> str:
+def get_release() -> str:
     """Return the release of this code."""
     for name in _DISTRIBUTIONS:
         try:

@@ -18,7 +18,7 @@ from finetune_trainer.prep.plan import build_request
 def main(arguments: list[str] | None = None) -> int:
     """Run the preparation, leave a termination message, and return the exit code."""
     options = _options(arguments)
-    exit_status.end_when_told()
+    exit_status.exit_on_sigterm()
     if options.recipe is None:
         return exit_status.run(_prepare)
     return exit_status.run(partial(_prepare_here, options))

@@ -68,13 +68,13 @@ def _prepare(folder: Path, run_id: str) -> TerminationMessage:
     recipe = Recipe.load(folder / contract.RECIPE_FILE)
     request = build_request(recipe)
     from finetune_trainer.examples.tokenizer import Loaded
-    from finetune_trainer.pod.mlflow_run import Tracker, client
+    from finetune_trainer.pod.mlflow_run import Tracker, create_client
     from finetune_trainer.prep import pipeline
     from finetune_trainer.prep.report import report
     from finetune_trainer.prep.spark import session
     from finetune_trainer.prep.spark.progress import Progress, SparkTasks, show_in_run
 
-    connect = partial(client, _WORKSPACE)
+    connect = partial(create_client, _WORKSPACE)
     with (
         pipeline.fetch_tokenizer(recipe) as tokenizer_folder,
         Tracker(run_id, connect) as tracker,

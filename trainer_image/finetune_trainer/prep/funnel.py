@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
-from finetune_trainer.examples.columns import missing_weights, of_table
+from finetune_trainer.examples.columns import find_table_columns, missing_weights_error
 from finetune_trainer.examples.documents import token_columns
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.expressions import jinja_template
@@ -129,7 +129,7 @@ class Funnel:
         self._recipe, self._plan, self._tokenizer = recipe, plan, tokenizer
         self._evaluation = evaluation
         self._progress, self._kept_frames = progress, kept_frames
-        self._documents = token_columns(of_table(recipe.data))
+        self._documents = token_columns(find_table_columns(recipe.data))
         self._counters: dict[str, Counter] = {}
         self._observed: dict[str, dict[str, Any]] = {}
         self._shared: decontaminate.Shared | None = None
@@ -380,7 +380,7 @@ class Funnel:
             frame,
             recipe.model,
             self._tokenizer,
-            of_table(recipe.data),
+            find_table_columns(recipe.data),
             recipe.objective,
             day=recipe.job.created,
             unrenderable=prepare.unrenderable,
@@ -452,7 +452,7 @@ def check(counts: Counts, plan: Plan) -> None:
     if not counts.examples:
         raise DataError("NoRows", f"{plan.source_name} has no rows: check what was written to it")
     if counts.weighed == 0:
-        raise missing_weights(str(plan.form.messages), str(plan.form.weight))
+        raise missing_weights_error(str(plan.form.messages), str(plan.form.weight))
     if not examples:
         losses = ", ".join(f"{name} dropped {number}" for name, number in counts.dropped.items() if number)
         raise DataError(

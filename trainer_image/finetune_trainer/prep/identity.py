@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from finetune_crds.preparation import digest_of, settings_digest
 from finetune_trainer.models.base_reference import is_weights
-from finetune_trainer.pod.release import release
+from finetune_trainer.pod.release import get_release
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def digest(recipe: Recipe, sources: Sequence[str], tokenizer: Path, day: date | 
         day: the date that the chat template writes; None if it writes no date.
     """
     days = [] if day is None else [str(day)]
-    return digest_of(digest_settings(recipe), [*sources], _digest_content(tokenizer), release(), *days)
+    return digest_of(digest_settings(recipe), [*sources], _digest_content(tokenizer), get_release(), *days)
 
 
 def _digest_content(folder: Path) -> str:

@@ -296,10 +296,10 @@ def _find_columns(frame: DataFrame, recipe: Recipe, request: Request, where: str
     """Find the columns of an example in a source's schema."""
     reader.require(frame, request.templates, where)
     objective = recipe.objective.type
-    example_columns = columns.find(
+    example_columns = columns.find_columns(
         reader.list_columns(frame), where, objective=objective, templates=request.templates
     )
-    log(f"columns {columns.described(example_columns)}")
+    log(f"columns {columns.describe_columns(example_columns)}")
     return example_columns
 
 

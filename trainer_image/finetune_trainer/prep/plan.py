@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from finetune_crds import tables
 from finetune_crds.data import PROMPTED_OR, Columns
 from finetune_trainer.examples import chat_messages
-from finetune_trainer.examples.columns import misfits, missing_weights
+from finetune_trainer.examples.columns import find_misfits, missing_weights_error
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.prep.expressions.jinja_template import JinjaTemplate
 from finetune_trainer.prep.expressions.template import Template
@@ -196,7 +196,7 @@ def _list_refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str
             prepare.dedupe.near is not None and prepare.dedupe.columns is not None,
             "data.prepare.dedupe.near compares whole examples: remove dedupe.columns or dedupe.near",
         ),
-        *((True, sentence) for sentence in misfits(recipe.data, recipe.objective)),
+        *((True, sentence) for sentence in find_misfits(recipe.data, recipe.objective)),
         (
             kind in ("Text", "Messages") and prepare.conversation is not None,
             f"data.prepare.conversation needs data.columns of type {PROMPTED_OR}, and the examples are of type {kind}",
@@ -321,7 +321,7 @@ def _build_form(
         as_text = conversations is not None and columns.messages not in carried_fields
         carried = chat_messages.CARRIED if as_text else carried_fields.get(columns.messages, ())
         if columns.message_weight and conversations is not None and chat_messages.WEIGHT not in carried:
-            raise missing_weights(columns.messages, columns.message_weight)
+            raise missing_weights_error(columns.messages, columns.message_weight)
         return Form(
             required=(columns.messages,),
             content=(columns.messages, *([columns.tools] if columns.tools else [])),

@@ -20,10 +20,10 @@ class AccountFiles(AzureBlobFileSystem):
     """
 
     def __init__(self, **options: Any) -> None:
-        self._given = {name: options.get(name) for name in _LOGIN}
+        self._login = {name: options.get(name) for name in _LOGIN}
         super().__init__(**options)
 
     def do_connect(self) -> None:
         """Connect with what was given alone."""
-        self.__dict__.update(self._given)
+        self.__dict__.update(self._login)
         super().do_connect()

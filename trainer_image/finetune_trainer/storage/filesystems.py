@@ -32,27 +32,27 @@ _NO_LOGIN = frozenset(
 _VOLUMES = "/Volumes/"
 _HOSTS = (".dfs.core.windows.net", ".blob.core.windows.net")
 # Both print each error that a retry mends, and those that are raised too.
-_LOUD = ("gcsfs", "azure")
+_NOISY_LOGGERS = ("gcsfs", "azure")
 
 
-def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
+def open_filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
     """The file system of a URI, and the path in it.
 
     Logins are those of the environment, as each cloud's own tools read them.
     """
     import fsspec
 
-    if in_unity_catalog(uri):
+    if is_in_unity_catalog(uri):
         from finetune_trainer.storage.unity_volumes import VolumesFileSystem
 
         return VolumesFileSystem(), uri
-    for name in _LOUD:
+    for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    files, path = fsspec.url_to_fs(uri, **options(uri))
+    files, path = fsspec.url_to_fs(uri, **build_options(uri))
     return files, path
 
 
-def options(uri: str) -> dict[str, Any]:
+def build_options(uri: str) -> dict[str, Any]:
     """Return fsspec's options for a URI."""
     scheme = urlparse(uri).scheme
     if scheme not in _SCHEMES:
@@ -63,38 +63,49 @@ def options(uri: str) -> dict[str, Any]:
         # NB: otherwise the client asks another API, by gRPC, what kind of bucket each one is.
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         # NB: without a word on the login, it tries one after the other, and in the end none at all.
-        return fresh | {"token": "anon" if _emulator() else "google_default"}
+        return fresh | {"token": "anon" if _emulator_address() else "google_default"}
     if scheme == _AZURE:
-        _take_no_other_login()
-        return fresh | {"account_name": _account(uri)} | (_azure(uri) or {"credential": _azure_identity()})
+        _register_azure()
+        return (
+            fresh
+            | {"account_name": _parse_account(uri)}
+            | (_find_azure_login(uri) or {"credential": _create_azure_identity()})
+        )
     return fresh | {"skip_instance_cache": True}
 
 
 def is_object_store(uri: str) -> bool:
     """Whether a URI names an object store, or a volume of Unity Catalog that is asked in its place, rather than a path."""
-    return urlparse(uri).scheme in _SCHEMES or in_unity_catalog(uri)
+    return urlparse(uri).scheme in _SCHEMES or is_in_unity_catalog(uri)
 
 
-def in_unity_catalog(uri: str) -> bool:
+def is_in_unity_catalog(uri: str) -> bool:
     """Whether a path is in a volume of Unity Catalog that this machine has not: on Databricks, /Volumes is a folder."""
     return uri.startswith(_VOLUMES) and not Path(*Path(uri).parts[:5]).is_dir()
 
 
-def delta_options(uri: str) -> dict[str, str]:
+def build_delta_options(uri: str) -> dict[str, str]:
     """Storage options with which deltalake reads a table of the same object store."""
     scheme = urlparse(uri).scheme
     if scheme in _S3:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         return {"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {}
-    if scheme == _GS and _emulator():
-        nobody = {"gcs_base_url": _emulator(), "disable_oauth": True, "client_email": "", "private_key": ""}
+    if scheme == _GS and _emulator_address():
+        nobody = {
+            "gcs_base_url": _emulator_address(),
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+        }
         key = json.dumps({**nobody, "private_key_id": ""})
         return {"google_service_account_key": key, "allow_http": "true"}
     if scheme == _AZURE:
-        login = _azure(uri)
-        connection = _parts(login["connection_string"]) if "connection_string" in login else {}
+        login = _find_azure_login(uri)
+        connection = (
+            _parse_connection_string(login["connection_string"]) if "connection_string" in login else {}
+        )
         azure_options = {
-            "azure_storage_account_name": _account(uri),
+            "azure_storage_account_name": _parse_account(uri),
             "azure_storage_account_key": login.get("account_key") or connection.get("AccountKey", ""),
             "azure_storage_endpoint": connection.get("BlobEndpoint", ""),
             "allow_http": "true" if connection.get("BlobEndpoint", "").startswith("http://") else "",
@@ -103,7 +114,7 @@ def delta_options(uri: str) -> dict[str, str]:
     return {}
 
 
-def logins(uri: str) -> str:
+def describe_logins(uri: str) -> str:
     """Return the variables with a login to the store of a URI, as part of a sentence."""
     scheme = urlparse(uri).scheme
     if uri.startswith(_VOLUMES):
@@ -115,22 +126,22 @@ def logins(uri: str) -> str:
     return "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 
-def bucket(uri: str) -> str:
+def name_container(uri: str) -> str:
     """Return what a store calls the outermost folder of a URI."""
     return "volume" if uri.startswith(_VOLUMES) else "bucket"
 
 
-def _emulator() -> str:
+def _emulator_address() -> str:
     """The address of a server that is asked in place of Google's; empty without."""
     address = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
     return address if not address or "://" in address else f"http://{address}"
 
 
-def _azure(uri: str) -> dict[str, str]:
+def _find_azure_login(uri: str) -> dict[str, str]:
     """The login to the account of a URI; without one, the client takes a service principal or workload identity."""
-    account, key = _account(uri), os.environ.get("AZURE_STORAGE_KEY")
+    account, key = _parse_account(uri), os.environ.get("AZURE_STORAGE_KEY")
     connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
-    if _parts(connection).get("AccountName") == account:
+    if _parse_connection_string(connection).get("AccountName") == account:
         return {"connection_string": connection}
     if key and os.environ.get("AZURE_STORAGE_ACCOUNT") == account:
         return {"account_key": key}
@@ -138,7 +149,7 @@ def _azure(uri: str) -> dict[str, str]:
 
 
 @cache
-def _take_no_other_login() -> None:
+def _register_azure() -> None:
     """Have fsspec open abfss:// with the login that it is given, whatever the environment says of other accounts."""
     import fsspec
 
@@ -148,7 +159,7 @@ def _take_no_other_login() -> None:
 
 
 @cache
-def _azure_identity() -> Any:
+def _create_azure_identity() -> Any:
     """A service principal or workload identity of the environment, or the identity of the node."""
     from azure.identity.aio import DefaultAzureCredential
 
@@ -156,12 +167,12 @@ def _azure_identity() -> Any:
     return DefaultAzureCredential(**{f"exclude_{name}_credential": True for name in of_people})
 
 
-def _account(uri: str) -> str:
+def _parse_account(uri: str) -> str:
     host = urlparse(uri).hostname or ""
     return next((host.removesuffix(end) for end in _HOSTS if host.endswith(end)), host)
 
 
-def _parts(connection: str) -> dict[str, str]:
+def _parse_connection_string(connection: str) -> dict[str, str]:
     """The parts of a connection string of Azure."""
     return dict(part.split("=", 1) for part in connection.split(";") if "=" in part)
 
@@ -187,14 +198,14 @@ def has_no_login(error: BaseException) -> bool:
     return (unsure and not os.environ.get("AZURE_CLIENT_ID")) or not kinds.isdisjoint(_NO_LOGIN)
 
 
-def failure(error: BaseException) -> str | None:
+def describe_failure(error: BaseException) -> str | None:
     """Return the message of a storage error (no space, no permission, no connection); None for any other error.
 
     Causes count: torch's archives raise an error of their own when a file cannot be written.
     """
-    for cause in _chain(error):
+    for cause in _iterate_causes(error):
         if isinstance(cause, OSError):
-            return cause.strerror or _told(cause)
+            return cause.strerror or _describe_os_error(cause)
         if type(cause).__module__.split(".")[0] in _CLIENTS:
             return first_line(cause)[:300]
     return None
@@ -206,7 +217,7 @@ def make_folder(files: AbstractFileSystem, path: str) -> None:
         files.makedirs(path, exist_ok=True)
 
 
-def find(files: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
+def list_files(files: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
     """What a store says of each file in a folder and below, by its name.
 
     NB: a console that makes a folder writes an empty object for it, whose name ends in a slash.
@@ -215,7 +226,7 @@ def find(files: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in entries.items() if not name.endswith("/")}
 
 
-def write_whole(files: AbstractFileSystem, path: str, content: bytes) -> None:
+def write_atomically(files: AbstractFileSystem, path: str, content: bytes) -> None:
     """Write a file that others see whole or not at all. In an object store, each file is."""
     if "file" not in files.protocol:
         files.pipe_file(path, content)
@@ -229,7 +240,7 @@ def write_whole(files: AbstractFileSystem, path: str, content: bytes) -> None:
         raise
 
 
-def create(files: AbstractFileSystem, path: str, content: bytes) -> None:
+def create_file(files: AbstractFileSystem, path: str, content: bytes) -> None:
     """Write a file that does not exist yet: of several writers, one does.
 
     NB: on a volume, others may see it empty for a moment, and for good where the pod is killed then.
@@ -244,37 +255,37 @@ def create(files: AbstractFileSystem, path: str, content: bytes) -> None:
     try:
         files.pipe_file(path, content, mode="create")
     except Exception as error:
-        if not _knows_no_condition(error):
+        if not _lacks_conditional_writes(error):
             raise
         files.pipe_file(path, content)
 
 
-def _knows_no_condition(error: Exception) -> bool:
+def _lacks_conditional_writes(error: Exception) -> bool:
     """Whether a store that speaks the API of S3 lacks conditional writes."""
     response = getattr(error.__cause__, "response", None) or {}
     return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == _NOT_IMPLEMENTED)
 
 
 @contextmanager
-def tolerated(consequence: str) -> Iterator[None]:
+def tolerate_failures(consequence: str) -> Iterator[None]:
     """Print a storage error inside, after what follows from it, and go on; any other error is raised."""
     try:
         yield
     except Exception as error:
-        reason = failure(error)
+        reason = describe_failure(error)
         if reason is None:
             raise
         print(f"{consequence}: {reason}", flush=True)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and its causes, the newest first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
-def _told(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     # NB: of what is not there, some clients say the name alone.
     line = first_line(error)[:300]
     return f"{line} does not exist" if isinstance(error, FileNotFoundError) and " " not in line else line

@@ -60,9 +60,9 @@ class VolumesFileSystem(AbstractFileSystem):
         """List a folder, or name a file."""
         path = self._strip_protocol(path)
         try:
-            with _files(path) as files:
+            with _open_api(path) as files:
                 entries = [
-                    _entry(
+                    _build_entry(
                         entry.path or "",
                         entry.file_size,
                         entry.last_modified,
@@ -80,14 +80,14 @@ class VolumesFileSystem(AbstractFileSystem):
         try:
             return self._file(path)
         except FileNotFoundError:
-            with _files(path) as files:
+            with _open_api(path) as files:
                 files.get_directory_metadata(path)
-            return _entry(path, 0, None, folder=True)
+            return _build_entry(path, 0, None, folder=True)
 
     def _file(self, path: str) -> dict[str, Any]:
-        with _files(path) as files:
+        with _open_api(path) as files:
             metadata = files.get_metadata(path)
-        return _entry(path, metadata.content_length, metadata.last_modified, folder=False)
+        return _build_entry(path, metadata.content_length, metadata.last_modified, folder=False)
 
     def exists(self, path: str, **_: Any) -> bool:
         """Whether there is a file or a folder. NB: the method of fsspec takes each failure for no."""
@@ -107,11 +107,11 @@ class VolumesFileSystem(AbstractFileSystem):
         if not exist_ok and self.exists(path):
             raise FileExistsError(f"{path} exists")
         try:
-            with _files(path) as files:
+            with _open_api(path) as files:
                 files.create_directory(path)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"{path} cannot be made: create the volume {_volume(path)}, or correct the path"
+                f"{path} cannot be created: create the volume {_name_volume(path)}, or correct the path"
             ) from error
 
     def mkdir(self, path: str, *_: Any, **__: Any) -> None:
@@ -121,13 +121,13 @@ class VolumesFileSystem(AbstractFileSystem):
     def rm_file(self, path: str) -> None:
         """Delete a file."""
         path = self._strip_protocol(path)
-        with _files(path) as files:
+        with _open_api(path) as files:
             files.delete(path)
 
     def rmdir(self, path: str) -> None:
         """Delete an empty folder."""
         path = self._strip_protocol(path)
-        with _files(path) as files:
+        with _open_api(path) as files:
             files.delete_directory(path)
 
     def rm(self, path: str | list[str], recursive: bool = False, **_: Any) -> None:
@@ -155,13 +155,13 @@ class VolumesFileSystem(AbstractFileSystem):
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
         """Upload a file; a large one in parts, several at a time."""
         path = self._strip_protocol(rpath)
-        with _files(path) as files:
+        with _open_api(path) as files:
             files.upload_from(path, lpath, overwrite=True)
 
     def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         """Download a file."""
         path = self._strip_protocol(rpath)
-        with _files(path) as files:
+        with _open_api(path) as files:
             # NB: of the SDK 0.156, parallel downloads leave the store's own addresses for the API at their first part.
             files.download_to(path, lpath)
 
@@ -172,7 +172,7 @@ class VolumesFileSystem(AbstractFileSystem):
             raise ValueError(
                 f"{path} cannot be opened with mode {mode}: files of volumes are read or written whole"
             )
-        local = _temporary()
+        local = _create_temporary_file()
         try:
             self.get_file(path, str(local))
             return local.open("rb")
@@ -185,7 +185,7 @@ class _Upload(io.BufferedRandom):
     """A temporary file that is uploaded when it is closed, unless its block failed."""
 
     def __init__(self, send: Callable[[Path], None]) -> None:
-        self._local, self._send, self._failed = _temporary(), send, False
+        self._local, self._send, self._failed = _create_temporary_file(), send, False
         super().__init__(io.FileIO(self._local, "w+"))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -204,20 +204,20 @@ class _Upload(io.BufferedRandom):
             self._local.unlink()
 
 
-def _temporary() -> Path:
+def _create_temporary_file() -> Path:
     descriptor, name = tempfile.mkstemp(prefix="volume-")
     os.close(descriptor)
     return Path(name)
 
 
-def _entry(path: str, size: int | None, modified: int | str | None, *, folder: bool) -> dict[str, Any]:
+def _build_entry(path: str, size: int | None, modified: int | str | None, *, folder: bool) -> dict[str, Any]:
     """What fsspec says of a file."""
     kind = "directory" if folder else "file"
     return {"name": path.rstrip("/"), "size": int(size or 0), "type": kind, "LastModified": modified}
 
 
 @contextmanager
-def _files(path: str) -> Iterator[FilesExt]:
+def _open_api(path: str) -> Iterator[FilesExt]:
     """Yield the API for a path.
 
     Raises:
@@ -225,42 +225,42 @@ def _files(path: str) -> Iterator[FilesExt]:
     """
     try:
         environment = {name: value for name, value in os.environ.items() if name.startswith("DATABRICKS_")}
-        yield _client(frozenset(environment.items())).files
+        yield _create_client(frozenset(environment.items())).files
     except NotFound as error:
         raise FileNotFoundError(f"{path} does not exist") from error
     except Unauthenticated as error:
         raise PermissionError(
-            f"Databricks does not accept the pod's login for {path}: renew the Secret of tracking"
+            f"Databricks rejected the pod's credentials for {path}: renew the Secret of tracking"
         ) from error
     except PermissionDenied as error:
         raise PermissionError(
-            f"{path} is not open to the pod's login: grant it READ VOLUME and WRITE VOLUME on {_volume(path)}, and USE CATALOG and "
+            f"the pod's credentials have no access to {path}: grant them READ VOLUME and WRITE VOLUME on {_name_volume(path)}, and USE CATALOG and "
             "USE SCHEMA above it"
         ) from error
     except DatabricksError as error:
         raise OSError(f"{path}: {error}") from error
     except _UNEXPECTED as error:
-        raise _unexpected(path, error) from error
+        raise _classify_error(path, error) from error
 
 
-def _unexpected(path: str, error: Exception) -> OSError:
+def _classify_error(path: str, error: Exception) -> OSError:
     """What is wrong with the login; where nothing is, a failure that the next attempt may not have."""
     text = str(error) or type(error).__name__
     if _NO_LOGIN in text:
         return NoLoginError(
-            "a volume of Unity Catalog needs the login to its workspace: set tracking.uri to databricks"
+            "a volume of Unity Catalog requires credentials for its workspace: set tracking.uri to databricks"
         )
     if _REFUSALS.search(text):
-        return PermissionError(f"the login to Databricks for {path} fails: {text}")
+        return PermissionError(f"the login to Databricks for {path} failed: {text}")
     return OSError(f"{path}: {text}")
 
 
 @cache
-def _client(_environment: frozenset[tuple[str, str]]) -> WorkspaceClient:
+def _create_client(_environment: frozenset[tuple[str, str]]) -> WorkspaceClient:
     """The client for the login that is in the environment, which the SDK reads itself."""
     return WorkspaceClient(product="finetune-trainer")
 
 
-def _volume(path: str) -> str:
+def _name_volume(path: str) -> str:
     """The name of the volume of a path."""
     return ".".join(path.split("/")[2:5])

@@ -330,4 +330,4 @@ SAYINGS: list[tuple[Exception, str | None]] = [
 
 @pytest.mark.parametrize(("error", "reason"), SAYINGS)
 def test_what_a_storage_says(error: Exception, reason: str | None) -> None:
-    assert filesystems.failure(error) == reason
+    assert filesystems.describe_failure(error) == reason

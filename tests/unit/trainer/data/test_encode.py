@@ -101,7 +101,7 @@ def test_a_fingerprint_tells_examples_apart_by_all_that_they_are() -> None:
     assert {len(example.fingerprint) for example in examples} == {16}
 
 
-HIDDEN = "the chat template renders the beginning of a conversation differently once it goes on, or not at all, so "
+HIDDEN = "the chat template renders the beginning of a conversation differently when the conversation continues, so "
 
 
 def test_documents_without_a_target(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -115,6 +115,6 @@ def test_documents_without_a_target(tokenizer: PreTrainedTokenizerBase) -> None:
         list(encoding.select_examples([(Document([1, 2], None),)], [None]))
     assert (refused.value.reason, refused.value.message) == (
         "ChatTemplate",
-        f"{HIDDEN}answers cannot be told from prompts: set objective.lossOn: LastAnswer or All, or another model.chatTemplate, "
-        "such as one with {% generation %} blocks",
+        f"{HIDDEN}answers cannot be separated from prompts: set objective.lossOn: LastAnswer or All, or set "
+        f"model.chatTemplate to one with {{% generation %}} blocks",
     )

@@ -163,8 +163,8 @@ def test_what_is_found_must_fit_the_objective(pod: Pod, world: World, tmp_path: 
         return f"{refused.value.exit_code} {refused.value.reason}: {message}"
 
     assert sentence({"type": "DPO"}) == (
-        "65 ColumnsUnknown: /texts.jsonl does not have the columns prompt, chosen and rejected, which objective DPO "
-        "needs: it has text (str); name them in data.columns"
+        "65 ColumnsUnknown: /texts.jsonl does not have the columns prompt, chosen and rejected, which "
+        "objective DPO requires: it has text (str); name them in data.columns"
     )
     assert sentence({"lossOn": "Answer"}) == (
         "64 RecipeRefused: objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no "

@@ -79,7 +79,7 @@ def test_mlflow_loads_what_was_trained(
     model_card = written(recipe, folder, base_model, world, base=base)
     assert {path.name for path in folder.iterdir() if path.is_dir()} == folders
     named_base = base if folders == NAMED else None
-    assert base_reference.noted(folder / "peft") == named_base
+    assert base_reference.read_reference(folder / "peft") == named_base
     # What lies neither in the version nor on a volume, its reader downloads.
     elsewhere = {"base_model_path": str(base_model)} if named_base in (STORE, VERSION) else {}
     parts = mlflow.transformers.load_model(str(folder), return_type="components", **elsewhere)

@@ -56,7 +56,7 @@ def test_an_adapter_names_its_base(tmp_path: Path) -> None:
     model_folder = published(
         tmp_path, {"type": "LoRA"}, exported(tmp_path / "export", {"peft": ADAPTER}), base
     )
-    assert base_reference.noted(model_folder) == base
+    assert base_reference.read_reference(model_folder) == base
 
 
 def test_the_base_of_an_adapter_that_lies_nowhere_else_is_beside_it(tmp_path: Path) -> None:

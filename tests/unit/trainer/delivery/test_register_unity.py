@@ -31,7 +31,7 @@ def workspace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
 
 @pytest.fixture
 def run_id(workspace: Workspace) -> str:
-    mlflow = mlflow_run.client()
+    mlflow = mlflow_run.create_client()
     return str(mlflow.create_run(mlflow.create_experiment("/Shared/team")).info.run_id)
 
 

@@ -43,7 +43,7 @@ ASKED = {
 
 def tokenizer(template: ChatTemplate, **special: str) -> PreTrainedTokenizerBase:
     made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), eos_token="</s>", **special)
-    chat_templates.use(template, made)
+    chat_templates.set_template(template, made)
     return made
 
 
@@ -165,7 +165,7 @@ def test_a_template_that_expects_parts_gets_them() -> None:
     turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "It."}]
     text = chat_templates.render(made, turns)
     assert text == "user: Who?;\nassistant: It.;\n"
-    spans = chat_templates.marked(made, turns) or []
+    spans = chat_templates.find_marked_spans(made, turns) or []
     assert [text[begin:end] for begin, end in spans] == ["Who?", "It."]
 
 
@@ -223,5 +223,5 @@ def test_what_a_template_drops_without_a_word_is_refused(case: str) -> None:
 def test_another_template_of_the_same_tokenizer_is_looked_at_anew() -> None:
     made = tokenizer(ChatTemplate(type="Jinja", jinja=CONTENTS))
     assert not chat_templates.renders_tools(made)
-    chat_templates.use(ChatTemplate(type="Jinja", jinja=TEMPLATES["Hermes"]), made)
+    chat_templates.set_template(ChatTemplate(type="Jinja", jinja=TEMPLATES["Hermes"]), made)
     assert chat_templates.renders_tools(made)

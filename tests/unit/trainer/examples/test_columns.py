@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.chat import Conversation
 from finetune_crds.data import Columns, Data
 from finetune_crds.prepare import Prepare
-from finetune_trainer.examples.columns import Column, Kind, described, find, of_table
+from finetune_trainer.examples.columns import Column, Kind, describe_columns, find_columns, find_table_columns
 from finetune_trainer.pod.exit_status import DataError
 
 Json = dict[str, Any]
@@ -121,7 +121,7 @@ FOUND: dict[str, tuple[list[Column], Json, Json]] = {
 def test_columns_are_known_by_their_names_and_types(
     columns: list[Column], asked: Json, expected: Json
 ) -> None:
-    assert find(columns, "/corpus", **asked) == Columns.model_validate(expected)
+    assert find_columns(columns, "/corpus", **asked) == Columns.model_validate(expected)
 
 
 NAME = "; name them in data.columns"
@@ -129,49 +129,49 @@ REFUSED: dict[str, tuple[list[Column], Json, str]] = {
     "nothing known": (
         schema("title", "body", other="score"),
         {},
-        "ColumnsUnknown: /corpus has no columns that are known to hold an example: it has body (string), score (double), "
+        "ColumnsUnknown: /corpus has no columns with well-known names of examples: it has body (string), score (double), "
         f"title (string){NAME}",
     ),
     "no columns": (
         [],
         {},
-        f"ColumnsUnknown: /corpus has no columns that are known to hold an example: it has none{NAME}",
+        f"ColumnsUnknown: /corpus has no columns with well-known names of examples: it has none{NAME}",
     ),
     "half a pair": (
         schema("prompt"),
         {},
-        "ColumnsUnknown: /corpus has no columns that are known to hold an example: it has prompt (string)"
+        "ColumnsUnknown: /corpus has no columns with well-known names of examples: it has prompt (string)"
         + NAME,
     ),
     "templates of other names": (
         schema("text", "body"),
         {"templates": ("body",)},
-        "ColumnsUnknown: /corpus has no columns that are known to hold an example: the templates name body (string)"
+        "ColumnsUnknown: /corpus has no columns with well-known names of examples: the templates name body (string)"
         + NAME,
     ),
     "DPO without preferences": (
         schema("prompt", "chosen", other="rejected"),
         {"objective": "DPO"},
-        "ColumnsUnknown: /corpus does not have the columns prompt, chosen and rejected, which objective DPO needs: it "
-        f"has chosen (string), prompt (string), rejected (double){NAME}",
+        "ColumnsUnknown: /corpus does not have the columns prompt, chosen and rejected, which objective DPO "
+        f"requires: it has chosen (string), prompt (string), rejected (double){NAME}",
     ),
     "KTO with labels that are none": (
         schema("prompt", "completion", other="label"),
         {"objective": "KTO"},
-        "ColumnsUnknown: /corpus does not have the columns prompt, completion and label, which objective KTO needs: it has "
-        f"completion (string), label (double), prompt (string){NAME}",
+        "ColumnsUnknown: /corpus does not have the columns prompt, completion and label, which objective KTO "
+        f"requires: it has completion (string), label (double), prompt (string){NAME}",
     ),
     "two kinds": (
         schema("text", "question", "answer", messages="messages"),
         {},
-        "ColumnsAmbiguous: /corpus has the columns of more than one example: messages; text; prompt question, response "
-        "answer; name those of one in data.columns",
+        "ColumnsAmbiguous: /corpus has columns for several kinds of examples: messages; text; prompt question, response "
+        "answer; name one kind in data.columns",
     ),
     "two pairs": (
         schema("prompt", "response", "completion"),
         {},
-        "ColumnsAmbiguous: /corpus has the columns of more than one example: prompt, response; prompt, response "
-        "completion; name those of one in data.columns",
+        "ColumnsAmbiguous: /corpus has columns for several kinds of examples: prompt, response; prompt, response "
+        "completion; name one kind in data.columns",
     ),
     "an input beside the instruction": (
         schema("instruction", "input", "output"),
@@ -186,15 +186,15 @@ REFUSED: dict[str, tuple[list[Column], Json, str]] = {
 @pytest.mark.parametrize(("columns", "asked", "sentence"), REFUSED.values(), ids=REFUSED)
 def test_what_is_not_clear_is_refused_by_name(columns: list[Column], asked: Json, sentence: str) -> None:
     with pytest.raises(DataError) as refused:
-        find(columns, "/corpus", **asked)
+        find_columns(columns, "/corpus", **asked)
     assert f"{refused.value.reason}: {refused.value.message}" == sentence
 
 
 def test_columns_are_described_by_what_they_are() -> None:
-    assert described(Columns(type="Preference", prompt="ask", chosen="good", rejected="rejected")) == (
+    assert describe_columns(Columns(type="Preference", prompt="ask", chosen="good", rejected="rejected")) == (
         "prompt ask, chosen good, rejected"
     )
-    assert described(Columns(type="Unpaired", label="thumb")) == "prompt, completion, label thumb"
+    assert describe_columns(Columns(type="Unpaired", label="thumb")) == "prompt, completion, label thumb"
 
 
 PREPARED = Prepare(output="/splits")
@@ -232,4 +232,4 @@ BOTH_TEMPLATES = Prepare(output="/splits", prompt_template="{a}", response_templ
 def test_a_prepared_table_has_columns_of_its_own_making(
     columns: Columns, prepare: Prepare | None, expected: Columns
 ) -> None:
-    assert of_table(Data(columns=columns, prepare=prepare)) == expected
+    assert find_table_columns(Data(columns=columns, prepare=prepare)) == expected

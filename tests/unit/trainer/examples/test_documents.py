@@ -10,7 +10,13 @@ import pytest
 
 from finetune_crds.data import Columns
 from finetune_crds.training import Model
-from finetune_trainer.examples.documents import Document, Documents, from_table, labels, token_columns
+from finetune_trainer.examples.documents import (
+    Document,
+    Documents,
+    parse_labels,
+    read_documents,
+    token_columns,
+)
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from support.small_tokenizer import save_tokenizer
@@ -169,7 +175,7 @@ def test_a_conversation_that_the_template_refuses_is_bad_data(
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     messages = [{"role": "user", "content": "a"}]
-    with pytest.raises(DataError, match="cannot render a conversation of the data: roles must alternate"):
+    with pytest.raises(DataError, match="cannot render a conversation in the data: roles must alternate"):
         single(tokenizer, Columns(type="Messages"), {"messages": [messages]})
 
 
@@ -233,8 +239,7 @@ def test_weights_that_are_not_of_a_judged_answer_say_nothing(
         pairs_of(tokenizer, [(plain, answers[0], [assistant("e") | {"weight": 0}])])
     assert (refused.value.reason, refused.value.message) == (
         "MessageWeight",
-        "a preference has an answer with weight 0, and preferences are judged by whole answers: remove the field, or filter such "
-        "rows out",
+        "a preference has an answer with weight 0, but preferences compare whole answers: remove the field, or remove such rows",
     )
 
 
@@ -248,7 +253,7 @@ def test_a_template_that_writes_the_date_writes_that_of_the_job(
     monkeypatch.setattr(tokenizer, "chat_template", template)
     days = [date(2026, 11, 24), date(2026, 11, 25), date(2026, 11, 24)]
     made = [Documents(tokenizer, Columns(type="Messages"), answers_only=True, day=day) for day in days]
-    texts = [each.rendered([user("a"), assistant("red")], None) for each in made]
+    texts = [each.render([user("a"), assistant("red")], None) for each in made]
     written = ["24 Nov 2026.", "25 Nov 2026.", "24 Nov 2026."] if depends else [""] * 3
     assert texts == [f"{prefix}user\na\nassistant\nred<eos>\n" for prefix in written]
     row: dict[str, list[Any]] = {"messages": [[user("a"), assistant("red")]]}
@@ -300,17 +305,16 @@ def test_an_unpaired_preference_is_one_document_with_the_loss_on_the_answer(
 
 def test_labels_are_booleans_numbers_or_texts() -> None:
     given = [True, False, 1, 0, "true", " FALSE ", "1", "0"]
-    assert labels({"thumb": given}, UNPAIRED) == [True, False] * 4
-    assert labels({"prompt": ["a", "b"]}, PREFERENCE) == [None, None]
+    assert parse_labels({"thumb": given}, UNPAIRED) == [True, False] * 4
+    assert parse_labels({"prompt": ["a", "b"]}, PREFERENCE) == [None, None]
 
 
 @pytest.mark.parametrize("value", [None, 2, "good", [True]])
 def test_what_is_no_label_is_refused_in_a_sentence(value: Any) -> None:
     with pytest.raises(DataError) as refused:
-        labels({"thumb": [True, value]}, UNPAIRED)
+        parse_labels({"thumb": [True, value]}, UNPAIRED)
     assert f"{refused.value.reason}: {refused.value.message}" == (
-        f"LabelValue: a row of column thumb holds {value!r}: labels are booleans, 1 and 0, or the texts true and false; correct "
-        "such rows or filter them out"
+        f"LabelValue: a row of column thumb holds {value!r}: labels are booleans, 1 and 0, or the texts true and false; correct or remove such rows"
     )
 
 
@@ -326,56 +330,56 @@ SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
         (
             MESSAGES,
             {"chat": [[user("a"), {"content": "b"}]]},
-            f"{SHAPE}message 2 has no role: correct such rows or filter them out",
+            f"{SHAPE}message 2 has no role: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [[{"role": "user", "content": None}]]},
-            f"{SHAPE}message 1 has no content: correct such rows or filter them out",
+            f"{SHAPE}message 1 has no content: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [["a", "b"]]},
-            f"{SHAPE}message 1 has neither: correct such rows or filter them out",
+            f"{SHAPE}message 1 has neither: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": ["a"]},
-            f"{SHAPE}it is text: correct such rows or filter them out",
+            f"{SHAPE}it is text: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [[{"role": "user", "content": [{"type": "image"}]}, assistant("b")]]},
-            "MessageShape: a row of column chat is wrong, message 1 has a part of type image, and only text is learned: correct such "
-            "rows or filter them out",
+            "MessageShape: a row of column chat is invalid, message 1 has a part of type image, and only text is "
+            "learned: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [[{"role": "assistant", "tool_calls": "count"}]]},
-            "MessageShape: a row of column chat is wrong, tool_calls of message 1 are not JSON: correct such rows or "
-            "filter them out",
+            "MessageShape: a row of column chat is invalid, tool_calls of message 1 are not JSON: correct or "
+            "remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [[user("a"), assistant("b") | {"weight": 0.5}]]},
-            "MessageShape: a row of column chat is wrong, weight of message 2 is 0.5: it says whether the message is learned, with "
-            "1 or 0: correct such rows or filter them out",
+            "MessageShape: a row of column chat is invalid, weight of message 2 is 0.5: it says whether the message is learned, with "
+            "1 or 0: correct or remove such rows",
         ),
         (
             Columns(type="Messages", messages="chat", tools="functions"),
             {"chat": [[assistant("a")]], "functions": ["count"]},
-            "ToolShape: a row of column functions is wrong, tools are not JSON: correct such rows or filter them out",
+            "ToolShape: a row of column functions is invalid, tools are not JSON: correct or remove such rows",
         ),
         (
             MESSAGES,
             {"chat": [[assistant("a"), {"role": "tool", "content": "b", "tool_calls": "[{}]"}]]},
-            "ChatTemplate: the chat template cannot render a conversation of the data: it does not render tool calls: set "
+            "ChatTemplate: the chat template cannot render a conversation in the data: it does not render tool calls: set "
             "model.chatTemplate to one that does",
         ),
         (
             Columns(type="Text", text="body"),
             {"body": [[user("a")]]},
-            "ColumnType: column body holds lists where text is needed: name it in data.columns.messages if they are "
+            "ColumnType: column body contains lists, but text is required: name it in data.columns.messages if the lists are "
             "conversations",
         ),
         (
@@ -409,7 +413,7 @@ def test_messages_need_a_chat_template(tokenizer: PreTrainedTokenizerBase) -> No
     with pytest.raises(RecipeRefusedError) as refused:
         list(Documents(tokenizer, PREFERENCE, answers_only=True).of(rows))
     assert refused.value.message == (
-        "a preference with lists of {role, content} needs a chat template, and the tokenizer of model.base has none: "
+        "a preference with lists of {role, content} requires a chat template, but the tokenizer of model.base has none: "
         "set model.chatTemplate"
     )
 
@@ -451,8 +455,8 @@ def test_columns_of_a_table_give_the_documents_again() -> None:
         pair[1].input_ids: [[3], [4]],
         pair[1].loss_mask: [[True], [False]],
     }
-    assert list(from_table(rows, [whole])) == [(Document([5], [True]),), (Document([6, 7], None),)]
-    assert list(from_table(rows, pair)) == [
+    assert list(read_documents(rows, [whole])) == [(Document([5], [True]),), (Document([6, 7], None),)]
+    assert list(read_documents(rows, pair)) == [
         (Document([1], [False]), Document([3], [True])),
         (Document([2], [True]), Document([4], [False])),
     ]
@@ -473,7 +477,7 @@ def test_what_decides_on_token_ids_is_in_the_encoding(base_model: Path, monkeypa
         replace(documents, answers_only=False).encoding,
         replace(documents, last_only=True).encoding,
     ]
-    monkeypatch.setattr("finetune_trainer.examples.documents.release", lambda: "another")
+    monkeypatch.setattr("finetune_trainer.examples.documents.get_release", lambda: "another")
     different.append(documents.encoding)
     assert len(set(different)) == len(different)
     monkeypatch.undo()

@@ -250,7 +250,7 @@ def test_a_question_may_have_the_end_of_a_thought(tokenizer: PreTrainedTokenizer
 
 
 WITHOUT_END = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-NO_STOP = "a model trained with the chat template of org/base would not learn to stop, since it writes "
+NO_STOP = "a model trained with the chat template of org/base would not learn to stop because it writes "
 # Templates by name, or their texts, and the end of the sentence with which they are refused; "" where they are not.
 ENDS: dict[str, tuple[str, str]] = {
     **{name: (name, "") for name in ("qwen2_5", "qwen3", "llama3", "gemma3", "phi3", "gptoss", "deepseekv3")},
@@ -319,7 +319,7 @@ def test_blocks_of_a_template_that_writes_the_day(tokenizer: PreTrainedTokenizer
     made = of_model(tokenizer, "gptoss", "gptoss_training")
     day = date(1999, 1, 2)
     text = chat_templates.render(made, TWO, day=day)
-    blocks = chat_templates.marked(made, TWO, day=day) or []
+    blocks = chat_templates.find_marked_spans(made, TWO, day=day) or []
     assert "Current date: 1999-01-02" in text
     assert [
         text[begin:end].endswith(said + stop)
@@ -393,7 +393,7 @@ def test_answers_with_several_blocks(tokenizer: PreTrainedTokenizerFast, monkeyp
     ends = {"phi3_training": "d<|end|>\n</s>", "diffusion_gemma_training": "d<turn|>\n"}
     for name, expected in ends.items():
         monkeypatch.setattr(tokenizer, "chat_template", of_trl(name))
-        assert len(chat_templates.marked(tokenizer, TWO) or []) > 2
+        assert len(chat_templates.find_marked_spans(tokenizer, TWO) or []) > 2
         assert learned(tokenizer, document(tokenizer, TWO, last=True)) == expected
         assert learned(tokenizer, document(tokenizer, weighed(TWO, 0, 1))) == expected
 
@@ -405,8 +405,8 @@ def test_blocks_that_cannot_be_told_apart(tokenizer: PreTrainedTokenizerFast, mo
     with pytest.raises(DataError) as refused:
         document(tokenizer, TWO, last=True)
     assert refused.value.message == (
-        "the chat template has 1 {% generation %} blocks for 2 turns of the assistant, so those of some of the turns are not "
-        "known: set model.chatTemplate to one with a block for each turn"
+        "the chat template has 1 {% generation %} blocks for 2 turns of the assistant, so those of some "
+        "turns cannot be identified: set model.chatTemplate to one with a block for each turn"
     )
 
 
@@ -427,7 +427,7 @@ def test_blocks_that_hold_nothing_are_refused(tokenizer: PreTrainedTokenizerFast
     with pytest.raises(RecipeRefusedError) as refused:
         documents.check_template("data.columns.messages", "org/base")
     assert refused.value.message == (
-        "the {% generation %} blocks of the chat template hold nothing of an answer: put what the assistant says between "
+        "the {% generation %} blocks of the chat template contain no part of an answer: put what the assistant says between "
         "{% generation %} and {% endgeneration %} in model.chatTemplate.jinja, or remove the blocks"
     )
     Documents(tokenizer, Columns(type="Messages"), answers_only=False).check_template("messages", "org/base")
@@ -442,8 +442,7 @@ def test_blocks_of_answers_that_were_judged(tokenizer: PreTrainedTokenizerFast, 
     with pytest.raises(DataError) as refused:
         list(documents.of(rows | {"chosen": [weighed(TWO[3:], 0)]}))
     assert refused.value.message == (
-        "a preference has an answer with weight 0, and preferences are judged by whole answers: remove the field, or filter such "
-        "rows out"
+        "a preference has an answer with weight 0, but preferences compare whole answers: remove the field, or remove such rows"
     )
 
 
@@ -467,7 +466,7 @@ def test_weights_beside_a_loss_on_all_tokens(tokenizer: PreTrainedTokenizerFast,
     with pytest.raises(DataError) as refused:
         list(documents.of({"messages": [weighed(TWO, 1, 0)]}))
     assert refused.value.message == (
-        "a row of column messages has an answer with weight 0, and objective.lossOn All takes the loss on every token: remove one "
+        "a row of column messages has an answer with weight 0, but objective.lossOn All computes the loss on every token: remove one "
         "of them"
     )
 
@@ -477,15 +476,13 @@ def test_a_field_of_another_name(tokenizer: PreTrainedTokenizerFast, monkeypatch
     documents = Documents(tokenizer, Columns(type="Messages", message_weight="train"), answers_only=True)
     rows = {"messages": [[TWO[0], TWO[1] | {"train": False}, TWO[2], TWO[3] | {"weight": 0}], TWO]}
     assert [learned(tokenizer, made) for (made,) in documents.of(rows)] == ["d;", "b;d;"]
-    assert documents.weighed(rows) == 1
+    assert documents.count_weighted(rows) == 1
     monkeypatch.setattr(tokenizer, "chat_template", "{{ messages | tojson }}")
-    assert (
-        documents.rendered([assistant("b", train=False)], None) == '[{"role": "assistant", "content": "b"}]'
-    )
+    assert documents.render([assistant("b", train=False)], None) == '[{"role": "assistant", "content": "b"}]'
 
 
 def test_tokens_that_touch_the_answers() -> None:
     places = [(0, 2), (2, 5), (5, 5), (5, 9), (9, 12), (12, 14), (20, 21)]
     for spans in ([], [(0, 14)], [(3, 6), (9, 10), (13, 20)], [(4, 4), (5, 9)]):
         expected = [any(begin < last and end > first for first, last in spans) for begin, end in places]
-        assert loss_mask.touched(places, spans) == expected
+        assert loss_mask.find_overlaps(places, spans) == expected

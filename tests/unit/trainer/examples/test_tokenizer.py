@@ -10,12 +10,12 @@ import pytest
 
 from finetune_crds.training import Model
 from finetune_trainer.examples.tokenizer import (
+    build_text_tokenizer_loader,
     check_same_vocabulary,
     check_vocabulary,
-    encoded,
-    identity,
+    describe_identity,
+    encode,
     load_tokenizer,
-    of_texts,
     pad_id,
 )
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
@@ -67,8 +67,8 @@ def test_a_model_without_a_tokenizer(kind: str | None, tmp_path: Path) -> None:
     assert (failed.value.exit_code, failed.value.reason, failed.value.message) == (
         65,
         "TokenizerNotFound",
-        "model.base tiny has no tokenizer: put the files of its tokenizer, such as tokenizer.json and tokenizer_config.json, "
-        "beside its config.json, or name a model that has them",
+        "model.base tiny has no tokenizer: add its tokenizer files, for example tokenizer.json and tokenizer_config.json, "
+        "to the folder of its config.json, or choose another model",
     )
 
 
@@ -89,7 +89,7 @@ def test_a_tokenizer_with_tokens_that_the_embedding_lacks_is_refused() -> None:
         check_vocabulary(tokenizer, 3, "tiny")
     assert (refused.value.exit_code, refused.value.reason) == (64, "VocabularyMismatch")
     assert refused.value.message == (
-        "the tokenizer of model.base tiny has token ids up to 3, and the embedding has 3 rows: use the tokenizer "
+        "the tokenizer of model.base tiny has token ids up to 3, but the embedding has only 3 rows: use the tokenizer "
         "that the model was trained with, or add rows to its embedding"
     )
 
@@ -107,16 +107,16 @@ def test_new_tokens_are_tokens_of_text_in_any_order(base_model: Path) -> None:
     assert [each for each in ids if each >= known] == [known + 1, known]
     assert second(text)["input_ids"] == ids
     # The workers of a preparation have the same tokenizer, and its tokens are not those of another one.
-    load = of_texts(first)
+    load = build_text_tokenizer_loader(first)
     assert load is not None
-    assert list(encoded(load(), [text], special=False)) == [ids]
-    assert identity(first) == identity(second) != identity(plain)
+    assert list(encode(load(), [text], special=False)) == [ids]
+    assert describe_identity(first) == describe_identity(second) != describe_identity(plain)
     assert first.decode(ids, skip_special_tokens=True) == text
     check_vocabulary(first, known, "tiny", [known, known + 1])
     with pytest.raises(RecipeRefusedError) as refused:
         load_tokenizer(Model(base="tiny", new_tokens=["<new>", "house", "<eos>"]), base_model)
     assert refused.value.message == (
-        "model.newTokens <eos> is in the tokenizer of model.base tiny already: remove it"
+        "model.newTokens <eos> already exists in the tokenizer of model.base tiny: remove it"
     )
 
 

@@ -45,19 +45,19 @@ OTHERS: dict[str, dict[str, bytes]] = {
 
 @pytest.mark.parametrize("case", SAME)
 def test_the_digest_of_the_same_weights(case: str, tmp_path: Path) -> None:
-    assert base_reference.digest(save(FILES | SAME[case], tmp_path / "model")) == DIGEST
+    assert base_reference.compute_digest(save(FILES | SAME[case], tmp_path / "model")) == DIGEST
 
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_the_digest_of_other_weights(case: str, tmp_path: Path) -> None:
-    assert base_reference.digest(save(FILES | OTHERS[case], tmp_path / "model")) != DIGEST
+    assert base_reference.compute_digest(save(FILES | OTHERS[case], tmp_path / "model")) != DIGEST
 
 
 def test_the_digest_of_weights_that_are_no_safetensors(tmp_path: Path) -> None:
     one, other = (
         save({"pytorch_model.bin": content}, tmp_path / content.decode()) for content in (b"1", b"2")
     )
-    assert base_reference.digest(one) != base_reference.digest(other)
+    assert base_reference.compute_digest(one) != base_reference.compute_digest(other)
 
 
 def test_what_the_hubs_client_knows_is_not_read(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_the_hubs_client_knows_is_not_read(tmp_path: Path) -> None:
     for name, (content, blob) in known.items():
         (blobs / blob).write_bytes(content)
         (snapshot / name).symlink_to(blobs / blob)
-    assert base_reference.digest(snapshot) == base_reference.digest(plain)
+    assert base_reference.compute_digest(snapshot) == base_reference.compute_digest(plain)
 
 
 WEIGHTS = "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c"
@@ -85,6 +85,6 @@ NOTES = [
 
 @pytest.mark.parametrize("base", NOTES, ids=[base.uri for base in NOTES])
 def test_a_note_says_what_was_written(base: Origin, tmp_path: Path) -> None:
-    assert base_reference.noted(tmp_path) is None
-    base_reference.note(base, tmp_path)
-    assert base_reference.noted(tmp_path) == base
+    assert base_reference.read_reference(tmp_path) is None
+    base_reference.write_reference(base, tmp_path)
+    assert base_reference.read_reference(tmp_path) == base

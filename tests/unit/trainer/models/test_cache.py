@@ -185,14 +185,14 @@ PROBLEMS: dict[str, tuple[int, str, type[PodFailure], str]] = {
         errno.ENOSPC,
         "ModelCacheFull",
         TrainingError,
-        "the claim models of model.cache has no space left: enlarge it, or delete models in it",
+        "the claim models of model.cache is full: enlarge it, or delete models in it",
     ),
     "read-only": (
         errno.EROFS,
         "ModelCacheForbidden",
         RecipeRefusedError,
-        "the pod may not write to the claim models of model.cache (Read-only file system): give its user access, such "
-        "as with securityContext.fsGroup in podTemplate",
+        "the pod cannot write to the claim models of model.cache (Read-only file system): give its user "
+        "access, for example with securityContext.fsGroup in podTemplate",
     ),
 }
 

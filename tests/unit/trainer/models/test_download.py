@@ -159,7 +159,7 @@ def test_the_parts_of_a_registered_model(kind: str, tmp_path: Path, register: Re
     # The base is found where it says.
     again = fetch(found.origin.uri, tmp_path / "again")
     assert (again.adapter, again.origin) == (None, found.origin)
-    assert base_reference.digest(again.base) == base_reference.digest(found.base)
+    assert base_reference.compute_digest(again.base) == base_reference.compute_digest(found.base)
     assert (found.base / "model-00001.safetensors").read_bytes() == b"weights"
     tokenizer = fetch_tokenizer(uri, tmp_path / "tokenizer")
     assert tokenizer == tmp_path / "tokenizer/components/tokenizer"
@@ -187,7 +187,7 @@ def test_an_adapter_without_a_way_to_its_base_is_refused(tmp_path: Path) -> None
         return refused.value.message.replace(str(tmp_path), "")
 
     assert sentence(None) == (
-        "objective.distillation.teacher /adapter is an adapter that names no base: set base_model_name_or_path in its "
+        "objective.distillation.teacher /adapter is an adapter without a base: set base_model_name_or_path in its "
         "adapter_config.json"
     )
     assert sentence("/nowhere") == (
@@ -195,7 +195,7 @@ def test_an_adapter_without_a_way_to_its_base_is_refused(tmp_path: Path) -> None
         "in podTemplate or correct the path"
     )
     assert sentence(str(save(adapter("/models/base"), tmp_path / "first"))) == (
-        "objective.distillation.teacher /adapter is an adapter of /first, which is an adapter itself: merge /first "
+        "objective.distillation.teacher /adapter is an adapter of /first, which is itself an adapter: merge /first "
         "into its base first"
     )
 
@@ -203,7 +203,7 @@ def test_an_adapter_without_a_way_to_its_base_is_refused(tmp_path: Path) -> None
 def noting(of: Origin, folder: Path) -> str:
     """An adapter in a folder that names its base by a note, and another one in its configuration."""
     save(adapter("elsewhere"), folder)
-    base_reference.note(of, folder)
+    base_reference.write_reference(of, folder)
     return str(folder)
 
 
@@ -219,7 +219,7 @@ def test_the_base_that_an_adapter_names_is_the_one_that_it_was_trained_on(
     uri: str, folder: str, tmp_path: Path, register: Register
 ) -> None:
     register("plain", under("model", FILES), model_binary="model")
-    of = Origin(uri, digest=base_reference.digest(save(FILES, tmp_path / "base")))
+    of = Origin(uri, digest=base_reference.compute_digest(save(FILES, tmp_path / "base")))
     named = noting(of, tmp_path / "adapter")
     found = fetch(named, tmp_path / "to")
     assert found == Source(tmp_path / "to" / folder, found.base, tmp_path / "adapter", uri, of)
@@ -229,11 +229,11 @@ def test_the_base_that_an_adapter_names_is_the_one_that_it_was_trained_on(
 
 
 GONE = {
-    "s3://bucket/nothing": "does not exist: bring it back, or start from another model",
-    "models:/nothing/1/model": "does not exist: bring it back, or start from another model",
-    "models:/plain/1/nothing": "does not exist: bring it back, or start from another model",
-    BASE: "has become another model: its digest is DIGEST, and that of what the adapter was trained on sha256:0: put those files "
-    "back, or start from another model",
+    "s3://bucket/nothing": "no longer exists: restore it, or start from another model",
+    "models:/nothing/1/model": "no longer exists: restore it, or start from another model",
+    "models:/plain/1/nothing": "no longer exists: restore it, or start from another model",
+    BASE: "has changed: its digest is DIGEST, but the adapter was trained on sha256:0: restore those "
+    "files, or start from another model",
 }
 
 
@@ -249,7 +249,7 @@ def test_a_base_that_is_gone_or_another_one_is_refused(
             fetch(named, tmp_path / "to", field=field)
         expected = f"{field} {named} is an adapter of {uri}, which {sentence}"
         assert refused.value.message == expected.replace(
-            "DIGEST", base_reference.digest(save(FILES, tmp_path / "base"))
+            "DIGEST", base_reference.compute_digest(save(FILES, tmp_path / "base"))
         )
         assert refused.value.reason == ("BaseChanged" if uri == BASE else "ModelNotFound")
 
@@ -292,7 +292,7 @@ def test_hub(tmp_path: Path, hub: Path) -> None:
         fetch("org/absent", to)
     assert (failed.value.reason, failed.value.message) == (
         "HubUnreachable",
-        "model.base org/absent is not in the cache and the Hub does not answer: give the pod a way out, or use a folder "
+        "model.base org/absent is not in the cache and the Hub does not respond: allow the pod to reach the Hub, or use a folder "
         "on a volume or in an object store",
     )
 
@@ -308,11 +308,11 @@ MISSING = [
     ),
     (
         "models:/base@nobody",
-        "model.base models:/base@nobody does not exist: name a model and an alias or version that the registry has",
+        "model.base models:/base@nobody does not exist: name a model and an alias or version in the registry",
     ),
     (
         "models:/nothing/1",
-        "model.base models:/nothing/1 does not exist: name a model and an alias or version that the registry has",
+        "model.base models:/nothing/1 does not exist: name a model and an alias or version in the registry",
     ),
     (
         "a/b/c",
@@ -343,6 +343,6 @@ def test_a_store_without_credentials_is_refused_with_what_to_set(
         fetch(BASE, tmp_path)
     assert (refused.value.reason, str(refused.value)) == (
         "ModelForbidden",
-        f"model.base {BASE} needs credentials and the environment has none: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in a pod "
+        f"model.base {BASE} requires credentials, but the environment has none: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in a pod "
         "by envFrom",
     )

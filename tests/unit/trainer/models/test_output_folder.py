@@ -58,10 +58,10 @@ def test_a_half_written_model_is_no_base(tmp_path: Path, source: Path) -> None:
     folder = tmp_path / "tiny"
     ModelFolder(str(folder), MINE, 1).claim()
     (folder / "config.json").write_text("{}")
-    wrong = f"model.base {folder} is not whole ({{}}): start this job when that one has succeeded"
+    wrong = f"model.base {folder} is incomplete ({{}}): start this job after that job has succeeded"
     with pytest.raises(RecipeRefusedError) as refused:
         download.fetch(str(folder), tmp_path / "to")
-    assert refused.value.message == wrong.format("FineTuneJob team/support has not written all of it")
+    assert refused.value.message == wrong.format("FineTuneJob team/support has not finished writing it")
     # The next attempt goes on, and a file that is lost later is told of.
     again = ModelFolder(str(folder), MINE, 2)
     again.claim()
@@ -69,7 +69,7 @@ def test_a_half_written_model_is_no_base(tmp_path: Path, source: Path) -> None:
     (folder / "model.safetensors").write_text("half")
     with pytest.raises(RecipeRefusedError) as refused:
         download.fetch(str(folder), tmp_path / "to")
-    assert refused.value.message == wrong.format("its file model.safetensors is missing, or has another size")
+    assert refused.value.message == wrong.format("file model.safetensors is missing or has the wrong size")
 
 
 def test_the_configuration_comes_after_the_weights(
@@ -177,7 +177,7 @@ def test_a_folder_that_is_taken_over_keeps_nothing_of_the_deleted_job(
     assert found(folder) == WHOLE
 
 
-TAKEN = "output.uri {} {}: name another folder, or empty it"
+TAKEN = "output.uri {} {}: choose another folder, or empty it"
 
 
 def test_folders_of_others(tmp_path: Path, source: Path) -> None:
@@ -192,11 +192,15 @@ def test_folders_of_others(tmp_path: Path, source: Path) -> None:
         foreign: (
             64,
             "OutputTaken",
-            TAKEN.format(foreign, "has files that FineTuneJob team/other has begun to write"),
+            TAKEN.format(foreign, "contains files that FineTuneJob team/other started to write"),
         ),
-        people: (64, "OutputTaken", TAKEN.format(people, "has files that no FineTuneJob wrote")),
-        broken: (64, "OutputTaken", TAKEN.format(broken, f"has a {MANIFEST} of something else")),
-        own: (1, "Superseded", f"attempt 2 of the job writes output.uri {own}: this one publishes nothing"),
+        people: (64, "OutputTaken", TAKEN.format(people, "contains files that no FineTuneJob wrote")),
+        broken: (64, "OutputTaken", TAKEN.format(broken, f"contains a {MANIFEST} that no FineTuneJob wrote")),
+        own: (
+            1,
+            "Superseded",
+            f"attempt 2 of the job writes output.uri {own}: this attempt does not publish the model",
+        ),
     }
 
 
@@ -208,7 +212,7 @@ def test_a_job_that_was_deleted_and_applied_again(tmp_path: Path, source: Path) 
     first = ModelFolder(uri, again, 1)
     first.claim()
     # A pod of the deleted job that still runs publishes nothing.
-    begun = TAKEN.format(uri, "has files that FineTuneJob team/support has begun to write")
+    begun = TAKEN.format(uri, "contains files that FineTuneJob team/support started to write")
     assert refusal(lambda: deleted.publish({"": source})) == (64, "OutputTaken", begun)
     first.publish({"": source})
     whole = TAKEN.format(uri, "is the model of an earlier FineTuneJob team/support")
@@ -267,5 +271,5 @@ def test_of_two_jobs_that_find_a_folder_empty_one_takes_it(
         ModelFolder(uri, OTHER, 1).claim()
 
     monkeypatch.setattr(filesystems, "make_folder", make_slowly)
-    begun = TAKEN.format(uri, "has files that FineTuneJob team/other has begun to write")
+    begun = TAKEN.format(uri, "contains files that FineTuneJob team/other started to write")
     assert refusal(ModelFolder(uri, MINE, 1).claim) == (64, "OutputTaken", begun)

@@ -112,14 +112,15 @@ def test_a_commit_that_is_gone(world: World, tmp_path: Path) -> None:
     assert run(world, tmp_path / "code", gone) == Ended(
         64,
         "CheckoutFailed",
-        f"the repository URL has no commit {gone}: create the job with one that it has, or with a branch or a tag",
+        (
+            f"the repository URL does not have commit {gone}: create the job with a commit that exists, a branch "
+            "or a tag"
+        ),
     )
 
 
-NO_LOGIN = (
-    "the repository URL does not exist, or needs another login: {} spec.trainer.code.git.secretRef (fatal: "
-)
-CHECK, NAME = NO_LOGIN.format("check the Secret in"), NO_LOGIN.format("name a Secret with a login in")
+NO_LOGIN = "the repository URL does not exist, or requires other credentials: {} spec.trainer.code.git.secretRef (fatal: "
+CHECK, NAME = NO_LOGIN.format("check the Secret in"), NO_LOGIN.format("name a Secret with credentials in")
 LOGINS: dict[str, tuple[str | None, str, int, str]] = {
     "one that is refused": ("wrong", "code", 69, CHECK),
     "none, for a repository that needs one": (None, "code", 1, NAME),
@@ -138,7 +139,7 @@ def test_a_login_that_opens_nothing(
 
 
 def test_a_server_that_stays_away(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkout, "_DELAYS", (0,))
+    monkeypatch.setattr(checkout, "_RETRY_DELAYS_SECONDS", (0,))
     monkeypatch.delenv("GIT_SSL_CAINFO", raising=False)
     monkeypatch.setenv("SSL_CERT_FILE", str(world.server.authority))
     monkeypatch.setattr(world.server, "faults", [Answer(503, b""), Answer(503, b"")])
@@ -168,7 +169,7 @@ WORDS: dict[str, tuple[str, int]] = {
 
 @pytest.mark.parametrize(("errors", "code"), WORDS.values(), ids=WORDS)
 def test_what_git_says_of_a_server(errors: str, code: int) -> None:
-    found = checkout._failure("URL", errors)
+    found = checkout._classify_failure("URL", errors)
     assert (found.exit_code, found.message) == (
         code,
         f"the repository URL cannot be fetched: {errors.splitlines()[-1]}",

@@ -22,4 +22,4 @@ def test_the_release(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str],
         return installed[name]
 
     monkeypatch.setattr(release, "version", version)
-    assert release.release() == expected
+    assert release.get_release() == expected

@@ -48,7 +48,7 @@ def run_command(*options: Path | str) -> tuple[int, TerminationMessage]:
     """Run finetune-prep in this process, without options as the pod does: exit code, termination message."""
     with pytest.MonkeyPatch.context() as patch:
         # It would stay after the test.
-        patch.setattr(exit_status, "end_when_told", lambda: None)
+        patch.setattr(exit_status, "exit_on_sigterm", lambda: None)
         code = __main__.main([str(option) for option in options])
     message = TerminationMessage.parse(Path(os.environ[exit_status.ENV_TERMINATION_PATH]).read_text())
     assert message

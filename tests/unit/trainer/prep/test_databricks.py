@@ -144,7 +144,7 @@ def test_a_run_of_the_workspace_has_the_report_and_the_step(
 ) -> None:
     monkeypatch.setattr(output, "commit", commit_without_spark)
     workspace.denied |= {denied} if denied else set()
-    client = mlflow_run.client("databricks")
+    client = mlflow_run.create_client("databricks")
     experiment = client.create_experiment("/Shared/team")
     run_id = client.create_run(experiment).info.run_id
     assert job_recipe.data.prepare
@@ -157,7 +157,7 @@ def test_a_run_of_the_workspace_has_the_report_and_the_step(
     assert logged == (set() if denied else {*PICTURES})
     assert {*PICTURES} <= {path.name for path in folder.iterdir()}
     log = capsys.readouterr().out
-    assert ("preparation is not uploaded to the run's artifacts" in log, "the report is only in" in log) == (
+    assert ("preparation was not uploaded to the run's artifacts" in log, "the report is only in" in log) == (
         bool(denied),
         False,
     )

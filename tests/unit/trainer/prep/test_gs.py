@@ -73,7 +73,7 @@ def test_training_reads_the_table_that_is_written(
     for rows in (ROWS[:5], ROWS):
         spark.createDataFrame(rows).write.format("delta").mode("overwrite").save(place)
     read_rows = [
-        DeltaTable(place, version=version, storage_options=filesystems.delta_options(place))
+        DeltaTable(place, version=version, storage_options=filesystems.build_delta_options(place))
         .to_pyarrow_dataset()
         .count_rows()
         for version in (0, 1)

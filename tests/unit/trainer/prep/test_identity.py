@@ -57,5 +57,5 @@ def test_the_day_that_a_chat_template_writes(tokenizer: Path) -> None:
 
 def test_another_release(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = digest(tokenizer)
-    monkeypatch.setattr(identity, "release", lambda: "1.2.0")
+    monkeypatch.setattr(identity, "get_release", lambda: "1.2.0")
     assert digest(tokenizer) != before

@@ -20,7 +20,7 @@ from finetune_crds.data import Splits
 from finetune_crds.source import Source
 from finetune_trainer.examples import documents
 from finetune_trainer.examples.encodings import HALF_CHARACTER, NOT_UTF8
-from finetune_trainer.examples.file_formats import ARRAY, POINTER, explain
+from finetune_trainer.examples.file_formats import ARRAY, POINTER, explain_unreadable_line
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.expressions import plain_text
@@ -129,21 +129,33 @@ READ: dict[str, tuple[str, dict[str, bytes], list[str] | str]] = {
     "half a pair": (
         "JSONLines",
         {"a.jsonl": line("a") + b'{"text": "\\ud83d x"}'},
-        explain(2, "a.jsonl", HALF_CHARACTER),
+        explain_unreadable_line(2, "a.jsonl", HALF_CHARACTER),
     ),
     "the other half": (
         "JSONLines",
         {"a.jsonl": b'{"text": "x\\ude00"}'},
-        explain(1, "a.jsonl", HALF_CHARACTER),
+        explain_unreadable_line(1, "a.jsonl", HALF_CHARACTER),
     ),
     "another encoding": (
         "JSONLines",
         {"a.jsonl": line("a") * 3 + '{"text": "schön"}'.encode("cp1252"), "b.jsonl": line("b")},
-        explain(4, "a.jsonl", NOT_UTF8),
+        explain_unreadable_line(4, "a.jsonl", NOT_UTF8),
     ),
-    "an array": ("JSONLines", {"a.jsonl": b'[\n{"text": "a"}\n]'}, explain(1, "a.jsonl", ARRAY)),
-    "a pointer": ("JSONLines", {"a.jsonl": line("a"), "[b].jsonl": LFS}, explain(1, "[b].jsonl", POINTER)),
-    "a pointer in place of Parquet": ("Parquet", {"a.parquet": LFS}, explain(1, "a.parquet", POINTER)),
+    "an array": (
+        "JSONLines",
+        {"a.jsonl": b'[\n{"text": "a"}\n]'},
+        explain_unreadable_line(1, "a.jsonl", ARRAY),
+    ),
+    "a pointer": (
+        "JSONLines",
+        {"a.jsonl": line("a"), "[b].jsonl": LFS},
+        explain_unreadable_line(1, "[b].jsonl", POINTER),
+    ),
+    "a pointer in place of Parquet": (
+        "Parquet",
+        {"a.parquet": LFS},
+        explain_unreadable_line(1, "a.parquet", POINTER),
+    ),
     "names of Parquet that are patterns": (
         "Parquet",
         {"[a].parquet": parquet(text=["a"]), "b:c.parquet": parquet(text=["b"])},
@@ -189,7 +201,10 @@ READ: dict[str, tuple[str, dict[str, bytes], list[str] | str]] = {
     "a list": (
         "Parquet",
         {"a.parquet": parquet(text=[["a"]])},
-        "column text holds lists where text is needed: name it in data.columns.messages if they are conversations",
+        (
+            "column text contains lists, but text is required: name it in data.columns.messages if the lists are "
+            "conversations"
+        ),
     ),
 }
 # What preparations know of all files of a source, and the others of each file: by the name of either.
@@ -245,7 +260,7 @@ def prepared(spark: SparkSession, kind: str, folder: Path, scratch: Path) -> lis
 def direct(kind: str, folder: Path) -> list[str]:
     splits = Splits.model_validate({"type": kind, "train": str(folder)})
     batches = read.read(splits, "train", ["text"])
-    return [text for batch in batches for text in documents.texts_of(batch, "text")]
+    return [text for batch in batches for text in documents.get_texts(batch, "text")]
 
 
 @pytest.mark.parametrize("case", READ)
@@ -287,9 +302,9 @@ REFUSED: dict[str, tuple[str, bytes, str, str]] = {
         "CSV",
         "text\nja\nschön\n".encode("cp1252"),
         "UnreadableSource",
-        explain(3, "a", NOT_UTF8),
+        explain_unreadable_line(3, "a", NOT_UTF8),
     ),
-    "a pointer in place of CSV": ("CSV", LFS, "UnreadableSource", explain(1, "a", POINTER)),
+    "a pointer in place of CSV": ("CSV", LFS, "UnreadableSource", explain_unreadable_line(1, "a", POINTER)),
     "nothing": (
         "JSONLines",
         b"",

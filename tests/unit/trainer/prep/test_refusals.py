@@ -31,8 +31,8 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "a model without a tokenizer",
         {"base": "{corpus}/empty"},
         "TokenizerNotFound",
-        "model.base {corpus}/empty has no tokenizer: put the files of its tokenizer, such as tokenizer.json and "
-        "tokenizer_config.json, beside its config.json, or name a model that has them",
+        "model.base {corpus}/empty has no tokenizer: add its tokenizer files, for example tokenizer.json and "
+        "tokenizer_config.json, to the folder of its config.json, or choose another model",
     ),
     (
         "no files",
@@ -75,14 +75,14 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "columns that are not known",
         {"columns": None, "objective": {"type": "DPO"}},
         "ColumnsUnknown",
-        "{corpus}/parquet does not have the columns prompt, chosen and rejected, which objective DPO needs: it has answer "
-        "(string), quality (double), question (string); name them in data.columns",
+        "{corpus}/parquet does not have the columns prompt, chosen and rejected, which objective DPO "
+        "requires: it has answer (string), quality (double), question (string); name them in data.columns",
     ),
     (
         "a template of a column that is not known",
         {"columns": None, "promptTemplate": "{{quality}}"},
         "ColumnsUnknown",
-        "{corpus}/parquet has no columns that are known to hold an example: the templates name quality (double); name "
+        "{corpus}/parquet has no columns with well-known names of examples: the templates name quality (double); name "
         "them in data.columns",
     ),
     (

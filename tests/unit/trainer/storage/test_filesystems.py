@@ -81,14 +81,14 @@ def test_logins(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     uri, environment, options, of_delta = LOGINS[kind]
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert (filesystems.options(uri), filesystems.delta_options(uri)) == (options, of_delta)
+    assert (filesystems.build_options(uri), filesystems.build_delta_options(uri)) == (options, of_delta)
 
 
 def test_the_login_of_another_account_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "another")
     monkeypatch.setenv("AZURE_STORAGE_KEY", "key")
-    assert list(filesystems.options(AZURE)) == ["use_listings_cache", "account_name", "credential"]
-    assert filesystems.delta_options(AZURE) == {"azure_storage_account_name": "acme"}
+    assert list(filesystems.build_options(AZURE)) == ["use_listings_cache", "account_name", "credential"]
+    assert filesystems.build_delta_options(AZURE) == {"azure_storage_account_name": "acme"}
 
 
 @pytest.mark.parametrize("key", ["", "a2V5"], ids=["an identity", "a key"])
@@ -101,7 +101,7 @@ def test_the_account_is_that_of_the_uri(key: str, monkeypatch: pytest.MonkeyPatc
     if key:
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acme")
         monkeypatch.setenv("AZURE_STORAGE_KEY", key)
-    files, path = filesystems.filesystem(AZURE)
+    files, path = filesystems.open_filesystem(AZURE)
     taken = (files.connection_string, files.account_key, files.sas_token, files.credential is None)
     assert (path, files.service_client.url) == ("lake/models", "https://acme.blob.core.windows.net/")
     assert taken == (None, key or None, None, bool(key))
@@ -117,7 +117,7 @@ def test_the_account_is_that_of_the_uri(key: str, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_what_an_error_says(error: Exception, sentence: str | None) -> None:
-    assert filesystems.failure(error) == sentence
+    assert filesystems.describe_failure(error) == sentence
 
 
 @pytest.mark.parametrize(
@@ -152,5 +152,5 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
 
     monkeypatch.setattr(LocalFileSystem, "pipe_file", full)
     with pytest.raises(OSError, match="No space"):
-        filesystems.write_whole(LocalFileSystem(), str(tmp_path / "file"), b"content")
+        filesystems.write_atomically(LocalFileSystem(), str(tmp_path / "file"), b"content")
     assert [*tmp_path.iterdir()] == []

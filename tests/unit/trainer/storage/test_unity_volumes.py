@@ -40,7 +40,7 @@ def workspace(server: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
         monkeypatch.setenv(name, value)
     server.denied.clear()
     server.faults.clear()
-    unity_volumes._client.cache_clear()
+    unity_volumes._create_client.cache_clear()
     return server
 
 
@@ -53,7 +53,7 @@ def folder(files: VolumesFileSystem, name: str, contents: dict[str, bytes]) -> s
 
 
 def test_files_and_folders(workspace: Workspace, tmp_path: Path) -> None:
-    files, path = filesystems.filesystem(f"{VOLUME}/files")
+    files, path = filesystems.open_filesystem(f"{VOLUME}/files")
     assert (type(files), path) == (VolumesFileSystem, f"{VOLUME}/files")
     workspace.files.page_size = 2
     contents = {"a": b"1", "b": b"22", "c d": b"333", "sub/e": b""}
@@ -119,7 +119,7 @@ def failure(call: Callable[[], object]) -> tuple[str, str]:
 
 
 GRANT = (
-    "{path} is not open to the pod's login: grant it READ VOLUME and WRITE VOLUME on main.llm.work, and USE CATALOG and "
+    "{path}: grant them READ VOLUME and WRITE VOLUME on main.llm.work, and USE CATALOG and "
     "USE SCHEMA above it"
 )
 
@@ -145,20 +145,20 @@ def test_what_a_workspace_refuses_is_one_sentence(
     ] == [
         (
             "FileNotFoundError",
-            f"{missing} cannot be made: create the volume main.llm.nowhere, or correct the path",
+            f"{missing} cannot be created: create the volume main.llm.nowhere, or correct the path",
         ),
         ("ModelNotFound", f"model.base {missing} does not exist: correct the volume or the folder"),
         (
             "OutputNotFound",
-            f"output.uri {missing} is in a place that does not exist: create the volume, or correct it",
+            f"output.uri {missing} does not exist: create the volume, or correct it",
         ),
     ]
     workspace.denied |= {f"{method} /api/2.0/fs/" for method in ("GET", "HEAD", "PUT", "POST")}
     refused = [
-        ("ModelForbidden", f"model.base {own} may not be read with the pod's credentials: grant them access"),
+        ("ModelForbidden", f"model.base {own} cannot be read with the pod's credentials: grant them access"),
         (
             "OutputForbidden",
-            f"output.uri {own} may not be written with the pod's credentials: grant them access",
+            f"output.uri {own} cannot be written with the pod's credentials: grant them access",
         ),
     ]
     assert [failure(call) for call in calls] == [
@@ -170,7 +170,7 @@ def test_what_a_workspace_refuses_is_one_sentence(
     ]
     monkeypatch.setenv("DATABRICKS_TOKEN", "dapi-wrong")
     told = [failure(call) for call in calls]
-    renew = "Databricks does not accept the pod's login for {}: renew the Secret of tracking"
+    renew = "Databricks rejected the pod's credentials for {}: renew the Secret of tracking"
     assert told == [
         ("PermissionError", renew.format(f"{own}/a")),
         ("PermissionError", renew.format(own)),
@@ -265,11 +265,11 @@ def test_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("DATABRICKS_CONFIG_FILE", str(tmp_path / "none"))
     assert failure(lambda: download.fetch(VOLUME, tmp_path)) == (
         "ModelForbidden",
-        f"model.base {VOLUME} needs credentials and the environment has none: set tracking.uri to databricks, or "
+        f"model.base {VOLUME} requires credentials, but the environment has none: set tracking.uri to databricks, or "
         "DATABRICKS_HOST and DATABRICKS_TOKEN, in a pod by envFrom",
     )
     assert failure(lambda: CheckpointFolder(VOLUME).steps())[1] == (
-        "a volume of Unity Catalog needs the login to its workspace: set tracking.uri to databricks"
+        "a volume of Unity Catalog requires credentials for its workspace: set tracking.uri to databricks"
     )
 
 
@@ -305,7 +305,7 @@ def test_a_model_that_is_written_again_has_nothing_of_the_earlier_one(
 def test_a_mounted_folder_stays_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     mounted = {VOLUME}
     monkeypatch.setattr("pathlib.Path.is_dir", lambda path: str(path) in mounted)
-    assert [filesystems.in_unity_catalog(path) for path in (f"{VOLUME}/a", f"{MISSING}/a", "/models")] == [
+    assert [filesystems.is_in_unity_catalog(path) for path in (f"{VOLUME}/a", f"{MISSING}/a", "/models")] == [
         False,
         True,
         False,

@@ -29,8 +29,8 @@ from finetune_trainer.examples.file_formats import (
     LONG_DECIMALS,
     POINTER,
     TIMES_OF_DAY,
-    explain,
     explain_type,
+    explain_unreadable_line,
 )
 from finetune_trainer.pod.exit_status import DataError, first_line
 from finetune_trainer.prep.expressions.template import quoted
@@ -171,7 +171,9 @@ def _check_pointers(
         return
     for file in files:
         if file in str(error).replace("file:///", "file:/") and text_files.is_pointer(spark, file, settings):
-            raise DataError("UnreadableSource", explain(1, as_named(file), POINTER)) from error
+            raise DataError(
+                "UnreadableSource", explain_unreadable_line(1, as_named(file), POINTER)
+            ) from error
 
 
 def _unreadable_there(path: str, error: Exception) -> DataError:

@@ -12,7 +12,12 @@ from urllib.parse import unquote
 from pyspark.sql import functions as sf
 
 from finetune_trainer.examples.encodings import HALF_CHARACTER, NOT_UTF8
-from finetune_trainer.examples.file_formats import ARRAY, BEGINNING_OF_POINTER, POINTER, explain
+from finetune_trainer.examples.file_formats import (
+    ARRAY,
+    BEGINNING_OF_POINTER,
+    POINTER,
+    explain_unreadable_line,
+)
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.source.location import as_named
 
@@ -70,13 +75,13 @@ def check(
     lines = _read_lines(spark, [*paths], settings)
     pointer = _find_pointer(lines)
     if pointer is not None:
-        raise DataError("UnreadableSource", explain(1, as_named(unquote(pointer)), POINTER))
+        raise DataError("UnreadableSource", explain_unreadable_line(1, as_named(unquote(pointer)), POINTER))
     wrong = lines.where(_find_reason(kind).isNotNull()).select(_FILE).head()
     if wrong is None:
         return
     file = str(wrong[_FILE])
     number, reason = _find_line(lines.where(sf.col(_FILE) == file), kind)
-    raise DataError("UnreadableSource", explain(number, as_named(unquote(file)), reason))
+    raise DataError("UnreadableSource", explain_unreadable_line(number, as_named(unquote(file)), reason))
 
 
 def is_pointer(spark: SparkSession, file: str, settings: Mapping[str, str]) -> bool:

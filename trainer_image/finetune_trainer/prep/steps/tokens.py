@@ -71,7 +71,7 @@ def with_tokens(
         added.append(StructField(names.input_ids, ids, nullable=drop, metadata={ENCODING: encoding}))
         added.append(StructField(names.loss_mask, mask))
     of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.said)
-    load = tokenizer.of_texts(loaded.tokenizer) if of_texts else None
+    load = tokenizer.build_text_tokenizer_loader(loaded.tokenizer) if of_texts else None
     if load is None:
         load = partial(_load_tokenizer, model, ship_folder(frame.sparkSession, loaded.folder))
     tokenize = partial(_tokenize_batches, load=load, columns=columns, objective=objective, day=day, drop=drop)

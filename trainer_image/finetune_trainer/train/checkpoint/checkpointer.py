@@ -328,7 +328,7 @@ class Checkpointer:
             dcp.save(state, storage_writer=Writer(uri), process_group=self._group)
         except CheckpointException as error:
             rank, cause = first_failure(error)
-            reason = filesystems.failure(cause)
+            reason = filesystems.describe_failure(cause)
             if reason is None:
                 raise cause from error
             return f"rank {rank}: {reason}"
@@ -342,7 +342,7 @@ class Checkpointer:
             try:
                 call()
             except Exception as error:  # noqa: BLE001 - raised on all ranks
-                reason = filesystems.failure(error)
+                reason = filesystems.describe_failure(error)
                 unexpected = error if reason is None else None
         errors = [reason, None if unexpected is None else repr(unexpected)]
         dist.broadcast_object_list(errors, src=0, group=self._group)
@@ -375,7 +375,7 @@ class Checkpointer:
 
     def _remove_old(self, newest_step: int) -> None:
         """Delete all checkpoints but the newest `keep` and the best."""
-        with filesystems.tolerated(
+        with filesystems.tolerate_failures(
             f"old checkpoints in {self.folder} could not be deleted, and the next save retries"
         ):
             complete = [step for step in self._checkpoints.list_complete_steps() if step <= newest_step]

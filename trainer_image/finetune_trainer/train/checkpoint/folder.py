@@ -47,7 +47,7 @@ class CheckpointFolder:
     @cached_property
     def _place(self) -> tuple[AbstractFileSystem, str]:
         # NB: the client of a store may look for a login at once.
-        return filesystems.filesystem(self.uri)
+        return filesystems.open_filesystem(self.uri)
 
     @property
     def _files(self) -> AbstractFileSystem:
@@ -77,7 +77,7 @@ class CheckpointFolder:
     def publish(self, step: int, marker: Marker) -> None:
         """Write the marker of a checkpoint whose files are all written."""
         text = json.dumps({**asdict(marker), "files": self._list_sizes(step)})
-        filesystems.write_whole(self._files, self._marker(step), text.encode())
+        filesystems.write_atomically(self._files, self._marker(step), text.encode())
 
     def read(self, step: int) -> Marker:
         """Return the marker of a checkpoint.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finetune_trainer.pod.release import release
+from finetune_trainer.pod.release import get_release
 from finetune_trainer.storage import filesystems
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class KeptReference:
 
     def __init__(self, folder: str, settings: str, world: World, foreign_folder: str | None = None) -> None:
         # Another release may compute it otherwise.
-        self._name = f"reference-{settings}-{release()}"
+        self._name = f"reference-{settings}-{get_release()}"
         self._folder = folder
         self._folders = [folder, *([foreign_folder] if foreign_folder else [])]
         self._world = world
@@ -50,7 +50,9 @@ class KeptReference:
         self._world.agree(lambda: self._try_to_write(split) if self._world.leads else None)
 
     def _try_to_write(self, split: Split) -> None:
-        with filesystems.tolerated("cannot store the reference, later attempts compute it again"):
+        with filesystems.tolerate_failures(
+            "cannot store the reference, later attempts compute it again"
+        ):
             self._write(split)
 
     def _read(self, examples: Examples) -> np.ndarray | None:
@@ -70,7 +72,7 @@ class KeptReference:
             return None
         except Exception as error:
             # NB: an array that was cut short raises ValueError or EOFError.
-            reason = filesystems.failure(error) or (
+            reason = filesystems.describe_failure(error) or (
                 str(error) if isinstance(error, ValueError | EOFError) else None
             )
             if reason is None:
@@ -91,8 +93,8 @@ class KeptReference:
         files, path = self._place(self._folder)
         name = f"{path}/{split.digest}.npy"
         filesystems.make_folder(files, path)
-        filesystems.write_whole(files, name, written.getvalue())
+        filesystems.write_atomically(files, name, written.getvalue())
 
     def _place(self, folder: str) -> tuple[AbstractFileSystem, str]:
-        files, path = filesystems.filesystem(folder)
+        files, path = filesystems.open_filesystem(folder)
         return files, f"{path.rstrip('/')}/{self._name}"

@@ -161,7 +161,7 @@ def _raise_storage_errors(folder: str) -> Iterator[None]:
     except PodFailure:
         raise
     except Exception as error:
-        reason = filesystems.failure(error)
+        reason = filesystems.describe_failure(error)
         if reason is None:
             raise
         raise TrainingError(

@@ -38,7 +38,7 @@ class _Files(FileSystem):
 
     def init_path(self, path: str | os.PathLike[str], **_: Any) -> str | os.PathLike[str]:
         """Take the file system of a URI."""
-        self.fs, _path = filesystems.filesystem(os.fspath(path))
+        self.fs, _path = filesystems.open_filesystem(os.fspath(path))
         return path
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
@@ -52,7 +52,7 @@ class Writer(FsspecWriter):
     def __init__(self, uri: str) -> None:
         # NB: to copy ahead, torch waits for the stream of the thread every few megabytes: on the first GPU that is the one that trains. What
         # an asynchronous save writes is on the host already.
-        super().__init__(uri, per_thread_copy_ahead=0, **filesystems.options(uri))
+        super().__init__(uri, per_thread_copy_ahead=0, **filesystems.build_options(uri))
         self.fs = _Files()
         self.fs.init_path(uri)
 
@@ -76,7 +76,7 @@ class Reader(FsspecReader):
     """Reads the shards from a place that `storage` knows."""
 
     def __init__(self, uri: str) -> None:
-        super().__init__(uri, **filesystems.options(uri))
+        super().__init__(uri, **filesystems.build_options(uri))
         self.fs = _Files()
         self.fs.init_path(uri)
 
@@ -86,7 +86,7 @@ def _raise_plain_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = filesystems.failure(error)
+        reason = filesystems.describe_failure(error)
         if reason is None:
             raise
         raise OSError(reason) from None
@@ -107,7 +107,7 @@ def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: boo
         remedy: what to do about a damaged one.
         shared: another job writes and deletes checkpoints in its folder.
     """
-    reason = filesystems.failure(cause)
+    reason = filesystems.describe_failure(cause)
     if shared and isinstance(cause, FileNotFoundError):
         # NB: its files were there when the attempt chose it.
         return TrainingError(

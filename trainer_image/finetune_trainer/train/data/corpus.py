@@ -120,10 +120,10 @@ def load(
     plan = _plan_steps(recipe, train)
     if not (folder / "validation").is_dir():
         world.agree(lambda: _check_no_evaluation(recipe))
-        return Corpus(splits, train, None, plan, columns.of_table(recipe.data))
+        return Corpus(splits, train, None, plan, columns.find_table_columns(recipe.data))
     validation = dataset.Split.load(folder / "validation")
     evaluated = Examples(validation, _pack_examples(recipe, validation))
-    return Corpus(splits, train, evaluated, plan, columns.of_table(recipe.data))
+    return Corpus(splits, train, evaluated, plan, columns.find_table_columns(recipe.data))
 
 
 def _check_same_tokens(train: dataset.Split, world: World) -> None:
@@ -159,8 +159,8 @@ def resolve_columns(recipe: Recipe, splits: Splits) -> Recipe:
     if recipe.data.columns is not None:
         return recipe
     where = splits.path or splits.train or ""
-    schema_columns = columns.find(read.read_schema(splits), where, objective=recipe.objective.type)
-    print(f"columns {columns.described(schema_columns)}", flush=True)
+    schema_columns = columns.find_columns(read.read_schema(splits), where, objective=recipe.objective.type)
+    print(f"columns {columns.describe_columns(schema_columns)}", flush=True)
     data = recipe.data.model_copy(update={"columns": schema_columns, "prepare": None})
     complete = recipe.model_copy(update={"data": data})
     # NB: the recipe may have what no manifest has, such as the parameters of an adapter that is trained further.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finetune_trainer.examples.columns import missing_weights
-from finetune_trainer.examples.documents import from_table, labels, token_columns
+from finetune_trainer.examples.columns import missing_weights_error
+from finetune_trainer.examples.documents import parse_labels, read_documents, token_columns
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.train.data.encode import WEIGHED
 from finetune_trainer.train.data.read import read
@@ -110,7 +110,7 @@ def _check_weights(encoder: Encoder) -> None:
     """Check that messages have the field data.columns.messageWeight: answers without it would all be learned."""
     columns = encoder.documents.columns
     if columns.message_weight is not None and not encoder.counts[WEIGHED]:
-        raise missing_weights(str(columns.messages), columns.message_weight)
+        raise missing_weights_error(str(columns.messages), columns.message_weight)
 
 
 def _explain_empty_split(splits: Splits, name: str, encoder: Encoder) -> str:
@@ -138,7 +138,7 @@ def _encode_examples(splits: Splits, name: str, encoder: Encoder, *, prepared: b
         names += [columns.label] if columns.label else []
         nullable = [document.loss_mask for document in document_columns]
         for rows in read(splits, name, names, may_be_null=nullable, label=columns.label):
-            yield from encoder.select_examples(from_table(rows, document_columns), labels(rows, columns))
+            yield from encoder.select_examples(read_documents(rows, document_columns), parse_labels(rows, columns))
     else:
         for rows in read(splits, name, columns.named, may_be_null=[columns.tools], label=columns.label):
             yield from encoder.encode(rows)

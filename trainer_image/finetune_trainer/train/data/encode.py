@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune_trainer.examples.columns import of_table
-from finetune_trainer.examples.documents import Documents, labels
+from finetune_trainer.examples.columns import find_table_columns
+from finetune_trainer.examples.documents import Documents, parse_labels
 from finetune_trainer.pod.exit_status import DataError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Encoder:
             RecipeRefusedError: examples are conversations, and the tokenizer has no chat template.
         """
         day = recipe.job.created
-        documents = Documents.of_recipe(tokenizer, of_table(recipe.data), recipe.objective, day)
+        documents = Documents.of_recipe(tokenizer, find_table_columns(recipe.data), recipe.objective, day)
         if documents.columns.messages is not None:
             documents.check_template("data.columns.messages", recipe.model.base)
         return cls(documents, recipe.training.max_length, recipe.training.overlong)
@@ -98,8 +98,8 @@ class Encoder:
             RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
         """
         if self.documents.columns.message_weight is not None:
-            self.counts[WEIGHED] += self.documents.weighed(rows)
-        return self.select_examples(self.documents.of(rows), labels(rows, self.documents.columns))
+            self.counts[WEIGHED] += self.documents.count_weighted(rows)
+        return self.select_examples(self.documents.of(rows), parse_labels(rows, self.documents.columns))
 
     def select_examples(
         self, rows: Iterable[tuple[Document, ...]], row_labels: Sequence[bool | None]
@@ -110,7 +110,7 @@ class Encoder:
 
         Args:
             rows: the documents of each row.
-            judged: the label of each row, see `documents.labels`.
+            judged: the label of each row, see `documents.parse_labels`.
 
         Raises:
             DataError: a row is overlong and training.overlong is Fail, or nothing tells its answers from its prompts.

@@ -22,11 +22,11 @@ from finetune_trainer.examples.file_formats import (
     MAPS,
     STRUCTURES,
     TIMES_OF_DAY,
-    explain,
     explain_codec,
     explain_missing,
     explain_twins,
     explain_type,
+    explain_unreadable_line,
     find_other_format,
     find_twins,
 )
@@ -206,7 +206,7 @@ def _open_delta_table(splits: Splits) -> Any:
     assert splits.path is not None  # noqa: S101 - the schema demands it
     path = splits.path.replace("s3a://", "s3://", 1)
     try:
-        return DeltaTable(path, version=splits.version, storage_options=filesystems.delta_options(path))
+        return DeltaTable(path, version=splits.version, storage_options=filesystems.build_delta_options(path))
     except TableNotFoundError as error:
         raise DataError(
             "MissingTable", f"data.splits.path {splits.path} is not a Delta table: correct the path"
@@ -413,7 +413,7 @@ def _parse_objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
             raise
         raise DataError(
             "CorruptData",
-            explain(max(number, 1), where, find_other_format(line) or first_line(error)),
+            explain_unreadable_line(max(number, 1), where, find_other_format(line) or first_line(error)),
         ) from error
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from finetune_trainer.examples.file_formats import (
     BEGINNING_OF_POINTER,
     POINTER,
-    explain,
     explain_compression,
+    explain_unreadable_line,
     find_compression,
 )
 from finetune_trainer.pod.exit_status import DataError, TrainingError, first_line
@@ -45,10 +45,10 @@ def find_files(place: str, kind: str) -> tuple[AbstractFileSystem, list[str]]:
         TrainingError: the storage does not answer.
     """
     try:
-        files, path = filesystems.filesystem(place)
+        files, path = filesystems.open_filesystem(place)
         paths = _list_visible_files(files, path) if files.exists(path) else None
     except Exception as error:
-        reason = filesystems.failure(error)
+        reason = filesystems.describe_failure(error)
         if reason is None:
             raise
         raise TrainingError("DataUnreadable", f"{place} cannot be read: {reason}") from error
@@ -130,7 +130,7 @@ def _name_pointer(opening: Callable[[], Any], where: str) -> Iterator[None]:
             beginning = opened.read(len(BEGINNING_OF_POINTER))
         if beginning != BEGINNING_OF_POINTER.encode():
             raise
-        raise DataError("CorruptData", explain(1, where, POINTER)) from error
+        raise DataError("CorruptData", explain_unreadable_line(1, where, POINTER)) from error
 
 
 @contextmanager

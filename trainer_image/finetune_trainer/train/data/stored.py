@@ -54,7 +54,7 @@ class StoredTokens:
             return self._fetch(name, target)
         except Exception as error:
             shutil.rmtree(target, ignore_errors=True)
-            reason = str(error) if isinstance(error, ValueError) else filesystems.failure(error)
+            reason = str(error) if isinstance(error, ValueError) else filesystems.describe_failure(error)
             if reason is None:
                 raise
             print(f"cannot read the stored tokens of split {name}, tokenizing it again: {reason}", flush=True)
@@ -78,7 +78,7 @@ class StoredTokens:
 
     def store(self, name: str, source: Path) -> None:
         """Copy the files of a split's folder to the storage, the marker last."""
-        with filesystems.tolerated(
+        with filesystems.tolerate_failures(
             f"cannot store the tokens of split {name}, later attempts tokenize it again"
         ):
             self._store(name, source)
@@ -94,7 +94,7 @@ class StoredTokens:
         files.pipe_file(f"{folder}/{_MARKER}", json.dumps(sizes).encode())
 
     def _locate(self, name: str) -> tuple[AbstractFileSystem, str]:
-        return filesystems.filesystem(f"{self._folder}/{self._name}/{name}")
+        return filesystems.open_filesystem(f"{self._folder}/{self._name}/{name}")
 
 
 def compute_digest(splits: Splits, encoder: Encoder) -> str:

@@ -132,7 +132,7 @@ def write(
             merge.merge_into_base(source, folder / ADAPTER, recipe.model, folder / MODEL, new_tokens=new)
             flavor |= {"model_binary": MODEL, "source_model_name": name}
         elif base is not None and has_external_base(recipe):
-            base_reference.note(base, folder / ADAPTER)
+            base_reference.write_reference(base, folder / ADAPTER)
             flavor |= {"peft_adaptor": ADAPTER, **_build_base_reference(base, source, recipe, tokenizer)}
         else:
             merge.copy_base(source, recipe.model, folder / MODEL)

@@ -47,13 +47,13 @@ def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Or
     parts = {"": adapter}
     if base is None:
         parts[_BASE] = exported / MODEL
-        base = Origin(f"{output_folder.uri}/{_BASE}", digest=base_reference.digest(exported / MODEL))
+        base = Origin(f"{output_folder.uri}/{_BASE}", digest=base_reference.compute_digest(exported / MODEL))
         config = adapter / "adapter_config.json"
         adapter_config = {
             **json.loads(config.read_text(encoding="utf-8")),
             "base_model_name_or_path": base.uri,
         }
         config.write_text(json.dumps(adapter_config, indent=2) + "\n", encoding="utf-8")
-    if base_reference.noted(adapter) is None:
-        base_reference.note(base, adapter)
+    if base_reference.read_reference(adapter) is None:
+        base_reference.write_reference(base, adapter)
     output_folder.publish(parts)

@@ -41,12 +41,12 @@ class Registry:
         run_id: str,
         way: Upload | None,
         *,
-        connect: Callable[[], MlflowClient] = mlflow_run.client,
+        connect: Callable[[], MlflowClient] = mlflow_run.create_client,
         patience_seconds: float | None = None,
     ) -> None:
         self._run_id, self._way = run_id, way
         self._connect = connect
-        self._patience = patience_seconds or mlflow_run.patience_seconds(_UNREACHABLE_TIMEOUT_SECONDS)
+        self._patience = patience_seconds or mlflow_run.get_patience_seconds(_UNREACHABLE_TIMEOUT_SECONDS)
 
     def find_version(self, model: str) -> str | None:
         """Return the version of `model` that an earlier attempt of this run registered, if any."""

@@ -90,7 +90,7 @@ def _find_mistake(way: Upload, run_id: str) -> str | None:
     from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
     from requests import HTTPError
 
-    uri = mlflow_run.client().get_run(run_id).info.artifact_uri
+    uri = mlflow_run.create_client().get_run(run_id).info.artifact_uri
     repository = get_artifact_repository(uri)
     if not isinstance(repository, HttpArtifactRepository):
         return (

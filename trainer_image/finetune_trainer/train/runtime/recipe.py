@@ -8,7 +8,7 @@ from finetune_crds.contract import ENV_RECIPE, RECIPE_PATH
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.recipe import Recipe
 from finetune_crds.training import LARGEST_OF_PISSA, LOW_RANK, PISSA_NEEDS, PISSA_RANK, SOFT_PROMPTS, Training
-from finetune_trainer.examples.columns import misfits, of_table
+from finetune_trainer.examples.columns import find_misfits, find_table_columns
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 
 
@@ -112,11 +112,11 @@ def find_contradictions(recipe: Recipe) -> list[str]:
             (objective.type == "Distillation") != (objective.distillation is not None),
             "objective.distillation and type Distillation require each other",
         ),
-        *((True, sentence) for sentence in misfits(recipe.data, objective)),
+        *((True, sentence) for sentence in find_misfits(recipe.data, objective)),
         (
             objective.loss_on in ("Answer", "LastAnswer")
             and columns is not None
-            and of_table(recipe.data).text is not None,
+            and find_table_columns(recipe.data).text is not None,
             "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer",
         ),
         (

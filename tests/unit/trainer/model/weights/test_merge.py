@@ -121,7 +121,10 @@ def test_a_base_that_an_adapter_is_to_name_has_a_digest(base_model: Path, tmp_pa
         # What is merged here lies nowhere else.
         nowhere = merge.fetch(merged, tmp_path / "to", world, with_digest=True).origin
     at = str(base_model)
-    assert (origins, nowhere) == ([Origin(at), Origin(at, digest=base_reference.digest(base_model))], None)
+    assert (origins, nowhere) == (
+        [Origin(at), Origin(at, digest=base_reference.compute_digest(base_model))],
+        None,
+    )
 
 
 def refused(adapter: Path, folder: Path, world: World) -> str:

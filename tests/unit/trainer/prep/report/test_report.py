@@ -132,4 +132,4 @@ def test_what_cannot_be_written_or_uploaded_is_told_and_stops_nothing(
     assert mlflow.client().get_run(mlflow.run_id).data.tags["later"] == "yes"
     output = capsys.readouterr().out
     assert "cannot write the report of the preparation: " in output
-    assert "preparation is not uploaded to the run's artifacts: the store is closed" in output
+    assert "preparation was not uploaded to the run's artifacts: the store is closed" in output

@@ -12,8 +12,8 @@ import pytest
 from finetune_crds.data import Columns, Splits
 from finetune_crds.training import Model
 from finetune_trainer.examples import chat_templates
-from finetune_trainer.examples.columns import of_table
-from finetune_trainer.examples.documents import Documents, from_table, token_columns
+from finetune_trainer.examples.columns import find_table_columns
+from finetune_trainer.examples.documents import Documents, read_documents, token_columns
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.pod import exit_status
 from finetune_trainer.prep.steps import conversations
@@ -121,7 +121,7 @@ class Trained:
 
     def __init__(self, result: PrepResult, model: Path, columns: Json, **prepare: Any) -> None:
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(Model(base=str(model)), model)
-        table_columns: Columns = of_table(recipe(columns=columns, **prepare).data)
+        table_columns: Columns = find_table_columns(recipe(columns=columns, **prepare).data)
         encoder = Encoder(Documents(self.tokenizer, table_columns, answers_only=True), 100_000, "Fail")
         splits = Splits(type="Delta", path=result.path, version=result.version)
         assert read.has_token_ids(splits, encoder.documents.encoding)
@@ -131,7 +131,7 @@ class Trained:
         self.learned: list[str] = []
         self.tokens: list[int] = []
         for rows in read.read(splits, "train", table_columns.named + ids, label=table_columns.label):
-            assert [*from_table(rows, names)] == [*encoder.documents.of(rows)]
+            assert [*read_documents(rows, names)] == [*encoder.documents.of(rows)]
             for example in encoder.encode(rows):
                 self.tokens.append(len(example.tokens))
                 ends = example.lengths.cumsum()

@@ -148,7 +148,7 @@ def test_executors_in_other_pods_get_the_tokenizer(
 
 def test_workers_tokenize_texts_without_transformers(tokenizer_folder: Path) -> None:
     tokenizer = load_tokenizer(MODEL, tokenizer_folder)
-    load = tokenizers.of_texts(tokenizer)
+    load = tokenizers.build_text_tokenizer_loader(tokenizer)
     assert load is not None
     columns = Columns(type="PromptResponse")
     script = (
@@ -176,7 +176,7 @@ def test_special_tokens_in_texts_are_those_of_the_tokenizer(
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"split_special_tokens": split}))
     tokenizer = load_tokenizer(MODEL, folder)
-    load = tokenizers.of_texts(tokenizer)
+    load = tokenizers.build_text_tokenizer_loader(tokenizer)
     assert load is not None
     text = "the </s> answer"
     expected = [*tokenizer([text])["input_ids"][0], tokenizer.eos_token_id]

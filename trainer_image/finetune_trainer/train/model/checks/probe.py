@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from finetune_crds import continuation
-from finetune_trainer.pod.release import release
+from finetune_trainer.pod.release import get_release
 from finetune_trainer.train.data import dataset, pack
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def compute_key(recipe: Recipe, world: World) -> str:
     device = world.card.name if world.card is not None else world.device.type
     devices = ", ".join(sorted(set(world.gather(device))))
     libraries = " ".join(f"{name} {version(name)}" for name in _LIBRARIES)
-    return f"{continuation.digest(recipe)} {release()} {libraries} {devices}"
+    return f"{continuation.digest(recipe)} {get_release()} {libraries} {devices}"
 
 
 def build_documents(vocabulary: int) -> list[np.ndarray]:

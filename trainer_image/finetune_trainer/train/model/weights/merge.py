@@ -76,7 +76,7 @@ def fetch(
         base_origin = source.origin
         if not (with_digest and world.leads) or base_origin is None or base_origin.digest is not None:
             return source
-        return replace(source, origin=replace(base_origin, digest=base_reference.digest(source.base)))
+        return replace(source, origin=replace(base_origin, digest=base_reference.compute_digest(source.base)))
 
     return world.agree_in_pod(fetch_with_digest)
 
