@@ -94,7 +94,7 @@ def explain_type(column: str, where: str, kind: str) -> str:
 
 def explain_lists(column: str) -> str:
     """Return the sentence for a column of lists in place of texts."""
-    return f"column {column} holds lists where text is needed: name it in data.columns.messages if they are conversations"
+    return f"column {column} contains lists, but text is required: name it in data.columns.messages if the lists are conversations"
 
 
 def find_twins(column: str, columns: Iterable[str]) -> list[str]:

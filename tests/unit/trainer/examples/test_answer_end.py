@@ -66,11 +66,11 @@ def test_the_end_of_an_answer(tokenizer: PreTrainedTokenizerBase, case: str) -> 
 
 def test_chat_templates_by_name_end_with_one_token_of_their_family(base_model: Path) -> None:
     ends = {"ChatML": "<|im_end|>", "Llama3": "<|eot_id|>"}
-    found = {}
+    end_tokens = {}
     for name, token in ends.items():
         model = networks.recipe(base_model).model.model_copy(
             update={"chat_template": ChatTemplate.model_validate({"type": name}), "new_tokens": [token]}
         )
         tokenizer = load_tokenizer(model, base_model)
-        found[name] = tokenizer.convert_ids_to_tokens(answer_end.find_end_token(tokenizer))
-    assert found == ends
+        end_tokens[name] = tokenizer.convert_ids_to_tokens(answer_end.find_end_token(tokenizer))
+    assert end_tokens == ends

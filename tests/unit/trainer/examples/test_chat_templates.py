@@ -53,19 +53,22 @@ def named(name: str, **special: str) -> PreTrainedTokenizerBase:
 
 @pytest.mark.parametrize("name", RENDERED)
 def test_a_conversation_and_its_first_prompt(name: str) -> None:
-    made = named(name, bos_token="<s>")
-    asked = made.apply_chat_template(TURNS[1:2], tokenize=False, add_generation_prompt=True)
-    assert (made.apply_chat_template(TURNS, tokenize=False), asked) == (RENDERED[name], ASKED[name])
+    chat_tokenizer = named(name, bos_token="<s>")
+    prompt = chat_tokenizer.apply_chat_template(TURNS[1:2], tokenize=False, add_generation_prompt=True)
+    assert (chat_tokenizer.apply_chat_template(TURNS, tokenize=False), prompt) == (
+        RENDERED[name],
+        ASKED[name],
+    )
 
 
 @pytest.mark.parametrize("name", RENDERED)
 def test_the_beginning_of_a_conversation_stays_once_it_goes_on(name: str) -> None:
-    made = named(name, bos_token="<s>")
-    whole = made.apply_chat_template(TURNS, tokenize=False)
+    chat_tokenizer = named(name, bos_token="<s>")
+    conversation = chat_tokenizer.apply_chat_template(TURNS, tokenize=False)
     for turn in (2, 4):
-        before = made.apply_chat_template(TURNS[:turn], tokenize=False, add_generation_prompt=True)
-        through = made.apply_chat_template(TURNS[: turn + 1], tokenize=False)
-        assert (whole.startswith(through), through.startswith(before)) == (True, True)
+        before = chat_tokenizer.apply_chat_template(TURNS[:turn], tokenize=False, add_generation_prompt=True)
+        through = chat_tokenizer.apply_chat_template(TURNS[: turn + 1], tokenize=False)
+        assert (conversation.startswith(through), through.startswith(before)) == (True, True)
 
 
 @pytest.mark.parametrize("name", RENDERED)
@@ -80,13 +83,15 @@ def test_roles_that_a_template_does_not_know(name: str) -> None:
 
 
 def test_a_template_of_ones_own() -> None:
-    own = ChatTemplate(type="Jinja", jinja="{% for turn in messages %}[{{ turn['content'] }}]{% endfor %}")
-    assert tokenizer(own).apply_chat_template(TURNS[:3], tokenize=False) == "[Be brief.][a?][b]"
+    template = ChatTemplate(
+        type="Jinja", jinja="{% for turn in messages %}[{{ turn['content'] }}]{% endfor %}"
+    )
+    assert tokenizer(template).apply_chat_template(TURNS[:3], tokenize=False) == "[Be brief.][a?][b]"
 
 
 def test_a_template_that_refuses_a_lone_question_is_used() -> None:
-    own = ChatTemplate(type="Jinja", jinja="{{ messages[1]['content'] }}")
-    assert tokenizer(own).apply_chat_template(TURNS, tokenize=False) == "a?"
+    template = ChatTemplate(type="Jinja", jinja="{{ messages[1]['content'] }}")
+    assert tokenizer(template).apply_chat_template(TURNS, tokenize=False) == "a?"
 
 
 def test_text_that_is_no_template_is_refused() -> None:
@@ -120,9 +125,9 @@ WITH_TOOLS = {
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_a_template_that_renders_tools(name: str) -> None:
-    made = tokenizer(ChatTemplate(type="Jinja", jinja=TEMPLATES[name]), bos_token="<s>")
-    assert chat_templates.renders_tools(made)
-    assert chat_templates.render(made, CALLED, [WEATHER]) == WITH_TOOLS[name]
+    chat_tokenizer = tokenizer(ChatTemplate(type="Jinja", jinja=TEMPLATES[name]), bos_token="<s>")
+    assert chat_templates.renders_tools(chat_tokenizer)
+    assert chat_templates.render(chat_tokenizer, CALLED, [WEATHER]) == WITH_TOOLS[name]
 
 
 # What renders the content of some roles and nothing else.
@@ -145,12 +150,12 @@ LEFT_OUT: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None
 def test_what_a_template_would_leave_out_is_refused(
     template: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, what: str
 ) -> None:
-    made = tokenizer(ChatTemplate(type="Jinja", jinja=template))
+    chat_tokenizer = tokenizer(ChatTemplate(type="Jinja", jinja=template))
     with pytest.raises(
         ValueError, match=f"it does not render {what}: set model.chatTemplate to one that does"
     ):
-        chat_templates.render(made, messages, tools)
-    assert chat_templates.render(made, CALLED[3:]) == "No."
+        chat_templates.render(chat_tokenizer, messages, tools)
+    assert chat_templates.render(chat_tokenizer, CALLED[3:]) == "No."
 
 
 # As those of Idefics3 and SmolVLM: they look for parts, and leave out a content that is text.
@@ -161,11 +166,11 @@ PARTS = """\
 
 
 def test_a_template_that_expects_parts_gets_them() -> None:
-    made = tokenizer(ChatTemplate(type="Jinja", jinja=PARTS))
+    chat_tokenizer = tokenizer(ChatTemplate(type="Jinja", jinja=PARTS))
     turns = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "It."}]
-    text = chat_templates.render(made, turns)
+    text = chat_templates.render(chat_tokenizer, turns)
     assert text == "user: Who?;\nassistant: It.;\n"
-    spans = chat_templates.find_marked_spans(made, turns) or []
+    spans = chat_templates.find_marked_spans(chat_tokenizer, turns) or []
     assert [text[begin:end] for begin, end in spans] == ["Who?", "It."]
 
 
@@ -210,18 +215,18 @@ DROPPED: dict[str, tuple[str, list[dict[str, Any]], str]] = {
 @pytest.mark.parametrize("case", DROPPED)
 def test_what_a_template_drops_without_a_word_is_refused(case: str) -> None:
     template, turns, dropped = DROPPED[case]
-    made = tokenizer(ChatTemplate(type="Jinja", jinja=template))
+    chat_tokenizer = tokenizer(ChatTemplate(type="Jinja", jinja=template))
     if not dropped:
-        assert "a" in chat_templates.render(made, turns)
+        assert "a" in chat_templates.render(chat_tokenizer, turns)
         return
     with pytest.raises(
         ValueError, match=f"^it does not render {dropped}: set model.chatTemplate to one that does$"
     ):
-        chat_templates.render(made, turns)
+        chat_templates.render(chat_tokenizer, turns)
 
 
 def test_another_template_of_the_same_tokenizer_is_looked_at_anew() -> None:
-    made = tokenizer(ChatTemplate(type="Jinja", jinja=CONTENTS))
-    assert not chat_templates.renders_tools(made)
-    chat_templates.set_template(ChatTemplate(type="Jinja", jinja=TEMPLATES["Hermes"]), made)
-    assert chat_templates.renders_tools(made)
+    chat_tokenizer = tokenizer(ChatTemplate(type="Jinja", jinja=CONTENTS))
+    assert not chat_templates.renders_tools(chat_tokenizer)
+    chat_templates.set_template(ChatTemplate(type="Jinja", jinja=TEMPLATES["Hermes"]), chat_tokenizer)
+    assert chat_templates.renders_tools(chat_tokenizer)

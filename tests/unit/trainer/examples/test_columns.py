@@ -117,11 +117,11 @@ FOUND: dict[str, tuple[list[Column], Json, Json]] = {
 }
 
 
-@pytest.mark.parametrize(("columns", "asked", "expected"), FOUND.values(), ids=FOUND)
+@pytest.mark.parametrize(("columns", "options", "expected"), FOUND.values(), ids=FOUND)
 def test_columns_are_known_by_their_names_and_types(
-    columns: list[Column], asked: Json, expected: Json
+    columns: list[Column], options: Json, expected: Json
 ) -> None:
-    assert find_columns(columns, "/corpus", **asked) == Columns.model_validate(expected)
+    assert find_columns(columns, "/corpus", **options) == Columns.model_validate(expected)
 
 
 NAME = "; name them in data.columns"
@@ -183,10 +183,10 @@ REFUSED: dict[str, tuple[list[Column], Json, str]] = {
 }
 
 
-@pytest.mark.parametrize(("columns", "asked", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_what_is_not_clear_is_refused_by_name(columns: list[Column], asked: Json, sentence: str) -> None:
+@pytest.mark.parametrize(("columns", "options", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_clear_is_refused_by_name(columns: list[Column], options: Json, sentence: str) -> None:
     with pytest.raises(DataError) as refused:
-        find_columns(columns, "/corpus", **asked)
+        find_columns(columns, "/corpus", **options)
     assert f"{refused.value.reason}: {refused.value.message}" == sentence
 
 

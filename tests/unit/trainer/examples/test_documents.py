@@ -162,12 +162,12 @@ def test_calls_are_learned_and_neither_tools_nor_results(
         "functions": [[{"name": "count", "strict": None}], None],
     }
     columns = Columns(type="Messages", tools="functions")
-    found = [document for (document,) in Documents(tokenizer, columns, answers_only=True).of(rows)]
-    assert [tokenizer.decode(document.tokens) for document in found] == [
+    encoded = [document for (document,) in Documents(tokenizer, columns, answers_only=True).of(rows)]
+    assert [tokenizer.decode(document.tokens) for document in encoded] == [
         "tool count\nuser\na\nassistant\ncount1\ntool\nb\nassistant\nd\n",
         "user\na\nassistant\nd\n",
     ]
-    assert [learned_text(tokenizer, document) for document in found] == ["count1\nd\n", "d\n"]
+    assert [learned_text(tokenizer, document) for document in encoded] == ["count1\nd\n", "d\n"]
 
 
 def test_a_conversation_that_the_template_refuses_is_bad_data(
@@ -252,15 +252,15 @@ def test_a_template_that_writes_the_date_writes_that_of_the_job(
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", template)
     days = [date(2026, 11, 24), date(2026, 11, 25), date(2026, 11, 24)]
-    made = [Documents(tokenizer, Columns(type="Messages"), answers_only=True, day=day) for day in days]
-    texts = [each.render([user("a"), assistant("red")], None) for each in made]
+    encoders = [Documents(tokenizer, Columns(type="Messages"), answers_only=True, day=day) for day in days]
+    texts = [each.render([user("a"), assistant("red")], None) for each in encoders]
     written = ["24 Nov 2026.", "25 Nov 2026.", "24 Nov 2026."] if depends else [""] * 3
     assert texts == [f"{prefix}user\na\nassistant\nred<eos>\n" for prefix in written]
     row: dict[str, list[Any]] = {"messages": [[user("a"), assistant("red")]]}
-    learned = [learned_text(tokenizer, next(each.of(row))[0]) for each in made]
+    learned = [learned_text(tokenizer, next(each.of(row))[0]) for each in encoders]
     assert learned == ["red<eos>\n"] * 3
-    assert len({each.encoding for each in made}) == (2 if depends else 1)
-    assert made[0].encoding == made[2].encoding
+    assert len({each.encoding for each in encoders}) == (2 if depends else 1)
+    assert encoders[0].encoding == encoders[2].encoding
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def test_only_what_a_template_may_render_depends_on_the_day(
     columns: dict[str, str], depends: bool, tokenizer: PreTrainedTokenizerBase, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", DATED)
-    made = Documents(tokenizer, Columns.model_validate(columns), answers_only=True)
-    assert made.depend_on_day == depends
-    encodings = {replace(made, day=date(2026, 11, day)).encoding for day in (24, 25)}
+    encoder = Documents(tokenizer, Columns.model_validate(columns), answers_only=True)
+    assert encoder.depend_on_day == depends
+    encodings = {replace(encoder, day=date(2026, 11, day)).encoding for day in (24, 25)}
     assert len(encodings) == (2 if depends else 1)
 
 
@@ -292,9 +292,11 @@ def test_an_unpaired_preference_is_one_document_with_the_loss_on_the_answer(
         "prompt": ["Which? ", "a house", "no"],
         "completion": ["This.", [user("a house"), assistant("red")], [user("no")]],
     }
-    found = [*Documents(tokenizer, UNPAIRED, answers_only=True).of(rows)]
-    assert [len(documents) for documents in found] == [1, 1, 1]
-    texts = [(tokenizer.decode(document.tokens), learned_text(tokenizer, document)) for (document,) in found]
+    encoded = [*Documents(tokenizer, UNPAIRED, answers_only=True).of(rows)]
+    assert [len(documents) for documents in encoded] == [1, 1, 1]
+    texts = [
+        (tokenizer.decode(document.tokens), learned_text(tokenizer, document)) for (document,) in encoded
+    ]
     # The last answer adds nothing to its prompt.
     assert texts == [
         ("Which? This.<eos>", "This.<eos>"),
@@ -304,8 +306,8 @@ def test_an_unpaired_preference_is_one_document_with_the_loss_on_the_answer(
 
 
 def test_labels_are_booleans_numbers_or_texts() -> None:
-    given = [True, False, 1, 0, "true", " FALSE ", "1", "0"]
-    assert parse_labels({"thumb": given}, UNPAIRED) == [True, False] * 4
+    values = [True, False, 1, 0, "true", " FALSE ", "1", "0"]
+    assert parse_labels({"thumb": values}, UNPAIRED) == [True, False] * 4
     assert parse_labels({"prompt": ["a", "b"]}, PREFERENCE) == [None, None]
 
 

@@ -89,14 +89,16 @@ def document(
 ) -> Document:
     columns = Columns(type="Messages", tools="tools")
     rows: dict[str, list[Any]] = {"messages": [messages], "tools": [tools]}
-    ((made,),) = Documents(tokenizer, columns, answers_only=True, last_only=last).of(rows)
-    return made
+    ((only_document,),) = Documents(tokenizer, columns, answers_only=True, last_only=last).of(rows)
+    return only_document
 
 
-def learned(tokenizer: PreTrainedTokenizerFast, made: Document) -> str | None:
-    if made.loss_mask is None:
+def learned(tokenizer: PreTrainedTokenizerFast, encoded: Document) -> str | None:
+    if encoded.loss_mask is None:
         return None
-    return str(tokenizer.decode([token for token, on in zip(made.tokens, made.loss_mask, strict=True) if on]))
+    return str(
+        tokenizer.decode([token for token, on in zip(encoded.tokens, encoded.loss_mask, strict=True) if on])
+    )
 
 
 WITH_BLOCKS = (
@@ -123,18 +125,18 @@ def test_generation_blocks_mark_what_transformers_marks(
     compared = 0
     for messages, tools in ((TWO, None), (TWO[:2], None), (THINKING, None), (CALLING, [WEATHER])):
         try:
-            made = document(tokenizer, messages, tools)
+            encoded = document(tokenizer, messages, tools)
         except DataError as error:
             assert "it does not render" in error.message  # noqa: PT017 - of one that leaves out tools
             continue
-        wanted = tokenizer.apply_chat_template(
+        expected = tokenizer.apply_chat_template(
             messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True
         )
-        assert (made.tokens, made.loss_mask) == (
-            wanted["input_ids"],
-            [mask == 1 for mask in wanted["assistant_masks"]],
+        assert (encoded.tokens, encoded.loss_mask) == (
+            expected["input_ids"],
+            [mask == 1 for mask in expected["assistant_masks"]],
         )
-        assert any(made.loss_mask or ())
+        assert any(encoded.loss_mask or ())
         compared += 1
     assert compared >= 2
 
@@ -192,10 +194,10 @@ SPECIAL = {
 def of_model(tokenizer: PreTrainedTokenizerFast, name: str, template: str = "") -> PreTrainedTokenizerFast:
     """A copy of a tokenizer with the special tokens and a template of a model."""
     end, special = SPECIAL.get(name, ("</s>", []))
-    made = copy.deepcopy(tokenizer)
-    made.add_special_tokens({"eos_token": end, "additional_special_tokens": special})
-    made.chat_template = of_trl(template or name)
-    return made
+    model_tokenizer = copy.deepcopy(tokenizer)
+    model_tokenizer.add_special_tokens({"eos_token": end, "additional_special_tokens": special})
+    model_tokenizer.chat_template = of_trl(template or name)
+    return model_tokenizer
 
 
 @pytest.mark.parametrize(("name", "messages", "answers", "last"), FOUND.values(), ids=FOUND)
@@ -207,18 +209,23 @@ def test_answers_of_templates_without_blocks(
     *,
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    made = of_model(tokenizer, name)
-    found = [learned(made, document(made, messages, last=last)) for last in (False, True)]
-    assert found == [answers, last]
+    model_tokenizer = of_model(tokenizer, name)
+    texts = [
+        learned(model_tokenizer, document(model_tokenizer, messages, last=last)) for last in (False, True)
+    ]
+    assert texts == [answers, last]
 
 
 def test_thoughts_in_an_answer_that_a_template_drops_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    made = of_model(tokenizer, "deepseek_r1_distill")
+    model_tokenizer = of_model(tokenizer, "deepseek_r1_distill")
     for messages in (THINKING, THINKING[:2]):
         with pytest.raises(DataError, match="it does not render what an answer has before </think>"):
-            document(made, messages)
+            document(model_tokenizer, messages)
     # Earlier thoughts are dropped on purpose.
-    assert learned(made, document(made, [*THINKING[:3], assistant("d")], last=True)) == f"d{DEEPSEEK_END}"
+    assert (
+        learned(model_tokenizer, document(model_tokenizer, [*THINKING[:3], assistant("d")], last=True))
+        == f"d{DEEPSEEK_END}"
+    )
 
 
 BLOCKS = (
@@ -235,17 +242,19 @@ ASKS_FOR_A_THOUGHT = (
 def test_a_header_that_ends_with_no_special_token_hides_the_answers(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    made = copy.deepcopy(tokenizer)
-    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<think>"]})
-    made.chat_template = ASKS_FOR_A_THOUGHT
-    assert learned(made, document(made, TWO)) is None
+    model_tokenizer = copy.deepcopy(tokenizer)
+    model_tokenizer.add_special_tokens(
+        {"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<think>"]}
+    )
+    model_tokenizer.chat_template = ASKS_FOR_A_THOUGHT
+    assert learned(model_tokenizer, document(model_tokenizer, TWO)) is None
 
 
 def test_a_question_may_have_the_end_of_a_thought(tokenizer: PreTrainedTokenizerFast) -> None:
-    made = copy.deepcopy(tokenizer)
-    made.chat_template = ASKS_FOR_A_THOUGHT
+    model_tokenizer = copy.deepcopy(tokenizer)
+    model_tokenizer.chat_template = ASKS_FOR_A_THOUGHT
     assert "mean </think>?" in chat_templates.render(
-        made, [user("What does it mean </think>?")], add_generation_prompt=True
+        model_tokenizer, [user("What does it mean </think>?")], add_generation_prompt=True
     )
 
 
@@ -283,12 +292,12 @@ ENDS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("template", "why"), ENDS.values(), ids=ENDS)
 def test_the_end_of_an_answer_is_learned(template: str, why: str, tokenizer: PreTrainedTokenizerFast) -> None:
-    made = copy.deepcopy(tokenizer)
-    made.chat_template = template
+    model_tokenizer = copy.deepcopy(tokenizer)
+    model_tokenizer.chat_template = template
     if (templates_of_trl() / f"{template[:40]}.jinja").exists():
-        made = of_model(tokenizer, template.removesuffix("_training"), template)
+        model_tokenizer = of_model(tokenizer, template.removesuffix("_training"), template)
     try:
-        loss_mask.check_template(made, "org/base")
+        loss_mask.check_template(model_tokenizer, "org/base")
     except RecipeRefusedError as error:
         sentence = error.message
     else:
@@ -300,26 +309,31 @@ def test_the_end_of_an_answer_is_learned(template: str, why: str, tokenizer: Pre
 def test_templates_of_models_write_the_day_that_they_are_given(
     name: str, written: str, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    made = of_model(tokenizer, name)
-    texts = [chat_templates.render(made, TWO, day=day) for day in (date(2026, 11, 25), today(), None)]
+    model_tokenizer = of_model(tokenizer, name)
+    texts = [
+        chat_templates.render(model_tokenizer, TWO, day=day) for day in (date(2026, 11, 25), today(), None)
+    ]
     assert texts[0].count(written) == 1
     assert texts[1] == texts[2]
     assert texts[0] != texts[1] or today() == date(2026, 11, 25)
 
 
 def test_a_date_is_written_as_by_strftime(tokenizer: PreTrainedTokenizerFast) -> None:
-    made = copy.deepcopy(tokenizer)
+    model_tokenizer = copy.deepcopy(tokenizer)
     day = datetime(2026, 1, 5)  # noqa: DTZ001 - it has no time, and so no zone
     for code in (*chat_templates._DATE_CODES, "%%", "%%d", "100%% of %B %-d"):
-        made.chat_template = "{{ strftime_now('" + code + "') }}"
-        assert (code, chat_templates.render(made, TWO, day=day.date())) == (code, day.strftime(code))
+        model_tokenizer.chat_template = "{{ strftime_now('" + code + "') }}"
+        assert (code, chat_templates.render(model_tokenizer, TWO, day=day.date())) == (
+            code,
+            day.strftime(code),
+        )
 
 
 def test_blocks_of_a_template_that_writes_the_day(tokenizer: PreTrainedTokenizerFast) -> None:
-    made = of_model(tokenizer, "gptoss", "gptoss_training")
+    model_tokenizer = of_model(tokenizer, "gptoss", "gptoss_training")
     day = date(1999, 1, 2)
-    text = chat_templates.render(made, TWO, day=day)
-    blocks = chat_templates.find_marked_spans(made, TWO, day=day) or []
+    text = chat_templates.render(model_tokenizer, TWO, day=day)
+    blocks = chat_templates.find_marked_spans(model_tokenizer, TWO, day=day) or []
     assert "Current date: 1999-01-02" in text
     assert [
         text[begin:end].endswith(said + stop)
@@ -365,9 +379,9 @@ def test_the_answers_that_are_learned(
     monkeypatch: Any,
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", template)
-    made = document(tokenizer, messages, last=last)
-    assert learned(tokenizer, made) == expected
-    assert "weight" not in tokenizer.decode(made.tokens)
+    encoded = document(tokenizer, messages, last=last)
+    assert learned(tokenizer, encoded) == expected
+    assert "weight" not in tokenizer.decode(encoded.tokens)
 
 
 @pytest.mark.parametrize("field", chat_messages.REASONING)
@@ -384,8 +398,8 @@ def test_a_conversation_whose_only_learned_answer_is_the_last_suits_templates_th
     tokenizer: PreTrainedTokenizerFast, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", of_trl("qwen3"))
-    made = document(tokenizer, weighed(THINKING, 0, 1))
-    assert learned(tokenizer, made) == "<think>\nu\n</think>\n\nd<|im_end|>\n"
+    encoded = document(tokenizer, weighed(THINKING, 0, 1))
+    assert learned(tokenizer, encoded) == "<think>\nu\n</think>\n\nd<|im_end|>\n"
 
 
 def test_answers_with_several_blocks(tokenizer: PreTrainedTokenizerFast, monkeypatch: Any) -> None:
@@ -399,8 +413,8 @@ def test_answers_with_several_blocks(tokenizer: PreTrainedTokenizerFast, monkeyp
 
 
 def test_blocks_that_cannot_be_told_apart(tokenizer: PreTrainedTokenizerFast, monkeypatch: Any) -> None:
-    whole = "{% generation %}{% for turn in messages %}{{ turn.content }};{% endfor %}{% endgeneration %}"
-    monkeypatch.setattr(tokenizer, "chat_template", whole)
+    one_block = "{% generation %}{% for turn in messages %}{{ turn.content }};{% endfor %}{% endgeneration %}"
+    monkeypatch.setattr(tokenizer, "chat_template", one_block)
     assert learned(tokenizer, document(tokenizer, TWO)) == "a?;b;c?;d;"
     with pytest.raises(DataError) as refused:
         document(tokenizer, TWO, last=True)
@@ -438,7 +452,7 @@ def test_blocks_of_answers_that_were_judged(tokenizer: PreTrainedTokenizerFast, 
     documents = Documents(tokenizer, Columns(type="Preference"), answers_only=True)
     rows: dict[str, list[Any]] = {"prompt": [TWO[:3]], "chosen": [TWO[3:]], "rejected": [[assistant("e")]]}
     ((chosen, rejected),) = documents.of(rows)
-    assert [learned(tokenizer, made) for made in (chosen, rejected)] == ["d;", "e;"]
+    assert [learned(tokenizer, encoded) for encoded in (chosen, rejected)] == ["d;", "e;"]
     with pytest.raises(DataError) as refused:
         list(documents.of(rows | {"chosen": [weighed(TWO[3:], 0)]}))
     assert refused.value.message == (
@@ -461,8 +475,8 @@ def test_a_template_is_checked_once_for_many_answers(
 def test_weights_beside_a_loss_on_all_tokens(tokenizer: PreTrainedTokenizerFast, monkeypatch: Any) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", BLOCKS)
     documents = Documents(tokenizer, Columns(type="Messages"), answers_only=False)
-    ((whole,),) = documents.of({"messages": [weighed(TWO, 1, 1)]})
-    assert learned(tokenizer, whole) == "user:a?;A:b;user:c?;A:d;"
+    ((encoded,),) = documents.of({"messages": [weighed(TWO, 1, 1)]})
+    assert learned(tokenizer, encoded) == "user:a?;A:b;user:c?;A:d;"
     with pytest.raises(DataError) as refused:
         list(documents.of({"messages": [weighed(TWO, 1, 0)]}))
     assert refused.value.message == (
@@ -475,7 +489,7 @@ def test_a_field_of_another_name(tokenizer: PreTrainedTokenizerFast, monkeypatch
     monkeypatch.setattr(tokenizer, "chat_template", BLOCKS)
     documents = Documents(tokenizer, Columns(type="Messages", message_weight="train"), answers_only=True)
     rows = {"messages": [[TWO[0], TWO[1] | {"train": False}, TWO[2], TWO[3] | {"weight": 0}], TWO]}
-    assert [learned(tokenizer, made) for (made,) in documents.of(rows)] == ["d;", "b;d;"]
+    assert [learned(tokenizer, encoded) for (encoded,) in documents.of(rows)] == ["d;", "b;d;"]
     assert documents.count_weighted(rows) == 1
     monkeypatch.setattr(tokenizer, "chat_template", "{{ messages | tojson }}")
     assert documents.render([assistant("b", train=False)], None) == '[{"role": "assistant", "content": "b"}]'

@@ -101,10 +101,10 @@ def test_new_tokens_are_tokens_of_text_in_any_order(base_model: Path) -> None:
         load_tokenizer(Model(base="tiny", new_tokens=new), base_model)
         for new in (["<tool>", "</tool>"], ["</tool>", "<tool>"])
     )
-    known = len(plain)
+    size = len(plain)
     ids = first(text)["input_ids"]
-    assert first.convert_tokens_to_ids(["</tool>", "<tool>"]) == [known, known + 1]
-    assert [each for each in ids if each >= known] == [known + 1, known]
+    assert first.convert_tokens_to_ids(["</tool>", "<tool>"]) == [size, size + 1]
+    assert [each for each in ids if each >= size] == [size + 1, size]
     assert second(text)["input_ids"] == ids
     # The workers of a preparation have the same tokenizer, and its tokens are not those of another one.
     load = build_text_tokenizer_loader(first)
@@ -112,7 +112,7 @@ def test_new_tokens_are_tokens_of_text_in_any_order(base_model: Path) -> None:
     assert list(encode(load(), [text], special=False)) == [ids]
     assert describe_identity(first) == describe_identity(second) != describe_identity(plain)
     assert first.decode(ids, skip_special_tokens=True) == text
-    check_vocabulary(first, known, "tiny", [known, known + 1])
+    check_vocabulary(first, size, "tiny", [size, size + 1])
     with pytest.raises(RecipeRefusedError) as refused:
         load_tokenizer(Model(base="tiny", new_tokens=["<new>", "house", "<eos>"]), base_model)
     assert refused.value.message == (

@@ -54,10 +54,10 @@ def test_the_digest_of_other_weights(case: str, tmp_path: Path) -> None:
 
 
 def test_the_digest_of_weights_that_are_no_safetensors(tmp_path: Path) -> None:
-    one, other = (
+    first, second = (
         save({"pytorch_model.bin": content}, tmp_path / content.decode()) for content in (b"1", b"2")
     )
-    assert base_reference.compute_digest(one) != base_reference.compute_digest(other)
+    assert base_reference.compute_digest(first) != base_reference.compute_digest(second)
 
 
 def test_what_the_hubs_client_knows_is_not_read(tmp_path: Path) -> None:

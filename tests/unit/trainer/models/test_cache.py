@@ -48,17 +48,17 @@ def names(cache: Cache) -> list[str]:
 
 def test_a_recipe_names_the_claim() -> None:
     assert Cache.of(Model(base="org/base")) is None
-    named = Model.model_validate({"base": "org/base", "cache": {"claimName": "models"}})
-    assert Cache.of(named) == Cache(Path("/var/cache/finetune"), "models")
+    model = Model.model_validate({"base": "org/base", "cache": {"claimName": "models"}})
+    assert Cache.of(model) == Cache(Path("/var/cache/finetune"), "models")
 
 
 def test_an_entry_is_written_once(cache: Cache) -> None:
     download = Download()
     assert cache.find(KEY) is None
     first, again = cache.get(KEY, download), cache.get(KEY, download)
-    other = cache.get([*KEY, "other"], download)
+    second = cache.get([*KEY, "other"], download)
     assert (first, again, cache.find(KEY)) == (first, first, first)
-    assert (download.count, other != first, len(names(cache))) == (2, True, 2)
+    assert (download.count, second != first, len(names(cache))) == (2, True, 2)
     assert (first / WEIGHTS).read_bytes() == b"weights"
 
 
@@ -125,9 +125,9 @@ def test_a_download_that_fails_leaves_nothing(cache: Cache) -> None:
 
 def test_what_a_killed_pod_left_is_never_an_entry_and_goes_with_the_next(cache: Cache) -> None:
     entry = cache._entry(KEY)
-    left = entry.with_name(f".{entry.name}-abc")
-    (left / "files").mkdir(parents=True)
-    (left / "files/config.json").write_bytes(b"{")
+    leftover = entry.with_name(f".{entry.name}-abc")
+    (leftover / "files").mkdir(parents=True)
+    (leftover / "files/config.json").write_bytes(b"{")
     assert cache.find(KEY) is None
     cache.get(KEY, Download())
     assert names(cache) == [entry.name]
@@ -135,12 +135,12 @@ def test_what_a_killed_pod_left_is_never_an_entry_and_goes_with_the_next(cache: 
 
 def test_pods_at_once_download_once(cache: Cache) -> None:
     """The second asks while the first downloads."""
-    writing, asked = threading.Event(), threading.Event()
+    writing, waiting = threading.Event(), threading.Event()
     download = Download()
 
     def slow(folder: Path) -> None:
         writing.set()
-        assert asked.wait(30)
+        assert waiting.wait(30)
         download(folder)
 
     def first() -> Path:
@@ -151,7 +151,7 @@ def test_pods_at_once_download_once(cache: Cache) -> None:
         acquire = caching._acquire
 
         def noted(lock: BaseFileLock) -> bool:
-            asked.set()
+            waiting.set()
             return acquire(lock)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -159,8 +159,8 @@ def test_pods_at_once_download_once(cache: Cache) -> None:
             return cache.get(KEY, download)
 
     with ThreadPoolExecutor(2) as pods:
-        found = [pod.result(timeout=60) for pod in (pods.submit(first), pods.submit(second))]
-    assert (found[0] == found[1], download.count, len(names(cache))) == (True, 1, 1)
+        folders = [pod.result(timeout=60) for pod in (pods.submit(first), pods.submit(second))]
+    assert (folders[0] == folders[1], download.count, len(names(cache))) == (True, 1, 1)
 
 
 def test_without_locks_the_first_whole_entry_counts(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:

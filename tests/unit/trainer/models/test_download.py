@@ -95,17 +95,17 @@ def test_folder_of_a_volume_is_used_where_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("bucket")
 def test_object_store(tmp_path: Path) -> None:
-    whole = fetch("s3://bucket/models/base", tmp_path / "whole").base
+    complete = fetch("s3://bucket/models/base", tmp_path / "whole").base
     tokenizer = fetch_tokenizer("s3://bucket/models/base/", tmp_path / "tokenizer")
-    assert (names(whole), names(tokenizer)) == (sorted(FILES), TOKENIZER)
-    assert (whole / "model-00001.safetensors").read_bytes() == b"weights"
+    assert (names(complete), names(tokenizer)) == (sorted(FILES), TOKENIZER)
+    assert (complete / "model-00001.safetensors").read_bytes() == b"weights"
 
 
 def test_registered_model(tmp_path: Path, register: Register) -> None:
     register("base", under("model", FILES), model_binary="model")
-    whole = fetch("models:/base@champion", tmp_path / "whole")
+    complete = fetch("models:/base@champion", tmp_path / "whole")
     tokenizer = fetch_tokenizer("models:/base/1", tmp_path / "tokenizer")
-    assert (whole.adapter, names(whole.base), names(tokenizer)) == (None, sorted(FILES), TOKENIZER)
+    assert (complete.adapter, names(complete.base), names(tokenizer)) == (None, sorted(FILES), TOKENIZER)
 
 
 # What the folders of an MLflow model are, by what its flavor says; all of them have a tokenizer of their own.
@@ -149,18 +149,18 @@ def test_the_parts_of_a_registered_model(kind: str, tmp_path: Path, register: Re
     files, flavor, expected = LOGGED[kind]
     uri = register("logged", {**files, "components/tokenizer/tokenizer.json": b"{}"}, **flavor)
     to = tmp_path / "to"
-    found = fetch(uri, to)
-    assert found.origin is not None
+    source = fetch(uri, to)
+    assert source.origin is not None
     relative: dict[str, Any] = {
         name: str(value.relative_to(to)) if hasattr(value, "relative_to") else value
-        for name, value in (vars(found) | {"origin": found.origin.uri}).items()
+        for name, value in (vars(source) | {"origin": source.origin.uri}).items()
     }
     assert relative == {**expected, "tokenizer": "components/tokenizer"}
     # The base is found where it says.
-    again = fetch(found.origin.uri, tmp_path / "again")
-    assert (again.adapter, again.origin) == (None, found.origin)
-    assert base_reference.compute_digest(again.base) == base_reference.compute_digest(found.base)
-    assert (found.base / "model-00001.safetensors").read_bytes() == b"weights"
+    again = fetch(source.origin.uri, tmp_path / "again")
+    assert (again.adapter, again.origin) == (None, source.origin)
+    assert base_reference.compute_digest(again.base) == base_reference.compute_digest(source.base)
+    assert (source.base / "model-00001.safetensors").read_bytes() == b"weights"
     tokenizer = fetch_tokenizer(uri, tmp_path / "tokenizer")
     assert tokenizer == tmp_path / "tokenizer/components/tokenizer"
     assert not list((tmp_path / "tokenizer").rglob("*.safetensors"))
@@ -169,13 +169,15 @@ def test_the_parts_of_a_registered_model(kind: str, tmp_path: Path, register: Re
 @pytest.mark.usefixtures("bucket")
 def test_an_adapter_in_a_folder_brings_its_base_and_keeps_its_tokenizer(tmp_path: Path) -> None:
     bare = save(adapter("s3://bucket/models/base"), tmp_path / "bare")
-    own = save({**adapter("s3://bucket/models/base"), "tokenizer.json": b"own"}, tmp_path / "own")
+    adapter_folder = save({**adapter("s3://bucket/models/base"), "tokenizer.json": b"own"}, tmp_path / "own")
     base = tmp_path / "to/base-of-adapter"
     assert fetch(str(bare), tmp_path / "to") == Source(base, base, bare, BASE, Origin(BASE))
     assert names(base) == sorted(FILES)
-    assert fetch(str(own), tmp_path / "to") == Source(base, own, own, BASE, Origin(BASE))
+    assert fetch(str(adapter_folder), tmp_path / "to") == Source(
+        base, adapter_folder, adapter_folder, BASE, Origin(BASE)
+    )
     assert names(fetch_tokenizer(str(bare), tmp_path / "tokenizer")) == TOKENIZER
-    assert fetch_tokenizer(str(own), tmp_path / "unused") == own
+    assert fetch_tokenizer(str(adapter_folder), tmp_path / "unused") == adapter_folder
     assert not (tmp_path / "unused").exists()
 
 
@@ -220,11 +222,11 @@ def test_the_base_that_an_adapter_names_is_the_one_that_it_was_trained_on(
 ) -> None:
     register("plain", under("model", FILES), model_binary="model")
     of = Origin(uri, digest=base_reference.compute_digest(save(FILES, tmp_path / "base")))
-    named = noting(of, tmp_path / "adapter")
-    found = fetch(named, tmp_path / "to")
-    assert found == Source(tmp_path / "to" / folder, found.base, tmp_path / "adapter", uri, of)
+    adapter_uri = noting(of, tmp_path / "adapter")
+    source = fetch(adapter_uri, tmp_path / "to")
+    assert source == Source(tmp_path / "to" / folder, source.base, tmp_path / "adapter", uri, of)
     # Where the weights are not needed, they are neither fetched nor compared.
-    config = fetch_config(named, tmp_path / "config")
+    config = fetch_config(adapter_uri, tmp_path / "config")
     assert names(config) == TOKENIZER
 
 
@@ -243,11 +245,11 @@ def test_a_base_that_is_gone_or_another_one_is_refused(
     uri: str, sentence: str, tmp_path: Path, register: Register
 ) -> None:
     register("plain", under("model", FILES), model_binary="model")
-    named = noting(Origin(uri, digest="sha256:0"), tmp_path / "adapter")
+    adapter_uri = noting(Origin(uri, digest="sha256:0"), tmp_path / "adapter")
     for field in ("model.base", "objective.distillation.teacher"):
         with pytest.raises(RecipeRefusedError) as refused:
-            fetch(named, tmp_path / "to", field=field)
-        expected = f"{field} {named} is an adapter of {uri}, which {sentence}"
+            fetch(adapter_uri, tmp_path / "to", field=field)
+        expected = f"{field} {adapter_uri} is an adapter of {uri}, which {sentence}"
         assert refused.value.message == expected.replace(
             "DIGEST", base_reference.compute_digest(save(FILES, tmp_path / "base"))
         )

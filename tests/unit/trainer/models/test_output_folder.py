@@ -45,8 +45,8 @@ def test_a_model_is_written_once(tmp_path: Path, source: Path) -> None:
     first.claim()
     assert first.is_finished() is False
     first.publish({"": source, "base": source})
-    found = {str(path.relative_to(uri)) for path in (tmp_path / "models/tiny").rglob("*") if path.is_file()}
-    assert found == {MANIFEST, *FILES, *(f"base/{name}" for name in FILES)}
+    names = {str(path.relative_to(uri)) for path in (tmp_path / "models/tiny").rglob("*") if path.is_file()}
+    assert names == {MANIFEST, *FILES, *(f"base/{name}" for name in FILES)}
     assert download.fetch(uri, tmp_path / "to").base == tmp_path / "models" / "tiny"
     # A later attempt of the job finds it there.
     later = ModelFolder(uri, MINE, 2)
@@ -181,14 +181,19 @@ TAKEN = "output.uri {} {}: choose another folder, or empty it"
 
 
 def test_folders_of_others(tmp_path: Path, source: Path) -> None:
-    own, foreign, people, broken = (str(tmp_path / name) for name in ("own", "foreign", "people", "broken"))
+    own_folder, foreign, people, broken = (
+        str(tmp_path / name) for name in ("own", "foreign", "people", "broken")
+    )
     ModelFolder(foreign, OTHER, 1).claim()
     for folder, name in ((people, "a.txt"), (broken, MANIFEST)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_text("[]")
-    ModelFolder(own, MINE, 2).claim()
-    told = {folder: refusal(ModelFolder(folder, MINE, 1).claim) for folder in (foreign, people, broken, own)}
-    assert told == {
+    ModelFolder(own_folder, MINE, 2).claim()
+    refusals = {
+        folder: refusal(ModelFolder(folder, MINE, 1).claim)
+        for folder in (foreign, people, broken, own_folder)
+    }
+    assert refusals == {
         foreign: (
             64,
             "OutputTaken",
@@ -196,10 +201,10 @@ def test_folders_of_others(tmp_path: Path, source: Path) -> None:
         ),
         people: (64, "OutputTaken", TAKEN.format(people, "contains files that no FineTuneJob wrote")),
         broken: (64, "OutputTaken", TAKEN.format(broken, f"contains a {MANIFEST} that no FineTuneJob wrote")),
-        own: (
+        own_folder: (
             1,
             "Superseded",
-            f"attempt 2 of the job writes output.uri {own}: this attempt does not publish the model",
+            f"attempt 2 of the job writes output.uri {own_folder}: this attempt does not publish the model",
         ),
     }
 
@@ -215,8 +220,8 @@ def test_a_job_that_was_deleted_and_applied_again(tmp_path: Path, source: Path) 
     begun = TAKEN.format(uri, "contains files that FineTuneJob team/support started to write")
     assert refusal(lambda: deleted.publish({"": source})) == (64, "OutputTaken", begun)
     first.publish({"": source})
-    whole = TAKEN.format(uri, "is the model of an earlier FineTuneJob team/support")
-    assert refusal(deleted.claim) == (64, "OutputTaken", whole)
+    refused_text = TAKEN.format(uri, "is the model of an earlier FineTuneJob team/support")
+    assert refusal(deleted.claim) == (64, "OutputTaken", refused_text)
 
 
 def test_an_attempt_that_was_overtaken_publishes_nothing(tmp_path: Path, source: Path) -> None:
@@ -257,8 +262,8 @@ def test_a_manifest_that_was_not_written_to_its_end_is_written_again(
 ) -> None:
     (tmp_path / name).write_text(content)
     ModelFolder(str(tmp_path), MINE, 2).claim()
-    found = json.loads((tmp_path / MANIFEST).read_text())
-    assert (found["attempt"], found["files"]) == (2, None)
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    assert (manifest["attempt"], manifest["files"]) == (2, None)
 
 
 def test_of_two_jobs_that_find_a_folder_empty_one_takes_it(

@@ -53,23 +53,23 @@ def run(
     if os.geteuid() == 0:
         # A volume belongs to another user than the process.
         os.chown(folder, 12345, 12345)
-    said = folder.parent / "said.json"
-    said.unlink(missing_ok=True)
+    report = folder.parent / "said.json"
+    report.unlink(missing_ok=True)
     url = world.server.url(name)
     environment = {
         **{name: value for name, value in os.environ.items() if name != "GIT_SSL_CAINFO"},
         "SSL_CERT_FILE": str(world.server.authority),
         **({"FINETUNE_GIT_USERNAME": "me", "FINETUNE_GIT_PASSWORD": password} if password else {}),
-        "FINETUNE_TERMINATION_PATH": str(said),
+        "FINETUNE_TERMINATION_PATH": str(report),
     }
     ended = subprocess.run(
         [sys.executable, "-m", "finetune_trainer.pod.checkout", url, commit, str(folder)],
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert not password or password not in ended.stdout + ended.stderr
-    if not said.exists():
+    if not report.exists():
         return Ended(ended.returncode)
-    error = json.loads(said.read_text())["error"]
+    error = json.loads(report.read_text())["error"]
     return Ended(ended.returncode, error["reason"], error["message"].replace(url, "URL"))
 
 
@@ -108,12 +108,12 @@ def test_a_server_that_is_away_for_a_moment(world: World, tmp_path: Path) -> Non
 
 
 def test_a_commit_that_is_gone(world: World, tmp_path: Path) -> None:
-    gone = "f" * 40
-    assert run(world, tmp_path / "code", gone) == Ended(
+    missing_commit = "f" * 40
+    assert run(world, tmp_path / "code", missing_commit) == Ended(
         64,
         "CheckoutFailed",
         (
-            f"the repository URL does not have commit {gone}: create the job with a commit that exists, a branch "
+            f"the repository URL does not have commit {missing_commit}: create the job with a commit that exists, a branch "
             "or a tag"
         ),
     )
@@ -132,10 +132,10 @@ LOGINS: dict[str, tuple[str | None, str, int, str]] = {
 def test_a_login_that_opens_nothing(
     world: World, tmp_path: Path, case: tuple[str | None, str, int, str]
 ) -> None:
-    password, name, code, told = case
+    password, name, code, sentence = case
     ended = run(world, tmp_path / "code", world.newest, password=password, name=name)
     assert (ended.code, ended.reason) == (code, "CheckoutFailed")
-    assert ended.message.startswith(told)
+    assert ended.message.startswith(sentence)
 
 
 def test_a_server_that_stays_away(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +169,8 @@ WORDS: dict[str, tuple[str, int]] = {
 
 @pytest.mark.parametrize(("errors", "code"), WORDS.values(), ids=WORDS)
 def test_what_git_says_of_a_server(errors: str, code: int) -> None:
-    found = checkout._classify_failure("URL", errors)
-    assert (found.exit_code, found.message) == (
+    classified = checkout._classify_failure("URL", errors)
+    assert (classified.exit_code, classified.message) == (
         code,
         f"the repository URL cannot be fetched: {errors.splitlines()[-1]}",
     )

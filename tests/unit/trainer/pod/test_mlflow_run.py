@@ -38,8 +38,8 @@ class Door:
 
 
 def history(mlflow: Mlflow, name: str) -> list[tuple[int, float]]:
-    found = mlflow.client().get_metric_history(mlflow.run_id, name)
-    return sorted((metric.step, metric.value) for metric in found)
+    points = mlflow.client().get_metric_history(mlflow.run_id, name)
+    return sorted((metric.step, metric.value) for metric in points)
 
 
 def test_metrics_wait_for_mlflow_and_keep_their_times(
@@ -58,8 +58,8 @@ def test_metrics_wait_for_mlflow_and_keep_their_times(
     assert history(mlflow, "loss") == [(step, step / 2) for step in range(1500)]
     times = [metric.timestamp for metric in mlflow.client().get_metric_history(mlflow.run_id, "loss")]
     assert began - 1 <= min(times) / 1000 <= max(times) / 1000 <= away_until + 1
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
         "MLflow is unreachable; continuing without it: connection refused",
         "MLflow is reachable again",
     ]
@@ -160,12 +160,14 @@ def test_a_table_is_a_dataset_by_its_path_or_its_name(mlflow: Mlflow) -> None:
     tracker.close(30)
     used = mlflow.client().get_run(mlflow.run_id).inputs.dataset_inputs
     assert {tag.value for each in used for tag in each.tags} == {"source"}
-    found = {each.dataset.name: json.loads(each.dataset.source) for each in used}
-    assert {name: (source.get("path"), source.get("delta_table_name")) for name, source in found.items()} == {
+    sources = {each.dataset.name: json.loads(each.dataset.source) for each in used}
+    assert {
+        name: (source.get("path"), source.get("delta_table_name")) for name, source in sources.items()
+    } == {
         "s3://lake/raw": ("s3://lake/raw", None),
         "main.llm.raw": (None, "main.llm.raw"),
     }
-    assert {source["delta_table_version"] for source in found.values()} == {3}
+    assert {source["delta_table_version"] for source in sources.values()} == {3}
 
 
 def test_files_are_named_as_the_dataset_too(mlflow: Mlflow) -> None:

@@ -102,9 +102,9 @@ def test_the_account_is_that_of_the_uri(key: str, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT", "acme")
         monkeypatch.setenv("AZURE_STORAGE_KEY", key)
     files, path = filesystems.open_filesystem(AZURE)
-    taken = (files.connection_string, files.account_key, files.sas_token, files.credential is None)
+    login = (files.connection_string, files.account_key, files.sas_token, files.credential is None)
     assert (path, files.service_client.url) == ("lake/models", "https://acme.blob.core.windows.net/")
-    assert taken == (None, key or None, None, bool(key))
+    assert login == (None, key or None, None, bool(key))
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ MINE = JobReference(name="support", namespace="team", uid="0001")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Workspace]:
-    with running() as found:
-        found.files.volumes.add(VOLUME)
-        yield found
+    with running() as state:
+        state.files.volumes.add(VOLUME)
+        yield state
 
 
 @pytest.fixture
@@ -128,15 +128,15 @@ def test_what_a_workspace_refuses_is_one_sentence(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = VolumesFileSystem()
-    own, missing = f"{VOLUME}/tiny", f"{MISSING}/tiny"
+    own_folder, missing = f"{VOLUME}/tiny", f"{MISSING}/tiny"
     calls: tuple[Callable[[], object], ...] = (
-        lambda: files.cat_file(f"{own}/a"),
-        lambda: files.makedirs(own, exist_ok=True),
-        lambda: download.fetch(own, tmp_path / "to"),
-        ModelFolder(own, MINE, 1).claim,
+        lambda: files.cat_file(f"{own_folder}/a"),
+        lambda: files.makedirs(own_folder, exist_ok=True),
+        lambda: download.fetch(own_folder, tmp_path / "to"),
+        ModelFolder(own_folder, MINE, 1).claim,
         # NB: a refusal that reads like no checkpoint would begin the run again.
-        lambda: files.exists(own),
-        CheckpointFolder(own).list_complete_steps,
+        lambda: files.exists(own_folder),
+        CheckpointFolder(own_folder).list_complete_steps,
     )
     assert [
         failure(lambda: files.makedirs(missing, exist_ok=True)),
@@ -155,28 +155,31 @@ def test_what_a_workspace_refuses_is_one_sentence(
     ]
     workspace.denied |= {f"{method} /api/2.0/fs/" for method in ("GET", "HEAD", "PUT", "POST")}
     refused = [
-        ("ModelForbidden", f"model.base {own} cannot be read with the pod's credentials: grant them access"),
+        (
+            "ModelForbidden",
+            f"model.base {own_folder} cannot be read with the pod's credentials: grant them access",
+        ),
         (
             "OutputForbidden",
-            f"output.uri {own} cannot be written with the pod's credentials: grant them access",
+            f"output.uri {own_folder} cannot be written with the pod's credentials: grant them access",
         ),
     ]
     assert [failure(call) for call in calls] == [
-        ("PermissionError", GRANT.format(path=f"{own}/a")),
-        ("PermissionError", GRANT.format(path=own)),
+        ("PermissionError", GRANT.format(path=f"{own_folder}/a")),
+        ("PermissionError", GRANT.format(path=own_folder)),
         *refused,
-        ("PermissionError", GRANT.format(path=own)),
-        ("PermissionError", GRANT.format(path=own)),
+        ("PermissionError", GRANT.format(path=own_folder)),
+        ("PermissionError", GRANT.format(path=own_folder)),
     ]
     monkeypatch.setenv("DATABRICKS_TOKEN", "dapi-wrong")
-    told = [failure(call) for call in calls]
+    sentences = [failure(call) for call in calls]
     renew = "Databricks rejected the pod's credentials for {}: renew the Secret of tracking"
-    assert told == [
-        ("PermissionError", renew.format(f"{own}/a")),
-        ("PermissionError", renew.format(own)),
+    assert sentences == [
+        ("PermissionError", renew.format(f"{own_folder}/a")),
+        ("PermissionError", renew.format(own_folder)),
         *refused,
-        ("PermissionError", renew.format(own)),
-        ("PermissionError", renew.format(own)),
+        ("PermissionError", renew.format(own_folder)),
+        ("PermissionError", renew.format(own_folder)),
     ]
     monkeypatch.delenv("DATABRICKS_TOKEN")
     monkeypatch.setenv("DATABRICKS_CLIENT_ID", "principal")
@@ -184,7 +187,7 @@ def test_what_a_workspace_refuses_is_one_sentence(
     kind, message = failure(calls[0])
     assert (kind, message) == (
         "PermissionError",
-        f"the login to Databricks for {own}/a fails: invalid_client: Client authentication failed",
+        f"the login to Databricks for {own_folder}/a fails: invalid_client: Client authentication failed",
     )
 
 
@@ -220,12 +223,12 @@ def test_a_server_of_logins_that_is_away_is_asked_again_by_the_next_attempt(
     as_principal: Workspace, tmp_path: Path, fault: Fault, ends: list[tuple[int, str]]
 ) -> None:
     as_principal.faults.append(replace(fault))
-    told = []
+    sentences = []
     for call in (lambda: download.fetch(f"{VOLUME}/a", tmp_path), ModelFolder(f"{VOLUME}/a", MINE, 1).claim):
         with pytest.raises(PodFailure) as caught:
             call()
-        told.append((caught.value.exit_code, caught.value.reason))
-    assert told == ends
+        sentences.append((caught.value.exit_code, caught.value.reason))
+    assert sentences == ends
 
 
 def test_a_login_that_is_not_renewed_stops_no_training(as_principal: Workspace, tmp_path: Path) -> None:
@@ -254,8 +257,8 @@ def test_an_upload_in_parts_that_fails_is_tried_again(
     (tmp_path / "large").write_bytes(bytes(2000))
     # An answer without a session.
     workspace.faults.append(Fault(200, {"neither": {}}, "POST", f"/api/2.0/fs/files{root}", times=1))
-    told = failure(lambda: files.put_file(str(tmp_path / "large"), f"{root}/large"))
-    assert told == ("OSError", f"{root}/large: Unexpected server response: {{'neither': {{}}}}")
+    sentence = failure(lambda: files.put_file(str(tmp_path / "large"), f"{root}/large"))
+    assert sentence == ("OSError", f"{root}/large: Unexpected server response: {{'neither': {{}}}}")
 
 
 def test_without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
