@@ -187,7 +187,7 @@ def test_what_a_workspace_refuses_is_one_sentence(
     kind, message = failure(calls[0])
     assert (kind, message) == (
         "PermissionError",
-        f"the login to Databricks for {own_folder}/a fails: invalid_client: Client authentication failed",
+        f"the login to Databricks for {own_folder}/a failed: invalid_client: Client authentication failed",
     )
 
 
