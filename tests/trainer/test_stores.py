@@ -118,7 +118,7 @@ def test_a_folder_that_a_console_made_is_empty(store: Store, tmp_path: Path) -> 
     folder.publish({"": tmp_path / "model"})
     # What else lies there is not downloaded with the model.
     files.pipe_file(f"{path}/optimizer.pt", b"state")
-    assert [*StoredModel.find(uri).listed] == [f"{path}/config.json"]
+    assert [*StoredModel.find(uri).entries] == [f"{path}/config.json"]
     download.fetch(uri, tmp_path / "to")
 
 

@@ -91,7 +91,9 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
             yield Question(tokens, prompt, answers[0])
             continue
         prompt_messages = to_messages(prompt, "user", str(columns.prompt))
-        reply = extract_reply(prompt_messages, to_messages(answers[0], "assistant", answer_columns[0]), answer_columns[0])
+        reply = extract_reply(
+            prompt_messages, to_messages(answers[0], "assistant", answer_columns[0]), answer_columns[0]
+        )
         messages = [*prompt_messages, *reply]
         answered = [turn for turn in loss_mask.find_answers(messages) if turn >= len(prompt_messages)]
         yield _build_question(documents, messages, answered, None)

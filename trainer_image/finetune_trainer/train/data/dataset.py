@@ -138,7 +138,9 @@ def _encode_examples(splits: Splits, name: str, encoder: Encoder, *, prepared: b
         names += [columns.label] if columns.label else []
         nullable = [document.loss_mask for document in document_columns]
         for rows in read(splits, name, names, may_be_null=nullable, label=columns.label):
-            yield from encoder.select_examples(read_documents(rows, document_columns), parse_labels(rows, columns))
+            yield from encoder.select_examples(
+                read_documents(rows, document_columns), parse_labels(rows, columns)
+            )
     else:
         for rows in read(splits, name, columns.named, may_be_null=[columns.tools], label=columns.label):
             yield from encoder.encode(rows)
