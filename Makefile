@@ -163,8 +163,7 @@ bench-uploads: venv ## Measure a model's way to the store of an MLflow server: t
 	$(call timed,benchmark of uploads,$(BIN)/python -m bench.uploads $(BENCH))
 
 # Packages whose locals have names of their own, see tests/support/shadowing.py.
-UNSHADOWED := $(addprefix operator/finetune_operator/,controller databricks git mlflow policy registry serving) \
-  $(addprefix trainer_image/finetune_trainer/,evaluate examples models pod storage)
+UNSHADOWED := crds/finetune_crds operator/finetune_operator trainer_image/finetune_trainer
 
 .PHONY: lint
 lint: venv programs-lint ## Check style, types, layers, generated files, workflows, and the documentation

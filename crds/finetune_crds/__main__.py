@@ -62,8 +62,10 @@ def chart_template(resource: Resource) -> str:
     text = text.replace("{{", "{{ `{{` }}")
     anchor = "  annotations:\n"
     text = text.replace(anchor, _LABELS + anchor + _KEEP, 1)
-    named = f'(dict "root" . "name" "{_name(resource)}")'
-    condition = f'{{{{- if and .Values.crds.enabled (not (include "finetune.crdIsThere" {named})) }}}}\n'
+    template_arguments = f'(dict "root" . "name" "{_name(resource)}")'
+    condition = (
+        f'{{{{- if and .Values.crds.enabled (not (include "finetune.crdIsThere" {template_arguments})) }}}}\n'
+    )
     return HEADER + condition + text + "{{- end }}\n"
 
 

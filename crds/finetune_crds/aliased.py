@@ -17,5 +17,5 @@ class Aliased(NamedTuple):
     @classmethod
     def of(cls, uri: str | None) -> Aliased | None:
         """What models:/name@alias names; None for any other URI."""
-        found = _ALIASED.fullmatch(uri or "")
-        return cls(**found.groupdict()) if found else None
+        match = _ALIASED.fullmatch(uri or "")
+        return cls(**match.groupdict()) if match else None

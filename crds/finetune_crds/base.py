@@ -42,15 +42,15 @@ class Rule(NamedTuple):
 
     def to_json(self) -> dict[str, str | bool]:
         """The rule as it stands in a CustomResourceDefinition."""
-        found: dict[str, str | bool] = {"rule": self.expression, "message": self.message}
+        validation: dict[str, str | bool] = {"rule": self.expression, "message": self.message}
         if self.at_creation:
-            found = {
+            validation = {
                 "rule": f"oldSelf.hasValue() || ({self.expression})",
                 "message": self.message,
                 "optionalOldSelf": True,
             }
-        found |= {"fieldPath": self.field} if self.field else {}
-        return found | ({"messageExpression": self.computed} if self.computed else {})
+        validation |= {"fieldPath": self.field} if self.field else {}
+        return validation | ({"messageExpression": self.computed} if self.computed else {})
 
 
 def rules(*entries: Rule | tuple[str, str] | tuple[str, str, str]) -> dict[str, Any]:

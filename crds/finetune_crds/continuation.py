@@ -62,16 +62,18 @@ def settings(recipe: JobRecipe) -> dict[str, Any]:
     A checkpoint keeps them. None of them is a secret.
     """
     content = recipe.model_dump(mode="json", by_alias=True, exclude=_FREE, exclude_defaults=True)
-    found = {**dict(_leaves("", content)), GLOBAL_BATCH: recipe.global_batch}
+    values_by_path = {**dict(_leaves("", content)), GLOBAL_BATCH: recipe.global_batch}
     if recipe.objective.type == "KTO":
-        found[ROWS_AT_ONCE] = recipe.training.per_device_batch_size * recipe.distributed.ranks
-    return found
+        values_by_path[ROWS_AT_ONCE] = recipe.training.per_device_batch_size * recipe.distributed.ranks
+    return values_by_path
 
 
 def digest(recipe: JobRecipe) -> str:
     """The beginning of the SHA-256 of the settings that count, but for those of the examples."""
-    found = {path: value for path, value in settings(recipe).items() if not path.startswith(_OF_EXAMPLES)}
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+    run_settings = {
+        path: value for path, value in settings(recipe).items() if not path.startswith(_OF_EXAMPLES)
+    }
+    return hashlib.sha256(json.dumps(run_settings, sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
 def differences(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
@@ -80,23 +82,23 @@ def differences(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
     Differences of the examples are left out: another table may have the same ones.
     """
     now = settings(recipe)
-    found = [
+    differing = [
         _told(path, before, now)
         for path in _changed(before, now)
         if path not in (GLOBAL_BATCH, ROWS_AT_ONCE) and not path.startswith(_OF_EXAMPLES)
     ]
     if ROWS_AT_ONCE in _changed(before, now):
-        found.append(
+        differing.append(
             f"sequences of a pass {before.get(ROWS_AT_ONCE)} -> {now.get(ROWS_AT_ONCE)} (training.perDeviceBatchSize x ranks, "
             "from which KTO estimates a divergence)"
         )
     batch = before.get(GLOBAL_BATCH)
     if batch != now[GLOBAL_BATCH] and isinstance(batch, int):
-        found.append(
+        differing.append(
             f"sequences of a step {batch} -> {now[GLOBAL_BATCH]} (training.perDeviceBatchSize x gradientAccumulation x "
             f"ranks; {_fitting(batch, recipe)})"
         )
-    return found
+    return differing
 
 
 def differences_of_examples(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
@@ -125,8 +127,8 @@ def _told(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _fitting(batch: int, recipe: JobRecipe) -> str:
     """Which numbers give a global batch on the ranks of a recipe."""
     ranks, size = recipe.distributed.ranks, recipe.training.per_device_batch_size
-    share, rest = divmod(batch, ranks)
-    if rest:
+    share, remainder = divmod(batch, ranks)
+    if remainder:
         return f"{batch} on {ranks} ranks is no whole number: choose a number of ranks that divides {batch}"
     fits = max(number for number in range(1, min(size, share) + 1) if share % number == 0)
     return f"perDeviceBatchSize {fits} and gradientAccumulation {share // fits} fit {ranks} ranks"

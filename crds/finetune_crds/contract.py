@@ -347,8 +347,8 @@ def checkpoint_folder(uri: str, *, namespace: str, name: str, uid: str) -> str:
 
 def checkpoint_place(uri: str) -> tuple[str, int | None]:
     """The folder of a job's checkpoints that a URI names, and the step where it names one of them."""
-    found = _CHECKPOINT.fullmatch(uri.rstrip("/"))
-    return (found[1], int(found[2])) if found else (uri.rstrip("/"), None)
+    match = _CHECKPOINT.fullmatch(uri.rstrip("/"))
+    return (match[1], int(match[2])) if match else (uri.rstrip("/"), None)
 
 
 def checkpoint_uri(folder: str, step: int) -> str:

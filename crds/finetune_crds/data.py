@@ -44,9 +44,9 @@ def _column_rule(field: str) -> Rule:
     """The rule that a field of Columns is set with its types only."""
     both = (COLUMNS_OF, OPTIONAL_COLUMNS_OF)
     types = [name for columns in both for name, fields in columns.items() if field in fields]
-    *others, last = types
-    named = f"{', '.join(others)} or {last}" if others else last
-    return Rule(f"!has(self.{field}) || self.type in {types}", f"{field} needs type {named}", f".{field}")
+    *leading_types, last_type = types
+    type_list = f"{', '.join(leading_types)} or {last_type}" if leading_types else last_type
+    return Rule(f"!has(self.{field}) || self.type in {types}", f"{field} needs type {type_list}", f".{field}")
 
 
 class Columns(ApiModel):
@@ -118,12 +118,12 @@ class Columns(ApiModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_names(cls, given: object) -> object:
+    def _with_names(cls, columns: object) -> object:
         """The columns with the default name of each that the type has."""
-        if not isinstance(given, dict):
-            return given
-        names = {field: field for field in COLUMNS_OF.get(str(given.get("type")), ())}
-        return names | {field: value for field, value in given.items() if value is not None}
+        if not isinstance(columns, dict):
+            return columns
+        names = {field: field for field in COLUMNS_OF.get(str(columns.get("type")), ())}
+        return names | {field: value for field, value in columns.items() if value is not None}
 
 
 SplitsPlace = Annotated[
@@ -267,8 +267,8 @@ class Data(ApiModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _prepared(cls, given: object) -> object:
+    def _prepared(cls, fields: object) -> object:
         """The data with a preparation, if there is a source."""
-        if isinstance(given, dict) and given.get("source") and not given.get("prepare"):
-            return {**given, "prepare": {}}
-        return given
+        if isinstance(fields, dict) and fields.get("source") and not fields.get("prepare"):
+            return {**fields, "prepare": {}}
+        return fields

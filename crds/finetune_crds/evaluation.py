@@ -130,8 +130,8 @@ class Evaluation(ApiModel):
     @property
     def measured(self) -> tuple[Metric, ...]:
         """The metrics of the built-in evaluation, in the order of the API."""
-        wanted = self.metrics or ("Loss", "Perplexity")
-        return tuple(metric for metric in NAMES if metric in wanted)
+        metrics = self.metrics or ("Loss", "Perplexity")
+        return tuple(metric for metric in NAMES if metric in metrics)
 
 
 # Of FineTuneJobSpec: there is no evaluation or no data, or an evaluation with a command, which may read what it likes.

@@ -174,19 +174,21 @@ _IMMUTABLE = (
 
 def _go_together(columns: str, objectives: list[str]) -> list[Rule]:
     """The rules that some objectives have columns of a type, and that no other objective has them."""
-    *others, last = objectives
-    named = f"{', '.join(others)} or {last}" if others else last
+    *leading_objectives, last_objective = objectives
+    objective_list = (
+        f"{', '.join(leading_objectives)} or {last_objective}" if leading_objectives else last_objective
+    )
     return [
         Rule(
             f"!(self.objective.type in {objectives}) || !has(self.data) || !has(self.data.columns) || "
             f"self.data.columns.type == '{columns}'",
-            f"objective {named} needs data.columns of type {columns}",
+            f"objective {objective_list} needs data.columns of type {columns}",
             ".data.columns.type",
         ),
         Rule(
             f"!has(self.data) || !has(self.data.columns) || self.data.columns.type != '{columns}' || "
             f"self.objective.type in {objectives}",
-            f"data.columns of type {columns} needs objective.type {named}: for SFT and Distillation use Text, Messages or "
+            f"data.columns of type {columns} needs objective.type {objective_list}: for SFT and Distillation use Text, Messages or "
             "PromptResponse",
             ".data.columns.type",
         ),

@@ -39,7 +39,7 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
     field which a later version adds does not change the digest.
     """
     each = {"__all__": _PINS}
-    found: Json = data.model_dump(
+    settings: Json = data.model_dump(
         mode="json",
         by_alias=True,
         exclude_defaults=True,
@@ -58,7 +58,7 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
     login = spark.databricks.secret_ref if spark.databricks else None
     workspace = [spark.mode == "Databricks", login.name if login else None]
     return digest_of(
-        found,
+        settings,
         tokenizer,
         workspace,
         {name: value for name, value in spark.conf.items() if _CHANGES_ROWS.fullmatch(name)},

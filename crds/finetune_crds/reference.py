@@ -61,16 +61,16 @@ def _sections(
     places: dict[str, list[str]] = {}
     for path, schema in parts:
         places.setdefault(_identity(schema), []).append(path)
-    own: dict[str, tuple[str, str, Schema]] = {}
+    types_by_title: dict[str, tuple[str, str, Schema]] = {}
     shared: dict[str, tuple[str, str, Schema]] = {}
     for path, schema in parts:
         key = _identity(schema)
         roots = [place.partition(".")[0] for place in places[key]]
         if len(set(roots)) == len(roots):
-            own.setdefault(key, (path, schema["description"], schema))
+            types_by_title.setdefault(key, (path, schema["description"], schema))
         else:
             shared[key] = (*models[key], schema)
-    return own | dict(sorted(shared.items(), key=lambda item: item[1][0]))
+    return types_by_title | dict(sorted(shared.items(), key=lambda item: item[1][0]))
 
 
 def _models(resource: type[FineTuneJob | ModelPromotion]) -> dict[str, tuple[str, str]]:
@@ -95,10 +95,10 @@ def _identity(schema: Schema) -> str:
     return json.dumps(_without(fields, "default"), sort_keys=True)
 
 
-def _without(found: Any, name: str) -> Any:
-    if isinstance(found, dict):
-        return {key: _without(value, name) for key, value in found.items() if key != name}
-    return [_without(item, name) for item in found] if isinstance(found, list) else found
+def _without(schema: Any, name: str) -> Any:
+    if isinstance(schema, dict):
+        return {key: _without(value, name) for key, value in schema.items() if key != name}
+    return [_without(item, name) for item in schema] if isinstance(schema, list) else schema
 
 
 def _table(schema: Schema, targets: dict[str, str]) -> str:
@@ -120,14 +120,14 @@ def _type(field: Schema, targets: dict[str, str]) -> str:
         link = f"[object](#{anchor(targets[_identity(element)])})"
         return f"list of {link}" if suffix else link
     if "enum" in element:
-        named = " or ".join(f"`{value}`" for value in element["enum"])
+        type_text = " or ".join(f"`{value}`" for value in element["enum"])
     elif isinstance(element.get("additionalProperties"), dict):
-        named = f"map of {element['additionalProperties']['type']}"
+        type_text = f"map of {element['additionalProperties']['type']}"
     elif element.get("x-kubernetes-int-or-string"):
-        named = "integer or string"
+        type_text = "integer or string"
     else:
-        named = " ".join(part for part in (element["type"], _range(element)) if part)
-    return f"list of {named}" if suffix else named
+        type_text = " ".join(part for part in (element["type"], _range(element)) if part)
+    return f"list of {type_text}" if suffix else type_text
 
 
 def _range(schema: Schema) -> str:
@@ -156,13 +156,13 @@ def _rules(schema: Schema) -> list[str]:
     """What the API server says when a rule is broken; rules that are the same for several fields stand once."""
     fields: dict[str, list[str]] = {}
     for rule in schema.get("x-kubernetes-validations", []):
-        field, _, said = rule["message"].rpartition(" cannot change")
-        fields.setdefault(f" cannot change{said}" if field else said, []).append(field)
+        field, _, suffix = rule["message"].rpartition(" cannot change")
+        fields.setdefault(f" cannot change{suffix}" if field else suffix, []).append(field)
     if not fields:
         return []
     return [
         "The API server refuses what breaks a rule:",
-        "\n".join(f"- {', '.join(named)}{said}" for said, named in fields.items()),
+        "\n".join(f"- {', '.join(field_names)}{suffix}" for suffix, field_names in fields.items()),
     ]
 
 
@@ -203,20 +203,20 @@ def condition_reference() -> str:
 def attribute_docs(enum: type[StrEnum]) -> dict[str, str]:
     """The docstring below each member of an enumeration, by the member's value."""
     body = ast.parse(dedent(inspect.getsource(enum))).body[0]
-    found: dict[str, str] = {}
+    docs_by_attribute: dict[str, str] = {}
     name: str | None = None
     for node in body.body if isinstance(body, ast.ClassDef) else []:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id
         elif name and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            found[str(enum[name])] = str(node.value.value)
-    return found
+            docs_by_attribute[str(enum[name])] = str(node.value.value)
+    return docs_by_attribute
 
 
 def sample_files() -> list[Path]:
     """The samples by name, without the kustomizations beside them."""
-    found = [path for path in SAMPLES.rglob("*.yaml") if path.name != "kustomization.yaml"]
-    return sorted(found, key=lambda path: path.name)
+    paths = [path for path in SAMPLES.rglob("*.yaml") if path.name != "kustomization.yaml"]
+    return sorted(paths, key=lambda path: path.name)
 
 
 def sample_reference() -> str:

@@ -45,9 +45,9 @@ def _with_default(field: Schema, *, part: bool) -> Schema:
     if field.get("default") in ([], {}, "", None):
         field.pop("default", None)
     if field.pop("x-late-default", False):
-        told = _say_default(field)
-        told.pop("default", None)
-        return told
+        default_text = _say_default(field)
+        default_text.pop("default", None)
+        return default_text
     if not part or field.get("required"):
         return _say_default(field)
     # NB: the API server checks a default against the rules as it is written, before it fills in the inner ones.
@@ -127,13 +127,15 @@ def _without_defaults(schema: Schema) -> Schema:
     NB: Argo CD compares a list as a whole, so one default that the API server puts into an item of it is a difference
     from Git that no sync removes.
     """
-    kept = {key: value for key, value in schema.items() if key != "default"}
+    remaining = {key: value for key, value in schema.items() if key != "default"}
     for nested in ("items", "additionalProperties"):
-        if isinstance(kept.get(nested), dict):
-            kept[nested] = _without_defaults(kept[nested])
-    if "properties" in kept:
-        kept["properties"] = {name: _without_defaults(field) for name, field in kept["properties"].items()}
-    return kept
+        if isinstance(remaining.get(nested), dict):
+            remaining[nested] = _without_defaults(remaining[nested])
+    if "properties" in remaining:
+        remaining["properties"] = {
+            name: _without_defaults(field) for name, field in remaining["properties"].items()
+        }
+    return remaining
 
 
 def crd(

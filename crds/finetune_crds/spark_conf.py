@@ -35,7 +35,7 @@ def refusal(conf: dict[str, str]) -> str | None:
 
 def rule() -> Rule:
     """The rule of a map of settings, at the object that has it as `conf`."""
-    whole = f"^({'|'.join(ALLOWED)})$"
+    pattern = f"^({'|'.join(ALLOWED)})$"
     return Rule(
-        f"!has(self.conf) || self.conf.all(name, name.matches('{whole}'))", f"conf takes {_WHAT}", ".conf"
+        f"!has(self.conf) || self.conf.all(name, name.matches('{pattern}'))", f"conf takes {_WHAT}", ".conf"
     )

@@ -14,13 +14,13 @@ def named(data: Data) -> Iterator[tuple[str, str]]:
     """The tables that a preparation reads by their names, each after the field that names it, such as data.source.table."""
     parts: list[tuple[str, OneSource]] = [("data.source", data.source)] if data.source else []
     mixed = data.source.sources or [] if data.source else []
-    wanted = data.prepare.decontaminate if data.prepare else None
+    decontaminate = data.prepare.decontaminate if data.prepare else None
     read = [
         *parts,
         *((f"data.source.sources[{part.name}]", part) for part in mixed),
         *(
             (f"data.prepare.decontaminate.sources[{part.name}]", part)
-            for part in (wanted.sources if wanted else [])
+            for part in (decontaminate.sources if decontaminate else [])
         ),
     ]
     return ((f"{field}.table", part.table) for field, part in read if part.table)

@@ -26,7 +26,7 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 
 def resolve(
-    spec: FineTuneJobSpec, *, namespace: str, name: str, known: Resolved | None, defaults: Defaults
+    spec: FineTuneJobSpec, *, namespace: str, name: str, earlier: Resolved | None, defaults: Defaults
 ) -> FineTuneJobSpec:
     """The spec with everything that it leaves to defaults.
 
@@ -34,9 +34,9 @@ def resolve(
         known: what was resolved when the job was accepted, which later changes of the installation leave alone; None before.
             Variables and pod templates are always those of the installation now: they count from the next pod on.
     """
-    filled = known or resolved(spec, namespace=namespace, name=name, defaults=defaults)
+    filled = earlier or resolved(spec, namespace=namespace, name=name, defaults=defaults)
     own_queue = spec.run_policy.queue_name
-    every_pod, own = _every_pod(defaults), _of_pods(_account(spec.service_account_name))
+    every_pod, account_template = _every_pod(defaults), _of_pods(_account(spec.service_account_name))
     parts: dict[str, object] = {
         "data": spec.data,
         "trainer": spec.trainer.model_copy(
@@ -49,7 +49,9 @@ def resolve(
         "training": spec.training.model_copy(
             update={"learning_rate": filled.learning_rate or _learning_rate(spec)}
         ),
-        "pod_template": _layered(every_pod, defaults.pod_template, own, _gpus(spec), spec.pod_template),
+        "pod_template": _layered(
+            every_pod, defaults.pod_template, account_template, _gpus(spec), spec.pod_template
+        ),
         "model": _with_cache(spec.model, defaults),
         "distributed": spec.distributed.model_copy(
             update={"processes_per_node": spec.distributed.ranks_per_node}
@@ -65,7 +67,7 @@ def resolve(
             "catalog": filled.catalog,
             "env": _env(defaults.env, spec.env, prepare.env),
             "env_from": [*defaults.env_from, *spec.env_from, *prepare.env_from],
-            "pod_template": _layered(every_pod, own, prepare.pod_template),
+            "pod_template": _layered(every_pod, account_template, prepare.pod_template),
         }
         parts["data"] = data.model_copy(update={"prepare": prepare.model_copy(update=changes)})
     if spec.evaluation:
@@ -73,7 +75,7 @@ def resolve(
             update={
                 "env": _env(defaults.env, spec.env, spec.evaluation.env),
                 "env_from": [*defaults.env_from, *spec.env_from, *spec.evaluation.env_from],
-                "pod_template": _layered(every_pod, own, spec.evaluation.pod_template),
+                "pod_template": _layered(every_pod, account_template, spec.evaluation.pod_template),
             }
         )
     if spec.register_:
@@ -81,13 +83,13 @@ def resolve(
     return spec.model_copy(update=parts)
 
 
-def pinned(spec: FineTuneJobSpec, known: Pinned | None) -> FineTuneJobSpec:
+def pinned(spec: FineTuneJobSpec, pins: Pinned | None) -> FineTuneJobSpec:
     """The spec with the versions that its aliases pointed at when the job began."""
     parts: dict[str, object] = {}
-    if known and known.base and spec.model:
-        parts["model"] = spec.model.model_copy(update={"base": known.base})
-    if known and known.teacher and spec.objective.distillation:
-        distillation = spec.objective.distillation.model_copy(update={"teacher": known.teacher})
+    if pins and pins.base and spec.model:
+        parts["model"] = spec.model.model_copy(update={"base": pins.base})
+    if pins and pins.teacher and spec.objective.distillation:
+        distillation = spec.objective.distillation.model_copy(update={"teacher": pins.teacher})
         parts["objective"] = spec.objective.model_copy(update={"distillation": distillation})
     return spec.model_copy(update=parts) if parts else spec
 
@@ -112,20 +114,20 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog:
         return prepare.catalog if prepare else None
-    wanted = prepare.spark.mode != "Databricks" and any(tables.named(data))
-    return defaults.catalog if wanted else None
+    reads_named_tables = prepare.spark.mode != "Databricks" and any(tables.named(data))
+    return defaults.catalog if reads_named_tables else None
 
 
 def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
     """The table of the spec, or one in the storage of the installation: of all jobs with the same preparation, or of this job."""
-    given, prepare = spec.data, spec.prepare
-    if given is None or spec.model is None or prepare is None or prepare.output:
+    data, prepare = spec.data, spec.prepare
+    if data is None or spec.model is None or prepare is None or prepare.output:
         return prepare.output if prepare else None
     shared = prepare.reuse != "Never"
     # NB: as the prep pod gets them, with the catalog of the installation.
-    found = prepare.model_copy(update={"catalog": _catalog(spec, defaults)})
-    data = given.model_copy(update={"prepare": found})
-    folder = settings_digest(data, spec.model, spec.objective) if shared else name
+    with_catalog = prepare.model_copy(update={"catalog": _catalog(spec, defaults)})
+    prepared_data = data.model_copy(update={"prepare": with_catalog})
+    folder = settings_digest(prepared_data, spec.model, spec.objective) if shared else name
     return defaults.folder("splits", namespace, folder) or None
 
 
@@ -146,12 +148,14 @@ def _checkpoint(spec: FineTuneJobSpec, defaults: Defaults) -> Checkpoint | None:
 
     A command of your own writes its own checkpoints.
     """
-    wanted, uri = spec.checkpoint, defaults.folder("checkpoints")
-    if wanted is None and (not uri or spec.trainer.command):
+    checkpoint, uri = spec.checkpoint, defaults.folder("checkpoints")
+    if checkpoint is None and (not uri or spec.trainer.command):
         return None
-    given = wanted.model_dump(exclude_unset=True) if wanted else {}
+    explicit_fields = checkpoint.model_dump(exclude_unset=True) if checkpoint else {}
     folder = {"uri": uri} if uri else {}
-    return Checkpoint.model_validate({**folder, **defaults.checkpoint.model_dump(exclude_none=True), **given})
+    return Checkpoint.model_validate(
+        {**folder, **defaults.checkpoint.model_dump(exclude_none=True), **explicit_fields}
+    )
 
 
 def _env(*parts: Sequence[EnvVar]) -> list[EnvVar]:
@@ -167,8 +171,8 @@ def _layered(*templates: Json | None) -> Json | None:
 def _every_pod(defaults: Defaults) -> Json:
     """What the installation gives the pods of preparation, training and evaluation."""
     secrets = [secret.to_json() for secret in defaults.image_pull_secrets]
-    found: Json = {"imagePullSecrets": secrets} if secrets else {}
-    return _of_pods(found | _account(defaults.service_account_name))
+    template_spec: Json = {"imagePullSecrets": secrets} if secrets else {}
+    return _of_pods(template_spec | _account(defaults.service_account_name))
 
 
 def _of_pods(fields: Json) -> Json:
@@ -180,14 +184,14 @@ def _account(name: str | None) -> Json:
 
 
 def _gpus(spec: FineTuneJobSpec) -> Json:
-    wanted = spec.distributed
-    if wanted.gpus_per_node is None:
+    distributed = spec.distributed
+    if distributed.gpus_per_node is None:
         return {}
-    limits = {wanted.gpu_resource: str(wanted.gpus_per_node)}
-    found: Json = {"containers": [{"name": names.TRAINER_CONTAINER, "resources": {"limits": limits}}]}
-    if wanted.gpu and wanted.gpu.product:
-        found["nodeSelector"] = {PRODUCT_LABEL: wanted.gpu.product}
-    return {"spec": found}
+    limits = {distributed.gpu_resource: str(distributed.gpus_per_node)}
+    gpu_spec: Json = {"containers": [{"name": names.TRAINER_CONTAINER, "resources": {"limits": limits}}]}
+    if distributed.gpu and distributed.gpu.product:
+        gpu_spec["nodeSelector"] = {PRODUCT_LABEL: distributed.gpu.product}
+    return {"spec": gpu_spec}
 
 
 def gpu_limit(template: Json | None, resource: str) -> int | None:

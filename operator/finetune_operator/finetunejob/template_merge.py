@@ -56,15 +56,15 @@ def _merge_keyed(below: list[Any], above: list[Any], key: str, *, deep: bool) ->
 
 def _identity(item: Any, key: str, position: int) -> str | int:
     """The key of an item, or its position when it has none."""
-    found = item.get(key) if isinstance(item, dict) else None
-    return found if isinstance(found, str) else position
+    identity = item.get(key) if isinstance(item, dict) else None
+    return identity if isinstance(identity, str) else position
 
 
 def items(template: Json | None, field: str) -> Iterator[Json]:
     """The items of a list in the spec of a template that the API server has not validated: none where it has no such list."""
     spec = (template or {}).get("spec")
-    found = spec.get(field) if isinstance(spec, dict) else None
-    yield from (item for item in (found if isinstance(found, list) else []) if isinstance(item, dict))
+    entries = spec.get(field) if isinstance(spec, dict) else None
+    yield from (item for item in (entries if isinstance(entries, list) else []) if isinstance(item, dict))
 
 
 def containers(template: Json | None, name: str) -> Iterator[Json]:
@@ -79,13 +79,21 @@ def mounts(template: Json | None, container: str, *, but: Sequence[str]) -> list
         but: kinds of volumes to leave out.
     """
     volumes = [item for item in items(template, "volumes") if not any(kind in item for kind in but)]
-    known = {item["name"] for item in volumes if isinstance(item.get("name"), str)}
+    volume_names = {item["name"] for item in volumes if isinstance(item.get("name"), str)}
     lists = [item.get("volumeMounts") for item in containers(template, container)]
-    found = [
-        mount for given in lists if isinstance(given, list) for mount in given if isinstance(mount, dict)
+    volume_mounts = [
+        mount
+        for mount_list in lists
+        if isinstance(mount_list, list)
+        for mount in mount_list
+        if isinstance(mount, dict)
     ]
-    named = [mount for mount in found if isinstance(mount.get("name"), str) and mount["name"] in known]
-    return [mount["mountPath"] for mount in named if isinstance(mount.get("mountPath"), str)]
+    kept_mounts = [
+        mount
+        for mount in volume_mounts
+        if isinstance(mount.get("name"), str) and mount["name"] in volume_names
+    ]
+    return [mount["mountPath"] for mount in kept_mounts if isinstance(mount.get("mountPath"), str)]
 
 
 def is_below(path: str, mount: str) -> bool:

@@ -23,7 +23,7 @@ def spec() -> FineTuneJobSpec:
     """The job's spec, as the operator reads it in the guide's installation."""
     name = JOB["metadata"]["name"]
     given = FineTuneJob.model_validate(JOB).spec
-    return resolve(given, namespace="research", name=name, known=None, defaults=DEFAULTS)
+    return resolve(given, namespace="research", name=name, earlier=None, defaults=DEFAULTS)
 
 
 def test_the_job_is_accepted() -> None:

@@ -69,7 +69,7 @@ def ftj(
             written,
             namespace="team",
             name="tune",
-            known=status.resolved if status else None,
+            earlier=status.resolved if status else None,
             defaults=defaults or Defaults(),
         ),
         status=status or FineTuneJobStatus(),

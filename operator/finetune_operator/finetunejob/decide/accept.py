@@ -102,7 +102,7 @@ def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
     """Mistakes in immutable fields with which no values of the chart can run the job."""
     if ftj.written is None:
         return []
-    spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, known=None, defaults=Defaults())
+    spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, earlier=None, defaults=Defaults())
     mistakes_by_server = [[*mistakes_of_fixed_fields(spec, settings)] for settings in _INSTALLATIONS]
     return [
         mistake

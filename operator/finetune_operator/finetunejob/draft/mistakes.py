@@ -80,9 +80,9 @@ def _variables(field: str, template: Json | None, container: str, reserved: Sequ
         for entry in variables:
             if isinstance(entry.get("value"), str) and secret_scopes.is_reference(entry["value"]):
                 yield f"{field} sets {entry.get('name')} to a secret of a Databricks workspace: {NO_SCOPE_IN_PODS}"
-        taken = [entry["name"] for entry in variables if entry.get("name") in reserved]
-        if taken:
-            yield f"{field} sets {', '.join(taken)}, which the operator sets: remove it"
+        reserved_names = [entry["name"] for entry in variables if entry.get("name") in reserved]
+        if reserved_names:
+            yield f"{field} sets {', '.join(reserved_names)}, which the operator sets: remove it"
 
 
 def _too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
@@ -92,8 +92,8 @@ def _too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
     limit = gpu_limit(spec.pod_template, resource)
     if limit is None or limit >= ranks or distributed.device == "CPU":
         return
-    given = distributed.gpus_per_node is not None
-    remedy = "remove the limit from the template" if given else f"raise the limit to {ranks}"
+    is_set = distributed.gpus_per_node is not None
+    remedy = "remove the limit from the template" if is_set else f"raise the limit to {ranks}"
     yield f"each pod has {ranks} processes and spec.podTemplate limits it to {limit} {resource}: {remedy}"
 
 
@@ -103,8 +103,8 @@ def _lost_output(spec: FineTuneJobSpec) -> Iterator[str]:
     # NB: what is in a volume of Unity Catalog outlives the pods, which need no mount for it.
     if not uri.startswith("/") or uri.startswith("/Volumes/"):
         return
-    kept = mounts(spec.pod_template, names.TRAINER_CONTAINER, but=LOST_WITH_POD)
-    if not any(is_below(uri, mount) for mount in kept):
+    lasting_mounts = mounts(spec.pod_template, names.TRAINER_CONTAINER, but=LOST_WITH_POD)
+    if not any(is_below(uri, mount) for mount in lasting_mounts):
         yield (
             f"spec.output.uri {uri} is on no volume that outlives the pods: mount a PersistentVolumeClaim there in the container "
             f"{names.TRAINER_CONTAINER} of spec.podTemplate, or apply a job with another name and a folder of an object store"

@@ -48,7 +48,7 @@ def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
     spec = None
     if written:
         name, namespace, resolved = meta["name"], meta["namespace"], status.resolved
-        spec = resolve(written, namespace=namespace, name=name, known=resolved, defaults=defaults)
+        spec = resolve(written, namespace=namespace, name=name, earlier=resolved, defaults=defaults)
         spec = pinned(spec, status.pinned)
     return FineTuneJob(
         name=meta["name"],

@@ -120,7 +120,7 @@ def _build_pod(draft: Draft, uri: str) -> Json:
         contract_env=[*run, *([*rendezvous.command_env(), *_PATHS] if evaluation.command else [])],
         config_map=names.evaluate_name(draft.ftj.name),
         model_cache=spec.model_cache,
-        labels=template.labels(draft.ftj, names.EVALUATE),
+        pod_labels=template.labels(draft.ftj, names.EVALUATE),
         subdomain=None,
         user_template=evaluation.pod_template,
     )

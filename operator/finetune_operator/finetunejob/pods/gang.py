@@ -137,7 +137,7 @@ def _build_pod_template(draft: Draft, attempt: int) -> Json:
         ],
         config_map=names.train_config_name(ftj.name),
         model_cache=spec.model_cache,
-        labels=template.labels(ftj, names.TRAIN, attempt),
+        pod_labels=template.labels(ftj, names.TRAIN, attempt),
         subdomain=names.service_name(ftj.name),
         user_template=_mount_code(draft),
     )

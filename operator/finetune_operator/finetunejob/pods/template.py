@@ -40,19 +40,19 @@ _OF_EVERY_CONTAINER = ("cpu", "memory", "ephemeral-storage")
 def grace_seconds(user_template: Json | None) -> int:
     """How long the pods have between SIGTERM and SIGKILL."""
     spec = (user_template or {}).get("spec")
-    given = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
-    return given if isinstance(given, int) else _GRACE_SECONDS
+    grace_period = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
+    return grace_period if isinstance(grace_period, int) else _GRACE_SECONDS
 
 
 def labels(ftj: FineTuneJob, component: str, attempt: int | None = None) -> dict[str, str]:
     """The labels of a child of the job."""
-    found = {
+    job_labels = {
         names.LABEL_MANAGED_BY: names.FIELD_MANAGER,
         names.LABEL_JOB: ftj.name,
         names.LABEL_UID: ftj.uid,
         names.LABEL_COMPONENT: component,
     }
-    return found | ({names.LABEL_ATTEMPT: str(attempt)} if attempt is not None else {})
+    return job_labels | ({names.LABEL_ATTEMPT: str(attempt)} if attempt is not None else {})
 
 
 def metadata(ftj: FineTuneJob, name: str, component: str, attempt: int | None = None) -> Json:
@@ -89,7 +89,7 @@ def pod_template(
     contract_env: Sequence[Json],
     config_map: str,
     model_cache: ModelCache | None,
-    labels: dict[str, str],
+    pod_labels: dict[str, str],
     subdomain: str | None,
     user_template: Json | None,
 ) -> Json:
@@ -128,7 +128,7 @@ def pod_template(
         ],
     }
     owned: Json = {
-        "metadata": {"labels": labels},
+        "metadata": {"labels": pod_labels},
         "spec": {
             "restartPolicy": "Never",
             "containers": [owned_container],
@@ -198,11 +198,11 @@ def shared(pod: Json, container: str, *, own_image: bool) -> Json:
         own_image: whether it has one of the product's images, and the main container may have another.
     """
     main = next(containers(pod, container), {})
-    found = {field: main[field] for field in _SHARED if field in main}
-    if own_image and "env" in found:
-        found["env"] = [item for item in found["env"] if not _is_of_an_image(item)]
+    shared_fields = {field: main[field] for field in _SHARED if field in main}
+    if own_image and "env" in shared_fields:
+        shared_fields["env"] = [item for item in shared_fields["env"] if not _is_of_an_image(item)]
     resources = _without_devices(main.get("resources"))
-    return found | ({"resources": resources} if resources else {})
+    return shared_fields | ({"resources": resources} if resources else {})
 
 
 def _is_of_an_image(variable: Any) -> bool:
@@ -212,16 +212,20 @@ def _is_of_an_image(variable: Any) -> bool:
 
 
 def _without_devices(resources: Any) -> Json:
-    found = resources if isinstance(resources, dict) else {}
-    parts = {name: found[name] for name in ("limits", "requests") if isinstance(found.get(name), dict)}
-    kept = {
+    requests_and_limits = resources if isinstance(resources, dict) else {}
+    parts = {
+        name: requests_and_limits[name]
+        for name in ("limits", "requests")
+        if isinstance(requests_and_limits.get(name), dict)
+    }
+    without_devices = {
         name: {key: value for key, value in part.items() if key in _OF_EVERY_CONTAINER}
         for name, part in parts.items()
     }
-    return {name: part for name, part in kept.items() if part}
+    return {name: part for name, part in without_devices.items() if part}
 
 
-def retried_job(metadata: Json, pod: Json, *containers: str) -> Json:
+def retried_job(job_metadata: Json, pod: Json, *container_names: str) -> Json:
     """A Job of one pod that is retried, unless one of the containers says that the recipe or the data is wrong.
 
     A pod that is evicted or preempted does not count as a retry.
@@ -236,12 +240,12 @@ def retried_job(metadata: Json, pod: Json, *containers: str) -> Json:
             "action": "FailJob",
             "onExitCodes": {"containerName": container, "operator": "In", "values": codes},
         }
-        for container in containers
+        for container in container_names
     ]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata,
+        "metadata": job_metadata,
         "spec": {
             "backoffLimit": _BACKOFF_LIMIT,
             "podFailurePolicy": {"rules": [disrupted, *final]},

@@ -48,8 +48,8 @@ def wanted(spec: FineTuneJobSpec) -> int:
 def account(spec: FineTuneJobSpec) -> str:
     """The ServiceAccount of the driver."""
     prepare = spec.prepare
-    given = ((prepare.pod_template if prepare else None) or {}).get("spec")
-    of_pods = given.get("serviceAccountName") if isinstance(given, dict) else None
+    template_spec = ((prepare.pod_template if prepare else None) or {}).get("spec")
+    of_pods = template_spec.get("serviceAccountName") if isinstance(template_spec, dict) else None
     chosen = prepare.spark.service_account_name if prepare else None
     return chosen or (of_pods if isinstance(of_pods, str) and of_pods else names.SPARK_ACCOUNT)
 
@@ -116,35 +116,35 @@ def as_executor(ftj: FineTuneJob, pod: Json, spec: FineTuneJobSpec) -> Json:
 
     Variables, Secrets and volumes are those of the prep pod, since executors read the source and write the output.
     """
-    meta, found = pod.get("metadata", {}), pod["spec"]
+    meta, pod_spec = pod.get("metadata", {}), pod["spec"]
     labels = {**meta.get("labels", {}), **template.labels(ftj, names.EXECUTOR)}
-    volumes = [item for item in found["volumes"] if _name(item) != contract.RECIPE_VOLUME]
+    volumes = [item for item in pod_spec["volumes"] if _name(item) != contract.RECIPE_VOLUME]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {**meta, "labels": labels},
         "spec": {
-            **found,
+            **pod_spec,
             "serviceAccountName": account(spec),
             "automountServiceAccountToken": False,
             "volumes": volumes,
             "containers": [
                 _executor(item) if _name(item) == names.PREP_CONTAINER else item
-                for item in found["containers"]
+                for item in pod_spec["containers"]
             ],
         },
     }
 
 
 def _executor(container: Json) -> Json:
-    kept = {name: value for name, value in container.items() if name not in _OF_THE_DRIVER}
-    mounts = [item for item in container["volumeMounts"] if _name(item) != contract.RECIPE_VOLUME]
+    executor_fields = {name: value for name, value in container.items() if name not in _OF_THE_DRIVER}
+    executor_mounts = [item for item in container["volumeMounts"] if _name(item) != contract.RECIPE_VOLUME]
     return {
-        **kept,
+        **executor_fields,
         "name": contract.EXECUTOR_CONTAINER,
         "command": [contract.EXECUTOR_COMMAND],
         "env": [item for item in container["env"] if _name(item) not in RESERVED_ENV],
-        "volumeMounts": mounts,
+        "volumeMounts": executor_mounts,
     }
 
 
@@ -158,7 +158,7 @@ def trial(executor: Json, ftj: FineTuneJob) -> Json:
     spark = ftj.spec.prepare.spark if ftj.spec and ftj.spec.prepare else Spark()
     amounts = {"cpu": str(spark.cores_of_executor), "memory": spark.memory_of_executor}
     resources = {"requests": amounts, "limits": {"memory": amounts["memory"]}}
-    found = [
+    trial_pods = [
         {**item, "resources": resources} if _name(item) == contract.EXECUTOR_CONTAINER else item
         for item in executor["spec"]["containers"]
     ]
@@ -170,7 +170,7 @@ def trial(executor: Json, ftj: FineTuneJob) -> Json:
     return {
         **executor,
         "metadata": meta,
-        "spec": {**executor["spec"], "restartPolicy": "Never", "containers": found},
+        "spec": {**executor["spec"], "restartPolicy": "Never", "containers": trial_pods},
     }
 
 
@@ -228,10 +228,10 @@ def _folders(source: Source | None) -> dict[str, str | None]:
     return {f"data.source.sources[{part.name}].path": part.path for part in source.sources}
 
 
-def of_drivers(found: Sequence[Json], drivers: Sequence[Json]) -> list[Json]:
+def of_drivers(executor_pods: Sequence[Json], drivers: Sequence[Json]) -> list[Json]:
     """The executors that these prep pods control. Labels only find candidates."""
     uids = {pod["metadata"]["uid"] for pod in drivers}
-    return [pod for pod in found if children.controlling_pod(pod) in uids]
+    return [pod for pod in executor_pods if children.controlling_pod(pod) in uids]
 
 
 class Missing(NamedTuple):
@@ -242,7 +242,7 @@ class Missing(NamedTuple):
 
 
 def missing(
-    ftj: FineTuneJob, drivers: Sequence[Json], found: Sequence[Json], now: datetime
+    ftj: FineTuneJob, drivers: Sequence[Json], executor_pods: Sequence[Json], now: datetime
 ) -> Missing | None:
     """How many executors a driver that has run for a while lacks; None where none, or where Spark chooses their number."""
     prepare = ftj.spec.prepare if ftj.spec else None
@@ -251,7 +251,7 @@ def missing(
         return None
     if prepare.spark.is_dynamic:
         return None
-    lacks = prepare.spark.executor_pods - len(pod_state.alive(found))
+    lacks = prepare.spark.executor_pods - len(pod_state.alive(executor_pods))
     return Missing(lacks, prepare.spark.executor_pods) if lacks > 0 else None
 
 
@@ -277,19 +277,19 @@ def report(draft: Draft, drivers: Sequence[Json]) -> list[Json]:
     return at_work
 
 
-def progress(found: Sequence[Json], number: int) -> str:
+def progress(executor_pods: Sequence[Json], number: int) -> str:
     """What Spark runs on, as a part of a sentence; `number` executors are wanted."""
     return (
-        f"Spark is running on {pod_state.count_ready(found)} of {number} executors"
+        f"Spark is running on {pod_state.count_ready(executor_pods)} of {number} executors"
         if number
         else "Spark is running"
     )
 
 
-def restless(found: Sequence[Json], number: int) -> str | None:
+def restless(executor_pods: Sequence[Json], number: int) -> str | None:
     """Executors that end one after the other before they run, as a sentence."""
-    newest = max((_executor_number(pod) for pod in found), default=0)
-    if pod_state.count_ready(found) or newest <= number + _MOST_REPLACED:
+    newest = max((_executor_number(pod) for pod in executor_pods), default=0)
+    if pod_state.count_ready(executor_pods) or newest <= number + _MOST_REPLACED:
         return None
     return (
         f"Spark has created {newest} executors for {number}, and none runs: they end soon after their start; look into the "

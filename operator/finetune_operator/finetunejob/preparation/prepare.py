@@ -57,27 +57,27 @@ def prepare(draft: Draft) -> Outcome:
 
 def _in_a_pod(draft: Draft) -> Outcome:
     name = names.prep_name(draft.ftj.name)
-    found = classify_children(draft.observed.jobs, draft.observed.pods, names.PREP, name)
-    child, mine = found.current_job, found.pods
+    prep_children = classify_children(draft.observed.jobs, draft.observed.pods, names.PREP, name)
+    child, attempt_pods = prep_children.current_job, prep_children.pods
     if child is None:
         if pending_run.is_run_pending(draft):
             draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
         else:
-            _start(draft, found)
+            _start(draft, prep_children)
         return Stop
     draft.record_start()
-    if sidecars.has_completed(child, mine, _CONTAINER):
-        return _finish(draft, child, mine)
-    failed = sidecars.find_failure(child, mine, _CONTAINER, draft.now)
+    if sidecars.has_completed(child, attempt_pods, _CONTAINER):
+        return _finish(draft, child, attempt_pods)
+    failed = sidecars.find_failure(child, attempt_pods, _CONTAINER, draft.now)
     if failed is not None:
-        _fail(draft, mine, failed)
+        _fail(draft, attempt_pods, failed)
         return Stop
-    alive = pod_state.alive(mine)
+    alive = pod_state.alive(attempt_pods)
     at_work = executors.report(draft, alive)
-    _note_retry(draft, mine)
+    _note_retry(draft, attempt_pods)
     running = (
         executors.progress(at_work, executors.wanted(draft.spec))
-        if pod_state.count_ready(mine)
+        if pod_state.count_ready(attempt_pods)
         else f"the prep pod is starting{health.describe_image_pull(draft, alive)}"
     )
     draft.set(
@@ -90,13 +90,13 @@ def _in_a_pod(draft: Draft) -> Outcome:
     return Stop
 
 
-def _start(draft: Draft, found: ComponentChildren) -> None:
+def _start(draft: Draft, prep_children: ComponentChildren) -> None:
     if driver_pod.wait_for_a_correction(draft):
         return
-    if found.stale_jobs or found.stale_pods:
+    if prep_children.stale_jobs or prep_children.stale_pods:
         draft.record_start()
         # Two preparations at once would write the same table.
-        message = f"preparation starts when {pod_state.describe_stale(found)} has stopped"
+        message = f"preparation starts when {pod_state.describe_stale(prep_children)} has stopped"
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return
@@ -109,8 +109,8 @@ def _start(draft: Draft, found: ComponentChildren) -> None:
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "the prep pod is starting")
 
 
-def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
-    succeeded = [ended for ended in pod_state.exits(mine, _CONTAINER) if ended.code == 0]
+def _finish(draft: Draft, child: Json, attempt_pods: list[Json]) -> Outcome:
+    succeeded = [ended for ended in pod_state.exits(attempt_pods, _CONTAINER) if ended.code == 0]
     results = [ended.message.prep for ended in succeeded if ended.message and ended.message.prep]
     if succeeded and not results:
         message = f"pod {succeeded[-1].pod} succeeded and reported no result: data.prepare.image must run finetune-prep"
@@ -131,21 +131,21 @@ def _finish(draft: Draft, child: Json, mine: list[Json]) -> Outcome:
     return Continue
 
 
-def _fail(draft: Draft, mine: list[Json], failed: Json) -> None:
-    failure = pod_state.last_failure(mine, _CONTAINER, 0, _USE_LESS)
+def _fail(draft: Draft, attempt_pods: list[Json], failed: Json) -> None:
+    failure = pod_state.last_failure(attempt_pods, _CONTAINER, 0, _USE_LESS)
     if failure is None:
         draft.fail(ConditionReason.PREPARATION_FAILED, f"preparation failed: {failed.get('message', '')}")
         return
     draft.update(last_failure=failure)
     reason = pod_state.REASON_OF_EXIT.get(failure.exit_code or 0, ConditionReason.PREPARATION_FAILED)
     where = pod_state.describe_pod(failure.pod or "", failure.node)
-    message = f"preparation failed in {where}: {failure.message}{sidecars.explain_no_retry(mine, _CONTAINER)}"
+    message = f"preparation failed in {where}: {failure.message}{sidecars.explain_no_retry(attempt_pods, _CONTAINER)}"
     draft.set(ConditionType.PREPARED, False, reason, message)
     draft.fail(reason, message)
 
 
-def _note_retry(draft: Draft, mine: list[Json]) -> None:
-    failure = pod_state.last_failure(mine, _CONTAINER, 0, _USE_LESS)
+def _note_retry(draft: Draft, attempt_pods: list[Json]) -> None:
+    failure = pod_state.last_failure(attempt_pods, _CONTAINER, 0, _USE_LESS)
     if failure:
         draft.update(last_failure=failure)
 
@@ -204,26 +204,26 @@ def _pod(
     secret: LocalReference | None,
     contract_env: list[Json],
 ) -> Json:
-    wanted = spec.prepare
-    if wanted is None:
+    prepare_spec = spec.prepare
+    if prepare_spec is None:
         raise ValueError(f"{ftj.key} has nothing to prepare")
     return template.pod_template(
         container=_CONTAINER,
-        image=wanted.image or settings.prep_image,
-        own_image=wanted.image is None,
+        image=prepare_spec.image or settings.prep_image,
+        own_image=prepare_spec.image is None,
         pull_policy=settings.prep_pull_policy,
         user=settings.pod_user,
         command=["finetune-prep"],
         args=[],
-        env=wanted.env,
-        env_from=wanted.env_from,
+        env=prepare_spec.env,
+        env_from=prepare_spec.env_from,
         secret=secret,
         contract_env=contract_env,
         config_map=names.prep_name(ftj.name),
         model_cache=spec.model_cache,
-        labels=template.labels(ftj, names.PREP),
+        pod_labels=template.labels(ftj, names.PREP),
         subdomain=None,
-        user_template=wanted.pod_template,
+        user_template=prepare_spec.pod_template,
     )
 
 

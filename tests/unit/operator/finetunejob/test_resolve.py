@@ -53,7 +53,7 @@ def spec_of(spec: Json, installed: Json = INSTALLED, before: Json | None = None)
             FineTuneJobSpec.model_validate(spec),
             namespace="team",
             name="chat",
-            known=fields,
+            earlier=fields,
             defaults=Defaults.model_validate(defaults),
         )
 
@@ -233,7 +233,7 @@ def test_a_job_whose_queue_is_removed_waits_in_none() -> None:
         FineTuneJobSpec.model_validate(SHORT),
         namespace="team",
         name="chat",
-        known=accepted,
+        earlier=accepted,
         defaults=Defaults(),
     )
     assert later.run_policy.queue_name is None

@@ -50,7 +50,7 @@ def job(resumed: ResumedFrom | None = None, reference: Json | None = None, **par
 def first(*conditions: Any, fields: Json | None = None, **parts: Any) -> FineTuneJob:
     """The job first, with checkpoints."""
     body = {"checkpoint": CHECKPOINTS, **parts}
-    job_spec = resolve(spec(**body), namespace="team", name="first", known=None, defaults=Defaults())
+    job_spec = resolve(spec(**body), namespace="team", name="first", earlier=None, defaults=Defaults())
     return dataclasses.replace(
         ftj(status(*conditions, **(SAVED if fields is None else fields))),
         name="first", uid="11111111-2222", spec=job_spec,
