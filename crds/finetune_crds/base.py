@@ -12,10 +12,10 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 
 VALIDATIONS = "x-kubernetes-validations"
-RENAMED = "x-renamed"
+REPLACED = "x-replaced-fields"
+"""Fields of an earlier version in the schema of a model; `structural` turns each into a field that the API server refuses."""
 LATE: dict[str, Any] = {"x-late-default": True}
-"""Schema of a field whose default the operator fills in, after that of the installation; the description names it."""
-"""Old names of fields in the schema of a model; `structural` turns each into a field that is refused."""
+"""Schema of a field without a default in the CRD: the operator fills it in, after that of the installation. The description names it."""
 
 Json = dict[str, Any]
 """A Kubernetes object, or a part of one, as plain JSON."""
@@ -58,12 +58,12 @@ def rules(*entries: Rule | tuple[str, str] | tuple[str, str, str]) -> dict[str, 
     return {VALIDATIONS: [Rule(*entry).to_json() for entry in entries]}
 
 
-def renamed(**fields: tuple[str, str]) -> dict[str, Any]:
-    """Old names of fields, as (type, new name), for a model's ``json_schema_extra``: the API server refuses them.
+def replaced(**fields: tuple[str, str]) -> dict[str, Any]:
+    """Fields of an earlier version, as (type, message), for a model's ``json_schema_extra``: the API server refuses them.
 
-    Without them it would drop what it does not know, and the job would run without it.
+    Without them it would drop the field, and the job would run without its GPUs or credentials.
     """
-    return {RENAMED: fields}
+    return {REPLACED: fields}
 
 
 # NB: the API server estimates the cost of a CEL rule from the longest value a field may hold, and refuses a

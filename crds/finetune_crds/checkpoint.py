@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import LATE, PLACES, STORED_FOLDER, ApiModel, ObjectName, Uri, renamed, rules
+from finetune_crds.base import LATE, PLACES, STORED_FOLDER, ApiModel, ObjectName, Uri, rules
 
 
 class ResumeFrom(ApiModel):
@@ -44,7 +44,6 @@ class Checkpoint(ApiModel):
                 ".uri",
             )
         )
-        | renamed(asynchronous=("boolean", "mode: Async or Sync"))
     )
 
     uri: Uri = ""

@@ -72,20 +72,10 @@ class Decontaminate(ApiModel):
         return min(8, self.ngram) if self.min_words is None else self.min_words
 
 
-FIELDS = ("languages", "redact", "decontaminate")
-"""The fields of Prepare that this module describes."""
-
 PREPARE_RULES = (
     Rule(
         "!has(self.decontaminate) || self.spark.mode == 'Local' || self.decontaminate.sources.all(part, part.type != 'Hub')",
         "decontaminate.sources of type Hub need spark.mode Local: a data set is downloaded into the prep pod",
-        ".decontaminate",
-    ),
-    Rule(
-        "!has(self.decontaminate) || !(self.spark.mode in ['Kubernetes', 'SparkApplication']) || has(self.podTemplate) || "
-        "self.decontaminate.sources.all(part, !has(part.path) || !part.path.startsWith('/'))",
-        "the path in decontaminate.sources is a folder of one pod: with spark.mode Kubernetes or SparkApplication use "
-        "s3://bucket/folder, or a volume that podTemplate mounts",
         ".decontaminate",
     ),
     Rule(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import A_SET, ApiModel, Name, VolumeName, renamed, rules
+from finetune_crds.base import A_SET, ApiModel, Name, VolumeName, rules
 from finetune_crds.env import LocalReference
 
 FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
@@ -27,12 +27,12 @@ Requirement = Annotated[
         json_schema_extra=rules(
             (
                 "!self.startsWith('-')",
-                "options of pip do not go here: set its variables, such as PIP_INDEX_URL, in trainer.env or spec.envFrom",
+                "options of pip do not go here: set its variables, such as PIP_INDEX_URL, in pods.train.env or pods.train.envFrom",
             ),
             (
                 "!self.matches('://[^/]*@')",
                 "the address holds a user or a password: publish the package in an index, and put its address with the "
-                "credentials into a Secret of trainer.envFrom as PIP_INDEX_URL",
+                "credentials into a Secret of pods.train.envFrom as PIP_INDEX_URL",
             ),
             (
                 f"self.startsWith('-') || self.matches('://[^/]*@') || self.matches('{_REQUIREMENT}')",
@@ -101,13 +101,12 @@ class Code(ApiModel):
                 "set one of configMapRef, volume and git",
             ),
         )
-        | renamed(configMap=("string", "configMapRef: {name: ...}"))
     )
 
     config_map_ref: LocalReference | None = None
     """ConfigMap whose keys become files of mountPath."""
     volume: VolumeName | None = None
-    """Volume of podTemplate that holds the code."""
+    """Volume of pods.train.template that holds the code."""
     git: Git | None = None
     """Repository that each pod fetches into mountPath, at one commit."""
     mount_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^/.*")] = "/workspace"

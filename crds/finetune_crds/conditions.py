@@ -55,7 +55,7 @@ class ConditionType(StrEnum):
     """True while the operator works on the resource, or waits for something that may come: a server, a Secret, an approval.
     Absent otherwise, as kstatus expects of it."""
     STALLED = "Stalled"
-    """True when the resource comes no further unless its spec changes: a failed job, a podTemplate that is wrong, a
+    """True when the resource comes no further unless its spec changes: a failed job, a pod template that is wrong, a
     promotion that was refused, or that is not where it should be. Absent otherwise."""
     ACCEPTED = "Accepted"
     """This version of the operator can carry out the spec."""

@@ -13,12 +13,10 @@ from finetune_crds.base import (
     NonNegative,
     Rule,
     Uri,
-    immutable,
-    renamed,
     rules,
 )
 from finetune_crds.databricks import IN_WORKSPACE
-from finetune_crds.prepare import Prepare, unchanged
+from finetune_crds.prepare import Prepare
 from finetune_crds.source import Source
 
 ColumnsType = Literal["Text", "Messages", "PromptResponse", "Preference", "Unpaired"]
@@ -152,7 +150,6 @@ class Splits(ApiModel):
                 "set path (and version) for type Delta, or train (and validation and test) for files",
             ),
         )
-        | renamed(format=("string", "type"))
     )
 
     type: Literal["Delta", "Parquet", "JSONLines"]
@@ -174,13 +171,7 @@ class Data(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            *(immutable(field, unchanged(f"spec.data.{field}")) for field in ("source", "columns", "splits")),
             ("has(self.source) != has(self.splits)", "set either source (with prepare) or splits"),
-            (
-                "has(self.prepare) == has(oldSelf.prepare)",
-                unchanged("spec.data.prepare"),
-                ".prepare",
-            ),
             (
                 "!has(self.prepare) || has(self.source)",
                 "prepare needs source: prepared splits are read as they are",
@@ -241,15 +232,6 @@ class Data(ApiModel):
                 "source.path is a folder of a pod: with prepare.spark.mode Databricks use table, s3://bucket/folder or "
                 "/Volumes/catalog/schema/volume",
                 ".source",
-            ),
-            (
-                "!has(self.prepare) || !has(self.prepare.spark) || "
-                "!(self.prepare.spark.mode in ['Kubernetes', 'SparkApplication']) || "
-                "has(self.prepare.podTemplate) || !has(self.source) || !has(self.source.path) || "
-                "!self.source.path.startsWith('/')",
-                "source.path is a folder of one pod: with prepare.spark.mode Kubernetes or SparkApplication use "
-                "s3://bucket/folder, or a volume that prepare.podTemplate mounts",
-                ".source.path",
             ),
             *cleaning.DATA_RULES,
             *catalog.DATA_RULES,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, EnvMap, Name, NonNegative, Rule, renamed, rules
+from finetune_crds.base import ApiModel, EnvMap, Name, NonNegative, Rule, rules
 from finetune_crds.env import LocalReference
 
 SECRET_KEYS = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
@@ -135,12 +135,6 @@ class Compute(ApiModel):
 
 class Databricks(ApiModel):
     """A preparation as a Databricks run. The run's identity reads the source and writes the output through Unity Catalog."""
-
-    model_config = ConfigDict(
-        json_schema_extra=renamed(
-            clusterId=("string", "compute: {type: ExistingCluster, existingCluster: {clusterId: ...}}")
-        )
-    )
 
     volume: Volume
     """Where the operator puts its wheel and the recipe, and the run its result: /Volumes/catalog/schema/volume, or a folder in

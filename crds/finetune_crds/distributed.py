@@ -18,7 +18,7 @@ class Gpu(ApiModel):
             (
                 "!has(self.product) || self.resourceName.startsWith('nvidia.com/')",
                 "product is a label that NVIDIA's GPU feature discovery sets: for other GPUs set "
-                "podTemplate.spec.nodeSelector",
+                "pods.train.template.spec.nodeSelector",
                 ".product",
             ),
         )

@@ -10,20 +10,17 @@ from finetune_crds.base import (
     A_SET,
     LATE,
     ApiModel,
-    Image,
     LongText,
     Name,
     NonNegative,
-    Passthrough,
     Positive,
     Rule,
     by_key,
-    immutable,
+    replaced,
     rules,
 )
-from finetune_crds.env import EVALUATION_ENV, Env, EnvFromSource
 from finetune_crds.own_script import Parameters
-from finetune_crds.prepare import unchanged
+from finetune_crds.pods import moved
 from finetune_crds.training import SOFT_PROMPTS
 
 Metric = Literal["Loss", "Perplexity", "ExactMatch", "Accuracy", "F1", "Rouge", "Bleu"]
@@ -53,9 +50,8 @@ MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, patt
 """A name that is allowed for a metric of MLflow and for a tag of Unity Catalog."""
 
 _HAS_COMMAND = "(has(self.command) && size(self.command) > 0)"
-_BUILT_IN = ("metrics", "baseModel", "limit", "generations", "maxNewTokens", "batchSize")
 # NB: none of these has a default in the schema, which would look like a value beside a command.
-_FIXED = ("split", *_BUILT_IN, "command", "args", "parameters")
+_BUILT_IN = ("metrics", "baseModel", "limit", "generations", "maxNewTokens", "batchSize")
 
 
 class Evaluation(ApiModel):
@@ -63,11 +59,6 @@ class Evaluation(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            # One rule for all fields: each repeats a long message, and the size of a CRD is limited.
-            Rule(
-                " && ".join(f"({immutable(field, '').expression})" for field in _FIXED),
-                unchanged("spec.evaluation"),
-            ),
             (
                 f"{_HAS_COMMAND} || !has(self.args) || size(self.args) == 0",
                 "args needs command: the built-in evaluation takes no arguments",
@@ -84,11 +75,17 @@ class Evaluation(ApiModel):
                 f"{', '.join(_BUILT_IN[:-1])} and {_BUILT_IN[-1]} are for the built-in evaluation: remove them beside command, which "
                 "writes its own numbers",
             ),
-            (
-                f"!has(self.env) || !self.env.exists(item, item.name in {[*EVALUATION_ENV]})",
-                f"the operator sets {' and '.join(EVALUATION_ENV)}: remove them from env",
-                ".env",
-            ),
+        )
+        | replaced(
+            **moved(
+                "image",
+                "env",
+                "envFrom",
+                "podTemplate",
+                of="evaluation.",
+                to="evaluate",
+                container="evaluate",
+            )
         )
     )
 
@@ -114,18 +111,6 @@ class Evaluation(ApiModel):
     """Arguments of that command."""
     parameters: Parameters = Field(default_factory=dict)
     """Parameters of your own command, of any JSON type. It reads them from HYPERPARAMETERS_PATH, a YAML file with nothing else."""
-    image: Image | None = None
-    """Image. Default: that of the training; where trainer.command is set and command is not, the one that the operator is installed
-    with."""
-    env: Env = Field(default_factory=list)
-    """Environment variables of the evaluation pod, besides those of spec.env."""
-    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become environment variables of the evaluation pod, besides those of spec.envFrom."""
-    pod_template: Passthrough | None = None
-    """Any other field of a PodTemplateSpec (GPUs, memory, volumes); the container is named `evaluate`.
-
-    A change takes effect with the next pod. Default: none; spec.podTemplate is for the training pods alone.
-    """
 
     @property
     def measured(self) -> tuple[Metric, ...]:

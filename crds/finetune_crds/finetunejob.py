@@ -8,18 +8,17 @@ from pydantic import ConfigDict, Field
 
 from finetune_crds.base import (
     A_SET,
+    LATE,
     ApiModel,
-    Image,
     LongText,
     Name,
     NonNegative,
-    ObjectName,
-    Passthrough,
     Positive,
     QueueName,
     Rule,
     Uri,
     immutable,
+    replaced,
     rules,
 )
 from finetune_crds.checkpoint import Checkpoint
@@ -27,13 +26,14 @@ from finetune_crds.code import Code, Dependencies
 from finetune_crds.data import Data
 from finetune_crds.databricks import IN_WORKSPACE, ON_DATABRICKS, stored_in_workspace
 from finetune_crds.distributed import Distributed
-from finetune_crds.env import Env, EnvFromSource, LocalReference
+from finetune_crds.env import LocalReference
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
 from finetune_crds.mlflow_names import Alias, ModelName, Tags
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
 from finetune_crds.output import OUTPUT_RULES, Output
 from finetune_crds.own_script import OWN_SCRIPT_RULES, Parameters
-from finetune_crds.prepare import Prepare, unchanged
+from finetune_crds.pods import POD_RULES, Pods, moved
+from finetune_crds.prepare import Prepare
 from finetune_crds.status import FineTuneJobStatus
 from finetune_crds.training import LOW_RANK, NEW_TOKENS_NEED, Method, Model, ModelCache, Training
 
@@ -45,16 +45,14 @@ ExitCodes = Annotated[list[ExitCode], Field(max_length=64, json_schema_extra=A_S
 class Trainer(ApiModel):
     """What runs in the training pods."""
 
-    image: Image | None = None
-    """Image. Default: the image that the operator is installed with."""
+    model_config = ConfigDict(
+        json_schema_extra=replaced(**moved("image", "env", "envFrom", of="trainer.", to="train"))
+    )
+
     command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
     """Your own command, run once in each pod, such as [torchrun, my_train.py]. Default: the built-in loop."""
     args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
     """Arguments of that command."""
-    env: Env = Field(default_factory=list)
-    """Environment variables of the training pods, besides those of spec.env."""
-    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become environment variables of the training pods, besides those of spec.envFrom."""
     code: Code | None = None
     """Your own training script."""
     dependencies: Dependencies = Field(default_factory=list)
@@ -153,23 +151,26 @@ class RunPolicy(ApiModel):
     """Kueue queue that admits the pods of training and evaluation; empty for none. Default: the queue of the installation, if it has one."""
 
 
-_IMMUTABLE = (
+_FIXED = (
     "model",
+    "data",
     "method",
     "objective",
     "training",
     "distributed",
-    "trainer.command",
-    "trainer.args",
-    "trainer.code",
-    "trainer.dependencies",
-    "trainer.parameters",
+    "trainer",
     "checkpoint",
     "tracking",
     "register",
     "output",
-    "serviceAccountName",
+    "evaluation",
 )
+"""All fields but `suspend`, `runPolicy` and `pods`, which are about how a job runs and not about what it trains."""
+
+
+def _cannot_change(field: str) -> Rule:
+    message = f"spec.{field} cannot change once the job exists (only suspend, runPolicy and pods can): create a FineTuneJob with another name"
+    return immutable(field, message)
 
 
 def _go_together(columns: str, objectives: list[str]) -> list[Rule]:
@@ -200,16 +201,12 @@ class FineTuneJobSpec(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            *(immutable(field, unchanged(f"spec.{field}")) for field in _IMMUTABLE),
+            *(_cannot_change(field) for field in _FIXED),
             *(rule for of in OBJECTIVES_OF_COLUMNS.items() for rule in _go_together(*of)),
             *OWN_SCRIPT_RULES,
             *EVALUATION_RULES,
             *OUTPUT_RULES,
-            (
-                "has(self.evaluation) == has(oldSelf.evaluation)",
-                unchanged("spec.evaluation"),
-                ".evaluation",
-            ),
+            *POD_RULES,
             (
                 "!(self.objective.type == 'Distillation' && self.method.type in "
                 "['QLoRA', 'PrefixTuning', 'PromptTuning'])",
@@ -358,6 +355,10 @@ class FineTuneJobSpec(ApiModel):
                 ".objective.lossOn",
             ),
         )
+        | replaced(
+            **moved("env", "envFrom", "serviceAccountName", of="", to="all"),
+            **moved("podTemplate", of="", to="train", container="trainer"),
+        )
     )
 
     model: Model | None = None
@@ -374,18 +375,9 @@ class FineTuneJobSpec(ApiModel):
     """The gang of pods. Default: one pod with one rank."""
     trainer: Trainer = Field(default_factory=Trainer)
     """What runs in the training pods. Default: the built-in loop."""
-    env: Env = Field(default_factory=list)
-    """Environment variables of all pods of the job. A change takes effect with the next pod."""
-    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become environment variables of all pods, such as credentials of the storage. A change
-    takes effect with the next pod."""
-    service_account_name: ObjectName | None = None
-    """ServiceAccount of all pods, for workload identity. Their API token is not mounted. Default: default."""
-    pod_template: Passthrough | None = None
-    """Any other field of a PodTemplateSpec (GPUs, tolerations, volumes); the container is named `trainer`.
-
-    A change takes effect with the next attempt.
-    """
+    pods: Annotated[Pods, Field(json_schema_extra=LATE)] = Field(default_factory=Pods)
+    """Images, variables, accounts and templates of the pods. You can change it while the job runs: a change takes effect with the
+    next pod."""
     checkpoint: Checkpoint | None = None
     """Where a restart resumes from. Without it, every attempt starts from the beginning."""
     tracking: Tracking = Field(default_factory=Tracking)

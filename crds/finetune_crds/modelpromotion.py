@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Rule, Uri, immutable, renamed, rules
+from finetune_crds.base import ApiModel, Rule, Uri, immutable, rules
 from finetune_crds.env import LocalReference, ObjectReference
 from finetune_crds.gates import Gates
 from finetune_crds.mlflow_names import Alias, ModelName, Tags
@@ -73,7 +73,6 @@ class Source(ApiModel):
                 "else",
             ),
         )
-        | renamed(fineTuneJob=("string", "fineTuneJobRef: {name: ...}"))
     )
 
     type: Literal["Version", "Alias", "FineTuneJob"]

@@ -19,7 +19,7 @@ class Output(ApiModel):
 
     uri: Uri
     """s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path on a volume
-    that podTemplate mounts, or, with tracking.uri databricks, in /Volumes of the workspace: a folder for this model alone.
+    that pods.train.template mounts, or, with tracking.uri databricks, in /Volumes of the workspace: a folder for this model alone.
     It has weights, configuration, tokenizer and model card, as transformers and peft save them, and model.base of another job may name
     it."""
 

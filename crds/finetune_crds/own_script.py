@@ -7,8 +7,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from finetune_crds.base import Rule
-from finetune_crds.env import CODE_ENV
-from finetune_crds.prepare import unchanged
 
 # NB: CEL compares the values of such a map, and not its keys: it takes a map in which keys have other names and no value changed
 # for the same one.
@@ -31,7 +29,6 @@ OWN_SCRIPT_RULES = (
         "data is missing: set data.source or data.splits. Only a job with trainer.command may leave it out",
         ".data",
     ),
-    Rule("has(self.data) == has(oldSelf.data)", unchanged("spec.data"), ".data"),
     Rule(
         "!has(self.data) || !has(self.data.source) || has(self.model)",
         "data.source needs model, whose tokenizer counts the tokens of each example: set model, or name splits that are prepared "
@@ -49,17 +46,9 @@ OWN_SCRIPT_RULES = (
         ".trainer.parameters",
         at_creation=True,
     ),
-    *(
-        Rule(
-            f"!has(self.trainer.code) || !has(self.{field}) || !self.{field}.exists(item, item.name == '{CODE_ENV}')",
-            f"the operator sets {CODE_ENV} to the folder of trainer.code: remove it from {field}",
-            f".{field}",
-        )
-        for field in ("env", "trainer.env")
-    ),
     Rule(
         f"!has(self.register) || !has(self.register.upload) || !{_HAS_COMMAND}",
-        "register.upload needs the built-in loop: your command uploads its own model, so set MLflow's variables in trainer.env",
+        "register.upload needs the built-in loop: your command uploads its own model, so set MLflow's variables in pods.train.env",
         ".register.upload",
     ),
 )

@@ -16,7 +16,7 @@ _DIGITS = 12
 # For which objective columns are found, where it is not SFT: the first of those with the same columns.
 _FOUND_FOR = {name: OBJECTIVES_OF_COLUMNS[columns][0] for name, columns in COLUMNS_OF_OBJECTIVE.items()}
 # What a preparation writes to, what it runs on, and what it only reports. A field that is not here counts.
-_NOT_ROWS = {"output", "reuse", "report_samples", "spark", "image", "env", "env_from", "pod_template"}
+_NOT_ROWS = {"output", "reuse", "report_samples", "spark"}
 # What a source is pinned at. The rows have the digest of what was read; this one is of all versions of a source.
 _PINS = {"version", "version_time", "revision"}
 # The name of a Secret with the token of a server. That of a workspace counts: it says which workspace it is.

@@ -13,22 +13,19 @@ from finetune_crds.base import (
     STORED_FOLDER,
     ApiModel,
     Fraction,
-    Image,
     LongText,
     Name,
     NonNegative,
-    Passthrough,
     Positive,
     Rule,
     Uri,
-    immutable,
-    renamed,
+    replaced,
     rules,
 )
 from finetune_crds.catalog import PREPARE_RULES as CATALOG_RULES
 from finetune_crds.catalog import Catalog
 from finetune_crds.chat import Conversation
-from finetune_crds.env import Env, EnvFromSource
+from finetune_crds.pods import moved
 from finetune_crds.spark import Spark
 
 Unrenderable = Literal["Fail", "Drop"]
@@ -102,47 +99,11 @@ class SplitRatios(ApiModel):
     one split all the same."""
 
 
-MAY_CHANGE = "suspend, runPolicy, and every podTemplate, image, env and envFrom"
-
-
-def unchanged(path: str) -> str:
-    """What the API server says about a field of a FineTuneJob that cannot change."""
-    return f"{path} cannot change once the job exists (only {MAY_CHANGE} can): create a FineTuneJob with another name"
-
-
-_FIXED = (
-    "output",
-    "catalog",
-    "reuse",
-    "notNull",
-    "minQuality",
-    "qualityColumn",
-    "minChars",
-    "maxChars",
-    "minPromptChars",
-    "maxPromptChars",
-    "filter",
-    *cleaning.FIELDS,
-    "dedupe",
-    "promptTemplate",
-    "responseTemplate",
-    "templateSyntax",
-    "conversation",
-    "unrenderable",
-    "maxTokens",
-    "limit",
-    "splitRatios",
-    "reportSamples",
-    "spark",
-)
-
-
 def _on_databricks(then: str, message: str, field: str) -> Rule:
     """A rule for preparations that run on Databricks."""
     return Rule(f"self.spark.mode != 'Databricks' || ({then})", message, field)
 
 
-_NO_POD = "there is no prep pod with spark.mode Databricks: remove {field}; {instead}"
 _ON_DATABRICKS = (
     _on_databricks(
         "!has(self.output) || !self.output.startsWith('/')",
@@ -155,24 +116,6 @@ _ON_DATABRICKS = (
         "filter needs a cluster with spark.mode Databricks: serverless compute has no parser to check it with",
         ".filter",
     ),
-    _on_databricks(
-        "!has(self.image)", _NO_POD.format(field="image", instead="the operator brings the code"), ".image"
-    ),
-    _on_databricks(
-        "!has(self.podTemplate)",
-        _NO_POD.format(field="podTemplate", instead="spark.databricks.compute says what the run gets"),
-        ".podTemplate",
-    ),
-    _on_databricks(
-        "!has(self.env) || size(self.env) == 0",
-        _NO_POD.format(field="env", instead="a cluster has spark.databricks.compute.newCluster.env"),
-        ".env",
-    ),
-    _on_databricks(
-        "!has(self.envFrom) || size(self.envFrom) == 0",
-        _NO_POD.format(field="envFrom", instead="a cluster has spark.databricks.compute.newCluster.env"),
-        ".envFrom",
-    ),
 )
 
 
@@ -181,7 +124,6 @@ class Prepare(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            *(immutable(field, unchanged(f"spec.data.prepare.{field}")) for field in _FIXED),
             (
                 "!has(self.minChars) || !has(self.maxChars) || self.minChars <= self.maxChars",
                 "minChars must not be above maxChars",
@@ -196,13 +138,6 @@ class Prepare(ApiModel):
                 "!has(self.responseTemplate) || has(self.promptTemplate)",
                 "responseTemplate needs promptTemplate",
                 ".responseTemplate",
-            ),
-            (
-                "!(self.spark.mode in ['Kubernetes', 'SparkApplication']) || !has(self.output) || "
-                "!self.output.startsWith('/') || has(self.podTemplate)",
-                "output is a folder of one pod: with spark.mode Kubernetes or SparkApplication use s3://bucket/folder, or a "
-                "volume that podTemplate mounts",
-                ".output",
             ),
             Rule(
                 f"!has(self.output) || self.output.matches('{STORED_FOLDER}')",
@@ -219,7 +154,11 @@ class Prepare(ApiModel):
             *CATALOG_RULES,
             *_ON_DATABRICKS,
         )
-        | renamed(split=("object", "splitRatios"))
+        | replaced(
+            **moved(
+                "image", "env", "envFrom", "podTemplate", of="data.prepare.", to="prepare", container="prep"
+            )
+        )
     )
 
     output: Uri = ""
@@ -295,11 +234,3 @@ class Prepare(ApiModel):
     """How many of the examples that a step dropped the report in the MLflow run shows; 0 shows none."""
     spark: Spark = Field(default_factory=Spark)
     """How Spark runs. Default: Local."""
-    image: Image | None = None
-    """Image of the prep pod. Default: the image that the operator is installed with."""
-    env: Env = Field(default_factory=list)
-    """Environment variables of the prep pod, besides those of spec.env."""
-    env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become environment variables of the prep pod, besides those of spec.envFrom."""
-    pod_template: Passthrough | None = None
-    """Any other field of a PodTemplateSpec; the container is named `prep`."""

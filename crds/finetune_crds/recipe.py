@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError
 
-from finetune_crds.base import ApiModel, Json, first_mistake
+from finetune_crds.base import ApiModel, first_mistake
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
 from finetune_crds.distributed import Distributed
@@ -72,17 +72,15 @@ class JobRecipe(ApiModel):
 
     @classmethod
     def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Self:
-        """The recipe of a job, without the variables, the pod templates and the images of its pods.
+        """The recipe of a job, without its pods and without the variables of its Databricks cluster.
 
         NB: variables and templates may hold secrets, and a recipe has other readers than pods: it is in a ConfigMap, in the card
         of the model, and in the volume of a Databricks run.
         """
         names = [name for name in cls.model_fields if name in type(spec).model_fields]
         shared = {name: part for name in names if (part := getattr(spec, name)) is not None}
-        if spec.evaluation:
-            shared["evaluation"] = spec.evaluation.model_copy(update=_NOT_IN_RECIPES)
         if spec.data and spec.prepare:
-            shared["data"] = spec.data.model_copy(update={"prepare": _without_pods(spec.prepare)})
+            shared["data"] = spec.data.model_copy(update={"prepare": _without_cluster_env(spec.prepare)})
         return cls(job=job, parameters=spec.trainer.parameters, **shared)
 
     def on_day(self, day: date) -> Self:
@@ -140,21 +138,16 @@ class JobRecipe(ApiModel):
             raise RecipeError(f"the recipe {path} is wrong at {where}: {what}") from error
 
 
-_NOT_IN_RECIPES: Json = {"env": [], "env_from": [], "pod_template": None, "image": None}
-"""The fields of pods in a preparation and in an evaluation, with their defaults."""
-
-
-def _without_pods(prepare: Prepare) -> Prepare:
-    """A preparation without the variables, the template and the image of its pod, and without the variables of its cluster."""
+def _without_cluster_env(prepare: Prepare) -> Prepare:
     databricks = prepare.spark.databricks
     if databricks is None or databricks.compute.new_cluster is None:
-        return prepare.model_copy(update=_NOT_IN_RECIPES)
+        return prepare
     cluster = databricks.compute.new_cluster.model_copy(update={"env": {}})
     compute = databricks.compute.model_copy(update={"new_cluster": cluster})
     spark = prepare.spark.model_copy(
         update={"databricks": databricks.model_copy(update={"compute": compute})}
     )
-    return prepare.model_copy(update={**_NOT_IN_RECIPES, "spark": spark})
+    return prepare.model_copy(update={"spark": spark})
 
 
 class Recipe(JobRecipe):

@@ -13,7 +13,7 @@ from textwrap import dedent
 from typing import Any
 
 from finetune_crds import conditions
-from finetune_crds.base import API_VERSION, RENAMED
+from finetune_crds.base import API_VERSION, REPLACED
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
 from finetune_crds.schema import Schema, crd, structural
@@ -26,7 +26,7 @@ TROUBLESHOOTING = "../operations/troubleshooting.md"
 
 def field_reference(resource: type[FineTuneJob | ModelPromotion]) -> str:
     """The page of a kind: a section for each object of its spec and its status, with a table of fields."""
-    root = crd(resource, old_names=False)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    root = crd(resource, replaced=False)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     names = ", ".join(f"`{name}`" for name in (resource.PLURAL, *resource.SHORT_NAMES))
     lines = [
         f"# {resource.KIND} reference",
@@ -77,7 +77,7 @@ def _models(resource: type[FineTuneJob | ModelPromotion]) -> dict[str, tuple[str
     """Name and description of each model of a resource, by the identity of its objects."""
     definitions = resource.model_json_schema(by_alias=True, mode="validation")["$defs"]
     for definition in definitions.values():
-        definition.pop(RENAMED, None)
+        definition.pop(REPLACED, None)
     objects = {
         name: structural(item, definitions) for name, item in definitions.items() if "properties" in item
     }

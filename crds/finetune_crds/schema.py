@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from finetune_crds.base import GROUP, RENAMED, VALIDATIONS, VERSION, Rule
+from finetune_crds.base import GROUP, REPLACED, VALIDATIONS, VERSION, Rule
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
 
@@ -84,7 +84,7 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
     if isinstance(schema.get("additionalProperties"), dict):
         schema["additionalProperties"] = structural(schema["additionalProperties"], definitions)
     if "properties" in schema:
-        schema = _with_renamed(schema)
+        schema = _with_replaced(schema)
         required = schema.get("required", [])
         schema["properties"] = {
             name: _with_default(structural(value, definitions), part=_is_part(value) and name not in required)
@@ -95,30 +95,28 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
     return schema
 
 
-def _with_renamed(schema: Schema) -> Schema:
-    """The schema with the old names of its fields, each with the rule that it is not set."""
+def _with_replaced(schema: Schema) -> Schema:
+    """The schema with the fields that it had in an earlier version, each of which is refused."""
     schema = dict(schema)
-    old: dict[str, tuple[str, str]] = schema.pop(RENAMED, {})
-    if not old:
-        return schema
-    fields = {name: _renamed_field(kind, new) for name, (kind, new) in old.items()}
-    refused = [
-        Rule(f"!has(self.{name})", f"{name} is now {new}", f".{name}") for name, (_, new) in old.items()
-    ]
-    return schema | {
-        "properties": schema["properties"] | fields,
-        VALIDATIONS: [*schema.get(VALIDATIONS, []), *(rule.to_json() for rule in refused)],
-    }
+    replaced: dict[str, tuple[str, str]] = schema.pop(REPLACED, {})
+    fields = {name: _refused_field(kind, message) for name, (kind, message) in replaced.items()}
+    return schema | {"properties": schema["properties"] | fields}
 
 
-def _renamed_field(kind: str, new: str) -> Schema:
-    # NB: the API server estimates the cost of a rule from the longest value. It looks for unknown fields before it reads rules,
-    # so an object may hold any.
-    more: dict[str, Schema] = {
-        "string": {"maxLength": 16384},
-        "object": {"x-kubernetes-preserve-unknown-fields": True},
-    }
-    return {"type": kind, "description": f"Renamed to {new}.", **more.get(kind, {})}
+# NB: the API server looks for unknown fields before it reads rules, so an object may hold any; and it reads the types before that,
+# so each is that of the earlier version.
+_ANY_OBJECT: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_REFUSED: dict[str, Schema] = {
+    "string": {"type": "string", "maxLength": 16384},
+    "array": {"type": "array", "maxItems": 64, "items": _ANY_OBJECT},
+    "object": _ANY_OBJECT,
+}
+
+
+def _refused_field(kind: str, message: str) -> Schema:
+    """A field that is refused. NB: the rule is on the field itself, so an object that has it already can be changed elsewhere."""
+    refusal = Rule("false", message).to_json()
+    return {**_REFUSED[kind], "description": f"Refused: {message}.", VALIDATIONS: [refusal]}
 
 
 def _without_defaults(schema: Schema) -> Schema:
@@ -142,18 +140,18 @@ def crd(
     resource: type[FineTuneJob | ModelPromotion],
     *,
     annotations: dict[str, str] | None = None,
-    old_names: bool = True,
+    replaced: bool = True,
 ) -> Schema:
     """The CustomResourceDefinition of a resource.
 
     Args:
         annotations: annotations of the definition.
-        old_names: whether it has the old names of fields, which the API server refuses; the documentation leaves them out.
+        replaced: whether it has the fields of an earlier version, which the API server refuses; the documentation omits them.
     """
     generated = resource.model_json_schema(by_alias=True, mode="validation")
-    if not old_names:
+    if not replaced:
         for definition in generated["$defs"].values():
-            definition.pop(RENAMED, None)
+            definition.pop(REPLACED, None)
     root = structural(generated)
     properties = root["properties"]
     for name in ("apiVersion", "kind"):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, NonNegative, Positive, renamed, rules
+from finetune_crds.base import ApiModel, NonNegative, Positive, rules
 from finetune_crds.env import LocalReference
 from finetune_crds.gates import Gates
 
@@ -51,8 +51,6 @@ class Concurrency(ApiModel):
 
 class CanaryStep(ApiModel):
     """A share of the traffic, and how long it stays."""
-
-    model_config = ConfigDict(json_schema_extra=renamed(minutes=("integer", "durationSeconds")))
 
     percent: _Percent
     """Traffic that goes to the new version, in percent."""

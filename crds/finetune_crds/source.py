@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field
 
-from finetune_crds.base import PLACES, ApiModel, Name, NonNegative, Rule, Uri, by_key, renamed, rules
+from finetune_crds.base import PLACES, ApiModel, Name, NonNegative, Rule, Uri, by_key, rules
 
 # NB: a result with all names and versions must fit into a termination message.
 MAX_SOURCES = 16
@@ -49,7 +49,7 @@ class OneSource(ApiModel):
 
     path: Uri | None = None
     """Folder or file: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path
-    on a volume that podTemplate mounts."""
+    on a volume that the template of pods.prepare or pods.all mounts."""
     table: Name | None = None
     """Name of a table in prepare.catalog: catalog.schema.table, or database.table in a Hive metastore."""
     version: NonNegative | None = None
@@ -102,7 +102,6 @@ class Source(OneSource):
             ),
             *_RULES,
         )
-        | renamed(format=("string", "type"))
     )
 
     type: Literal["Delta", "Parquet", "JSONLines", "CSV", "Hub", "Mix"]

@@ -9,15 +9,16 @@ from pydantic import ConfigDict, Field
 from finetune_crds import spark_conf
 from finetune_crds.base import (
     ApiModel,
-    ObjectName,
     Positive,
     Quantity,
     Rule,
     StringMap,
+    replaced,
     rules,
 )
 from finetune_crds.databricks import Databricks
 from finetune_crds.env import NAMES_SCOPE, NO_SCOPE_IN_PODS
+from finetune_crds.pods import moved
 
 _HAS_EXECUTORS = "self.mode in ['Kubernetes', 'SparkApplication']"
 
@@ -30,11 +31,6 @@ class Spark(ApiModel):
             (
                 f"{_HAS_EXECUTORS} || (!has(self.executors) && !has(self.executorCores) && !has(self.executorMemory))",
                 "executors, executorCores and executorMemory need mode Kubernetes or SparkApplication",
-            ),
-            (
-                f"{_HAS_EXECUTORS} || !has(self.serviceAccountName)",
-                "serviceAccountName needs mode Kubernetes or SparkApplication: it is the account that creates executor pods",
-                ".serviceAccountName",
             ),
             (
                 "self.mode == 'Databricks' || !has(self.databricks)",
@@ -65,6 +61,7 @@ class Spark(ApiModel):
             ),
             spark_conf.rule(),
         )
+        | replaced(**moved("serviceAccountName", of="data.prepare.spark.", to="prepare"))
     )
 
     mode: Literal["Local", "Kubernetes", "SparkApplication", "Databricks"] = "Local"
@@ -76,8 +73,6 @@ class Spark(ApiModel):
     """Cores of each executor. Default: 1."""
     executor_memory: Quantity | None = None
     """Heap of each executor, such as 4Gi. Its pod gets 40% more, for Python. Default: 2Gi."""
-    service_account_name: ObjectName | None = None
-    """ServiceAccount of the driver, which creates the executor pods. Default: that of the job's pods, or finetune-spark."""
     driver_memory: Quantity = "2Gi"
     """Heap of the driver, such as 2Gi."""
     conf: StringMap = Field(default_factory=dict)

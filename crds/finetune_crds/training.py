@@ -19,7 +19,6 @@ from finetune_crds.base import (
     ObjectName,
     Positive,
     Uri,
-    renamed,
     rules,
 )
 from finetune_crds.chat import ChatTemplate
@@ -114,7 +113,6 @@ class Lora(ApiModel):
                 ".rank",
             ),
         )
-        | renamed(useRslora=("boolean", "scaling: RankStabilized"))
     )
 
     rank: Annotated[int, Field(ge=1, le=1024)] = 16
@@ -191,7 +189,6 @@ class Method(ApiModel):
                 ".softPrompt.initText",
             ),
         )
-        | renamed(merge=("boolean", "export: Merged"))
     )
 
     type: MethodType = "Full"
@@ -272,13 +269,6 @@ class Training(ApiModel):
                 "optimizer.weights: BF16 needs precision: BF16",
                 ".optimizer.weights",
             ),
-        )
-        | renamed(
-            batchSize=("integer", "perDeviceBatchSize"),
-            evalBatchSize=("integer", "perDeviceEvalBatchSize"),
-            evalSteps=("integer", "evalEverySteps"),
-            logSteps=("integer", "logEverySteps"),
-            loadBest=("boolean", "select: Best"),
         )
     )
 

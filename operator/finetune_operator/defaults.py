@@ -1,4 +1,4 @@
-"""What an installation fills in where a FineTuneJob says nothing: storage, credentials, pod template, queue."""
+"""What an installation fills in where a FineTuneJob says nothing: storage, pods, queue, catalog, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from finetune_crds.base import (
     ENV_NAME,
@@ -16,8 +16,6 @@ from finetune_crds.base import (
     ApiModel,
     Json,
     Name,
-    ObjectName,
-    Passthrough,
     Positive,
     QueueName,
     Uri,
@@ -32,8 +30,8 @@ from finetune_crds.env import (
     EnvVar,
     ObjectReference,
 )
+from finetune_crds.pods import MAIN_CONTAINER, ROLES, Pods, PodSettings, RolePodSettings, requested_devices
 from finetune_crds.training import ModelCache
-from finetune_operator import names
 
 
 class DefaultsError(ValueError):
@@ -51,45 +49,74 @@ _TEMPLATE_LISTS = ("containers", "initContainers", "volumes", "tolerations")
 _NAMED_LISTS = ("containers", "initContainers", "volumes")
 
 
-def _check_sources(env: Iterable[EnvVar], env_from: Iterable[EnvFromSource]) -> None:
-    """The rules of variables that the API server checks in a job."""
+def _check_pods(field: str, pods: PodSettings) -> None:
+    """The rules of pods that the API server, or the operator, checks in a job."""
+    image = pods.image if isinstance(pods, RolePodSettings) else None
+    _check_pattern([image], r"\S+", "image name")
+    _check_pattern([pods.service_account_name], SUBDOMAIN, "object name")
+    _check_pattern(
+        (ref.name for item in pods.env_from for ref in (item.secret_ref, item.config_map_ref) if ref),
+        SUBDOMAIN,
+        "object name",
+    )
+    _check_pattern([item.name for item in pods.env], ENV_NAME, "variable name")
+    _check_pattern([item.prefix for item in pods.env_from], ENV_NAME, "variable prefix")
+    _check_sources(field, pods.env, pods.env_from)
+    _check_template(f"{field}.template", pods.template or {})
+
+
+def _check_fields(pods: Json) -> None:
+    """The file has no other fields: a job's are checked by the API server."""
+    parts: dict[str, type[ApiModel]] = {"all": PodSettings, **dict.fromkeys(ROLES, RolePodSettings)}
+    for name, given in pods.items():
+        if name not in parts:
+            raise ValueError(f"there is no field {name}")
+        known = {field.alias for field in parts[name].model_fields.values()}
+        unknown = [key for key in given if key not in known] if isinstance(given, dict) else []
+        if unknown:
+            raise ValueError(f"there is no field {name}.{unknown[0]}")
+
+
+def _check_sources(field: str, env: Iterable[EnvVar], env_from: Iterable[EnvFromSource]) -> None:
     for variable in env:
+        if variable.name in RESERVED_ENV:
+            raise ValueError(f"{field}: the operator sets {variable.name}: remove it")
         if variable.value is not None and variable.value_from is not None:
-            raise ValueError(f"the variable {variable.name} has both value and valueFrom: remove one of them")
+            raise ValueError(
+                f"{field}: the variable {variable.name} has both value and valueFrom: remove one of them"
+            )
         if variable.value is not None and SCOPE_START in variable.value:
-            raise ValueError(f"the variable {variable.name}: {NO_SCOPE_IN_PODS}")
+            raise ValueError(f"{field}: the variable {variable.name}: {NO_SCOPE_IN_PODS}")
     for source in env_from:
         if (source.secret_ref is None) == (source.config_map_ref is None):
-            raise ValueError("an item of envFrom requires either secretRef or configMapRef")
+            raise ValueError(f"{field}: an item of envFrom requires either secretRef or configMapRef")
 
 
-def _check_template(template: Json) -> None:
+def _check_template(field: str, template: Json) -> None:
     """What every job's pod template is merged with must have the shape of one."""
     unknown = [name for name in template if name not in ("metadata", "spec")]
     if unknown:
         raise ValueError(
-            f"podTemplate has unknown fields, only metadata and spec are allowed: remove {', '.join(unknown)}"
+            f"{field} has unknown fields, only metadata and spec are allowed: remove {', '.join(unknown)}"
         )
     spec = template.get("spec", {})
-    objects = {"podTemplate.metadata": template.get("metadata", {}), "podTemplate.spec": spec}
+    objects = {f"{field}.metadata": template.get("metadata", {}), f"{field}.spec": spec}
     if isinstance(spec, dict):
-        objects["podTemplate.spec.nodeSelector"] = spec.get("nodeSelector", {})
+        objects[f"{field}.spec.nodeSelector"] = spec.get("nodeSelector", {})
     wrong = [path for path, value in objects.items() if not isinstance(value, dict)]
     if wrong:
         raise ValueError(f"{wrong[0]} must be an object")
     for name in _TEMPLATE_LISTS:
         items = spec.get(name, [])
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise ValueError(f"podTemplate.spec.{name} must be a list of objects")
+            raise ValueError(f"{field}.spec.{name} must be a list of objects")
         if name in _NAMED_LISTS and not all("name" in item for item in items):
-            raise ValueError(f"every item of podTemplate.spec.{name} requires a name")
-    other_containers = [
-        item["name"] for item in spec.get("containers", []) if item["name"] != names.TRAINER_CONTAINER
-    ]
+            raise ValueError(f"every item of {field}.spec.{name} requires a name")
+    other_containers = [item["name"] for item in spec.get("containers", []) if item["name"] != MAIN_CONTAINER]
     if other_containers:
         raise ValueError(
-            f"podTemplate has the container {other_containers[0]!r}, and a training pod would not end before that container "
-            "does: move it to initContainers with restartPolicy: Always"
+            f"{field} has the container {other_containers[0]!r}: name it {MAIN_CONTAINER!r} if it is the pod's own container, or move it "
+            "to initContainers with restartPolicy: Always"
         )
 
 
@@ -124,37 +151,33 @@ class Defaults(ApiModel):
 
     storage: Uri | None = None
     """Folder of splits and checkpoints: a folder of s3://, gs:// or abfss://, or an absolute path."""
-    env: list[EnvVar] = Field(default_factory=list)
-    """Environment variables of all pods of all jobs."""
-    env_from: list[EnvFromSource] = Field(default_factory=list)
-    """Secrets and ConfigMaps of the job's namespace whose keys become environment variables of all pods."""
     image_pull_secrets: list[ObjectReference] = Field(default_factory=list)
     """Secrets of the job's namespace with registry credentials."""
-    pod_template: Passthrough | None = None
-    """A PodTemplateSpec under the podTemplate of each job's training pods."""
+    pods: Pods = Field(default_factory=Pods)
+    """Images, variables, accounts and templates of the pods of all jobs, under those of each job."""
     queue_name: QueueName | None = None
     """Kueue queue."""
     catalog: Catalog | None = None
     """Where tables are found that jobs name."""
-    service_account_name: ObjectName | None = None
-    """ServiceAccount of all pods."""
     model_cache: ModelCache | None = None
     """Where downloaded models stay."""
     checkpoint: CheckpointDefaults = Field(default_factory=CheckpointDefaults)
     """Checkpoints of jobs that do not describe their own."""
 
+    @field_validator("pods", mode="before")
+    @classmethod
+    def _with_known_fields(cls, given: object) -> object:
+        if isinstance(given, dict):
+            _check_fields(given)
+        return given
+
     @model_validator(mode="after")
     def _checked(self) -> Defaults:
         """NB: the rules of the schema are the API server's, which never sees this file."""
-        objects = [*(secret.name for secret in self.image_pull_secrets), self.service_account_name]
+        objects = [secret.name for secret in self.image_pull_secrets]
         objects += [self.model_cache.claim_name] if self.model_cache else []
-        objects += [
-            ref.name for item in self.env_from for ref in (item.secret_ref, item.config_map_ref) if ref
-        ]
         _check_pattern(objects, SUBDOMAIN, "object name")
         _check_pattern([self.queue_name], SUBDOMAIN, "queue name")
-        _check_pattern([item.name for item in self.env], ENV_NAME, "variable name")
-        _check_pattern([item.prefix for item in self.env_from], ENV_NAME, "variable prefix")
         _check_pattern(
             [self.storage],
             _STORAGE_PATTERN,
@@ -162,11 +185,13 @@ class Defaults(ApiModel):
         )
         if self.catalog:
             _check_catalog(self.catalog)
-        _check_sources(self.env, self.env_from)
-        _check_template(self.pod_template or {})
-        reserved = [item.name for item in self.env if item.name in RESERVED_ENV]
-        if reserved:
-            raise ValueError(f"env sets {', '.join(reserved)}, which the operator sets: remove it")
+        for name, pods in self.pods.each():
+            _check_pods(f"pods.{name}", pods)
+        shared = requested_devices(self.pods.all.template)
+        if shared:
+            raise ValueError(
+                f"pods.all.template requests {shared[0]} for all pods: jobs set spec.distributed.gpusPerNode"
+            )
         return self
 
     def folder(self, *parts: Name) -> str:

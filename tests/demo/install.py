@@ -81,7 +81,7 @@ class Installation:
             f"tracking.publicUrl={BROWSER_URL}",
             # What a platform team sets once, so that a job need not say it.
             f"defaults.storage={STORAGE}",
-            "defaults.envFrom[0].secretRef.name=s3-credentials",
+            "defaults.pods.all.envFrom[0].secretRef.name=s3-credentials",
             *values,
         ]
         command = ["upgrade", "--install", RELEASE, str(CHART)]

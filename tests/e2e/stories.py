@@ -49,7 +49,7 @@ class Stage:
     def _run_quickstart(self) -> Run:
         statuses: list[Json] = []
         manifest = quickstart(maxSteps=STEPS, evalEverySteps=30, logEverySteps=2)
-        manifest["spec"]["env"] = VARIABLES
+        manifest["spec"]["pods"]["all"]["env"] = VARIABLES
         name = self.jobs.apply(manifest)
         job = self.jobs.follow(name, seen=lambda job: statuses.append(job.get("status", {})))
         return Run(job, statuses)

@@ -27,7 +27,7 @@ def run_story(stage: Stage) -> BadLuck:
     no_model = on_prepared_splits("no-model", maxSteps=10)
     no_model["spec"]["model"]["base"] = MISSING
     no_image = on_prepared_splits("no-image", maxSteps=10)
-    no_image["spec"]["trainer"] = {"image": IMAGE}
+    no_image["spec"].setdefault("pods", {})["train"] = {"image": IMAGE}
     for job in (no_image, no_model):
         jobs.apply(job)
     # Within a minute.

@@ -81,7 +81,7 @@ def manifests(place: Place) -> list[Json]:
     )
     spec = job["spec"]
     spec["data"]["source"]["table"] = TABLE
-    spec["env"] = [{"name": "HF_ENDPOINT", "value": place.hub}]
+    spec["pods"]["all"]["env"] = [{"name": "HF_ENDPOINT", "value": place.hub}]
     spec["distributed"] = {"nodes": 2, "device": "CPU"}
     spec["training"] = {"maxSteps": STEPS, "maxLength": 512, "precision": "FP32", "logEverySteps": 1}
     staging["spec"]["gates"][0]["metric"]["max"] = LOSS

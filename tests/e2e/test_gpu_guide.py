@@ -69,7 +69,7 @@ def test_the_job_succeeds_with_what_the_installation_gives(story: Json) -> None:
         NAME,
     )
     # No part of it is in what was applied.
-    assert story["spec"].keys() & {"envFrom", "checkpoint"} == set()
+    assert story["spec"].keys() & {"pods", "checkpoint"} == set()
 
 
 def test_its_version_is_registered_under_its_name(story: Json, hand: Hand) -> None:

@@ -65,13 +65,13 @@ def with_a_package(code: Json, job: Json, folder: Path) -> list[Json]:
     code["data"]["train.py"] = code["data"]["train.py"].replace(
         "import os\n", f"import os\n\nimport tiny\n\n{said}"
     )
-    trainer = job["spec"]["trainer"]
-    trainer["dependencies"] = ["tiny>=1"]
-    trainer["env"] += [
+    job["spec"]["trainer"]["dependencies"] = ["tiny>=1"]
+    train = job["spec"]["pods"]["train"]
+    train["env"] += [
         {"name": "PIP_NO_INDEX", "value": "1"},
         {"name": "PIP_FIND_LINKS", "value": WHEELHOUSE},
     ]
-    mounted = {"name": "trainer", "volumeMounts": [{"name": "wheels", "mountPath": WHEELHOUSE}]}
+    mounted = {"name": "main", "volumeMounts": [{"name": "wheels", "mountPath": WHEELHOUSE}]}
     volume = {"name": "wheels", "configMap": {"name": "my-wheels"}}
-    job["spec"]["podTemplate"] = {"spec": {"containers": [mounted], "volumes": [volume]}}
+    train["template"] = {"spec": {"containers": [mounted], "volumes": [volume]}}
     return [found, code, job]

@@ -34,7 +34,7 @@ SPARK: Json = {
 }
 # Executors request a core each. A driver that requests none would get what they leave of a busy machine.
 DRIVER: Json = {
-    "spec": {"containers": [{"name": "prep", "resources": {"requests": {"cpu": "500m"}}}]},
+    "spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "500m"}}}]},
 }
 
 
@@ -58,7 +58,8 @@ def run_story(stage: Stage) -> Executors:
     jobs = stage.jobs
     job = quickstart()
     job["metadata"]["name"] = "on-executors"
-    job["spec"]["data"]["prepare"] |= {"output": OUTPUT, "spark": SPARK, "podTemplate": DRIVER}
+    job["spec"]["data"]["prepare"] |= {"output": OUTPUT, "spark": SPARK}
+    job["spec"]["pods"]["prepare"] = {"template": DRIVER}
     del job["spec"]["register"]
     job["spec"]["training"] |= {"maxSteps": 100_000, "logEverySteps": 1}
     job["spec"]["distributed"]["processesPerNode"] = 1

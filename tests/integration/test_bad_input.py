@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 def test_a_wrong_recipe_fails_at_once_with_the_pods_sentence(world: World) -> None:
     world.submit(splits_given())
-    sentence = "model.base /models/base does not exist in the pod: mount the volume in podTemplate"
+    sentence = "model.base /models/base does not exist in the pod: mount the volume in spec.pods"
     world.run_pods("tune-train-1", 2)
     world.end_pods(
         "tune-train-1", [64, 64], [error("ModelNotFound", sentence), error("ModelNotFound", sentence)]
@@ -71,12 +71,12 @@ def test_what_is_not_implemented_is_refused_by_name(world: World) -> None:
 
 
 def test_reserved_environment_in_a_pod_template_is_refused(world: World) -> None:
-    containers = [{"name": "trainer", "env": [{"name": "WORLD_SIZE", "value": "1"}]}]
-    world.submit(splits_given(podTemplate={"spec": {"containers": containers}}))
-    message = "spec.podTemplate sets WORLD_SIZE, which the operator sets: remove it"
+    containers = [{"name": "main", "env": [{"name": "WORLD_SIZE", "value": "1"}]}]
+    world.submit(splits_given(pods={"train": {"template": {"spec": {"containers": containers}}}}))
+    message = "spec.pods.train.template sets WORLD_SIZE, which the operator sets: remove it"
     assert world.wait_condition("tune", "Accepted", "PodTemplateInvalid")["message"] == message
     assert holding(world) == ["Stalled"]
-    change(world, podTemplate=None)
+    change(world, pods=None)
     world.run_pods("tune-train-1", 2)
 
 
@@ -112,12 +112,12 @@ def change(world: World, **spec: Any) -> None:
 
 
 GPU: Json = {"limits": {"cpu": "1"}}
-TYPO: Json = {"spec": {"containers": [{"name": "trainer", "resource": GPU}]}}
-RIGHT: Json = {"spec": {"containers": [{"name": "trainer", "resources": GPU}]}}
+TYPO: Json = {"spec": {"containers": [{"name": "main", "resource": GPU}]}}
+RIGHT: Json = {"spec": {"containers": [{"name": "main", "resources": GPU}]}}
 PRIVILEGED: Json = {
     "spec": {
         "containers": [
-            {"name": "trainer", "securityContext": {"privileged": True, "allowPrivilegeEscalation": True}}
+            {"name": "main", "securityContext": {"privileged": True, "allowPrivilegeEscalation": True}}
         ]
     }
 }
@@ -127,11 +127,11 @@ PRIVILEGED: Json = {
 def test_a_typo_in_a_pod_template_is_told_at_once_until_it_is_corrected(
     world: World, body: Callable[..., Json], first: tuple[str, int]
 ) -> None:
-    world.submit(body(podTemplate=TYPO))
+    world.submit(body(pods={"train": {"template": TYPO}}))
     found = world.wait_condition("tune", "PodsAdmitted", "PodTemplateInvalid")
     assert re.search('unknown field "spec[.](template[.]spec[.])?containers.0.[.]resource"', found["message"])
     assert (holding(world), children(world)) == (["Stalled"], [])
-    change(world, podTemplate=RIGHT)
+    change(world, pods={"train": {"template": RIGHT}})
     world.run_pods(*first)
     wait_for("it goes on", lambda: holding(world) == ["Reconciling"])
 
@@ -142,18 +142,18 @@ def test_a_policy_that_forbids_the_pods_is_told_before_anything_is_created(
 ) -> None:
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     world.api.patch("Namespace", "", world.namespace, {"metadata": {"labels": label}})
-    world.submit(body(podTemplate=PRIVILEGED))
+    world.submit(body(pods={"train": {"template": PRIVILEGED}}))
     found = world.wait_condition("tune", "PodsAdmitted", "PodRejected")
     assert 'violates PodSecurity "restricted:latest"' in found["message"]
-    assert "correct spec.podTemplate" in found["message"]
+    assert "correct spec.pods.train" in found["message"]
     assert (holding(world), children(world)) == (["Reconciling"], [])
-    change(world, podTemplate=None)
+    change(world, pods=None)
     world.run_pods(*first)
 
 
 def test_what_the_pods_lack_may_come_while_the_spec_stays(world: World) -> None:
     name = f"late-{world.namespace}"
-    world.submit(job(podTemplate={"spec": {"priorityClassName": name}}))
+    world.submit(job(pods={"train": {"template": {"spec": {"priorityClassName": name}}}}))
     found = world.wait_condition("tune", "PodsAdmitted", "PodRejected")
     assert f"no PriorityClass with name {name} was found" in found["message"]
     assert (holding(world), children(world)) == (["Reconciling"], [])
@@ -165,7 +165,7 @@ def test_what_the_pods_lack_may_come_while_the_spec_stays(world: World) -> None:
 
 
 def test_a_service_account_that_is_missing_is_told_and_waited_for(world: World) -> None:
-    world.submit(job(serviceAccountName="late"))
+    world.submit(job(pods={"all": {"serviceAccountName": "late"}}))
     found = world.wait_condition("tune", "PodsAdmitted", "CheckFailed")
     assert 'serviceaccount "late" not found' in found["message"]
     assert (found["status"], holding(world), children(world)) == ("Unknown", ["Reconciling"], [])
@@ -241,9 +241,9 @@ def children(world: World) -> list[str]:
 def test_a_quota_that_is_used_up_is_told_before_the_preparation_which_goes_on(world: World) -> None:
     # The pod of the preparation fits, and one that asks for a CPU does not.
     limit(world, {"limits.cpu": "500m"})
-    small = {"spec": {"containers": [{"name": "prep", "resources": {"limits": {"cpu": "100m"}}}]}}
-    large = {"spec": {"containers": [{"name": "trainer", "resources": GPU}]}}
-    world.submit(job(data=prepared(podTemplate=small), podTemplate=large))
+    small = {"spec": {"containers": [{"name": "main", "resources": {"limits": {"cpu": "100m"}}}]}}
+    large = {"spec": {"containers": [{"name": "main", "resources": GPU}]}}
+    world.submit(job(data=prepared(), pods={"prepare": {"template": small}, "train": {"template": large}}))
     found = world.wait_condition("tune", "PodsAdmitted", "QuotaExceeded")
     assert "exceeded quota: few, requested: limits.cpu=1" in found["message"]
     world.run_pods("tune-prep", 1)

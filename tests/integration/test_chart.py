@@ -33,8 +33,8 @@ VARIANTS = {
     ),
     "with defaults": (
         "defaults.storage=s3://bucket/root",
-        "defaults.envFrom[0].secretRef.name=s3",
-        "defaults.podTemplate.spec.tolerations[0].operator=Exists",
+        "defaults.pods.all.envFrom[0].secretRef.name=s3",
+        "defaults.pods.train.template.spec.tolerations[0].operator=Exists",
         "commonLabels.team=ml",
     ),
     "with Spark's executors": (

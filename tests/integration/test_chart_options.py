@@ -167,16 +167,18 @@ def test_defaults_of_jobs_are_what_is_set_and_nothing_else() -> None:
         "defaults.storage=s3://bucket/root",
         "defaults.checkpoint.everySteps=1000000",
         "defaults.modelCache.claimName=models",
-        "defaults.podTemplate.spec.tolerations[0].operator=Exists",
-        "defaults.env[0].name=HF_HOME",
-        "defaults.env[0].value=/models",
+        "defaults.pods.train.template.spec.tolerations[0].operator=Exists",
+        "defaults.pods.all.env[0].name=HF_HOME",
+        "defaults.pods.all.env[0].value=/models",
     )
     assert defaults(*values) == {
         "storage": "s3://bucket/root",
         "checkpoint": {"everySteps": 1000000},
         "modelCache": {"claimName": "models"},
-        "podTemplate": {"spec": {"tolerations": [{"operator": "Exists"}]}},
-        "env": [{"name": "HF_HOME", "value": "/models"}],
+        "pods": {
+            "all": {"env": [{"name": "HF_HOME", "value": "/models"}]},
+            "train": {"template": {"spec": {"tolerations": [{"operator": "Exists"}]}}},
+        },
     }
 
 

@@ -72,10 +72,15 @@ def test_a_version_has_its_numbers_once_before_it_has_its_alias(own_world: OwnWo
 
 
 def test_a_command_of_your_own_finds_the_model_and_its_numbers_are_checked(world: World) -> None:
-    command = {"command": ["judge"], "parameters": {"task": "math"}, "image": "harness:1"}
-    with refused("the operator sets MODEL_PATH and METRICS_PATH: remove them from env"):
-        world.submit(splits_given(evaluation={**command, "env": [{"name": "MODEL_PATH", "value": "/mine"}]}))
-    world.submit(splits_given(evaluation=command))
+    command = {"command": ["judge"], "parameters": {"task": "math"}}
+    image = {"image": "harness:1"}
+    with refused("the operator sets MODEL_PATH and METRICS_PATH: remove them from evaluate.env"):
+        world.submit(
+            splits_given(
+                evaluation=command, pods={"evaluate": {"env": [{"name": "MODEL_PATH", "value": "/mine"}]}}
+            )
+        )
+    world.submit(splits_given(evaluation=command, pods={"evaluate": image}))
     sentence = "spec.evaluation cannot change once the job exists"
     with refused(sentence):
         world.api.patch(
@@ -85,7 +90,7 @@ def test_a_command_of_your_own_finds_the_model_and_its_numbers_are_checked(world
         world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"evaluation": None}})
     template = {"spec": {"nodeSelector": {"gpu": "yes"}}}
     world.api.patch(
-        "FineTuneJob", world.namespace, "tune", {"spec": {"evaluation": {"podTemplate": template}}}
+        "FineTuneJob", world.namespace, "tune", {"spec": {"pods": {"evaluate": {"template": template}}}}
     )
     version = train(world)
     [pod] = world.run_pods("tune-evaluate", 1)

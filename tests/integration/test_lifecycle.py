@@ -212,11 +212,10 @@ def test_children_go_after_their_time_and_are_never_made_again(own_world: OwnWor
 
 def test_a_script_of_ones_own_gets_code_and_rendezvous(world: World) -> None:
     trainer = {
-        "image": "me/mine:1",
         "command": ["torchrun", "my_train.py"],
         "code": {"configMapRef": {"name": "my-code"}},
     }
-    world.submit(splits_given(trainer=trainer, register=None))
+    world.submit(splits_given(trainer=trainer, pods={"train": {"image": "me/mine:1"}}, register=None))
     pod = world.run_pods("tune-train-1", 2)[0]
     container = pod["spec"]["containers"][0]
     assert (container["image"], container["command"], container["workingDir"]) == (

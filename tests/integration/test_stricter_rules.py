@@ -56,13 +56,15 @@ STRICTER: dict[str, tuple[Json, str]] = {
 }
 CHANGES: dict[str, Json] = {
     "suspend": {"suspend": True},
-    "podTemplate": {"podTemplate": {"spec": {"nodeSelector": {"pool": "b"}}}},
+    "template": {"pods": {"train": {"template": {"spec": {"nodeSelector": {"pool": "b"}}}}}},
     "queueName": {"runPolicy": {"queueName": "other"}},
-    "the image": {"trainer": {"image": "me/mine:2"}},
+    "the image": {"pods": {"train": {"image": "me/mine:2"}}},
 }
 INNER: dict[str, Json] = {
-    "no parameters of the built-in evaluation": {"evaluation": {"podTemplate": {"spec": {"priority": 1}}}},
-    "a bucket without a folder": {"data": {"prepare": {"podTemplate": {"spec": {"priority": 1}}}}},
+    "no parameters of the built-in evaluation": {
+        "pods": {"evaluate": {"template": {"spec": {"priority": 1}}}}
+    },
+    "a bucket without a folder": {"pods": {"prepare": {"template": {"spec": {"priority": 1}}}}},
 }
 
 

@@ -230,9 +230,9 @@ def test_where_a_job_ran_and_what_it_used_is_told_also_after_a_restart(
     own_world: OwnWorld, plane: Plane, node: str
 ) -> None:
     world = own_world
-    container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 8}}}
     template = {"spec": {"nodeName": node, "containers": [container]}}
-    world.submit(splits_given(podTemplate=template, runPolicy={"maxRestarts": 0}))
+    world.submit(splits_given(pods={"train": {"template": template}}, runPolicy={"maxRestarts": 0}))
     hour_ago = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 3600))
     pods = world.wait_pods("tune-train-1", 2)
     # NB: one pod counts until the time of the pass, so the operator may not see one hour without the other.

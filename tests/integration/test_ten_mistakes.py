@@ -57,8 +57,8 @@ def test_a_running_job_cannot_be_edited(world: World) -> None:
     world.run_pods("tune-train-1", 2)
     world.wait_phase("tune", "Training")
     sentence = (
-        "spec.training cannot change once the job exists (only suspend, runPolicy, and every podTemplate, image, env and envFrom "
-        "can): create a FineTuneJob with another name"
+        "spec.training cannot change once the job exists (only suspend, runPolicy and pods can): create a FineTuneJob with another "
+        "name"
     )
     with refused(sentence):
         world.api.patch(
@@ -108,10 +108,10 @@ def test_a_token_of_the_hub_on_the_trainer_alone(
         download.fetch_tokenizer("meta-llama/Llama-3.1-8B", tmp_path)
     sentence = str(raised.value)
     assert sentence == (
-        "model.base meta-llama/Llama-3.1-8B is gated: accept its terms, and name a Secret with HF_TOKEN in spec.envFrom, "
+        "model.base meta-llama/Llama-3.1-8B is gated: accept its terms, and name a Secret with HF_TOKEN in spec.pods.all.envFrom, "
         "which applies to all pods"
     )
-    world.submit(job(trainer={"envFrom": [{"secretRef": {"name": "hub"}}]}))
+    world.submit(job(pods={"train": {"envFrom": [{"secretRef": {"name": "hub"}}]}}))
     world.run_pods("tune-prep", 1)
     world.end_pods("tune-prep", [64], [error("ModelForbidden", sentence)])
     world.wait_phase("tune", "Failed")
@@ -153,9 +153,9 @@ def test_registering_without_a_server(api: Api, kubeconfig: Path, namespace: str
 
 
 def test_resource_for_resources(world: World) -> None:
-    container = {"name": "trainer", "resource": {"limits": {"nvidia.com/gpu": "1"}}}
-    world.submit(job(podTemplate={"spec": {"containers": [container]}}))
+    container = {"name": "main", "resource": {"limits": {"nvidia.com/gpu": "1"}}}
+    world.submit(job(pods={"train": {"template": {"spec": {"containers": [container]}}}}))
     found = world.wait_condition("tune", "PodsAdmitted", "PodTemplateInvalid")
     assert 'unknown field "spec.template.spec.containers[0].resource"' in found["message"]
-    assert "correct spec.podTemplate, and the job continues" in found["message"]
+    assert "correct spec.pods.train, and the job continues" in found["message"]
     assert world.api.list("Job", world.namespace) == []

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from finetune_crds.pods import ROLES
 from support.api import Api
 from support.canary import CANARY, VARIABLES, read_files, read_objects, select_leaks
 from support.mlflow_server import Mlflow
@@ -14,34 +15,24 @@ from support.process import running
 from worlds.processes.jobs import EVALUATED, PREPARED, TRAINED, job
 from worlds.processes.world import World
 
-CONTAINERS = ("prep", "trainer", "evaluate")
-
 
 def test_values_of_variables_stay_in_the_pods(
     api: Api, kubeconfig: Path, mlflow_server: Mlflow, namespace: str, tmp_path: Path
 ) -> None:
     defaults, log = tmp_path / "defaults.yaml", tmp_path / "operator.log"
-    defaults.write_text(yaml.safe_dump({"env": VARIABLES}), encoding="utf-8")
+    defaults.write_text(yaml.safe_dump({"pods": {"all": {"env": VARIABLES}}}), encoding="utf-8")
     settings = {"FINETUNE_DEFAULTS": str(defaults), "FINETUNE_LOG_LEVEL": "DEBUG"}
-    templates = {
-        name: {"spec": {"containers": [{"name": name, "env": [{"name": "TEMPLATE", "value": CANARY}]}]}}
-        for name in CONTAINERS
-    }
+    template = {"spec": {"containers": [{"name": "main", "env": [{"name": "TEMPLATE", "value": CANARY}]}]}}
     source = {"type": "Parquet", "path": "/data/corpus"}
-    prepare = {"output": "/data/splits", "env": VARIABLES, "podTemplate": templates["prep"]}
+    prepare = {"output": "/data/splits"}
+    of_roles = {role: {"env": VARIABLES, "template": template} for role in ROLES}
     with running(forked_operator(kubeconfig, log, watching(namespace, mlflow_server.uri) | settings)):
         world = World(api, mlflow_server, namespace)
         world.submit(
             job(
-                env=VARIABLES,
-                trainer={"env": VARIABLES},
-                podTemplate=templates["trainer"],
+                pods={"all": {"env": VARIABLES}, **of_roles},
                 data={"source": source, "prepare": prepare},
-                evaluation={
-                    "metrics": ["Accuracy"],
-                    "env": VARIABLES,
-                    "podTemplate": templates["evaluate"],
-                },
+                evaluation={"metrics": ["Accuracy"]},
             )
         )
         pods = world.run_pods("tune-prep", 1)

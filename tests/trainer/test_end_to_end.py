@@ -395,7 +395,7 @@ def test_a_base_that_is_not_there_ends_the_pod_with_64(pod: Pod, capsys: pytest.
         64,
         PodError(
             reason="ModelNotFound",
-            message="model.base /models/nope does not exist in the pod: mount the volume in podTemplate or "
+            message="model.base /models/nope does not exist in the pod: mount the volume in spec.pods or "
             "correct the path",
             rank=0,
         ),

@@ -99,40 +99,72 @@ def test_every_value_of_the_schema_has_a_default() -> None:
     assert (top.keys() ^ VALUES.keys(), inner) == (set(), set())
 
 
-def test_jobs_cannot_get_variables_that_the_operator_sets() -> None:
+@pytest.mark.parametrize("role", ["all", "prepare", "train", "evaluate"])
+def test_jobs_cannot_get_variables_that_the_operator_sets(role: str) -> None:
     refused = [
-        name for name in RESERVED_ENV if errors(nested("defaults.env", [{"name": name, "value": "1"}]))
+        name
+        for name in RESERVED_ENV
+        if errors(nested(f"defaults.pods.{role}.env", [{"name": name, "value": "1"}]))
     ]
     assert refused == [*RESERVED_ENV]
     # The second is the operator's in jobs with trainer.code alone, where its value takes precedence.
     for name in ("HF_HOME", CODE_ENV):
-        assert errors(nested("defaults.env", [{"name": name, "value": "/models"}])) == []
+        assert errors(nested(f"defaults.pods.{role}.env", [{"name": name, "value": "/models"}])) == []
 
 
 LONG = "a" * 1024
+
+
+def pods(**fields: Any) -> Json:
+    """What all pods get."""
+    return {"pods": {"all": fields}}
+
+
+def requesting(resources: Json) -> Json:
+    """A template whose own container requests resources."""
+    return {"spec": {"containers": [{"name": "main", "resources": resources}]}}
+
+
 DEFAULTS: dict[str, tuple[Json, bool]] = {
     "none": ({}, True),
     "all of them": (
         {
             "storage": "s3://bucket/finetune",
-            "env": [
-                {"name": "HTTPS_PROXY", "value": "http://proxy:3128"},
-                {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
-            ],
-            "envFrom": [{"secretRef": {"name": "s3"}}, {"configMapRef": {"name": "more", "optional": True}}],
-            "podTemplate": {
-                "metadata": {"labels": {"team": "ml"}},
-                "spec": {
-                    "priorityClassName": "low",
-                    "containers": [{"name": "trainer"}],
-                    "initContainers": [{"name": "first"}],
-                    "volumes": [{"name": "shm", "emptyDir": {}}],
-                    "tolerations": [{"operator": "Exists"}],
-                    "nodeSelector": {"gpu": "h100"},
+            "pods": {
+                "all": {
+                    "env": [
+                        {"name": "HTTPS_PROXY", "value": "http://proxy:3128"},
+                        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}},
+                    ],
+                    "envFrom": [
+                        {"secretRef": {"name": "s3"}},
+                        {"configMapRef": {"name": "more", "optional": True}},
+                    ],
+                    "serviceAccountName": "main",
+                },
+                "prepare": {"image": "registry.example.com/prep@sha256:0123"},
+                "train": {
+                    "template": {
+                        "metadata": {"labels": {"team": "ml"}},
+                        "spec": {
+                            "priorityClassName": "low",
+                            "containers": [{"name": "main", "resources": {"limits": {"rdma/hca": 1}}}],
+                            "initContainers": [{"name": "first"}],
+                            "volumes": [{"name": "shm", "emptyDir": {}}],
+                            "tolerations": [{"operator": "Exists"}],
+                            "nodeSelector": {"gpu": "h100"},
+                        },
+                    }
+                },
+                "evaluate": {
+                    "template": {
+                        "spec": {
+                            "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1}}}]
+                        }
+                    }
                 },
             },
             "queueName": "gpus",
-            "serviceAccountName": "trainer",
             "modelCache": {"claimName": "models"},
             "checkpoint": {"everySteps": 100, "keep": 3, "mode": "Sync"},
             "imagePullSecrets": [{"name": "registry"}],
@@ -173,63 +205,75 @@ DEFAULTS: dict[str, tuple[Json, bool]] = {
     "a storage that is a page": ({"storage": "https://bucket.example.com/finetune"}, False),
     "a storage with a space": ({"storage": "s3://bucket/fine tune"}, False),
     "a storage without a bucket": ({"storage": "s3:///finetune"}, False),
-    "an empty variable": ({"env": [{"name": "A", "value": ""}]}, True),
-    "a variable without a value": ({"env": [{"name": "A"}]}, True),
-    "a variable of 16384 characters": ({"env": [{"name": "A", "value": LONG * 16}]}, True),
-    "a variable of more": ({"env": [{"name": "A", "value": f"{LONG * 16}a"}]}, False),
-    "a variable with dots": ({"env": [{"name": "a.b-c", "value": "1"}]}, True),
-    "a variable with a digit first": ({"env": [{"name": "1A", "value": "1"}]}, False),
-    "a variable with two dots first": ({"env": [{"name": "..A", "value": "1"}]}, False),
-    "a variable with a long name": ({"env": [{"name": LONG[:254], "value": "1"}]}, False),
+    "an empty variable": (pods(env=[{"name": "A", "value": ""}]), True),
+    "a variable without a value": (pods(env=[{"name": "A"}]), True),
+    "a variable of 16384 characters": (pods(env=[{"name": "A", "value": LONG * 16}]), True),
+    "a variable of more": (pods(env=[{"name": "A", "value": f"{LONG * 16}a"}]), False),
+    "a variable with dots": (pods(env=[{"name": "a.b-c", "value": "1"}]), True),
+    "a variable with a digit first": (pods(env=[{"name": "1A", "value": "1"}]), False),
+    "a variable with two dots first": (pods(env=[{"name": "..A", "value": "1"}]), False),
+    "a variable with a long name": (pods(env=[{"name": LONG[:254], "value": "1"}]), False),
     "a variable with two origins": (
-        {"env": [{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        pods(env=[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
         False,
     ),
     "a variable with no value and an origin": (
-        {"env": [{"name": "A", "value": "", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]},
+        pods(env=[{"name": "A", "value": "", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
         False,
     ),
-    "a variable with a secret of a workspace": ({"env": [{"name": "A", "value": "{{secrets/a/b}}"}]}, False),
-    "a variable that the operator sets": ({"env": [{"name": "MASTER_PORT", "value": "1"}]}, False),
-    "a source with a prefix": ({"envFrom": [{"prefix": "A_", "secretRef": {"name": "s3"}}]}, True),
-    "a source with a wrong prefix": ({"envFrom": [{"prefix": "1-", "secretRef": {"name": "s3"}}]}, False),
-    "a source that is none": ({"envFrom": [{"prefix": "A_"}]}, False),
+    "a variable with a secret of a workspace": (pods(env=[{"name": "A", "value": "{{secrets/a/b}}"}]), False),
+    "a variable that the operator sets": (pods(env=[{"name": "MASTER_PORT", "value": "1"}]), False),
+    "a source with a prefix": (pods(envFrom=[{"prefix": "A_", "secretRef": {"name": "s3"}}]), True),
+    "a source with a wrong prefix": (pods(envFrom=[{"prefix": "1-", "secretRef": {"name": "s3"}}]), False),
+    "a source that is none": (pods(envFrom=[{"prefix": "A_"}]), False),
     "two sources in one": (
-        {"envFrom": [{"secretRef": {"name": "a"}, "configMapRef": {"name": "a"}}]},
+        pods(envFrom=[{"secretRef": {"name": "a"}, "configMapRef": {"name": "a"}}]),
         False,
     ),
-    "a Secret without a name": ({"envFrom": [{"secretRef": {"name": " "}}]}, False),
-    "a Secret with dots": ({"envFrom": [{"secretRef": {"name": "a.b"}}]}, True),
-    "a Secret with two dots": ({"envFrom": [{"secretRef": {"name": "a..b"}}]}, False),
+    "a Secret without a name": (pods(envFrom=[{"secretRef": {"name": " "}}]), False),
+    "a Secret with dots": (pods(envFrom=[{"secretRef": {"name": "a.b"}}]), True),
+    "a Secret with two dots": (pods(envFrom=[{"secretRef": {"name": "a..b"}}]), False),
     "a queue that is no label": ({"queueName": "a b"}, False),
     "a queue of 63 characters": ({"queueName": LONG[:63]}, True),
     "a queue of 64 characters": ({"queueName": LONG[:64]}, False),
-    "an account with two dots": ({"serviceAccountName": "a..b"}, False),
-    "an account of 254 characters": ({"serviceAccountName": LONG[:254]}, False),
+    "an account with two dots": (pods(serviceAccountName="a..b"), False),
+    "an account of 254 characters": (pods(serviceAccountName=LONG[:254]), False),
     "a claim with a dot": ({"modelCache": {"claimName": "a.b"}}, True),
     "a claim with two dots": ({"modelCache": {"claimName": "a..b"}}, False),
     "a claim with a dash before a dot": ({"modelCache": {"claimName": "a-.b"}}, False),
     "a mode of other spelling": ({"checkpoint": {"mode": "async"}}, False),
     "no step": ({"checkpoint": {"everySteps": 0}}, False),
     "101 checkpoints": ({"checkpoint": {"keep": 101}}, False),
-    "a pod template with a field beside its spec": ({"podTemplate": {"containers": []}}, False),
-    "a pod template without a spec": ({"podTemplate": {"metadata": {}}}, True),
-    "a pod template with a word as spec": ({"podTemplate": {"spec": "x"}}, False),
-    "containers that are no list": ({"podTemplate": {"spec": {"containers": "x"}}}, False),
-    "containers by their names": ({"podTemplate": {"spec": {"containers": {"trainer": {}}}}}, False),
-    "a container as a word": ({"podTemplate": {"spec": {"containers": ["trainer"]}}}, False),
-    "a container without a name": ({"podTemplate": {"spec": {"containers": [{"image": "x"}]}}}, False),
-    "a container beside the trainer": (
-        {"podTemplate": {"spec": {"containers": [{"name": "trainer"}, {"name": "proxy", "image": "x"}]}}},
+    "a pod template with a field beside its spec": (pods(template={"containers": []}), False),
+    "a pod template without a spec": (pods(template={"metadata": {}}), True),
+    "a pod template with a word as spec": (pods(template={"spec": "x"}), False),
+    "containers that are no list": (pods(template={"spec": {"containers": "x"}}), False),
+    "containers by their names": (pods(template={"spec": {"containers": {"main": {}}}}), False),
+    "a container as a word": (pods(template={"spec": {"containers": ["main"]}}), False),
+    "a container without a name": (pods(template={"spec": {"containers": [{"image": "x"}]}}), False),
+    "a container beside the pod's own": (
+        pods(template={"spec": {"containers": [{"name": "main"}, {"name": "proxy", "image": "x"}]}}),
         False,
     ),
     "a sidecar": (
-        {"podTemplate": {"spec": {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}]}}},
+        pods(template={"spec": {"initContainers": [{"name": "proxy", "restartPolicy": "Always"}]}}),
         True,
     ),
-    "volumes that are no list": ({"podTemplate": {"spec": {"volumes": {"name": "shm"}}}}, False),
-    "one toleration": ({"podTemplate": {"spec": {"tolerations": {"key": "gpu"}}}}, False),
-    "a node as a word": ({"podTemplate": {"spec": {"nodeSelector": "gpu"}}}, False),
+    "volumes that are no list": (pods(template={"spec": {"volumes": {"name": "shm"}}}), False),
+    "one toleration": (pods(template={"spec": {"tolerations": {"key": "gpu"}}}), False),
+    "a node as a word": (pods(template={"spec": {"nodeSelector": "gpu"}}), False),
+    "a GPU of all pods": (pods(template=requesting({"limits": {"nvidia.com/gpu": 1}})), False),
+    "a device that all pods request": (pods(template=requesting({"requests": {"rdma/hca": 1}})), False),
+    "a claim of all pods": (pods(template=requesting({"claims": [{"name": "gpu"}]})), False),
+    "memory of all pods": (pods(template=requesting({"limits": {"memory": "1Gi"}})), True),
+    "an image of all pods": (pods(image="a:1"), False),
+    "an image with a space": ({"pods": {"train": {"image": "a b"}}}, False),
+    "a variable of a role that the operator sets": (
+        {"pods": {"evaluate": {"env": [{"name": "MASTER_PORT", "value": "1"}]}}},
+        False,
+    ),
+    "a role that is none": ({"pods": {"trainer": {}}}, False),
+    "a field of pods that is none": (pods(podTemplate={}), False),
     "a pull secret as a word": ({"imagePullSecrets": ["registry"]}, False),
 }
 

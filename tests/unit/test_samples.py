@@ -22,6 +22,7 @@ from finetune_crds import (
 )
 from finetune_crds.evaluation import BASE, NAMES
 from finetune_crds.gates import Gate
+from finetune_crds.pods import ROLES
 from finetune_crds.reference import SAMPLES, sample_files
 from finetune_crds.schema import Schema, crd
 from finetune_operator.finetunejob.decide.accept import unsupported_fields
@@ -81,8 +82,7 @@ def needs(spec: FineTuneJobSpec) -> Iterator[str]:
     yield from ["GPUs"] if spec.distributed.gpus_per_node else []
     base = spec.model.base if spec.model else ""
     yield from ["a model of the Hub"] if base.count("/") == 1 and ":" not in base else []
-    images = [spec.trainer.image, spec.evaluation.image if spec.evaluation else None]
-    yield from ["an image"] if any(images) else []
+    yield from ["an image"] if any(spec.pods.of(role).image for role in ROLES) else []
     yield from ["a queue"] if spec.run_policy.queue_name else []
     yield from ["a claim"] if claims(spec) else []
     prepare = spec.prepare
@@ -98,7 +98,7 @@ def needs(spec: FineTuneJobSpec) -> Iterator[str]:
 
 def claims(spec: FineTuneJobSpec) -> set[str]:
     """The claims that the pods of a job mount."""
-    templates = [spec.pod_template, spec.prepare.pod_template if spec.prepare else None]
+    templates = [settings.template for _, settings in spec.pods.each()]
     volumes = [volume for item in templates if item for volume in item["spec"].get("volumes", [])]
     cache = [spec.model_cache.claim_name] if spec.model_cache else []
     return {
@@ -198,8 +198,6 @@ def job_of(sample: Path) -> Recipe:
 # The other form of what a sample has, and what most jobs leave as it is.
 IN_NO_SAMPLE = {
     "spec.checkpoint.resumeFrom.uri",
-    "spec.evaluation.env",
-    "spec.evaluation.envFrom",
     "spec.model.chatTemplate.jinja",
     "spec.model.trustRemoteCode",
     "spec.objective.distillation.teacherTrustRemoteCode",
@@ -214,7 +212,7 @@ IN_NO_SAMPLE = {
 
 
 def test_a_sample_has_each_field_of_what_is_trained_and_where_it_goes() -> None:
-    schema = crd(FineTuneJob, old_names=False)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema = crd(FineTuneJob, replaced=False)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     parts = ("model", "method", "objective", "training", "evaluation", "register", "checkpoint", "output")
     spec = schema["properties"]["spec"]["properties"]
     there = {path for part in parts for path in fields(spec[part], f"spec.{part}")}

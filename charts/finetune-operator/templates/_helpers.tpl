@@ -89,10 +89,25 @@ imagePullSecrets:
 {{- /* What the operator gives to jobs that do not say otherwise: only what is set. */ -}}
 {{- define "finetune.defaults" -}}
 {{- $found := dict -}}
-{{- range $name, $value := omit .Values.defaults "modelCache" "imagePullSecrets" -}}
+{{- range $name, $value := omit .Values.defaults "pods" "modelCache" "imagePullSecrets" -}}
 {{- if $value -}}
 {{- $_ := set $found $name $value -}}
 {{- end -}}
+{{- end -}}
+{{- $pods := dict -}}
+{{- range $role, $fields := .Values.defaults.pods -}}
+{{- $kept := dict -}}
+{{- range $name, $value := $fields -}}
+{{- if $value -}}
+{{- $_ := set $kept $name $value -}}
+{{- end -}}
+{{- end -}}
+{{- if $kept -}}
+{{- $_ := set $pods $role $kept -}}
+{{- end -}}
+{{- end -}}
+{{- if $pods -}}
+{{- $_ := set $found "pods" $pods -}}
 {{- end -}}
 {{- if .Values.defaults.modelCache.claimName -}}
 {{- $_ := set $found "modelCache" .Values.defaults.modelCache -}}

@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 
 # A Job's template cannot change; a SparkApplication that changes starts again.
 _CREATED_ONCE = ("Job", "SparkApplication")
-# The field that holds a Job's pod template, by component.
-_TEMPLATES = {names.PREP: "spec.data.prepare.podTemplate", names.EVALUATE: "spec.evaluation.podTemplate"}
+# The role in spec.pods of a Job's pods, by its component.
+_ROLES = {names.PREP: "prepare", names.TRAIN: "train", names.EVALUATE: "evaluate"}
 
 
 class NameTaken(Exception):  # noqa: N818
@@ -251,11 +251,11 @@ def _act(server: Server, ftj: FineTuneJob, action: FinishRun | LogMetrics) -> No
 
 
 def _remedy(body: Json) -> str:
-    """What to correct when the API server rejects a Job: the user writes its pod template."""
+    """What to correct when the API server rejects a Job: the user writes the template of its pods."""
     if body["kind"] == "SparkApplication":
-        return "install spark-operator 2.1 or later, or correct spec.data.prepare.podTemplate, and the job continues"
-    field = _TEMPLATES.get(body["metadata"]["labels"].get(names.LABEL_COMPONENT), "spec.podTemplate")
-    return f"correct {field}, and the job continues"
+        return "install spark-operator 2.1 or later, or correct spec.pods.prepare, and the job continues"
+    role = _ROLES.get(body["metadata"]["labels"].get(names.LABEL_COMPONENT), "train")
+    return f"correct spec.pods.{role}, and the job continues"
 
 
 def _explain_taken_name(body: Json, existing: Json) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 from finetune_crds import tables
 from finetune_crds.base import Json
 from finetune_crds.catalog import Catalog
 from finetune_crds.checkpoint import Checkpoint
-from finetune_crds.env import EnvVar
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.pods import MAIN_CONTAINER, ROLES, Pods, PodSettings, Role, RolePodSettings
 from finetune_crds.preparation import settings_digest
 from finetune_crds.status import Pinned, Resolved
 from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Model
-from finetune_operator import names
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.template_merge import containers, merge
 
@@ -32,25 +30,16 @@ def resolve(
 
     Args:
         known: what was resolved when the job was accepted, which later changes of the installation leave alone; None before.
-            Variables and pod templates are always those of the installation now: they count from the next pod on.
+            What is about pods is always that of the installation now: it counts from the next pod on.
     """
     filled = earlier or resolved(spec, namespace=namespace, name=name, defaults=defaults)
     own_queue = spec.run_policy.queue_name
-    every_pod, account_template = _every_pod(defaults), _of_pods(_account(spec.service_account_name))
     parts: dict[str, object] = {
+        "pods": merged_pods(spec, defaults),
         "data": spec.data,
-        "trainer": spec.trainer.model_copy(
-            update={
-                "env": _env(defaults.env, spec.env, spec.trainer.env),
-                "env_from": [*defaults.env_from, *spec.env_from, *spec.trainer.env_from],
-            }
-        ),
         "checkpoint": filled.checkpoint,
         "training": spec.training.model_copy(
             update={"learning_rate": filled.learning_rate or _learning_rate(spec)}
-        ),
-        "pod_template": _layered(
-            every_pod, defaults.pod_template, account_template, _gpus(spec), spec.pod_template
         ),
         "model": _with_cache(spec.model, defaults),
         "distributed": spec.distributed.model_copy(
@@ -62,22 +51,8 @@ def resolve(
     }
     data, prepare = spec.data, spec.prepare
     if data and prepare:
-        changes = {
-            "output": filled.output or "",
-            "catalog": filled.catalog,
-            "env": _env(defaults.env, spec.env, prepare.env),
-            "env_from": [*defaults.env_from, *spec.env_from, *prepare.env_from],
-            "pod_template": _layered(every_pod, account_template, prepare.pod_template),
-        }
+        changes = {"output": filled.output or "", "catalog": filled.catalog}
         parts["data"] = data.model_copy(update={"prepare": prepare.model_copy(update=changes)})
-    if spec.evaluation:
-        parts["evaluation"] = spec.evaluation.model_copy(
-            update={
-                "env": _env(defaults.env, spec.env, spec.evaluation.env),
-                "env_from": [*defaults.env_from, *spec.env_from, *spec.evaluation.env_from],
-                "pod_template": _layered(every_pod, account_template, spec.evaluation.pod_template),
-            }
-        )
     if spec.register_:
         parts["register_"] = spec.register_.model_copy(update={"model": filled.model})
     return spec.model_copy(update=parts)
@@ -158,29 +133,47 @@ def _checkpoint(spec: FineTuneJobSpec, defaults: Defaults) -> Checkpoint | None:
     )
 
 
-def _env(*parts: Sequence[EnvVar]) -> list[EnvVar]:
-    """The variables of several lists; of equal names the last."""
-    return list({variable.name: variable for part in parts for variable in part}.values())
+def merged_pods(spec: FineTuneJobSpec, defaults: Defaults) -> Pods:
+    """The image and the template of each role, with what the installation and the job give all pods.
+
+    The template of a role has its variables and its ServiceAccount too. `all` stays as the job has it.
+    """
+    return spec.pods.model_copy(update={role: _merged(role, spec, defaults) for role in ROLES})
+
+
+def _merged(role: Role, spec: FineTuneJobSpec, defaults: Defaults) -> RolePodSettings:
+    below, above = defaults.pods, spec.pods
+    template = _layered(
+        _pull_secrets(defaults),
+        _as_template(below.all),
+        _as_template(below.of(role)),
+        _as_template(above.all),
+        _gpus(spec) if role == "train" else None,
+        _as_template(above.of(role)),
+    )
+    return RolePodSettings(image=above.of(role).image or below.of(role).image, template=template)
 
 
 def _layered(*templates: Json | None) -> Json | None:
     """Templates, each over the one before."""
-    return functools.reduce(merge, templates) or None
+    return functools.reduce(merge, templates, {}) or None
 
 
-def _every_pod(defaults: Defaults) -> Json:
-    """What the installation gives the pods of preparation, training and evaluation."""
+def _as_template(pods: PodSettings) -> Json | None:
+    """The template of pods, over their variables and their ServiceAccount."""
+    env = {
+        name: [item.to_json() for item in items]
+        for name, items in (("env", pods.env), ("envFrom", pods.env_from))
+        if items
+    }
+    container = {"containers": [{"name": MAIN_CONTAINER, **env}]} if env else {}
+    account = {"serviceAccountName": pods.service_account_name} if pods.service_account_name else {}
+    return _layered({"spec": account | container} if account or container else {}, pods.template)
+
+
+def _pull_secrets(defaults: Defaults) -> Json:
     secrets = [secret.to_json() for secret in defaults.image_pull_secrets]
-    template_spec: Json = {"imagePullSecrets": secrets} if secrets else {}
-    return _of_pods(template_spec | _account(defaults.service_account_name))
-
-
-def _of_pods(fields: Json) -> Json:
-    return {"spec": fields} if fields else {}
-
-
-def _account(name: str | None) -> Json:
-    return {"serviceAccountName": name} if name else {}
+    return {"spec": {"imagePullSecrets": secrets}} if secrets else {}
 
 
 def _gpus(spec: FineTuneJobSpec) -> Json:
@@ -188,15 +181,15 @@ def _gpus(spec: FineTuneJobSpec) -> Json:
     if distributed.gpus_per_node is None:
         return {}
     limits = {distributed.gpu_resource: str(distributed.gpus_per_node)}
-    gpu_spec: Json = {"containers": [{"name": names.TRAINER_CONTAINER, "resources": {"limits": limits}}]}
+    gpu_spec: Json = {"containers": [{"name": MAIN_CONTAINER, "resources": {"limits": limits}}]}
     if distributed.gpu and distributed.gpu.product:
         gpu_spec["nodeSelector"] = {PRODUCT_LABEL: distributed.gpu.product}
     return {"spec": gpu_spec}
 
 
 def gpu_limit(template: Json | None, resource: str) -> int | None:
-    """The limit of a resource that a pod template gives the trainer; None without one, or where it is no number."""
-    for item in containers(template, names.TRAINER_CONTAINER):
+    """The limit of a resource that a pod template gives the role's own container; None without one, or where it is no number."""
+    for item in containers(template, MAIN_CONTAINER):
         resources = item.get("resources")
         limits = resources.get("limits") if isinstance(resources, dict) else None
         return whole_number(limits.get(resource)) if isinstance(limits, dict) else None

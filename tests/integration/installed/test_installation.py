@@ -115,9 +115,9 @@ def test_the_cluster_role_is_enough_to_name_the_gpus_of_a_node(
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-node", "labels": labels}}
     )
     installation.install(f"tracking.uri={tenant.mlflow.uri}")
-    container = {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 8}}}
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 8}}}
     template = {"spec": {"nodeName": "gpu-node", "containers": [container]}}
-    tenant.submit(splits_given(podTemplate=template))
+    tenant.submit(splits_given(pods={"train": {"template": template}}))
     tenant.run_pods("tune-train-1", 2)
     status = tenant.wait_phase("tune", "Training")
     assert status["device"] == {

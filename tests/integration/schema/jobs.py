@@ -42,6 +42,7 @@ def databricks_run(
     spark: Json | None = None,
     source: Json | None = None,
     base: str = "org/model",
+    pods: Json | None = None,
     **prepare: Any,
 ) -> Json:
     """A job whose preparation is a Databricks run; parts of it replaced."""
@@ -54,4 +55,5 @@ def databricks_run(
             **prepare,
         },
     }
-    return job(data=data, model={"base": base})
+    parts: Json = {"pods": pods} if pods else {}
+    return job(data=data, model={"base": base}, **parts)

@@ -22,25 +22,25 @@ CHANGES: dict[str, tuple[Json, str | None]] = {
     "a part taken away": ({"register": None}, "spec.register cannot change"),
     "suspend": ({"suspend": True}, None),
     "runPolicy": ({"runPolicy": {"maxRestarts": 9}}, None),
-    "podTemplate": ({"podTemplate": {"spec": {"nodeSelector": {"pool": "spare"}}}}, None),
+    "a template": ({"pods": {"train": {"template": {"spec": {"nodeSelector": {"pool": "spare"}}}}}}, None),
     "credentials": (
-        {"envFrom": [{"secretRef": {"name": "new"}}], "env": [{"name": "A", "value": "b"}]},
-        None,
-    ),
-    "the image and variables of a part": (
         {
-            "trainer": {"image": "me/mine:2", "env": [{"name": "A", "value": "b"}]},
-            "data": {
-                "prepare": {"image": "me/mine:2", "podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}}
-            },
+            "pods": {
+                "all": {"envFrom": [{"secretRef": {"name": "new"}}], "env": [{"name": "A", "value": "b"}]}
+            }
         },
         None,
     ),
-    "a command": ({"trainer": {"command": ["mine"]}}, "spec.trainer.command cannot change"),
+    "an account": ({"pods": {"all": {"serviceAccountName": "other"}}}, None),
+    "images": ({"pods": {role: {"image": "me/mine:2"} for role in ("prepare", "train")}}, None),
+    "a command": ({"trainer": {"command": ["mine"]}}, "spec.trainer cannot change"),
+    "a tag of the run": ({"tracking": {"tags": {"a": "b"}}}, "spec.tracking cannot change"),
+    "nodes": ({"distributed": {"nodes": 3}}, "spec.distributed cannot change"),
+    "an evaluation": ({"evaluation": {}}, "spec.evaluation cannot change"),
     "an output": ({"output": {"uri": "s3://a/b"}}, "spec.output cannot change"),
-    "a filter": ({"data": {"prepare": {"filter": "a = 1"}}}, "spec.data.prepare.filter cannot change"),
-    "the source": ({"data": {"source": {"path": "/other"}}}, "spec.data.source cannot change"),
-    "no preparation": ({"data": {"prepare": None}}, "spec.data.prepare cannot change"),
+    "a filter": ({"data": {"prepare": {"filter": "a = 1"}}}, "spec.data cannot change"),
+    "the source": ({"data": {"source": {"path": "/other"}}}, "spec.data cannot change"),
+    "no preparation": ({"data": {"prepare": None}}, "spec.data cannot change"),
 }
 
 

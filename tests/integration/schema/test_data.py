@@ -254,11 +254,6 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 | {"output": "s3://splits/a", "spark": {"mode": "Kubernetes"}},
                 "decontaminate.sources of type Hub need spark.mode Local",
             ),
-            (
-                "a folder of one pod",
-                decontaminate({}) | {"output": "s3://splits/a", "spark": {"mode": "Kubernetes"}},
-                "the path in decontaminate.sources is a folder of one pod",
-            ),
         )
     },
     "nothing to redact": (job(data=prepared(redact=[])), "should have at least 1 items"),
@@ -280,14 +275,6 @@ REFUSED: dict[str, tuple[Json, str]] = {
         job(data=prepared(output="/data/corpus")),
         "prepare.output is the source itself",
     ),
-    "executors that share no output": (
-        job(data=on_executors("s3://corpus/a", "/data/splits")),
-        "output is a folder of one pod: with spark.mode Kubernetes or SparkApplication use s3://bucket/folder",
-    ),
-    "a SparkApplication that shares no output": (
-        job(data=on_executors("s3://corpus/a", "/data/splits", spark={"mode": "SparkApplication"})),
-        "output is a folder of one pod: with spark.mode Kubernetes or SparkApplication use s3://bucket/folder",
-    ),
     "a SparkApplication on Databricks": (
         job(
             data=prepared(
@@ -297,17 +284,9 @@ REFUSED: dict[str, tuple[Json, str]] = {
         ),
         "databricks needs mode Databricks",
     ),
-    "executors that share no source": (
-        job(data=on_executors("/data/corpus", "s3://splits/a")),
-        "source.path is a folder of one pod: with prepare.spark.mode Kubernetes or SparkApplication use s3://bucket/folder",
-    ),
     "executors in one pod": (
         job(data=prepared(spark={"executors": 2})),
         "executors, executorCores and executorMemory need mode Kubernetes or SparkApplication",
-    ),
-    "an account that creates no pods": (
-        job(data=prepared(spark={"serviceAccountName": "a"})),
-        "serviceAccountName needs mode Kubernetes or SparkApplication",
     ),
 }
 
@@ -354,7 +333,7 @@ ACCEPTED: dict[str, Json] = {
         data=without_columns(promptTemplate="Q: {prompt}"), objective=DPO
     ),
     "executors on S3": job(data=on_executors("s3://corpus/a", "s3://splits/a")),
-    "executors on a volume": job(data=on_executors("/data/corpus", "/data/splits", podTemplate={})),
+    "executors on a volume": job(data=on_executors("/data/corpus", "/data/splits")),
 }
 
 

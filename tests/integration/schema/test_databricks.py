@@ -114,23 +114,19 @@ REFUSED: dict[str, tuple[Json, str]] = {
         databricks_run(filter="a = 1"),
         "filter needs a cluster with spark.mode Databricks: serverless compute has no parser to check it with",
     ),
-    "an image on Databricks": (
-        databricks_run(image="mine:1"),
-        "there is no prep pod with spark.mode Databricks: remove image; the operator brings the code",
-    ),
-    "resources of a pod on Databricks": (
-        databricks_run(podTemplate={"spec": {}}),
-        "there is no prep pod with spark.mode Databricks: remove podTemplate; spark.databricks.compute says what the run gets",
-    ),
-    "variables of a pod on Databricks": (
-        databricks_run(env=[{"name": "A", "value": "b"}]),
-        "there is no prep pod with spark.mode Databricks: remove env; a cluster has spark.databricks.compute.newCluster.env",
-    ),
-    "Secrets of a pod on Databricks": (
-        databricks_run(envFrom=[{"secretRef": {"name": "a"}}]),
-        "there is no prep pod with spark.mode Databricks: remove envFrom; a cluster has "
-        "spark.databricks.compute.newCluster.env",
-    ),
+    **{
+        f"{field} of a pod on Databricks": (
+            databricks_run(pods={"prepare": {field: value}}),
+            "data.prepare.spark.mode Databricks creates no prep pod: remove pods.prepare",
+        )
+        for field, value in (
+            ("image", "mine:1"),
+            ("env", [{"name": "A", "value": "b"}]),
+            ("envFrom", [{"secretRef": {"name": "a"}}]),
+            ("serviceAccountName", "mine"),
+            ("template", {"spec": {}}),
+        )
+    },
     "a folder of a pod for a Databricks run": (
         databricks_run(output="/data/splits"),
         "output is a folder of one pod: with spark.mode Databricks use s3://bucket/folder, which the run writes through an "

@@ -58,16 +58,16 @@ REFUSED: dict[str, tuple[Json, str]] = {
         "must have at most 64 items",
     ),
     "the recipe in the environment": (
-        script(env=[{"name": "FINETUNE_RECIPE", "value": "/x"}]),
+        script(pods={"all": {"env": [{"name": "FINETUNE_RECIPE", "value": "/x"}]}}),
         "the operator sets FINETUNE_RECIPE (rendezvous, MLflow run, recipe): remove it",
     ),
     "the folder of the code in the environment": (
-        script(trainer=WITH_CODE, env=FOLDER),
-        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove it from env",
+        script(trainer=WITH_CODE, pods={"all": {"env": FOLDER}}),
+        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove it from pods.all.env",
     ),
     "the folder of the code in the environment of training": (
-        script(trainer={**WITH_CODE, "env": FOLDER}),
-        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove it from trainer.env",
+        script(trainer=WITH_CODE, pods={"train": {"env": FOLDER}}),
+        "the operator sets CODE_SOURCE_PATH to the folder of trainer.code: remove it from pods.train.env",
     ),
 }
 
@@ -84,7 +84,8 @@ ACCEPTED: dict[str, Json] = {
     "a model alone": script(model={"base": "org/base"}),
     "splits alone": script(data=SPLITS),
     "code in the image, whose folder you name": script(
-        env=FOLDER, trainer={"command": ["t"], "parameters": PARAMETERS, "env": FOLDER}
+        pods={"all": {"env": FOLDER}, "train": {"env": FOLDER}},
+        trainer={"command": ["t"], "parameters": PARAMETERS},
     ),
 }
 
@@ -95,17 +96,17 @@ def test_the_schema_accepts(api: Api, case: str) -> None:
 
 
 CHANGES: dict[str, tuple[Json, str | None]] = {
-    "a number": ({"trainer": {"parameters": {"max_steps": 99}}}, "spec.trainer.parameters cannot change"),
+    "a number": ({"trainer": {"parameters": {"max_steps": 99}}}, "spec.trainer cannot change"),
     "a number in a list": (
         {"trainer": {"parameters": {"layers": [1, "q_proj", [0.25]]}}},
-        "spec.trainer.parameters cannot",
+        "spec.trainer cannot change",
     ),
-    "one more": ({"trainer": {"parameters": {"more": 1}}}, "spec.trainer.parameters cannot change"),
-    "one less": ({"trainer": {"parameters": {"packed": None}}}, "spec.trainer.parameters cannot change"),
-    "none": ({"trainer": {"parameters": None}}, "spec.trainer.parameters cannot change"),
+    "one more": ({"trainer": {"parameters": {"more": 1}}}, "spec.trainer cannot change"),
+    "one less": ({"trainer": {"parameters": {"packed": None}}}, "spec.trainer cannot change"),
+    "none": ({"trainer": {"parameters": None}}, "spec.trainer cannot change"),
     "a model": ({"model": {"base": "/m"}}, "spec.model cannot change"),
     "data": ({"data": SPLITS}, "spec.data cannot change"),
-    "the image": ({"trainer": {"image": "me/mine:2"}}, None),
+    "the image": ({"pods": {"train": {"image": "me/mine:2"}}}, None),
 }
 
 

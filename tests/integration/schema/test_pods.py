@@ -31,11 +31,20 @@ SCOPED: Json = {"env": [{"name": "TOKEN", "value": "{{secrets/hub/token}}"}]}
 NO_SCOPE = "Databricks replaces {{secrets/scope/key}} on its own compute alone, and a pod would get this text"
 
 
+ROLES = ("all", "prepare", "train", "evaluate")
+
+
+def of_pods(role: str, **settings: Any) -> Json:
+    """A job that prepares, trains and evaluates, with settings of its pods."""
+    evaluation = {"command": ["judge"]}
+    return job(data=prepared(), register={"model": "m"}, evaluation=evaluation, pods={role: settings})
+
+
 REFUSED: dict[str, tuple[Json, str]] = {
-    "a secret of a workspace in all pods": (job(**SCOPED), NO_SCOPE),
-    "a secret of a workspace in the trainer": (job(trainer=SCOPED), NO_SCOPE),
-    "a secret of a workspace in the preparation": (job(data=prepared(**SCOPED)), NO_SCOPE),
-    "a secret of a workspace in the evaluation": (evaluated(SCOPED), NO_SCOPE),
+    "a secret of a workspace in all pods": (of_pods("all", **SCOPED), NO_SCOPE),
+    "a secret of a workspace in the trainer": (of_pods("train", **SCOPED), NO_SCOPE),
+    "a secret of a workspace in the preparation": (of_pods("prepare", **SCOPED), NO_SCOPE),
+    "a secret of a workspace in the evaluation": (of_pods("evaluate", **SCOPED), NO_SCOPE),
     "a secret of a workspace in the settings of Spark": (
         job(data=prepared(spark={"conf": {"spark.hadoop.fs.s3a.secret.key": "{{secrets/lake/key}}"}})),
         NO_SCOPE,
@@ -125,9 +134,24 @@ REFUSED: dict[str, tuple[Json, str]] = {
             ("batchSize", 9),
         )
     },
-    "reserved environment": (
-        job(trainer={"env": [{"name": "MASTER_ADDR", "value": "me"}]}),
-        "the operator sets MASTER_ADDR (rendezvous, MLflow run, recipe): remove it",
+    **{
+        f"reserved environment of {role}": (
+            of_pods(role, env=[{"name": "MASTER_ADDR", "value": "me"}]),
+            "the operator sets MASTER_ADDR (rendezvous, MLflow run, recipe): remove it",
+        )
+        for role in ROLES
+    },
+    "where an evaluation finds the model": (
+        of_pods("evaluate", env=[{"name": "MODEL_PATH", "value": "/m"}]),
+        "the operator sets MODEL_PATH and METRICS_PATH: remove them from evaluate.env",
+    ),
+    "pods of a preparation without one": (
+        job(data={"splits": {"type": "Parquet", "train": "/x"}}, pods={"prepare": {"image": "mine:1"}}),
+        "pods.prepare needs data.source: without one, nothing is prepared",
+    ),
+    "a pod of an evaluation without one": (
+        job(pods={"evaluate": {"image": "mine:1"}}),
+        "pods.evaluate needs evaluation: without it, no pod evaluates the model",
     ),
     "reserved environment in nccl": (
         job(distributed={"nccl": {"WORLD_SIZE": "2"}}),
@@ -245,28 +269,28 @@ REFUSED: dict[str, tuple[Json, str]] = {
         f"the name of {what}": (body, sentence)
         for what, body, sentence in (
             ("a Secret", job(tracking={"secretRef": {"name": " "}}), OBJECT),
-            ("a Secret in capitals", job(trainer={"envFrom": [{"secretRef": {"name": "Hub"}}]}), OBJECT),
-            ("a ConfigMap", job(trainer={"envFrom": [{"configMapRef": {"name": "-a"}}]}), OBJECT),
+            ("a Secret in capitals", of_pods("train", envFrom=[{"secretRef": {"name": "Hub"}}]), OBJECT),
+            ("a ConfigMap", of_pods("train", envFrom=[{"configMapRef": {"name": "-a"}}]), OBJECT),
             ("a ConfigMap of code", job(trainer=code(configMapRef={"name": "a_b"})), OBJECT),
             ("a volume", job(trainer=code(volume="a.b")), "the name of a volume must have lowercase letters"),
             ("a queue", job(runPolicy={"queueName": "a b"}), "the name of a queue becomes a label"),
             ("a long queue", job(runPolicy={"queueName": "q" * 64}), "Too long: may not be "),
-            ("a variable", job(trainer={"env": [{"name": "1ST", "value": "a"}]}), VARIABLE),
-            ("two variables", job(trainer={"env": [{"name": "A=B", "value": "a"}]}), VARIABLE),
-            ("a prefix", job(trainer={"envFrom": [{"prefix": "a b", "secretRef": {"name": "s"}}]}), VARIABLE),
+            ("a variable", of_pods("train", env=[{"name": "1ST", "value": "a"}]), VARIABLE),
+            ("two variables", of_pods("train", env=[{"name": "A=B", "value": "a"}]), VARIABLE),
+            ("a prefix", of_pods("train", envFrom=[{"prefix": "a b", "secretRef": {"name": "s"}}]), VARIABLE),
             ("a variable of NCCL", job(distributed={"nccl": {"NCCL DEBUG": "INFO"}}), VARIABLE),
-            ("an image", job(trainer={"image": " "}), "the name of an image must not have spaces"),
+            ("an image", of_pods("train", image=" "), "the name of an image must not have spaces"),
         )
     },
     "a variable from two places": (
-        job(trainer={"env": [{"name": "A", "value": "a", "valueFrom": {"fieldRef": {}}}]}),
+        of_pods("train", env=[{"name": "A", "value": "a", "valueFrom": {"fieldRef": {}}}]),
         "set value or valueFrom, not both",
     ),
     **{
         f"{what} twice": (body, "Duplicate value")
         for what, body in (
-            ("a variable", job(trainer={"env": [{"name": "A", "value": "a"}, {"name": "A", "value": "b"}]})),
-            ("a variable of the preparation", job(data=prepared(env=[{"name": "A", "value": "a"}] * 2))),
+            ("a variable", of_pods("train", env=[{"name": "A", "value": "a"}, {"name": "A", "value": "b"}])),
+            ("a variable of the preparation", of_pods("prepare", env=[{"name": "A", "value": "a"}] * 2)),
             ("an alias", job(register={"model": "m", "aliases": ["a", "a"]})),
             ("a column", job(data=prepared(notNull=["a", "a"]))),
             ("a fatal exit code", job(runPolicy={"fatalExitCodes": [3, 3]})),
@@ -314,11 +338,14 @@ ACCEPTED: dict[str, Json] = {
         data=prepared(splitRatios={"train": 0.9, "validation": 0.1, "test": 0}),
     ),
     "names of all kinds": job(
-        trainer={
-            **code(configMapRef={"name": "my.code-1"}),
-            "image": "registry.example.org:5000/team/trainer@sha256:0123",
-            "env": [{"name": "_A.b-1", "value": "a"}, {"name": ".B", "valueFrom": {"fieldRef": {}}}],
-            "envFrom": [{"prefix": "S3_", "secretRef": {"name": "0.s3.login"}}],
+        trainer=code(configMapRef={"name": "my.code-1"}),
+        pods={
+            "all": {"serviceAccountName": "trainer.v1"},
+            "train": {
+                "image": "registry.example.org:5000/team/trainer@sha256:0123",
+                "env": [{"name": "_A.b-1", "value": "a"}, {"name": ".B", "valueFrom": {"fieldRef": {}}}],
+                "envFrom": [{"prefix": "S3_", "secretRef": {"name": "0.s3.login"}}],
+            },
         },
         runPolicy={"queueName": "team-a.gpu"},
         distributed={"nccl": {"NCCL_DEBUG": "INFO"}},

@@ -60,7 +60,8 @@ CARRIES_ON: dict[str, Json] = {
     "no checkpoints": {"checkpoint": None},
     "an evaluation afterwards": {
         "register": {"model": "m"},
-        "evaluation": {"metrics": ["Accuracy"], "image": "other:1", "podTemplate": {"spec": {}}},
+        "evaluation": {"metrics": ["Accuracy"]},
+        "pods": {"evaluate": {"image": "other:1", "template": {"spec": {}}}},
     },
     "another run and model": {"tracking": {"runName": "b", "uri": "http://mlflow"}, "register": {"model": "b"}},
     "a merged export": {"method.export": "Merged"},

@@ -37,9 +37,6 @@ def evaluation(**fields: Any) -> Json:
 SAME: dict[str, Json] = {
     "another table": {"prepare": {"output": "/elsewhere"}},
     "a table of its own": {"prepare": {"reuse": "Never"}},
-    "another image": {"prepare": {"image": "mine:1"}},
-    "other variables": {"prepare": {"env": [{"name": "A", "value": "b"}], "envFrom": [{"secretRef": {"name": "s"}}]}},
-    "another pod": {"prepare": {"podTemplate": {"spec": {}}}},
     "more samples in the report": {"prepare": {"reportSamples": 20}},
     "executors": {"prepare": {"spark": {"mode": "Kubernetes", "executors": 4}}},
     "a SparkApplication": {"prepare": {"spark": {"mode": "SparkApplication"}}},

@@ -66,7 +66,7 @@ PODS: Json = {
     "image": CANARY,
     "env": [{"name": "TOKEN", "value": CANARY}],
     "envFrom": [{"secretRef": {"name": CANARY}}],
-    "podTemplate": {"metadata": {"annotations": {"a": CANARY}}},
+    "template": {"metadata": {"annotations": {"a": CANARY}}},
 }
 CLUSTER: Json = {"sparkVersion": "17.3.x-scala2.13", "nodeType": "i3.xlarge", "env": {"TOKEN": CANARY}}
 ON_DATABRICKS: Json = {
@@ -77,13 +77,13 @@ ON_DATABRICKS: Json = {
     },
 }
 WITH_PODS: dict[str, Json] = {
-    "preparation": {"data": {**BODY["data"], "prepare": {"output": "/data/splits", **PODS}}},
     "a preparation on Databricks": {
         "data": {**BODY["data"], "prepare": {"output": "s3://b/splits", "spark": ON_DATABRICKS}}
     },
-    "training": {"trainer": PODS | {"podTemplate": None}, "podTemplate": PODS["podTemplate"]},
-    "evaluation": {"evaluation": PODS},
-    "all pods": {"env": PODS["env"], "envFrom": PODS["envFrom"]},
+    **{
+        f"pods.{role}": {"pods": {role: PODS}, "evaluation": {}}
+        for role in ("all", "prepare", "train", "evaluate")
+    },
 }
 
 
@@ -96,21 +96,13 @@ def test_nothing_of_the_variables_and_templates_of_pods_is_in_it(parts: Json) ->
 
 def test_nothing_of_the_cluster_is_in_it() -> None:
     content = recipe(
-        podTemplate={"spec": {"nodeSelector": {"a": "b"}}},
-        trainer={"image": "i", "env": [{"name": "A", "value": "b"}]},
+        pods={"all": {"env": [{"name": "A", "value": "b"}]}, "train": {"image": "i", "template": {}}},
         runPolicy={"maxRestarts": 9},
         suspend=True,
-        evaluation={
-            "metrics": ["Accuracy"],
-            "image": "i",
-            "env": [{"name": "A", "value": "b"}],
-            "envFrom": [{"secretRef": {"name": "s"}}],
-            "podTemplate": {"spec": {"nodeSelector": {"a": "b"}}},
-        },
+        evaluation={"metrics": ["Accuracy"]},
     ).to_json()
     evaluation = content.pop("evaluation")
-    assert (evaluation["metrics"], evaluation["env"], evaluation["envFrom"]) == (["Accuracy"], [], [])
-    assert not {"image", "podTemplate"} & set(evaluation)
+    assert evaluation["metrics"] == ["Accuracy"]
     assert set(content) == {
         "kind",
         "job",
@@ -133,8 +125,8 @@ SAME: dict[str, Recipe] = {
     "a cache of models": recipe(model={"base": "/models/base", "cache": {"claimName": "models"}}),
     "what was prepared": recipe().model_copy(update={"prepared": DataStatus(digest="c0ffee")}),
     "an evaluation of its version": recipe(evaluation={"split": "Validation"}),
-    "another cluster": recipe(runPolicy={"maxRestarts": 0}, podTemplate={"spec": {}}),
-    "another prep pod": recipe(**WITH_PODS["preparation"]),
+    "another cluster": recipe(runPolicy={"maxRestarts": 0}, pods={"train": {"template": {"spec": {}}}}),
+    "another prep pod": recipe(**WITH_PODS["pods.prepare"]),
 }
 OTHER: dict[str, Recipe] = {
     "another seed": recipe(training={"seed": 43}),

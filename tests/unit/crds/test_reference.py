@@ -27,7 +27,7 @@ JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
     ("page", "section", "field", "kind"),
     [
         (JOB, "spec.model", "base", "string"),
-        (JOB, "spec", "podTemplate", "object"),
+        (JOB, "spec.pods.all", "template", "object"),
         (JOB, "spec.training", "perDeviceBatchSize", "integer of at least 1"),
         (JOB, "spec.training", "learningRate", "number above 0, up to 10"),
         (JOB, "spec.training.optimizer", "beta1", "number of at least 0, below 1"),
@@ -37,7 +37,7 @@ JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
         (JOB, "spec.trainer", "parameters", "object"),
         (JOB, "spec.tracking", "tags", "map of string"),
         (JOB, "spec.data", "source", "[object](#specdatasource)"),
-        (JOB, "spec.trainer", "env", "list of [object](#envvar)"),
+        (JOB, "RolePodSettings", "env", "list of [object](#envvar)"),
         (PROMOTION, "spec.source", "version", "integer or string"),
         (PROMOTION, "spec.serving.databricks.canary", "gates", "list of [object](#gate)"),
         (JOB, "spec.tracking", "secretRef", "[object](#localreference)"),

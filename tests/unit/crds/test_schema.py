@@ -40,6 +40,8 @@ def nodes(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
 
 
 NODES = dict(nodes(SCHEMA))
+# Without the fields of an earlier version, which are refused.
+KEPT = dict(nodes(crd(FineTuneJob, replaced=False)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
 SPEC = {path: node for path, node in NODES.items() if path.startswith(".spec")}
 # What the API server itself describes or bounds.
 OWN = {"", ".apiVersion", ".kind", ".metadata"}
@@ -51,7 +53,7 @@ def paths(wrong: Any, among: dict[str, Json] = NODES) -> list[str]:
 
 def test_there_is_something_to_check() -> None:
     assert len(NODES) > 250
-    assert {".spec.model.base", ".spec.trainer.env[].name", ".status.conditions[].type"} <= NODES.keys()
+    assert {".spec.model.base", ".spec.pods.train.env[].name", ".status.conditions[].type"} <= NODES.keys()
 
 
 def test_every_node_has_a_type() -> None:
@@ -77,18 +79,18 @@ def test_no_map_is_closed_and_none_has_both_fields_and_keys() -> None:
     assert paths(lambda node: "additionalProperties" in node and "properties" in node) == []
 
 
-def test_only_pod_templates_origins_of_variables_parameters_and_old_objects_hold_unknown_fields() -> None:
-    assert paths(lambda node: "x-kubernetes-preserve-unknown-fields" in node) == [
-        ".spec.data.prepare.env[].valueFrom",
-        ".spec.data.prepare.podTemplate",
-        ".spec.data.prepare.split",
-        ".spec.trainer.env[].valueFrom",
+def test_only_pod_templates_origins_of_variables_and_parameters_hold_unknown_fields() -> None:
+    assert paths(lambda node: "x-kubernetes-preserve-unknown-fields" in node, KEPT) == [
         ".spec.trainer.parameters",
-        ".spec.env[].valueFrom",
-        ".spec.podTemplate",
+        ".spec.pods.all.env[].valueFrom",
+        ".spec.pods.all.template",
+        ".spec.pods.prepare.env[].valueFrom",
+        ".spec.pods.prepare.template",
+        ".spec.pods.train.env[].valueFrom",
+        ".spec.pods.train.template",
+        ".spec.pods.evaluate.env[].valueFrom",
+        ".spec.pods.evaluate.template",
         ".spec.evaluation.parameters",
-        ".spec.evaluation.env[].valueFrom",
-        ".spec.evaluation.podTemplate",
     ]
 
 
@@ -146,7 +148,7 @@ def test_every_required_field_exists() -> None:
 
 def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
     """But for lists whose order counts."""
-    lists = {path: node for path, node in SPEC.items() if node["type"] == "array"}
+    lists = {path: node for path, node in SPEC.items() if node["type"] == "array" and path in KEPT}
     merged = {
         path: node["x-kubernetes-list-type"]
         for path, node in lists.items()
@@ -156,10 +158,7 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
         "map": [
             ".spec.data.source.sources",
             ".spec.data.prepare.decontaminate.sources",
-            ".spec.data.prepare.env",
-            ".spec.trainer.env",
-            ".spec.env",
-            ".spec.evaluation.env",
+            *(f".spec.pods.{role}.env" for role in ("all", "prepare", "train", "evaluate")),
         ],
         "set": [
             ".spec.model.newTokens",
@@ -178,14 +177,11 @@ def test_several_writers_can_each_apply_their_items_of_a_list() -> None:
         ],
     }
     assert lists.keys() - merged.keys() == {
-        ".spec.data.prepare.envFrom",
+        *(f".spec.pods.{role}.envFrom" for role in ("all", "prepare", "train", "evaluate")),
         ".spec.trainer.command",
         ".spec.trainer.args",
-        ".spec.trainer.envFrom",
-        ".spec.envFrom",
         ".spec.evaluation.command",
         ".spec.evaluation.args",
-        ".spec.evaluation.envFrom",
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import yaml
 
 from finetune_crds import FineTuneJob, FineTuneJobSpec
+from finetune_crds.pods import ROLES
 from finetune_crds.reference import SAMPLES
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.decide.accept import obstacles
@@ -47,20 +48,21 @@ def test_the_installation_fills_in_what_the_guide_shows() -> None:
 
 
 def test_the_pods_have_the_secrets_that_the_guide_creates() -> None:
-    prepare = spec().prepare
-    assert prepare is not None
     created = {
         name
         for block in PAGE.blocks("console")
         for name in ("s3", "hugging-face")
         if f"kubectl create secret generic {name} --namespace research" in block.text
     }
-    for part in (prepare.env_from, spec().trainer.env_from):
-        assert {item.secret_ref.name for item in part if item.secret_ref} == created
+    for role in ROLES:
+        template = spec().pods.of(role).template
+        assert template is not None
+        (container,) = template["spec"]["containers"]
+        assert {item["secretRef"]["name"] for item in container["envFrom"]} == created
 
 
 def test_the_pods_have_gpus() -> None:
-    template = spec().pod_template
+    template = spec().pods.train.template
     assert template is not None
     (container,) = template["spec"]["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}

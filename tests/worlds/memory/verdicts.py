@@ -121,9 +121,7 @@ def untouched(kind: str) -> Callable[[], Awaitable[Json]]:
 
 
 JOB = "tune-train-1"
-RESERVED: Json = {
-    "spec": {"containers": [{"name": "trainer", "env": [{"name": "WORLD_SIZE", "value": "1"}]}]}
-}
+RESERVED: Json = {"spec": {"containers": [{"name": "main", "env": [{"name": "WORLD_SIZE", "value": "1"}]}]}}
 NO_SECRET = Mlflow(problem=Problem(ConditionReason.CREDENTIALS_MISSING, "Secret login does not exist"))
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow cannot be reached")
 PENDING = [
@@ -162,13 +160,13 @@ JOBS: dict[str, Verdict] = {
     "waits for MLflow": Verdict(
         job(ftj(), observed(mlflow=Mlflow(problem=AWAY)), settings=SETTINGS), "InProgress", "Progressing"
     ),
-    "a reserved variable in podTemplate": Verdict(job(ftj(podTemplate=RESERVED)), "Failed", "Degraded"),
+    "a reserved variable in pods": Verdict(
+        job(ftj(pods={"train": {"template": RESERVED}})), "Failed", "Degraded"
+    ),
     "a password in an address": Verdict(
         job(ftj(tracking={"uri": "http://me:pass@m:5000"})), "Failed", "Degraded", ("Finished",)
     ),
-    "a typo in podTemplate": Verdict(
-        judged(False, ConditionReason.POD_TEMPLATE_INVALID), "Failed", "Degraded"
-    ),
+    "a typo in pods": Verdict(judged(False, ConditionReason.POD_TEMPLATE_INVALID), "Failed", "Degraded"),
     "refused by a policy": Verdict(judged(False, ConditionReason.POD_REJECTED), "InProgress", "Progressing"),
     "behind a webhook that fails": Verdict(
         judged(None, ConditionReason.CHECK_FAILED), "InProgress", "Progressing"

@@ -123,7 +123,7 @@ class _Evaluator:
         except torch.OutOfMemoryError as error:
             raise RecipeRefusedError(
                 f"{name} {spec.base} does not fit into the memory of the GPU with evaluation.batchSize "
-                f"{self.spec.batch_size}: lower it, or request a larger GPU in evaluation.podTemplate",
+                f"{self.spec.batch_size}: lower it, or request a larger GPU in spec.pods.evaluate.template",
                 reason="OutOfMemory",
             ) from error
         summary = ", ".join(f"{metric} {value:.4g}" for metric, value in measurement.numbers.items())

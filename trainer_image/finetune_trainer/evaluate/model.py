@@ -33,7 +33,7 @@ VERSION, BASE = "the version", "model.base"
 """How sentences name the two models."""
 _REMEDY = "evaluate it with a command of your own, evaluation.command"
 _OVERFLOW = (
-    "ask in evaluation.podTemplate for a GPU of compute capability 8.0 or higher, which computes in BF16, or train with "
+    "request in spec.pods.evaluate.template a GPU of compute capability 8.0 or higher, which computes in BF16, or train with "
     "training.precision FP32"
 )
 

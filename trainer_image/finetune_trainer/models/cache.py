@@ -97,7 +97,7 @@ class Cache:
             if error.errno in _FORBIDDEN_ERRNOS and str(error.filename).startswith(str(self.root)):
                 raise RecipeRefusedError(
                     f"the pod cannot write to the claim {self.claim} of model.cache ({error.strerror}): give its user "
-                    "access, for example with securityContext.fsGroup in podTemplate",
+                    "access, for example with securityContext.fsGroup in the template of spec.pods.all",
                     reason="ModelCacheForbidden",
                 ) from error
             raise

@@ -204,7 +204,7 @@ def _not_found_error(uri: str, what_to_do: str) -> RecipeRefusedError:
 def _find_on_volume(uri: str) -> Path:
     if not Path(uri).is_dir():
         raise RecipeRefusedError(
-            f"model.base {uri} does not exist in the pod: mount the volume in podTemplate or correct the path",
+            f"model.base {uri} does not exist in the pod: mount the volume in spec.pods or correct the path",
             reason=_NOT_FOUND,
         )
     folder = Path(uri)
@@ -291,7 +291,7 @@ def _list_mlflow_files(repository: object, folder: str) -> Iterable[str]:
             yield entry.path
 
 
-_ALL_PODS = "name a Secret with HF_TOKEN in spec.envFrom, which applies to all pods"
+_ALL_PODS = "name a Secret with HF_TOKEN in spec.pods.all.envFrom, which applies to all pods"
 
 
 def _fetch_from_hub(name: str, revision: str | None, cache: Cache | None, *, without_weights: bool) -> Path:

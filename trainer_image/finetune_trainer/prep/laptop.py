@@ -34,7 +34,7 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
     prepare = loaded.data.prepare
     if prepare is None:
         return loaded
-    cluster_fields = ("executors", "executor_cores", "executor_memory", "service_account_name", "databricks")
+    cluster_fields = ("executors", "executor_cores", "executor_memory", "databricks")
     local = {"mode": "Local"} | dict.fromkeys(cluster_fields)
     spark = prepare.spark.model_copy(update=local)
     prepare = prepare.model_copy(update={"spark": spark, "output": output or prepare.output})

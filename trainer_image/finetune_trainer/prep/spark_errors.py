@@ -214,12 +214,12 @@ def _build_scratch_error(request: Request) -> TrainingError:
         return TrainingError(
             "DiskFull",
             "the scratch space of the pods of Spark is full: mount a larger volume whose name begins with spark-local-dir- in "
-            "data.prepare.podTemplate, or raise data.prepare.spark.executors",
+            "the template of spec.pods.prepare, or raise data.prepare.spark.executors",
         )
     return TrainingError(
         "DiskFull",
         f"the scratch space {tempfile.gettempdir()} of the preparation is full: mount a larger volume there in "
-        "data.prepare.podTemplate, or raise the pod's limit of ephemeral-storage",
+        "the template of spec.pods.prepare, or raise the pod's limit of ephemeral-storage",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
@@ -74,7 +75,7 @@ def _record_acceptance(draft: Draft) -> None:
         reason = ConditionReason.ACCEPTED_WITH_WARNING
         message = (
             f"the spec can be run; {', '.join(paths)}: pods do not have the folders of a Databricks workspace: mount a volume at "
-            "the path in podTemplate, or apply a job under another name with the object storage behind the folder, unless the command has its own access"
+            "the path in spec.pods, or apply a job under another name with the object storage behind the folder, unless the command has its own access"
         )
     before = draft.condition(ConditionType.ACCEPTED)
     if before is None or (before.status, before.reason, before.message) != ("True", reason, message):
@@ -122,10 +123,9 @@ def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Itera
 
 
 def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Mistakes in pod templates and variables, which users can correct."""
-    yield from mistakes.of_training(spec)
-    yield from driver_pod.mistakes(spec)
-    yield from mistakes.of_evaluation(spec)
+    """What is wrong with pods, which can be corrected. What is wrong with all of them is said once."""
+    of_roles = (mistakes.of_training(spec), driver_pod.mistakes(spec), mistakes.of_evaluation(spec))
+    yield from dict.fromkeys(itertools.chain(*of_roles))
 
 
 def obstacles(

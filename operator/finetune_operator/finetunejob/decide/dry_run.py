@@ -1,6 +1,6 @@
 """Before the operator creates children, the API server checks the training and evaluation pods of a job in a dry run.
 
-A preparation takes hours, and the pods of a Job that exists stay as they are when podTemplate is corrected. The API server is
+A preparation takes hours, and the pods of a Job that exists stay as they are when spec.pods is corrected. The API server is
 asked once for each generation of the spec, until the data are prepared; and again where it refused the pods or failed, since
 its policies and the defaults of the installation change without the spec. So do the queues of Kueue: where a preparation comes
 first, the job's queue must exist before it starts. A quota does not stop the job: the pods need it
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
+from finetune_crds.pods import Pods
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import DryRunAnswer
@@ -134,10 +135,10 @@ def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
 
 def _remedy(draft: Draft, answer: DryRunAnswer) -> str:
     """What to correct, as the end of a sentence: the pods come from the spec and from the installation."""
-    reason, of_evaluation = answer.reason, answer.component == names.EVALUATE
-    fields = "spec.evaluation.podTemplate" if of_evaluation else "spec.podTemplate"
-    if draft.settings.defaults.pod_template and not of_evaluation:
-        fields += " or the installation's defaults.podTemplate"
+    reason, role = answer.reason, "evaluate" if answer.component == names.EVALUATE else "train"
+    fields = f"spec.pods.{role}"
+    if draft.settings.defaults.pods != Pods():
+        fields += " or the installation's defaults.pods"
     if reason == ConditionReason.POD_TEMPLATE_INVALID:
         return f": correct {fields}, and the job continues"
     if reason == ConditionReason.POD_REJECTED:

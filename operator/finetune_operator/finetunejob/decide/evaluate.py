@@ -75,7 +75,7 @@ def _start(draft: Draft, children: ComponentChildren) -> None:
     if wrong:
         # NB: the template may have changed since the job was accepted.
         draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, wrong)
-        _wait(draft, "the evaluation waits for a correction of spec.evaluation.podTemplate")
+        _wait(draft, "the evaluation waits for a correction of spec.pods")
         return
     if children.stale_jobs or children.stale_pods:
         # Two evaluations at once would write the same table of answers.

@@ -8,7 +8,7 @@ from typing import Any
 
 from finetune_crds.base import Json
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator import names
+from finetune_crds.pods import MAIN_CONTAINER
 from finetune_operator.finetunejob.template_merge import is_below, mounts
 from finetune_operator.policy import secret_scopes
 
@@ -19,7 +19,7 @@ _MAX_PATHS = 3
 
 def unreadable_secrets(spec: FineTuneJobSpec) -> Iterator[str]:
     """Parameters that name secrets of a workspace, which reach a command as they are written."""
-    for field, text, _template, _container in _strings(spec):
+    for field, text, _template in _strings(spec):
         if secret_scopes.is_reference(text):
             yield (
                 f"spec.{field} references a secret of a Databricks workspace, which pods cannot read: set a variable from a Kubernetes "
@@ -31,33 +31,28 @@ def unmounted_paths(spec: FineTuneJobSpec) -> list[str]:
     """Paths of a workspace that the pod of the command mounts nothing at. NB: a command may read them in another way, so this is a warning."""
     unmounted = [
         f"spec.{field} has {path}"
-        for field, text, template, container in _strings(spec)
+        for field, text, template in _strings(spec)
         for path in _PATH.findall(text)
-        if not any(is_below(path, mount) for mount in mounts(template, container, but=()))
+        if not any(is_below(path, mount) for mount in mounts(template, MAIN_CONTAINER, but=()))
     ]
     more = [f"{len(unmounted) - _MAX_PATHS} more"] if len(unmounted) > _MAX_PATHS else []
     return [*unmounted[:_MAX_PATHS], *more]
 
 
-def _strings(spec: FineTuneJobSpec) -> Iterator[tuple[str, str, Json | None, str]]:
-    """Each string with its field, and with the template and the name of the container that gets it."""
-    parts: list[tuple[str, Any, Json | None, str]] = [
-        (f"trainer.{field}", getattr(spec.trainer, field), spec.pod_template, names.TRAINER_CONTAINER)
+def _strings(spec: FineTuneJobSpec) -> Iterator[tuple[str, str, Json | None]]:
+    """Each string with its field, and with the template of the pods that get it."""
+    parts: list[tuple[str, Any, Json | None]] = [
+        (f"trainer.{field}", getattr(spec.trainer, field), spec.pods.train.template)
         for field in ("args", "parameters")
     ]
     if spec.evaluation:
         parts += [
-            (
-                f"evaluation.{field}",
-                getattr(spec.evaluation, field),
-                spec.evaluation.pod_template,
-                names.EVALUATE_CONTAINER,
-            )
+            (f"evaluation.{field}", getattr(spec.evaluation, field), spec.pods.evaluate.template)
             for field in ("args", "parameters")
         ]
-    for field, value, template, container in parts:
+    for field, value, template in parts:
         for path, text in _leaves(field, value):
-            yield path, text, template, container
+            yield path, text, template
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -73,7 +73,7 @@ def _start(draft: Draft, number: int, children: ComponentChildren) -> None:
     if wrong:
         # NB: the template may have changed since the job was accepted.
         draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, wrong)
-        message = f"attempt {number} waits for a correction of spec.podTemplate"
+        message = f"attempt {number} waits for a correction of spec.pods"
         draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, message)
         return
     for stale_job in children.stale_jobs:

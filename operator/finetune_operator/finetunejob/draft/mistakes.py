@@ -1,4 +1,4 @@
-"""Mistakes in pod templates and below defaults that neither the schema nor, in words that help, the API server can tell of."""
+"""Mistakes in pod templates and in resolved values that the schema cannot refuse, or that the API server refuses without a remedy."""
 
 from __future__ import annotations
 
@@ -7,32 +7,40 @@ from collections.abc import Iterator, Sequence
 from finetune_crds.base import Json
 from finetune_crds.env import CODE_ENV, EVALUATION_ENV, NO_SCOPE_IN_PODS, RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.pods import MAIN_CONTAINER, Role, requested_devices
 from finetune_operator import names
 from finetune_operator.finetunejob.resolve import gpu_limit
-from finetune_operator.finetunejob.template_merge import LOST_WITH_POD, containers, is_below, items, mounts
+from finetune_operator.finetunejob.template_merge import (
+    LOST_WITH_POD,
+    containers,
+    is_below,
+    items,
+    mounts,
+)
 from finetune_operator.policy import secret_scopes
+
+# Their names in pods, which templates of an earlier version have.
+_OWN_CONTAINERS = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)
 
 
 def of_training(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with `spec.podTemplate`. What is no pod template at all is left for the API server to refuse."""
+    """What is wrong with the templates of training pods. What is no pod template at all is left for the API server to refuse."""
     reserved = (*RESERVED_ENV, CODE_ENV) if spec.trainer.code else RESERVED_ENV
-    yield from _of_template("spec.podTemplate", spec.pod_template, names.TRAINER_CONTAINER, reserved)
+    yield from _of_role(spec, "train", reserved)
     yield from _too_few_gpus(spec)
     yield from _lost_output(spec)
 
 
 def of_preparation(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with `spec.data.prepare.podTemplate`."""
+    """What is wrong with the templates of the pods of the preparation."""
     if spec.prepare:
-        template = spec.prepare.pod_template
-        yield from _of_template("spec.data.prepare.podTemplate", template, names.PREP_CONTAINER)
+        yield from _of_role(spec, "prepare", RESERVED_ENV)
 
 
 def of_evaluation(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with `spec.evaluation.podTemplate`."""
+    """What is wrong with the templates of the evaluation pod."""
     if spec.evaluation:
-        field, template = "spec.evaluation.podTemplate", spec.evaluation.pod_template
-        yield from _of_template(field, template, names.EVALUATE_CONTAINER, (*RESERVED_ENV, *EVALUATION_ENV))
+        yield from _of_role(spec, "evaluate", (*RESERVED_ENV, *EVALUATION_ENV))
 
 
 def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
@@ -52,49 +60,69 @@ def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
         )
 
 
-def _of_template(
-    field: str, template: Json | None, container: str, reserved: Sequence[str] = RESERVED_ENV
-) -> Iterator[str]:
-    yield from _variables(field, template, container, reserved)
+def _of_role(spec: FineTuneJobSpec, role: Role, reserved: Sequence[str]) -> Iterator[str]:
+    """What is wrong with the template of a role, and with that of all pods, which is a part of it."""
+    template_of_all = spec.pods.all.template
+    of_all = [
+        *_devices(template_of_all),
+        *_containers(template_of_all),
+        *_variables(template_of_all, reserved),
+    ]
+    yield from (f"spec.pods.all.template {mistake}" for mistake in of_all)
+    template = spec.pods.of(role).template
+    yield from (
+        f"spec.pods.{role}.template {mistake}"
+        for mistake in (*_containers(template), *_variables(template, reserved))
+        if mistake not in of_all
+    )
+
+
+def _devices(template: Json | None) -> Iterator[str]:
+    """Devices for all pods: the preparation has no use for GPUs, and would take them from other jobs."""
+    for name in requested_devices(template):
+        yield (
+            f"requests {name} for all pods: set spec.distributed.gpusPerNode for training, and the limits of the container "
+            f"{MAIN_CONTAINER} in spec.pods.evaluate.template for the evaluation"
+        )
+
+
+def _containers(template: Json | None) -> Iterator[str]:
+    """Containers beside the role's own one."""
     for item in items(template, "containers"):
         name = item.get("name")
-        if not isinstance(name, str) or name == container:
+        if not isinstance(name, str) or name == MAIN_CONTAINER:
             continue
-        if item.get("image"):
+        if item.get("image") and name not in _OWN_CONTAINERS:
             yield (
-                f"{field} has the container {name!r} beside {container!r}, and the pod would not end before it does: move it to "
-                f"initContainers with restartPolicy: Always, where it runs until {container!r} has ended"
+                f"has the container {name!r} beside {MAIN_CONTAINER!r}, and the pod would not end before it does: move it to "
+                f"initContainers with restartPolicy: Always, where it runs until {MAIN_CONTAINER!r} has ended"
             )
         else:
-            yield (
-                f"{field} has the container {name!r} without an image: rename it to {container!r}, the container that the "
-                "operator fills in"
-            )
+            yield f"has the container {name!r}: name it {MAIN_CONTAINER!r}, which stands for the pod's own container"
 
 
-def _variables(field: str, template: Json | None, container: str, reserved: Sequence[str]) -> Iterator[str]:
-    """Variables of the main container that are reserved, or name a secret that no pod can read."""
-    for item in containers(template, container):
+def _variables(template: Json | None, reserved: Sequence[str]) -> Iterator[str]:
+    """Variables of the role's own container that are reserved, or name a secret that no pod can read."""
+    for item in containers(template, MAIN_CONTAINER):
         env = item.get("env")
         variables = [entry for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
         for entry in variables:
             if isinstance(entry.get("value"), str) and secret_scopes.is_reference(entry["value"]):
-                yield f"{field} sets {entry.get('name')} to a secret of a Databricks workspace: {NO_SCOPE_IN_PODS}"
-        reserved_names = [entry["name"] for entry in variables if entry.get("name") in reserved]
-        if reserved_names:
-            yield f"{field} sets {', '.join(reserved_names)}, which the operator sets: remove it"
+                yield f"sets {entry.get('name')} to a secret of a Databricks workspace: {NO_SCOPE_IN_PODS}"
+            if entry.get("name") in reserved:
+                yield f"sets {entry['name']}, which the operator sets: remove it"
 
 
 def _too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
     """A limit of GPUs in the pod template that is below the number of ranks."""
     distributed = spec.distributed
     resource, ranks = distributed.gpu_resource, distributed.ranks_per_node
-    limit = gpu_limit(spec.pod_template, resource)
+    limit = gpu_limit(spec.pods.train.template, resource)
     if limit is None or limit >= ranks or distributed.device == "CPU":
         return
     is_set = distributed.gpus_per_node is not None
     remedy = "remove the limit from the template" if is_set else f"raise the limit to {ranks}"
-    yield f"each pod has {ranks} processes and spec.podTemplate limits it to {limit} {resource}: {remedy}"
+    yield f"each pod has {ranks} processes, and spec.pods.train.template limits it to {limit} {resource}: {remedy}"
 
 
 def _lost_output(spec: FineTuneJobSpec) -> Iterator[str]:
@@ -103,9 +131,9 @@ def _lost_output(spec: FineTuneJobSpec) -> Iterator[str]:
     # NB: what is in a volume of Unity Catalog outlives the pods, which need no mount for it.
     if not uri.startswith("/") or uri.startswith("/Volumes/"):
         return
-    lasting_mounts = mounts(spec.pod_template, names.TRAINER_CONTAINER, but=LOST_WITH_POD)
+    lasting_mounts = mounts(spec.pods.train.template, MAIN_CONTAINER, but=LOST_WITH_POD)
     if not any(is_below(uri, mount) for mount in lasting_mounts):
         yield (
             f"spec.output.uri {uri} is on no volume that outlives the pods: mount a PersistentVolumeClaim there in the container "
-            f"{names.TRAINER_CONTAINER} of spec.podTemplate, or apply a job with another name and a folder of an object store"
+            f"{MAIN_CONTAINER} of spec.pods.train.template, or apply a job with another name and a folder of an object store"
         )

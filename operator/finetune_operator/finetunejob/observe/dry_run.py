@@ -108,7 +108,7 @@ def _explain_forbidden(body: Json) -> DryRunAnswer:
     message = (
         f"ServiceAccount {account} may not create pods in namespace {namespace}, as Spark's driver must: add the "
         "namespace to spark.namespaces of the chart, or bind a Role to the account, and the job continues; "
-        "data.prepare.spark.serviceAccountName names another account"
+        "spec.pods.prepare.serviceAccountName names another account"
     )
     return DryRunAnswer(admitted=False, reason=ConditionReason.EXECUTORS_FORBIDDEN, message=message)
 

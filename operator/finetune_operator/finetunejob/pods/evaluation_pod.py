@@ -91,14 +91,14 @@ def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
 
 def _image(draft: Draft) -> str:
     evaluation = evaluation_of(draft)
-    shared = draft.spec.trainer.image if evaluation.command else None
-    return evaluation.image or shared or _built_in_image(draft)
+    shared = draft.spec.pods.train.image if evaluation.command else None
+    return draft.spec.pods.evaluate.image or shared or _built_in_image(draft)
 
 
 def _built_in_image(draft: Draft) -> str:
     """An image with finetune-evaluate: that of the training, unless it was made for a command of your own."""
-    trainer = draft.spec.trainer
-    return (None if trainer.command else trainer.image) or draft.settings.trainer_image
+    trained_with = None if draft.spec.trainer.command else draft.spec.pods.train.image
+    return trained_with or draft.settings.trainer_image
 
 
 def _build_pod(draft: Draft, uri: str) -> Json:
@@ -114,15 +114,13 @@ def _build_pod(draft: Draft, uri: str) -> Json:
         user=settings.pod_user,
         command=evaluation.command or [contract.EVALUATE_COMMAND],
         args=evaluation.args if evaluation.command else [contract.EVALUATE_MODEL, uri],
-        env=evaluation.env,
-        env_from=evaluation.env_from,
         secret=None if login else spec.tracking.secret_of_pods,
         contract_env=[*run, *([*rendezvous.command_env(), *_PATHS] if evaluation.command else [])],
         config_map=names.evaluate_name(draft.ftj.name),
         model_cache=spec.model_cache,
         pod_labels=template.labels(draft.ftj, names.EVALUATE),
         subdomain=None,
-        user_template=evaluation.pod_template,
+        user_template=spec.pods.evaluate.template,
     )
     pod = dict(merge(pod, login))
     return _add_model(draft, pod, uri) if evaluation.command else pod

@@ -7,6 +7,7 @@ from finetune_crds.base import Json
 from finetune_crds.checkpoint import ResumeFrom
 from finetune_crds.data import Splits
 from finetune_crds.finetunejob import Trainer
+from finetune_crds.pods import MAIN_CONTAINER
 from finetune_crds.recipe import as_yaml
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
@@ -114,16 +115,15 @@ def failure_rules(fatal: list[int]) -> list[Json]:
 def _build_pod_template(draft: Draft, attempt: int) -> Json:
     ftj, spec, settings = draft.ftj, draft.spec, draft.settings
     trainer, login = spec.trainer, workspace.pod_login(spec, settings, CONTAINER)
+    pods = spec.pods.train
     pod = template.pod_template(
         container=CONTAINER,
-        image=trainer.image or settings.trainer_image,
-        own_image=trainer.image is None,
+        image=pods.image or settings.trainer_image,
+        own_image=pods.image is None,
         pull_policy=settings.trainer_pull_policy,
         user=settings.pod_user,
         command=trainer.command or BUILT_IN_COMMAND,
         args=trainer.args,
-        env=trainer.env,
-        env_from=trainer.env_from,
         secret=None if login else spec.tracking.secret_of_pods,
         contract_env=[
             *rendezvous.rendezvous_env(ftj, attempt, spec.distributed),
@@ -133,7 +133,7 @@ def _build_pod_template(draft: Draft, attempt: int) -> Json:
             ),
             *_command_env(trainer),
             {"name": "FINETUNE_ATTEMPT", "value": str(attempt)},
-            {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(_seconds_to_save(spec.pod_template))},
+            {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(_seconds_to_save(pods.template))},
         ],
         config_map=names.train_config_name(ftj.name),
         model_cache=spec.model_cache,
@@ -167,14 +167,16 @@ def _spread(draft: Draft, attempt: int) -> Json:
 
 
 def _mount_code(draft: Draft) -> Json | None:
-    """spec.podTemplate with trainer.code mounted. Its volume of the emptyDir's name takes the place of that."""
-    code, user = draft.spec.trainer.code, draft.spec.pod_template
+    """The template of spec.pods.train with trainer.code mounted. Its volume of the emptyDir's name takes the place of that."""
+    code, user = draft.spec.trainer.code, draft.spec.pods.train.template
     if code is None:
         return user
     name = code.volume or contract.CODE_VOLUME
     # What a commit is checked out into is the pod's own.
     mount = {"name": name, "mountPath": code.mount_path, "readOnly": code.git is None}
-    spec: Json = {"containers": [{"name": CONTAINER, "workingDir": code.mount_path, "volumeMounts": [mount]}]}
+    spec: Json = {
+        "containers": [{"name": MAIN_CONTAINER, "workingDir": code.mount_path, "volumeMounts": [mount]}]
+    }
     if code.config_map_ref:
         spec["volumes"] = [{"name": name, "configMap": code.config_map_ref.to_json()}]
     empty: Json = {"spec": {"volumes": [{"name": name, "emptyDir": {}}]}} if code.git else {}

@@ -1,4 +1,4 @@
-"""Pod templates: defaults, overridden by the user's podTemplate, overridden by the fields that the operator owns."""
+"""Pod templates: defaults, overridden by spec.pods, overridden by the fields that the operator owns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from finetune_crds import API_VERSION, contract
 from finetune_crds.base import Json
-from finetune_crds.env import EnvFromSource, EnvVar, LocalReference
+from finetune_crds.env import LocalReference
+from finetune_crds.pods import MAIN_CONTAINER
 from finetune_crds.training import ModelCache
 from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
@@ -83,8 +84,6 @@ def pod_template(
     user: int,
     command: Sequence[str],
     args: Sequence[str],
-    env: Sequence[EnvVar],
-    env_from: Sequence[EnvFromSource],
     secret: LocalReference | None,
     contract_env: Sequence[Json],
     config_map: str,
@@ -99,22 +98,17 @@ def pod_template(
         container: name of its main container.
         own_image: whether the image is one of the product's: its root filesystem can be read-only.
         user: user and group of the product's images; 0 for none.
-        env: the user's variables; `contract_env` takes precedence.
         secret: Secret whose keys also become environment.
+        contract_env: variables that take precedence over those of the user.
         config_map: the ConfigMap with the recipe.
         model_cache: the claim with downloaded models.
         subdomain: headless Service that names the pods.
-        user_template: spec.podTemplate.
+        user_template: the merged template of the role in spec.pods, in which the container `main` is the main container.
     """
     defaults = _defaults(container, image, own_image=own_image, pull_policy=pull_policy, user=user)
     settings: Json = {
-        "env": [
-            {"name": "HOME", "value": _TMP},
-            *(_HUB_IN_CACHE if model_cache else ()),
-            *(item.to_json() for item in env),
-        ],
-        "envFrom": [item.to_json() for item in env_from]
-        + ([{"secretRef": secret.to_json()}] if secret else []),
+        "env": [{"name": "HOME", "value": _TMP}, *(_HUB_IN_CACHE if model_cache else ())],
+        "envFrom": [],
         **({"command": list(command)} if command else {}),
         **({"args": list(args)} if args else {}),
     }
@@ -122,6 +116,7 @@ def pod_template(
     owned_container: Json = {
         "name": container,
         "env": list(contract_env),
+        **({"envFrom": [{"secretRef": secret.to_json()}]} if secret else {}),
         "volumeMounts": [
             {"name": contract.RECIPE_VOLUME, "mountPath": contract.RECIPE_DIRECTORY, "readOnly": True},
             *mounts,
@@ -137,7 +132,20 @@ def pod_template(
         },
     }
     with_settings = merge(defaults, {"spec": {"containers": [{"name": container, **settings}]}})
-    return dict(merge(merge(with_settings, user_template or {}), owned))
+    return dict(merge(merge(with_settings, _with_container_name(user_template or {}, container)), owned))
+
+
+def _with_container_name(user_template: Json, name: str) -> Json:
+    """The template with the name of the main container in place of `main`. NB: the API server has not validated it."""
+    spec = user_template.get("spec")
+    listed = spec.get("containers") if isinstance(spec, dict) else None
+    if not isinstance(spec, dict) or not isinstance(listed, list):
+        return user_template
+    named = [
+        {**item, "name": name} if isinstance(item, dict) and item.get("name") == MAIN_CONTAINER else item
+        for item in listed
+    ]
+    return {**user_template, "spec": {**spec, "containers": named}}
 
 
 def _cached_models(cache: ModelCache) -> tuple[list[Json], list[Json]]:

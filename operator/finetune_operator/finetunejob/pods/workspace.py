@@ -64,7 +64,7 @@ def _paths(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     if output.startswith(_IN_WORKSPACE):
         yield (
             f"spec.data.prepare.output {output} is a folder of a Databricks workspace, which the training pods cannot read: use the "
-            "object storage behind it, or mount a volume in podTemplate"
+            "object storage behind it, or mount a volume in spec.pods"
         )
     checkpoints = spec.checkpoint.uri if spec.checkpoint else ""
     if checkpoints.startswith(_VOLUMES) and not settings.on_databricks(spec.tracking):

@@ -12,7 +12,7 @@ from finetune_operator.finetunejob.preparation import executors, spark_manifest
 
 
 def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with its pod template and its variables, which can be corrected."""
+    """What is wrong with spec.pods, which can be corrected."""
     yield from templates.of_preparation(spec)
     yield from executors.unshared(spec)
     yield from executors.oversized(spec)
@@ -28,8 +28,6 @@ def wait_for_a_correction(draft: Draft) -> bool:
     if wrong:
         reason = ConditionReason.POD_TEMPLATE_INVALID
         draft.set(ConditionType.PODS_HEALTHY, False, reason, wrong)
-        message = (
-            "the preparation waits for a correction of its variables or of spec.data.prepare.podTemplate"
-        )
+        message = "the preparation waits for a correction of spec.pods"
         draft.set(ConditionType.PREPARED, False, reason, message)
     return bool(wrong)

@@ -17,6 +17,8 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.pods import MAIN_CONTAINER
+from finetune_crds.prepare import Prepare
 from finetune_crds.source import Source
 from finetune_crds.spark import Spark
 from finetune_operator import names
@@ -47,11 +49,9 @@ def wanted(spec: FineTuneJobSpec) -> int:
 
 def account(spec: FineTuneJobSpec) -> str:
     """The ServiceAccount of the driver."""
-    prepare = spec.prepare
-    template_spec = ((prepare.pod_template if prepare else None) or {}).get("spec")
-    of_pods = template_spec.get("serviceAccountName") if isinstance(template_spec, dict) else None
-    chosen = prepare.spark.service_account_name if prepare else None
-    return chosen or (of_pods if isinstance(of_pods, str) and of_pods else names.SPARK_ACCOUNT)
+    pod = (spec.pods.prepare.template or {}).get("spec")
+    service_account_name = pod.get("serviceAccountName") if isinstance(pod, dict) else None
+    return service_account_name if isinstance(service_account_name, str) and service_account_name else names.SPARK_ACCOUNT
 
 
 def service(ftj: FineTuneJob) -> Json:
@@ -195,13 +195,13 @@ def unshared(spec: FineTuneJobSpec) -> Iterator[str]:
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or not wanted(spec):
         return
-    shared = mounts(prepare.pod_template, names.PREP_CONTAINER, but=LOST_WITH_POD)
-    folders = {**_folders(data.source), "data.prepare.output": prepare.output}
+    shared = mounts(spec.pods.prepare.template, MAIN_CONTAINER, but=LOST_WITH_POD)
+    folders = {**_folders(data.source), **_evaluation_sets(prepare), "data.prepare.output": prepare.output}
     for field, path in folders.items():
         if path and path.startswith("/") and not any(is_below(path, mount) for mount in shared):
             yield (
                 f"{field} {path} is on no volume that the driver and its executors share: use s3://bucket/folder, or "
-                "mount a PersistentVolumeClaim there in the container prep of data.prepare.podTemplate"
+                "mount a PersistentVolumeClaim there in the container main of spec.pods.prepare.template"
             )
 
 
@@ -210,13 +210,10 @@ def oversized(spec: FineTuneJobSpec) -> Iterator[str]:
     prepare = spec.prepare
     if prepare is None or prepare.spark.mode != "Kubernetes":
         return
-    parts = prepare.model_dump(
-        mode="json", by_alias=True, exclude_none=True, include={"env", "env_from", "pod_template"}
-    )
-    size = len(_as_value(parts))
+    size = len(_as_value(spec.pods.prepare.template or {}))
     if size > _MAX_TEMPLATE_BYTES:
         yield (
-            f"env, envFrom and podTemplate of the preparation have {size:,} bytes, and executors get at most "
+            f"env, envFrom and template of the preparation's pods have {size:,} bytes, and executors get at most "
             f"{_MAX_TEMPLATE_BYTES:,}: move long values into a ConfigMap or a Secret that envFrom names"
         )
 
@@ -226,6 +223,12 @@ def _folders(source: Source | None) -> dict[str, str | None]:
     if source is None or source.sources is None:
         return {"data.source.path": source.path if source else None}
     return {f"data.source.sources[{part.name}].path": part.path for part in source.sources}
+
+
+def _evaluation_sets(prepare: Prepare) -> dict[str, str | None]:
+    """The path of each evaluation set that no example may share text with, by the field that holds it."""
+    sources = prepare.decontaminate.sources if prepare.decontaminate else []
+    return {f"data.prepare.decontaminate.sources[{part.name}].path": part.path for part in sources}
 
 
 def of_drivers(executor_pods: Sequence[Json], drivers: Sequence[Json]) -> list[Json]:
@@ -293,7 +296,7 @@ def restless(executor_pods: Sequence[Json], number: int) -> str | None:
         return None
     return (
         f"Spark has created {newest} executors for {number}, and none runs: they end soon after their start; look into the "
-        "image of data.prepare.image, and whether a NetworkPolicy keeps executors from the driver's ports "
+        "image of spec.pods.prepare, and whether a NetworkPolicy keeps executors from the driver's ports "
         f"{contract.SPARK_DRIVER_PORT} and {contract.SPARK_BLOCKS_PORT}"
     )
 

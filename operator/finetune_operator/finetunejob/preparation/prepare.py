@@ -113,7 +113,7 @@ def _finish(draft: Draft, child: Json, attempt_pods: list[Json]) -> Outcome:
     succeeded = [ended for ended in pod_state.exits(attempt_pods, _CONTAINER) if ended.code == 0]
     results = [ended.message.prep for ended in succeeded if ended.message and ended.message.prep]
     if succeeded and not results:
-        message = f"pod {succeeded[-1].pod} succeeded and reported no result: data.prepare.image must run finetune-prep"
+        message = f"pod {succeeded[-1].pod} succeeded and reported no result: the image of spec.pods.prepare must run finetune-prep"
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARATION_FAILED, message)
         draft.fail(ConditionReason.PREPARATION_FAILED, message)
         return Stop
@@ -204,26 +204,24 @@ def _pod(
     secret: LocalReference | None,
     contract_env: list[Json],
 ) -> Json:
-    prepare_spec = spec.prepare
-    if prepare_spec is None:
+    if spec.prepare is None:
         raise ValueError(f"{ftj.key} has nothing to prepare")
+    pods = spec.pods.prepare
     return template.pod_template(
         container=_CONTAINER,
-        image=prepare_spec.image or settings.prep_image,
-        own_image=prepare_spec.image is None,
+        image=pods.image or settings.prep_image,
+        own_image=pods.image is None,
         pull_policy=settings.prep_pull_policy,
         user=settings.pod_user,
         command=["finetune-prep"],
         args=[],
-        env=prepare_spec.env,
-        env_from=prepare_spec.env_from,
         secret=secret,
         contract_env=contract_env,
         config_map=names.prep_name(ftj.name),
         model_cache=spec.model_cache,
         pod_labels=template.labels(ftj, names.PREP),
         subdomain=None,
-        user_template=prepare_spec.pod_template,
+        user_template=pods.template,
     )
 
 

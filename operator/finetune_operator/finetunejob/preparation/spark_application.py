@@ -204,7 +204,7 @@ def _complete(
         result.record_result(draft, results[-1])
         return Continue
     if succeeded:
-        message = f"pod {succeeded[-1].pod} succeeded and reported no result: data.prepare.image must be made from finetune-prep"
+        message = f"pod {succeeded[-1].pod} succeeded and reported no result: the image of spec.pods.prepare must be built from finetune-prep"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return Stop
     # The pod no longer exists, nor does its result. A second run finds the version and writes nothing.

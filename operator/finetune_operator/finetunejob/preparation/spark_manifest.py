@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from finetune_crds import API_VERSION, contract
 from finetune_crds.base import Json
 from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.pods import MAIN_CONTAINER
 from finetune_crds.quantity import jvm_memory
 from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
@@ -29,11 +30,11 @@ def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
     prepare = spec.prepare
     if prepare is None or prepare.spark.mode != "SparkApplication":
         return
-    for container in containers(prepare.pod_template, names.PREP_CONTAINER):
+    for container in containers(spec.pods.prepare.template, MAIN_CONTAINER):
         if any("memory" in amounts for amounts in _amounts(container).values()):
             yield (
-                "spec.data.prepare.podTemplate gives the container prep memory, and with spark.mode SparkApplication it gets "
-                "driverMemory and 40% more: remove it from the template"
+                "spec.pods.prepare.template sets the memory of the container main, and with data.prepare.spark.mode SparkApplication "
+                "the driver gets driverMemory and 40% more: remove the memory from the template"
             )
 
 

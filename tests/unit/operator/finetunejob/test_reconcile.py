@@ -272,7 +272,7 @@ async def test_children_that_the_api_server_refuses_are_said() -> None:
     await world.look()
     assert world.condition(ConditionType.PODS_HEALTHY) == (
         ConditionReason.POD_TEMPLATE_INVALID,
-        "spec.template.spec.containers[1].name: Required value: correct spec.podTemplate, and the job continues",
+        "spec.template.spec.containers[1].name: Required value: correct spec.pods.train, and the job continues",
     )
     assert world.holding() == ["Stalled"]
     del world.kube.refuse["create", "Job"]
@@ -286,7 +286,7 @@ async def test_a_typo_in_the_template_of_the_preparation_names_the_field() -> No
     await world.look()
     assert world.condition(ConditionType.PODS_HEALTHY) == (
         ConditionReason.POD_TEMPLATE_INVALID,
-        'unknown field "spec.template.spec.tolerationz": correct spec.data.prepare.podTemplate, and the job continues',
+        'unknown field "spec.template.spec.tolerationz": correct spec.pods.prepare, and the job continues',
     )
 
 
@@ -306,7 +306,7 @@ async def test_a_typo_in_the_template_of_the_evaluation_names_the_field(
         world.watch()
     assert world.condition(ConditionType.PODS_HEALTHY) == (
         ConditionReason.POD_TEMPLATE_INVALID,
-        'unknown field "spec.template.spec.tolerationz": correct spec.evaluation.podTemplate, and the job continues',
+        'unknown field "spec.template.spec.tolerationz": correct spec.pods.evaluate, and the job continues',
     )
     assert (world.status["phase"], world.holding()) == ("Evaluating", ["Stalled"])
     del world.kube.refuse["create", "Job"]

@@ -28,12 +28,16 @@ SHORT: Json = {
 }
 INSTALLED: Json = {
     "storage": "s3://bucket/root/",
-    "env": [{"name": "AWS_REGION", "value": "eu"}],
-    "envFrom": [{"secretRef": {"name": "s3"}}],
+    "pods": {
+        "all": {
+            "env": [{"name": "AWS_REGION", "value": "eu"}],
+            "envFrom": [{"secretRef": {"name": "s3"}}],
+            "serviceAccountName": "trainer",
+        },
+        "train": {"template": {"spec": {"tolerations": [{"key": "gpu"}]}}},
+    },
     "imagePullSecrets": [{"name": "registry"}],
-    "podTemplate": {"spec": {"tolerations": [{"key": "gpu"}]}},
     "queueName": "training",
-    "serviceAccountName": "trainer",
     "modelCache": {"claimName": "models"},
     "checkpoint": {"everySteps": 50},
     "catalog": {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}},
@@ -74,24 +78,24 @@ def test_the_shortest_job_has_everything_of_its_installation() -> None:
         "queueName": "training",
         "learningRate": 2e-4,
     }
-    assert job_spec.pod_template == {
+    env = {
+        "env": [{"name": "AWS_REGION", "value": "eu"}],
+        "envFrom": [{"secretRef": {"name": "s3", "optional": False}}],
+    }
+    shared = {
+        "imagePullSecrets": [{"name": "registry"}],
+        "serviceAccountName": "trainer",
+        "containers": [{"name": "main", **env}],
+    }
+    assert job_spec.pods.prepare.template == job_spec.pods.evaluate.template == {"spec": shared}
+    resources = {"limits": {"nvidia.com/gpu": "8"}}
+    assert job_spec.pods.train.template == {
         "spec": {
-            "imagePullSecrets": [{"name": "registry"}],
-            "serviceAccountName": "trainer",
+            **shared,
             "tolerations": [{"key": "gpu"}],
-            "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "8"}}}],
+            "containers": [{"name": "main", **env, "resources": resources}],
         }
     }
-    prepare = job_spec.prepare
-    assert prepare
-    assert prepare.pod_template == {
-        "spec": {"imagePullSecrets": [{"name": "registry"}], "serviceAccountName": "trainer"}
-    }
-    assert job_spec.evaluation
-    assert job_spec.evaluation.pod_template == prepare.pod_template
-    for part in (job_spec.trainer, prepare, job_spec.evaluation):
-        names = [item.name for item in part.env], [item.secret_ref for item in part.env_from]
-        assert (names[0], [item.name for item in names[1] if item]) == (["AWS_REGION"], ["s3"])
     assert job_spec.model_cache
     assert (job_spec.distributed.processes_per_node, job_spec.model_cache.claim_name) == (8, "models")
 
@@ -170,40 +174,83 @@ def test_without_an_installation_a_job_has_what_it_says() -> None:
     assert (job_spec.checkpoint, job_spec.model_cache) == (None, None)
 
 
-def test_pods_have_the_service_account_of_the_job() -> None:
-    job_spec = spec_of(SHORT | {"serviceAccountName": "mine"})
-    assert job_spec.prepare
-    assert [
-        (template or {})["spec"]["serviceAccountName"]
-        for template in (job_spec.pod_template, job_spec.prepare.pod_template)
-    ] == ["mine", "mine"]
+def value(text: str) -> Json:
+    """What pods get that set a variable, an account, a label and a toleration to a text."""
+    template = {"metadata": {"labels": {"of": text}}, "spec": {"tolerations": [{"key": text}]}}
+    return {"env": [{"name": "OF", "value": text}], "serviceAccountName": text, "template": template}
+
+
+# Where pods are described, from the lowest to the highest, and what the pods of training get then.
+LAYERS = ("chart", "role-of-chart", "job", "role-of-job")
+
+
+@pytest.mark.parametrize("highest", LAYERS)
+def test_later_layers_of_pods_win(highest: str) -> None:
+    chart: Json = {"all": value("chart")}
+    job: Json = {}
+    if highest != "chart":
+        chart |= {"train": value("role-of-chart"), "prepare": value("another-role")}
+    if highest in ("job", "role-of-job"):
+        job |= {"all": value("job")}
+    if highest == "role-of-job":
+        job |= {"train": value(highest), "prepare": value("another-role")}
+    template = spec_of(SHORT | {"pods": job}, {"pods": chart}).pods.train.template
+    assert template
+    pod = template["spec"]
+    assert template["metadata"]["labels"] == {"of": highest}
+    assert (pod["tolerations"], pod["serviceAccountName"]) == ([{"key": highest}], highest)
+    assert pod["containers"][0]["env"] == [{"name": "OF", "value": highest}]
+
+
+def test_a_variable_of_a_role_wins_over_the_template_of_all_pods() -> None:
+    of_all = {"spec": {"containers": [{"name": "main", "env": [{"name": "OF", "value": "all"}]}]}}
+    pods = {"all": {"template": of_all}, "train": {"env": [{"name": "OF", "value": "train"}]}}
+    template = spec_of(SHORT | {"pods": pods}, {}).pods.train.template
+    assert template
+    assert template["spec"]["containers"][0]["env"] == [{"name": "OF", "value": "train"}]
+
+
+def test_sources_of_variables_follow_each_other() -> None:
+    def source(name: str) -> Json:
+        return {"envFrom": [{"secretRef": {"name": name}}]}
+
+    chart = {"pods": {"all": source("a"), "train": source("b")}}
+    job = {"pods": {"all": source("c"), "train": source("d")}}
+    template = spec_of(SHORT | job, chart).pods.train.template
+    assert template
+    found = [item["secretRef"]["name"] for item in template["spec"]["containers"][0]["envFrom"]]
+    assert found == ["a", "b", "c", "d"]
+
+
+IMAGES: dict[str, tuple[Json, Json, str | None]] = {
+    "of nobody": ({}, {}, None),
+    "of the chart": ({}, {"train": {"image": "chart:1"}}, "chart:1"),
+    "of the job": ({"train": {"image": "job:1"}}, {"train": {"image": "chart:1"}}, "job:1"),
+    "of another role": ({"evaluate": {"image": "job:1"}}, {}, None),
+}
+
+
+@pytest.mark.parametrize(("job", "chart", "image"), IMAGES.values(), ids=IMAGES)
+def test_the_image_of_a_role(job: Json, chart: Json, image: str | None) -> None:
+    assert spec_of(SHORT | {"pods": job}, {"pods": chart}).pods.train.image == image
 
 
 def test_a_running_job_keeps_its_folders_and_takes_new_credentials() -> None:
-    later = {**INSTALLED, "storage": "s3://other", "queueName": "other", "envFrom": []}
+    later = {**INSTALLED, "storage": "s3://other", "queueName": "other", "pods": {}}
     job_spec = spec_of(SHORT, later, before=INSTALLED)
     assert settled_of(job_spec, Defaults.model_validate(INSTALLED)) == settled_of(
         spec_of(SHORT), Defaults.model_validate(INSTALLED)
     )
-    assert job_spec.trainer.env_from == []
-
-
-def test_the_last_of_equal_variables_counts() -> None:
-    def value(text: str) -> list[Json]:
-        return [{"name": "AWS_REGION", "value": text}]
-
-    job_spec = spec_of(SHORT | {"env": value("of all pods"), "trainer": {"env": value("of the trainer")}})
-    assert job_spec.prepare
-    values = [item.value for part in (job_spec.trainer, job_spec.prepare) for item in part.env]
-    assert values == ["of the trainer", "of all pods"]
+    assert job_spec.pods.prepare.template == {"spec": {"imagePullSecrets": [{"name": "registry"}]}}
 
 
 def test_a_pod_template_is_over_the_gpus_and_these_over_the_installations() -> None:
-    limits = {"containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
+    limits = {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
     gpu = {"nodes": 1, "gpusPerNode": 8, "gpu": {"resourceName": "nvidia.com/mig-1g.10gb", "product": "A100"}}
-    job_spec = spec_of(SHORT | {"distributed": gpu, "podTemplate": {"spec": limits}})
-    assert job_spec.pod_template
-    spec = job_spec.pod_template["spec"]
+    pods = {"train": {"template": {"spec": limits}}}
+    template = spec_of(SHORT | {"distributed": gpu, "pods": pods}).pods.train.template
+    assert template
+    spec = template["spec"]
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "A100"}
     assert spec["containers"][0]["resources"]["limits"] == {
         "nvidia.com/mig-1g.10gb": "8",
@@ -239,15 +286,6 @@ def test_a_job_whose_queue_is_removed_waits_in_none() -> None:
     assert later.run_policy.queue_name is None
 
 
-def test_the_service_account_of_a_job_comes_before_that_of_the_installations_template() -> None:
-    installed = {"podTemplate": {"spec": {"serviceAccountName": "platform"}}}
-    accounts = [
-        (spec_of(SHORT | job, installed).pod_template or {})["spec"]["serviceAccountName"]
-        for job in ({}, {"serviceAccountName": "mine"})
-    ]
-    assert accounts == ["platform", "mine"]
-
-
 LIMITS: dict[str, tuple[Any, int | None]] = {
     "text": ("4", 4),
     "a number": (4, 4),
@@ -256,21 +294,38 @@ LIMITS: dict[str, tuple[Any, int | None]] = {
 }
 
 
-@pytest.mark.parametrize(("limit", "job_spec"), LIMITS.values(), ids=LIMITS)
-def test_the_limit_of_gpus_in_a_template(limit: Any, job_spec: int | None) -> None:
-    containers = [{"name": "other"}, {"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": limit}}}]
-    assert gpu_limit({"spec": {"containers": containers}}, "nvidia.com/gpu") == job_spec
+@pytest.mark.parametrize(("limit", "found"), LIMITS.values(), ids=LIMITS)
+def test_the_limit_of_gpus_in_a_template(limit: Any, found: int | None) -> None:
+    containers = [{"name": "other"}, {"name": "main", "resources": {"limits": {"nvidia.com/gpu": limit}}}]
+    assert gpu_limit({"spec": {"containers": containers}}, "nvidia.com/gpu") == found
     assert gpu_limit({"spec": {"containers": "x"}}, "nvidia.com/gpu") is None
 
 
 WRONG: dict[str, tuple[Json, str]] = {
-    "an account": ({"serviceAccountName": " "}, "' ' is not a valid object name"),
+    "an account": ({"pods": {"all": {"serviceAccountName": " "}}}, "' ' is not a valid object name"),
     "a claim": ({"modelCache": {"claimName": "A B"}}, "'A B' is not a valid object name"),
-    "a variable": ({"env": [{"name": "WORLD SIZE"}]}, "'WORLD SIZE' is not a valid variable name"),
-    "a variable of ours": (
-        {"env": [{"name": "WORLD_SIZE"}]},
-        "env sets WORLD_SIZE, which the operator sets: remove it",
+    "a variable": (
+        {"pods": {"train": {"env": [{"name": "WORLD SIZE"}]}}},
+        "'WORLD SIZE' is not a valid variable name",
     ),
+    "a variable of ours": (
+        {"pods": {"evaluate": {"env": [{"name": "WORLD_SIZE"}]}}},
+        "pods.evaluate: the operator sets WORLD_SIZE: remove it",
+    ),
+    "devices of all pods": (
+        {
+            "pods": {
+                "all": {
+                    "template": {
+                        "spec": {"containers": [{"name": "main", "resources": {"limits": {"a.com/gpu": 1}}}]}
+                    }
+                }
+            }
+        },
+        "pods.all.template requests a.com/gpu for all pods: jobs set spec.distributed.gpusPerNode",
+    ),
+    "an image of all pods": ({"pods": {"all": {"image": "a"}}}, "there is no field all.image"),
+    "a role that is none": ({"pods": {"trainer": {}}}, "there is no field trainer"),
     "a queue": ({"queueName": "Team"}, "'Team' is not a valid queue name"),
     "a queue without a name": ({"queueName": ""}, "'' is not a valid queue name"),
 }

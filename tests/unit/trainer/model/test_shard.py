@@ -42,7 +42,7 @@ def test_compilation_needs_a_compiler(
         shard.compile_layers(network)
     assert refused.value.message == (
         "training.compile needs a C++ compiler, and the image does not have one: set training.compile to false, or "
-        "trainer.image to an image with g++"
+        "pods.train.image to an image with g++"
     )
 
 

@@ -192,7 +192,7 @@ PROBLEMS: dict[str, tuple[int, str, type[PodFailure], str]] = {
         "ModelCacheForbidden",
         RecipeRefusedError,
         "the pod cannot write to the claim models of model.cache (Read-only file system): give its user "
-        "access, for example with securityContext.fsGroup in podTemplate",
+        "access, for example with securityContext.fsGroup in the template of spec.pods.all",
     ),
 }
 

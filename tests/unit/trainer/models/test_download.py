@@ -194,7 +194,7 @@ def test_an_adapter_without_a_way_to_its_base_is_refused(tmp_path: Path) -> None
     )
     assert sentence("/nowhere") == (
         "objective.distillation.teacher /adapter, an adapter of /nowhere, does not exist in the pod: mount the volume "
-        "in podTemplate or correct the path"
+        "in spec.pods or correct the path"
     )
     assert sentence(str(save(adapter("/models/base"), tmp_path / "first"))) == (
         "objective.distillation.teacher /adapter is an adapter of /first, which is itself an adapter: merge /first "
@@ -302,7 +302,7 @@ def test_hub(tmp_path: Path, hub: Path) -> None:
 MISSING = [
     (
         "/nowhere/model",
-        "model.base /nowhere/model does not exist in the pod: mount the volume in podTemplate or correct the path",
+        "model.base /nowhere/model does not exist in the pod: mount the volume in spec.pods or correct the path",
     ),
     (
         "s3://bucket/nothing",

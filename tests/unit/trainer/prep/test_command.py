@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_is_named_and_prepares_when_it_has_room(
         "scratch is full": [
             1,
             "DiskFull",
-            "the scratch space /scratch of the preparation is full: mount a larger volume there in data.prepare.podTemplate, or "
+            "the scratch space /scratch of the preparation is full: mount a larger volume there in the template of spec.pods.prepare, or "
             "raise the pod's limit of ephemeral-storage",
         ],
         "scratch was full": [],
@@ -221,7 +221,7 @@ REFUSED: list[tuple[str, str, str, str]] = [
         "base model that does not exist",
         recipe(base="/nowhere/model").to_yaml(),
         "ModelNotFound",
-        "model.base /nowhere/model does not exist in the pod: mount the volume in podTemplate or correct the path",
+        "model.base /nowhere/model does not exist in the pod: mount the volume in spec.pods or correct the path",
     ),
 ]
 

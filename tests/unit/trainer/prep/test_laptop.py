@@ -38,7 +38,7 @@ def file(folder: Path, *parts: Any) -> Path:
 
 
 def test_the_job_of_a_manifest_runs_in_this_process(tmp_path: Path) -> None:
-    spark = {"mode": "Kubernetes", "executors": 9, "driverMemory": "4Gi", "serviceAccountName": "spark"}
+    spark = {"mode": "Kubernetes", "executors": 9, "driverMemory": "4Gi"}
     manifest = job(output="s3://splits/a", spark=spark)
     manifest["spec"]["model"]["cache"] = {"claimName": "models"}
     loaded = laptop.load_recipe(file(tmp_path, SECRET, manifest))

@@ -70,7 +70,7 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         "No space left on device",
         1,
         f"the scratch space {tempfile.gettempdir()} of the preparation is full: mount a larger volume there in "
-        "data.prepare.podTemplate, or raise the pod's limit of ephemeral-storage",
+        "the template of spec.pods.prepare, or raise the pod's limit of ephemeral-storage",
     ),
     (
         "executors that are killed",
@@ -132,5 +132,5 @@ def test_executors_in_pods_of_their_own_have_another_scratch_space(spark: SparkS
         1,
         "DiskFull",
         "the scratch space of the pods of Spark is full: mount a larger volume whose name begins with spark-local-dir- in "
-        "data.prepare.podTemplate, or raise data.prepare.spark.executors",
+        "the template of spec.pods.prepare, or raise data.prepare.spark.executors",
     )

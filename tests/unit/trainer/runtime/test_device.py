@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LARGE, SMALL = 7_615_616_512, 1_000_000_000
 NONE, FOR_CPUS = Gpus(0), Gpus(0, "2.13.0+cpu")
-NO_WHEEL = "the image has torch 2.13.0+cpu, which is built for CPUs: set trainer.image to an image that is built for CUDA"
+NO_WHEEL = "the image has torch 2.13.0+cpu, which is built for CPUs: set pods.train.image to an image that is built for CUDA"
 
 # The device that is asked for, processes, GPUs, parameters (None: not to be counted), and the refusal.
 CASES: dict[str, tuple[str | None, int, Gpus, int | None, str | None]] = {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from finetune_crds.source import OneSource
 
 _DEFAULT_SPLIT = "train"
-_LOGIN_ADVICE = "name a Secret with HF_TOKEN in data.prepare.envFrom or spec.envFrom"
+_LOGIN_ADVICE = "name a Secret with HF_TOKEN in envFrom of spec.pods.prepare or spec.pods.all"
 
 
 def fetch(source: OneSource, scratch: Path, field: str) -> tuple[list[str], str]:

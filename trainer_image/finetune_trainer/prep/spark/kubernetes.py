@@ -28,11 +28,11 @@ FIELDS = {
     "spark.executor.instances": "data.prepare.spark.executors",
     "spark.executor.cores": "data.prepare.spark.executorCores",
     "spark.executor.memory": "data.prepare.spark.executorMemory",
-    "spark.kubernetes.container.image": "data.prepare.image",
-    "spark.kubernetes.executor.container.image": "data.prepare.image",
-    "spark.kubernetes.executor.podTemplateFile": "data.prepare.podTemplate",
-    "spark.kubernetes.authenticate.driver.serviceAccountName": "data.prepare.spark.serviceAccountName",
-    "spark.kubernetes.authenticate.executor.serviceAccountName": "data.prepare.spark.serviceAccountName",
+    "spark.kubernetes.container.image": "pods.prepare.image",
+    "spark.kubernetes.executor.container.image": "pods.prepare.image",
+    "spark.kubernetes.executor.podTemplateFile": "pods.prepare.template",
+    "spark.kubernetes.authenticate.driver.serviceAccountName": "pods.prepare.serviceAccountName",
+    "spark.kubernetes.authenticate.executor.serviceAccountName": "pods.prepare.serviceAccountName",
 }
 # Settings that follow from where the driver runs. A session with others would not find its executors.
 FIXED = (

@@ -45,7 +45,7 @@ class Gpus:
         """Why the pod sees no GPU and what to check, as the end of a sentence."""
         if self.torch_for_cpus is not None:
             return (
-                f"the image has torch {self.torch_for_cpus}, which is built for CPUs: set trainer.image to an image "
+                f"the image has torch {self.torch_for_cpus}, which is built for CPUs: set pods.train.image to an image "
                 "that is built for CUDA"
             )
         return "check that the pod requests GPUs, and that its node has the driver and the device plugin"

@@ -103,7 +103,7 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
             "tracking": {"uri": "http://m:5000", "secretRef": {"name": "s"}, "systemMetrics": True},
             "register": {"model": "m"},
             "runPolicy": {"queueName": "q", "activeDeadlineSeconds": 5, "ttlSecondsAfterFinished": 5},
-            "podTemplate": {"spec": {"nodeSelector": {"a": "b"}}},
+            "pods": {"train": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}},
         },
         [],
     ),
@@ -126,10 +126,14 @@ CANNOT = (
     "or databricks); the job waits for a version that does"
 )
 NO_STORAGE = "{} is missing: install the chart with defaults.storage, where each job gets a folder, or apply a job with the field and another name"
-SETS_RANK = "spec.podTemplate sets NODE_RANK, which the operator sets: remove it"
+SETS_RANK = "spec.pods.all.template sets NODE_RANK, which the operator sets: remove it"
 OWN_RANK: Json = {
-    "podTemplate": {
-        "spec": {"containers": [{"name": "trainer", "env": [{"name": "NODE_RANK", "value": "1"}]}]}
+    "pods": {
+        "all": {
+            "template": {
+                "spec": {"containers": [{"name": "main", "env": [{"name": "NODE_RANK", "value": "1"}]}]}
+            }
+        }
     }
 }
 TOO_HIGH = (
@@ -170,13 +174,15 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
         "is stalled",
     ),
     "a container of preparation under another name": (
-        {"data": prepared(podTemplate={"spec": {"containers": [{"name": "spark"}]}})},
+        {
+            "data": prepared(),
+            "pods": {"prepare": {"template": {"spec": {"containers": [{"name": "spark"}]}}}},
+        },
         NO_MLFLOW,
         (
             "False",
             ConditionReason.POD_TEMPLATE_INVALID,
-            "spec.data.prepare.podTemplate has the container 'spark' without an image: rename it to 'prep', the container that "
-            "the operator fills in",
+            "spec.pods.prepare.template has the container 'spark': name it 'main', which stands for the pod's own container",
         ),
         "is stalled",
     ),
@@ -195,9 +201,13 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
     "eight processes on four GPUs of the template": (
         {
             "distributed": {"gpusPerNode": 8},
-            "podTemplate": {
-                "spec": {
-                    "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]
+            "pods": {
+                "train": {
+                    "template": {
+                        "spec": {
+                            "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "4"}}}]
+                        }
+                    }
                 }
             },
         },
@@ -205,7 +215,7 @@ VERDICTS: dict[str, tuple[Json, Settings, tuple[str, str, str], str]] = {
         (
             "False",
             ConditionReason.POD_TEMPLATE_INVALID,
-            "each pod has 8 processes and spec.podTemplate limits it to 4 nvidia.com/gpu: remove the limit from the template",
+            "each pod has 8 processes, and spec.pods.train.template limits it to 4 nvidia.com/gpu: remove the limit from the template",
         ),
         "is stalled",
     ),
@@ -279,7 +289,7 @@ def test_a_new_job(parts: Json, settings: Settings, expected: tuple[str, str, st
 
 
 def test_what_kept_a_job_waiting_comes() -> None:
-    """A server is set, a version of the operator comes that can, and podTemplate is corrected."""
+    """A server is set, a version of the operator comes that can, and spec.pods is corrected."""
     server = Settings(tracking_uri="http://m")
     for before, after, settings in (
         (REGISTER, REGISTER, server),

@@ -97,7 +97,7 @@ def test_what_the_api_server_is_asked(of: FineTuneJob, expected: list[str]) -> N
 
 def test_the_pod_is_one_of_the_jobs_pods() -> None:
     template = {"metadata": {"annotations": {"a": "b"}}, "spec": {"nodeSelector": {"pool": "gpu"}}}
-    job, pod = conclude(ftj(data=SOURCE, podTemplate=template), answer=None).dry_runs
+    job, pod = conclude(ftj(data=SOURCE, pods={"train": {"template": template}}), answer=None).dry_runs
     inner = job["spec"]["template"]
     index = {"batch.kubernetes.io/job-completion-index": "0"}
     of_its_job = {
@@ -130,7 +130,7 @@ def test_the_pod_is_one_of_the_jobs_pods() -> None:
 
 def test_annotations_that_are_none_are_left_for_the_api_server_to_refuse() -> None:
     _, pod = conclude(
-        ftj(data=SOURCE, podTemplate={"metadata": {"annotations": ["a"]}}), answer=None
+        ftj(data=SOURCE, pods={"train": {"template": {"metadata": {"annotations": ["a"]}}}}), answer=None
     ).dry_runs
     assert pod["metadata"]["annotations"] == ["a"]
 
@@ -144,8 +144,8 @@ ABSENT = DryRunAnswer(False, ConditionReason.QUEUE_INADMISSIBLE, "queue reserch 
 QUEUED = ftj(data=SOURCE, runPolicy={"queueName": "reserch"})
 SAID = {
     ABSENT: "queue reserch does not exist: correct or remove spec.runPolicy.queueName, or create the LocalQueue, and the job continues",
-    WRONG: "unknown field: correct spec.podTemplate, and the job continues",
-    FORBIDDEN: "violates PodSecurity: correct spec.podTemplate, or the policy, and the job continues",
+    WRONG: "unknown field: correct spec.pods.train, and the job continues",
+    FORBIDDEN: "violates PodSecurity: correct spec.pods.train, or the policy, and the job continues",
 }
 """What the condition says of an answer, where it says more."""
 
@@ -238,25 +238,27 @@ def test_what_follows_from_the_answer(
 
 @pytest.mark.parametrize("answer", [WRONG, FORBIDDEN], ids=lambda item: item.reason)
 def test_a_refusal_names_every_place_that_the_pods_come_from(answer: DryRunAnswer) -> None:
-    defaults = Defaults(pod_template={"spec": {"priorityClassName": "none"}})
+    defaults = Defaults.model_validate(
+        {"pods": {"train": {"template": {"spec": {"priorityClassName": "none"}}}}}
+    )
     settings = dataclasses.replace(NO_MLFLOW, defaults=defaults)
     reported = said(conclude(NEW, settings=settings, answer=answer), ConditionType.PODS_ADMITTED)
     assert reported
     assert reported[2].startswith(
-        f"{answer.message}: correct spec.podTemplate or the installation's defaults.podTemplate, "
+        f"{answer.message}: correct spec.pods.train or the installation's defaults.pods, "
     )
 
 
 @pytest.mark.parametrize("answer", [WRONG, FORBIDDEN], ids=lambda item: item.reason)
 def test_a_refusal_of_the_evaluation_names_its_field(answer: DryRunAnswer) -> None:
-    settings = dataclasses.replace(SETTINGS, defaults=Defaults(pod_template={"spec": {"hostPID": True}}))
+    settings = SETTINGS
     of_evaluation = dataclasses.replace(answer, component="evaluate")
     reported = said(
         conclude(ftj(data=SOURCE, **EVALUATED), settings=settings, answer=of_evaluation),
         ConditionType.PODS_ADMITTED,
     )
     assert reported
-    assert reported[2].startswith(f"{answer.message}: correct spec.evaluation.podTemplate, ")
+    assert reported[2].startswith(f"{answer.message}: correct spec.pods.evaluate, ")
 
 
 def test_the_evaluation_is_judged_before_the_training_too() -> None:
@@ -268,8 +270,8 @@ def test_the_evaluation_is_judged_before_the_training_too() -> None:
 
 def test_the_pod_of_the_evaluation_has_no_index() -> None:
     template = {"spec": {"nodeSelector": {"pool": "gpu"}}}
-    evaluation = {**EVALUATED["evaluation"], "podTemplate": template}
-    job, _, pod = conclude(ftj(register={}, evaluation=evaluation), settings=SETTINGS, answer=None).dry_runs
+    given = ftj(**EVALUATED, pods={"evaluate": {"template": template}})
+    job, _, pod = conclude(given, settings=SETTINGS, answer=None).dry_runs
     assert (pod["spec"], pod["spec"]["nodeSelector"]) == (job["spec"]["template"]["spec"], {"pool": "gpu"})
     assert "batch.kubernetes.io/job-completion-index" not in pod["metadata"]["labels"]
     assert pod["metadata"]["labels"]["finetune.dev/component"] == "evaluate"
@@ -286,8 +288,8 @@ STRANGE: list[Json] = [
 def test_a_template_of_the_evaluation_that_is_none_is_left_for_the_api_server_to_refuse(
     template: Json,
 ) -> None:
-    evaluation = {**EVALUATED["evaluation"], "podTemplate": template}
-    decision = conclude(ftj(register={}, evaluation=evaluation), settings=SETTINGS, answer=None)
+    given = ftj(**EVALUATED, pods={"evaluate": {"template": template}})
+    decision = conclude(given, settings=SETTINGS, answer=None)
     assert asks(decision) == ["Job/tune-evaluate", POD, "Pod/tune-evaluate-0"]
 
 

@@ -88,10 +88,12 @@ def evaluate(
     mlflow: Mlflow | None = None,
     before: Any = AT_WORK,
     evaluation: Json | None = None,
+    template: Json | None = None,
     queue_state: QueueState | None = None,
     **parts: Any,
 ) -> Decision:
-    job = ftj(before, register={"model": "tuned"}, evaluation=evaluation or {}, **parts)
+    settings = {"evaluate": {"template": template}}
+    job = ftj(before, register={"model": "tuned"}, evaluation=evaluation or {}, pods=settings, **parts)
     observation = observed(*jobs, pods=pods, mlflow=mlflow or tracked(VERSION), queue_state=queue_state)
     return conclude(job, observation, at=later(5), settings=SETTINGS)
 
@@ -301,11 +303,11 @@ def test_it_does_not_start_again_without_mlflow_from_which_its_pod_fetches_the_v
 
 
 def test_a_template_that_was_changed_is_read_before_each_pod() -> None:
-    template = {"spec": {"containers": [{"name": "evaluate", "env": [{"name": "MODEL_PATH", "value": "a"}]}]}}
-    decision = evaluate(evaluation={"podTemplate": template})
+    template = {"spec": {"containers": [{"name": "main", "env": [{"name": "MODEL_PATH", "value": "a"}]}]}}
+    decision = evaluate(template=template)
     assert applied(decision) == []
-    assert told(decision) == waits("the evaluation waits for a correction of spec.evaluation.podTemplate")
-    message = "spec.evaluation.podTemplate sets MODEL_PATH, which the operator sets: remove it"
+    assert told(decision) == waits("the evaluation waits for a correction of spec.pods")
+    message = "spec.pods.evaluate.template sets MODEL_PATH, which the operator sets: remove it"
     wrong = ConditionReason.POD_TEMPLATE_INVALID
     assert said(decision, ConditionType.PODS_HEALTHY) == ("False", wrong, message)
     assert said(decision, ConditionType.STALLED) == ("True", wrong, message)

@@ -15,11 +15,12 @@ COMMAND: Json = {"command": ["torchrun", "train.py"]}
 MODEL = "/Volumes/main/llm/model"
 
 
-def mounted(path: str, container: str = "trainer") -> Json:
+def mounted(path: str, container: str = "main") -> Json:
     """A pod template with a claim there."""
     mount = {"name": "lake", "mountPath": path}
     claim = {"name": "lake", "persistentVolumeClaim": {"claimName": "lake"}}
-    return {"spec": {"containers": [{"name": container, "volumeMounts": [mount]}], "volumes": [claim]}}
+    spec = {"containers": [{"name": container, "volumeMounts": [mount]}], "volumes": [claim]}
+    return {"train": {"template": {"spec": spec}}}
 
 
 PATHS: dict[str, tuple[Json, list[str]]] = {
@@ -41,13 +42,13 @@ PATHS: dict[str, tuple[Json, list[str]]] = {
         [*(f"spec.trainer.parameters.{name} has {MODEL}" for name in "abc"), "2 more"],
     ),
     "mounted": (
-        {"trainer": COMMAND | {"parameters": {"output_dir": MODEL}}, "podTemplate": mounted("/Volumes/main")},
+        {"trainer": COMMAND | {"parameters": {"output_dir": MODEL}}, "pods": mounted("/Volumes/main")},
         [],
     ),
     "mounted in another container": (
         {
             "trainer": COMMAND | {"parameters": {"output_dir": MODEL}},
-            "podTemplate": mounted("/Volumes/main", "other"),
+            "pods": mounted("/Volumes/main", "other"),
         },
         [f"spec.trainer.parameters.output_dir has {MODEL}"],
     ),
@@ -70,11 +71,11 @@ def test_a_job_with_such_a_path_runs_and_warns_until_it_is_mounted() -> None:
         "True",
         ConditionReason.ACCEPTED_WITH_WARNING,
         f"the spec can be run; spec.trainer.parameters.output_dir has {MODEL}: pods do not have the folders of a Databricks workspace: "
-        "mount a volume at the path in podTemplate, or apply a job under another name with the object storage behind the fold"
+        "mount a volume at the path in spec.pods, or apply a job under another name with the object storage behind the fold"
         "er, unless the command has its own access",
     )
     assert applied(decision)[-1] == "Job/tune-train-1"
-    after = conclude(ftj(decision.status, trainer=trainer, podTemplate=mounted(MODEL)), settings=NO_MLFLOW)
+    after = conclude(ftj(decision.status, trainer=trainer, pods=mounted(MODEL)), settings=NO_MLFLOW)
     assert said(after, ConditionType.ACCEPTED) == ("True", ConditionReason.ACCEPTED, "the spec can be run")
 
 

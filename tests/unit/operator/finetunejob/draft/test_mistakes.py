@@ -8,82 +8,124 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import NO_SCOPE_IN_PODS
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.finetunejob.decide.accept import mistakes_of_pods
 from finetune_operator.finetunejob.draft import mistakes
-from worlds.memory.decisions import applied, child, conclude, condition, ftj, observed, running, said, spec
+from worlds.memory.decisions import (
+    SOURCE,
+    applied,
+    child,
+    conclude,
+    condition,
+    ftj,
+    observed,
+    running,
+    said,
+    spec,
+)
 
 Json = dict[str, Any]
 
 
-def containers(*items: Any) -> Json:
-    return {"podTemplate": {"spec": {"containers": [*items]}}}
+def resolved(**parts: Any) -> FineTuneJobSpec:
+    """The spec of a job as the operator resolves it."""
+    found = ftj(**parts).spec
+    assert found
+    return found
+
+
+def templated(template: Any, role: str = "train") -> Json:
+    return {"pods": {role: {"template": template}}}
+
+
+def containers(*items: Any, role: str = "train") -> Json:
+    return templated({"spec": {"containers": [*items]}}, role)
 
 
 def limited(gpus: Any, **distributed: Any) -> Json:
     limits = {"limits": {"nvidia.com/gpu": gpus}}
-    return {"distributed": distributed, **containers({"name": "trainer", "resources": limits})}
+    return {"distributed": distributed, **containers({"name": "main", "resources": limits})}
 
 
 def written(uri: str, *mounts: str, **volume: Json) -> Json:
     """A job that writes its model to a folder, where each mount is of a volume of one kind."""
     mounted = [{"name": "models", "mountPath": path} for path in mounts]
     template = {
-        "containers": [{"name": "trainer", "volumeMounts": mounted}],
+        "containers": [{"name": "main", "volumeMounts": mounted}],
         "volumes": [{"name": "models", **volume}],
     }
-    return {"output": {"uri": uri}, "podTemplate": {"spec": template}}
+    return {"output": {"uri": uri}, **templated({"spec": template})}
 
 
 CLAIM: Json = {"claimName": "models"}
 LOST = (
     "spec.output.uri /models/tiny is on no volume that outlives the pods: mount a PersistentVolumeClaim there in the container "
-    "trainer of spec.podTemplate, or apply a job with another name and a folder of an object store"
+    "main of spec.pods.train.template, or apply a job with another name and a folder of an object store"
 )
 
-UNNAMED = (
-    "spec.podTemplate has the container 'main' without an image: rename it to 'trainer', the container that the operator "
-    "fills in"
-)
+UNNAMED = "spec.pods.train.template has the container 'trainer': name it 'main', which stands for the pod's own container"
 BESIDE = (
-    "spec.podTemplate has the container 'side' beside 'trainer', and the pod would not end before it does: move it to "
-    "initContainers with restartPolicy: Always, where it runs until 'trainer' has ended"
+    "spec.pods.train.template has the container 'side' beside 'main', and the pod would not end before it does: move it to "
+    "initContainers with restartPolicy: Always, where it runs until 'main' has ended"
 )
 SIDECAR: Json = {"name": "side", "image": "side:1", "restartPolicy": "Always"}
-FEW = "each pod has 8 processes and spec.podTemplate limits it to 1 nvidia.com/gpu: "
+SHARED_DEVICE = (
+    "spec.pods.all.template requests {} for all pods: set spec.distributed.gpusPerNode for training, and the limits of the "
+    "container main in spec.pods.evaluate.template for the evaluation"
+)
+FEW = "each pod has 8 processes, and spec.pods.train.template limits it to 1 nvidia.com/gpu: "
 
 WITH_CODE: Json = {"command": ["t"], "code": {"configMapRef": {"name": "code"}}}
 MISTAKES: dict[str, tuple[Json, list[str]]] = {
     "none": ({}, []),
     "a reserved variable": (
-        containers({"name": "trainer", "env": [{"name": "WORLD_SIZE", "value": "1"}, {"name": "MINE"}]}),
-        ["spec.podTemplate sets WORLD_SIZE, which the operator sets: remove it"],
+        containers({"name": "main", "env": [{"name": "WORLD_SIZE", "value": "1"}, {"name": "MINE"}]}),
+        ["spec.pods.train.template sets WORLD_SIZE, which the operator sets: remove it"],
     ),
     "a secret of a Databricks workspace": (
-        containers({"name": "trainer", "env": [{"name": "TOKEN", "value": "{{secrets/a/b}}"}]}),
-        [f"spec.podTemplate sets TOKEN to a secret of a Databricks workspace: {NO_SCOPE_IN_PODS}"],
+        containers({"name": "main", "env": [{"name": "TOKEN", "value": "{{secrets/a/b}}"}]}),
+        [f"spec.pods.train.template sets TOKEN to a secret of a Databricks workspace: {NO_SCOPE_IN_PODS}"],
     ),
     "the folder of the code": (
-        {"trainer": WITH_CODE, **containers({"name": "trainer", "env": [{"name": "CODE_SOURCE_PATH"}]})},
-        ["spec.podTemplate sets CODE_SOURCE_PATH, which the operator sets: remove it"],
+        {"trainer": WITH_CODE, **containers({"name": "main", "env": [{"name": "CODE_SOURCE_PATH"}]})},
+        ["spec.pods.train.template sets CODE_SOURCE_PATH, which the operator sets: remove it"],
     ),
     "a folder of your own": (
         {
             "trainer": {"command": ["t"]},
-            **containers({"name": "trainer", "env": [{"name": "CODE_SOURCE_PATH"}]}),
+            **containers({"name": "main", "env": [{"name": "CODE_SOURCE_PATH"}]}),
         },
         [],
     ),
     "a reserved variable of a sidecar": (
-        {"podTemplate": {"spec": {"initContainers": [SIDECAR | {"env": [{"name": "WORLD_SIZE"}]}]}}},
+        templated({"spec": {"initContainers": [SIDECAR | {"env": [{"name": "WORLD_SIZE"}]}]}}),
         [],
     ),
-    "nonsense": (containers("trainer", {"name": "trainer", "env": ["WORLD_SIZE"]}, {"image": "a"}), []),
-    "a sidecar": ({"podTemplate": {"spec": {"initContainers": [SIDECAR]}}}, []),
+    "nonsense": (containers("main", {"name": "main", "env": ["WORLD_SIZE"]}, {"image": "a"}), []),
+    "a sidecar": (templated({"spec": {"initContainers": [SIDECAR]}}), []),
     "a container that does not end with the trainer": (
         containers({"name": "side", "image": "side:1"}),
         [BESIDE],
     ),
-    "a container under another name": (containers({"name": "main"}), [UNNAMED]),
-    "one beside the trainer's": (containers({"name": "trainer"}, {"name": "main"}), [UNNAMED]),
+    "a container under its name in pods": (containers({"name": "trainer"}), [UNNAMED]),
+    "one beside the pod's own": (containers({"name": "main"}, {"name": "trainer"}), [UNNAMED]),
+    "one with an image": (containers({"name": "trainer", "image": "mine:1"}), [UNNAMED]),
+    "a device of all pods": (
+        containers({"name": "main", "resources": {"limits": {"rdma/hca": 1, "memory": "1Gi"}}}, role="all"),
+        [SHARED_DEVICE.format("rdma/hca")],
+    ),
+    "a claim of all pods": (
+        containers({"name": "main", "resources": {"claims": [{"name": "gpu"}]}}, role="all"),
+        [SHARED_DEVICE.format("resource claims")],
+    ),
+    "a reserved variable of all pods": (
+        containers({"name": "main", "env": [{"name": "WORLD_SIZE", "value": "1"}]}, role="all"),
+        ["spec.pods.all.template sets WORLD_SIZE, which the operator sets: remove it"],
+    ),
+    "a container beside those of all pods": (
+        containers({"name": "side", "image": "side:1"}, role="all"),
+        [BESIDE.replace("pods.train", "pods.all")],
+    ),
     "a limit below the GPUs": (
         limited(1, gpusPerNode=8),
         [f"{FEW}remove the limit from the template"],
@@ -102,15 +144,24 @@ MISTAKES: dict[str, tuple[Json, list[str]]] = {
 
 @pytest.mark.parametrize(("parts", "expected"), MISTAKES.values(), ids=MISTAKES)
 def test_mistakes(parts: Json, expected: list[str]) -> None:
-    assert [*mistakes.of_training(spec(**parts))] == expected
+    assert [*mistakes.of_training(resolved(**parts))] == expected
+
+
+@pytest.mark.parametrize("role", ["prepare", "train", "evaluate"])
+def test_what_is_wrong_with_all_pods_is_found_in_each_role(role: str) -> None:
+    parts = containers({"name": "main", "resources": {"limits": {"rdma/hca": 1}}}, role="all")
+    found = resolved(data=SOURCE, evaluation={}, **parts)
+    of_roles = {
+        "prepare": mistakes.of_preparation,
+        "train": mistakes.of_training,
+        "evaluate": mistakes.of_evaluation,
+    }
+    assert [*of_roles[role](found)] == [SHARED_DEVICE.format("rdma/hca")]
+    assert [*mistakes_of_pods(found)] == [SHARED_DEVICE.format("rdma/hca")]
 
 
 def mounted(mounts: Any, volumes: Any) -> Json:
-    return {
-        "podTemplate": {
-            "spec": {"containers": [{"name": "trainer", "volumeMounts": mounts}], "volumes": volumes}
-        }
-    }
+    return templated({"spec": {"containers": [{"name": "main", "volumeMounts": mounts}], "volumes": volumes}})
 
 
 NO_TEMPLATES: dict[str, Json] = {
@@ -141,18 +192,22 @@ OF_EVALUATION: dict[str, tuple[Json | None, list[str]]] = {
     "no evaluation": (None, []),
     "none": ({}, []),
     "reserved variables": (
-        containers({"name": "evaluate", "env": [{"name": "MLFLOW_RUN_ID"}, {"name": "METRICS_PATH"}]}),
-        ["spec.evaluation.podTemplate sets MLFLOW_RUN_ID, METRICS_PATH, which the operator sets: remove it"],
+        containers(
+            {"name": "main", "env": [{"name": "MLFLOW_RUN_ID"}, {"name": "METRICS_PATH"}]}, role="evaluate"
+        ),
+        [
+            f"spec.pods.evaluate.template sets {name}, which the operator sets: remove it"
+            for name in ("MLFLOW_RUN_ID", "METRICS_PATH")
+        ],
     ),
     "the folder of the code, which is not there": (
-        containers({"name": "evaluate", "env": [{"name": "CODE_SOURCE_PATH"}]}),
+        containers({"name": "main", "env": [{"name": "CODE_SOURCE_PATH"}]}, role="evaluate"),
         [],
     ),
     "a container under another name": (
-        containers({"name": "trainer"}),
+        containers({"name": "evaluate"}, role="evaluate"),
         [
-            "spec.evaluation.podTemplate has the container 'trainer' without an image: rename it to 'evaluate', the container "
-            "that the operator fills in"
+            "spec.pods.evaluate.template has the container 'evaluate': name it 'main', which stands for the pod's own container"
         ],
     ),
 }
@@ -160,7 +215,7 @@ OF_EVALUATION: dict[str, tuple[Json | None, list[str]]] = {
 
 @pytest.mark.parametrize(("part", "expected"), OF_EVALUATION.values(), ids=OF_EVALUATION)
 def test_mistakes_of_the_evaluation(part: Json | None, expected: list[str]) -> None:
-    job_spec = spec(evaluation=part, trainer=WITH_CODE)
+    job_spec = resolved(evaluation={} if part is not None else None, trainer=WITH_CODE, **(part or {}))
     assert [*mistakes.of_evaluation(job_spec)] == expected
     assert [*mistakes.of_training(job_spec)] == []
 

@@ -232,7 +232,7 @@ FORBIDDEN = DryRunAnswer(
     ConditionReason.EXECUTORS_FORBIDDEN,
     "ServiceAccount finetune-spark may not create pods in namespace team, as Spark's driver must: add the namespace to "
     "spark.namespaces of the chart, or bind a Role to the account, and the job continues; "
-    "data.prepare.spark.serviceAccountName names another account",
+    "spec.pods.prepare.serviceAccountName names another account",
 )
 
 

@@ -55,7 +55,10 @@ def container(evaluation: Json, **parts: Any) -> Json:
 
 
 def test_the_built_in_evaluation() -> None:
-    finetunejob = job({"env": [{"name": "A", "value": "b"}]}, env=[{"name": "ALL", "value": "c"}])
+    all_pods, evaluate = (
+        {"env": [{"name": name, "value": value}]} for name, value in (("ALL", "c"), ("A", "b"))
+    )
+    finetunejob = job({}, pods={"all": all_pods, "evaluate": evaluate})
     assert finetunejob["metadata"]["name"] == "tune-evaluate"
     assert finetunejob["metadata"]["annotations"] == {"finetune.dev/version": "4"}
     assert finetunejob["metadata"]["labels"]["finetune.dev/component"] == "evaluate"
@@ -83,10 +86,10 @@ def test_the_built_in_evaluation() -> None:
 def test_a_command_of_your_own_gets_the_model_from_an_init_container_that_reads_the_same_storage() -> None:
     mount = {"name": "base", "mountPath": "/models"}
     resources = {"limits": {"nvidia.com/gpu": "1", "memory": "16Gi"}, "requests": {"nvidia.com/gpu": "1"}}
-    main = {"name": "evaluate", "volumeMounts": [mount], "resources": resources}
+    main = {"name": "main", "volumeMounts": [mount], "resources": resources}
     template = {"spec": {"containers": [main], "volumes": [{"name": "base", "emptyDir": {}}]}}
     env = [{"name": "PYTHONPATH", "value": "/harness"}]
-    finetunejob = job({**COMMAND, "image": "harness:1", "podTemplate": template, "env": env})
+    finetunejob = job(COMMAND, pods={"evaluate": {"image": "harness:1", "template": template, "env": env}})
     pod = finetunejob["spec"]["template"]["spec"]
     [fetch], [main] = pod["initContainers"], pod["containers"]
     assert (main["image"], main["command"], main["args"]) == ("harness:1", ["judge"], ["--fast"])
@@ -125,20 +128,21 @@ def test_a_command_of_your_own_finds_its_parameters_alone() -> None:
 
 def test_a_volume_of_the_template_can_hold_the_model() -> None:
     volume = {"name": "evaluated-model", "persistentVolumeClaim": {"claimName": "large"}}
-    pod_body = pod({**COMMAND, "podTemplate": {"spec": {"volumes": [volume]}}})
+    pod_body = pod(COMMAND, pods={"evaluate": {"template": {"spec": {"volumes": [volume]}}}})
     assert [item for item in pod_body["volumes"] if item["name"] == "evaluated-model"] == [volume]
 
 
-SCRIPT: Json = {"trainer": {"image": "mine:1", "command": ["train"]}}
-TRAINER: Json = {"trainer": {"image": "mine:1"}}
+TRAINER: Json = {"pods": {"train": {"image": "mine:1"}}}
+SCRIPT: Json = {"trainer": {"command": ["train"]}, **TRAINER}
+OWN: Json = {"pods": {**TRAINER["pods"], "evaluate": {"image": "own:1"}}}
 IMAGES: dict[str, tuple[Json, Json, str, str | None]] = {
     "of the installation": ({}, {}, "trainer:1", None),
     "of the training": ({}, TRAINER, "mine:1", None),
     "of the training, which has a command": ({}, SCRIPT, "trainer:1", None),
-    "its own": ({"image": "own:1"}, TRAINER, "own:1", None),
+    "its own": ({}, OWN, "own:1", None),
     "of the training, with a command": (COMMAND, TRAINER, "mine:1", "mine:1"),
     "of the training with a command, with a command": (COMMAND, SCRIPT, "mine:1", "trainer:1"),
-    "its own, with a command": ({**COMMAND, "image": "own:1"}, TRAINER, "own:1", "mine:1"),
+    "its own, with a command": (COMMAND, OWN, "own:1", "mine:1"),
 }
 
 
@@ -195,12 +199,11 @@ def test_the_pod_reads_what_the_training_read(splits: Json, tags: dict[str, str]
 
 
 SAME: dict[str, Json] = {
-    "itself": COMMAND,
-    "more memory": {**COMMAND, "podTemplate": {"spec": {"nodeSelector": {"a": "b"}}}},
-    "a variable": {**COMMAND, "env": [{"name": "A", "value": "b"}]},
+    "none": {},
+    "more memory": {"template": {"spec": {"nodeSelector": {"a": "b"}}}},
+    "a variable": {"env": [{"name": "A", "value": "b"}]},
 }
 OTHER: dict[str, Json] = {
-    "another image": {**COMMAND, "image": "other:1"},
     "another command": {**COMMAND, "command": ["judge2"]},
     "other arguments": {**COMMAND, "args": []},
     "other parameters": {**COMMAND, "parameters": {"task": "code"}},
@@ -213,15 +216,19 @@ def digest(evaluation: Json, version: RegisteredVersion = VERSION, **parts: Any)
     return message
 
 
-@pytest.mark.parametrize("evaluation", SAME.values(), ids=SAME)
-def test_numbers_of_the_same_command_are_comparable(evaluation: Json) -> None:
-    assert digest(evaluation) == digest(COMMAND)
+@pytest.mark.parametrize("settings", SAME.values(), ids=SAME)
+def test_numbers_of_the_same_command_are_comparable(settings: Json) -> None:
+    assert digest(COMMAND, pods={"evaluate": settings}) == digest(COMMAND)
     assert len(digest(COMMAND)) == 12
 
 
 @pytest.mark.parametrize("evaluation", OTHER.values(), ids=OTHER)
 def test_numbers_of_another_command_are_not(evaluation: Json) -> None:
     assert digest(evaluation) != digest(COMMAND)
+
+
+def test_numbers_of_the_same_command_in_another_image_are_not_comparable() -> None:
+    assert digest(COMMAND, pods={"evaluate": {"image": "other:1"}}) != digest(COMMAND)
 
 
 def test_numbers_on_another_version_of_the_table_are_not_comparable() -> None:

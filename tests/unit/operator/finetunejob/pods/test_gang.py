@@ -56,18 +56,22 @@ FULL: Json = {
         "nccl": {"NCCL_DEBUG": "INFO"},
     },
     "trainer": {
-        "image": "mine:1",
         "command": ["torchrun", "my_train.py"],
         "args": ["--fast"],
-        "env": [{"name": "HF_HOME", "value": "/models"}],
-        "envFrom": [{"configMapRef": {"name": "more"}}],
         "code": {"configMapRef": {"name": "my-code"}, "mountPath": "/code"},
     },
-    "podTemplate": {
-        "spec": {
-            "tolerations": [{"key": "gpu", "operator": "Exists"}],
-            "containers": [{"name": "trainer", "resources": {"limits": {"nvidia.com/gpu": 4}}}],
-        }
+    "pods": {
+        "train": {
+            "image": "mine:1",
+            "env": [{"name": "HF_HOME", "value": "/models"}],
+            "envFrom": [{"configMapRef": {"name": "more"}}],
+            "template": {
+                "spec": {
+                    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+                    "containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": 4}}}],
+                }
+            },
+        },
     },
     "tracking": {"secretRef": {"name": "mlflow"}},
     "checkpoint": {"uri": "/checkpoints"},
@@ -296,9 +300,8 @@ def test_downloaded_models_are_kept_on_their_claim(component: str) -> None:
     """The Hub's client of a user's own script finds the claim too, unless its environment says otherwise."""
     parts: Json = {"model": {"base": "org/base", "cache": {"claimName": "models"}}}
     if component == "prep":
-        parts["data"] = SOURCE | {
-            "prepare": {"output": "/o", "env": [{"name": "HF_HUB_CACHE", "value": "/hub"}]}
-        }
+        parts["data"] = SOURCE | {"prepare": {"output": "/o"}}
+        parts["pods"] = {"prepare": {"env": [{"name": "HF_HUB_CACHE", "value": "/hub"}]}}
     spec = children(**parts)[-1]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert {"name": "model-cache", "persistentVolumeClaim": {"claimName": "models"}} in spec["volumes"]
@@ -330,7 +333,7 @@ def test_no_code_is_fatal_when_none_is_said_to_be() -> None:
 def test_code_on_a_volume_is_mounted_from_there() -> None:
     template = {"spec": {"volumes": [{"name": "src", "persistentVolumeClaim": {"claimName": "c"}}]}}
     trainer = {"command": ["python", "t.py"], "code": {"volume": "src"}}
-    spec = children(trainer=trainer, podTemplate=template)[2]["spec"]["template"]["spec"]
+    spec = children(trainer=trainer, pods={"train": {"template": template}})[2]["spec"]["template"]["spec"]
     assert {"name": "src", "mountPath": "/workspace", "readOnly": True} in spec["containers"][0][
         "volumeMounts"
     ]
@@ -339,4 +342,9 @@ def test_code_on_a_volume_is_mounted_from_there() -> None:
 
 def test_a_spread_of_ones_own_replaces_the_operators() -> None:
     template: Json = {"spec": {"topologySpreadConstraints": []}}
-    assert children(podTemplate=template)[2]["spec"]["template"]["spec"]["topologySpreadConstraints"] == []
+    assert (
+        children(pods={"train": {"template": template}})[2]["spec"]["template"]["spec"][
+            "topologySpreadConstraints"
+        ]
+        == []
+    )

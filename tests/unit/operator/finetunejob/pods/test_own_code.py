@@ -38,7 +38,7 @@ TEMPLATE: Json = {
         "volumes": [{"name": "ca", "configMap": {"name": "ca"}}],
         "containers": [
             {
-                "name": "trainer",
+                "name": "main",
                 "resources": {
                     "limits": {"nvidia.com/gpu": 8, "memory": "64Gi"},
                     "requests": {"cpu": "8", "rdma/hca": 1},
@@ -52,18 +52,26 @@ TEMPLATE: Json = {
 
 def trainer(**parts: Any) -> Json:
     return {
-        "image": "mine:2",
         "command": ["torchrun", "train.py"],
-        "env": [{"name": "PIP_INDEX_URL", "value": "https://index"}],
-        "envFrom": [{"secretRef": {"name": "more"}}],
         **parts,
+    }
+
+
+def pods(template: Json) -> Json:
+    return {
+        "train": {
+            "image": "mine:2",
+            "env": [{"name": "PIP_INDEX_URL", "value": "https://index"}],
+            "envFrom": [{"secretRef": {"name": "more"}}],
+            "template": template,
+        }
     }
 
 
 def made(kind: str, **parts: Any) -> Json:
     """What is applied of a kind for a job that is about to train."""
     before = status(ACCEPTED, ADMITTED, PREPARED, code=CodeStatus(commit=COMMIT))
-    trainer_spec = ftj(before, trainer=trainer(**parts), podTemplate=TEMPLATE)
+    trainer_spec = ftj(before, trainer=trainer(**parts), pods=pods(TEMPLATE))
     decision = conclude(trainer_spec, observed(), settings=SETTINGS)
     (child_body,) = (body for body in decision.apply if body["kind"] == kind)
     return child_body
@@ -156,7 +164,7 @@ BOTH: Json = {"dependencies": ["trl"], "code": GIT}
 def volumes(*user_volumes: Json, **parts: Any) -> dict[str, Json]:
     """The volumes of a job whose pod template has some, by name, without those that every pod has."""
     before = status(ACCEPTED, ADMITTED, PREPARED, code=CodeStatus(commit=COMMIT))
-    job = ftj(before, trainer=trainer(**parts), podTemplate={"spec": {"volumes": [*user_volumes]}})
+    job = ftj(before, trainer=trainer(**parts), pods=pods({"spec": {"volumes": [*user_volumes]}}))
     (job_body,) = (body for body in conclude(job, settings=SETTINGS).apply if body["kind"] == "Job")
     items = {item["name"]: item for item in job_body["spec"]["template"]["spec"]["volumes"]}
     return {name: item for name, item in items.items() if name not in ("tmp", "shm", "recipe")}
@@ -192,9 +200,9 @@ NAMELESS: dict[str, Any] = {"no name": {"value": "x"}, "no text": {"name": 3}, "
 def test_variables_without_a_name_are_left_for_the_api_server_to_refuse(item: Any) -> None:
     before = status(ACCEPTED, ADMITTED, PREPARED, code=CodeStatus(commit=COMMIT))
     template = {
-        "spec": {"containers": [{"name": "trainer", "env": [item, {"name": "PYTHONHOME", "value": "/"}]}]}
+        "spec": {"containers": [{"name": "main", "env": [item, {"name": "PYTHONHOME", "value": "/"}]}]}
     }
-    job = ftj(before, trainer=trainer(code=GIT), podTemplate=template)
+    job = ftj(before, trainer=trainer(code=GIT), pods=pods(template))
     (job_body,) = (body for body in conclude(job, settings=SETTINGS).apply if body["kind"] == "Job")
     pod = job_body["spec"]["template"]["spec"]
     checkout, main = pod["initContainers"][0]["env"], pod["containers"][0]["env"]

@@ -23,7 +23,7 @@ POD = f"{JOB}-0-abcde"
 
 
 def trainer(**parts: Any) -> Json:
-    return {"image": "mine:2", "command": ["torchrun", "train.py"], **parts}
+    return {"command": ["torchrun", "train.py"], **parts}
 
 
 def job(current: FineTuneJobStatus, **policy: Any) -> FineTuneJob:

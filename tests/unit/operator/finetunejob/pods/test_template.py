@@ -67,8 +67,9 @@ def test_merge(below: Any, above: Any, expected: Any) -> None:
 
 
 def pod_of(template: Any, **parts: Any) -> Json:
-    """The pod template of a training Job with this spec.podTemplate."""
-    applied = conclude(ftj(podTemplate=template, **parts)).apply[2]
+    """The pod template of a training Job with this template in spec.pods.train."""
+    train = {"template": template, **parts.pop("train", {})}
+    applied = conclude(ftj(pods={"train": train}, **parts)).apply[2]
     return dict(applied["spec"]["template"])
 
 
@@ -88,7 +89,7 @@ def test_what_people_write_is_kept() -> None:
             "serviceAccountName": "mine",
             "containers": [
                 {
-                    "name": "trainer",
+                    "name": "main",
                     "resources": {"limits": {"nvidia.com/gpu": 8}},
                     "volumeMounts": [{"name": "models", "mountPath": "/models"}],
                     "env": [{"name": "HF_HOME", "value": "/models/hub"}],
@@ -158,7 +159,7 @@ def test_the_pod_meets_the_restricted_standard_without_a_token() -> None:
 
 
 def test_an_image_of_ones_own_keeps_its_user_and_its_files() -> None:
-    spec = pod_of(None, trainer={"image": "mine:1"})["spec"]
+    spec = pod_of(None, train={"image": "mine:1"})["spec"]
     assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
     assert "readOnlyRootFilesystem" not in spec["containers"][0]["securityContext"]
 
@@ -177,16 +178,14 @@ def test_on_openshift_the_pod_names_no_user(component: str) -> None:
 
 
 def test_environment_from_every_side_stands_together() -> None:
-    template = {
-        "spec": {"containers": [{"name": "trainer", "envFrom": [{"configMapRef": {"name": "theirs"}}]}]}
-    }
+    template = {"spec": {"containers": [{"name": "main", "envFrom": [{"configMapRef": {"name": "theirs"}}]}]}}
     tracking = {"secretRef": {"name": "mlflow"}}
     env_from = [{"secretRef": {"name": "s3"}, "prefix": "P_"}]
-    trainer_spec = trainer(template, trainer={"envFrom": env_from}, tracking=tracking)
+    trainer_spec = trainer(template, train={"envFrom": env_from}, tracking=tracking)
     assert trainer_spec["envFrom"] == [
         {"prefix": "P_", "secretRef": {"name": "s3", "optional": False}},
-        {"secretRef": {"name": "mlflow", "optional": False}},
         {"configMapRef": {"name": "theirs"}},
+        {"secretRef": {"name": "mlflow", "optional": False}},
     ]
 
 
@@ -195,9 +194,9 @@ NONSENSE: dict[str, Any] = {
     "nulls": {"metadata": None, "spec": None},
     "null lists": {"spec": {"containers": None, "volumes": None}},
     "a container without a name": {"spec": {"containers": [{"resources": {}}]}},
-    "lists of strings": {"spec": {"containers": ["trainer"], "volumes": ["v"]}},
+    "lists of strings": {"spec": {"containers": ["main"], "volumes": ["v"]}},
     "text": {"metadata": "text", "spec": "text"},
-    "maps for lists": {"spec": {"containers": {"name": "trainer"}, "volumes": {}}},
+    "maps for lists": {"spec": {"containers": {"name": "main"}, "volumes": {}}},
 }
 
 

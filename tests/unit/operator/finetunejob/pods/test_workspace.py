@@ -22,7 +22,7 @@ BY_DEFAULT = Settings(
 MODEL: Json = {"register": {"model": "main.llm.support"}}
 NO_PATH = (
     "{field} {path} is a folder of a Databricks workspace, which the training pods cannot read: use the object storage "
-    "behind it, or mount a volume in podTemplate"
+    "behind it, or mount a volume in spec.pods"
 )
 
 

@@ -54,7 +54,6 @@ DATA: Json = {
     "source": {"type": "Delta", "table": "main.llm.chats"},
     "prepare": {
         "output": "s3://lake/splits",
-        "env": [{"name": "TOKEN", "value": "secret"}],
         "spark": {"mode": "Databricks", "databricks": DATABRICKS},
     },
 }
@@ -89,7 +88,8 @@ def the_job(
     )
     if run_status:
         before = before.model_copy(update={"databricks_run": DatabricksRunStatus(**run_status)})
-    job = ftj(before, data=DATA, model={"base": "org/model"}, suspend=suspend)
+    env = [{"name": "TOKEN", "value": "secret"}]
+    job = ftj(before, data=DATA, model={"base": "org/model"}, pods={"all": {"env": env}}, suspend=suspend)
     return dataclasses.replace(
         job, finalizers=(names.RUN_FINALIZER,) if has_finalizer else (), deleting=deleting
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.finetunejob.preparation import executors
 from finetune_operator.settings import Settings
@@ -27,7 +28,6 @@ from worlds.memory.decisions import (
     observed,
     pod,
     said,
-    spec,
     stamped,
     status,
 )
@@ -45,6 +45,18 @@ def data(*, path: str = "s3://corpora/a", output: str = "s3://splits/a", **prepa
         "source": {"type": "Parquet", "path": path},
         "prepare": {"output": output, "spark": {"mode": "Kubernetes"}, **prepare},
     }
+
+
+def pods(**settings: Any) -> Json:
+    """What the pods of the preparation get, as a part of a job."""
+    return {"pods": {"prepare": settings}}
+
+
+def resolved(**parts: Any) -> FineTuneJobSpec:
+    """The spec of a job as the operator resolves it."""
+    found = ftj(NEW, **parts).spec
+    assert found
+    return found
 
 
 def children(prepare: Json | None = None, settings: Settings = SETTINGS, **parts: Any) -> dict[str, Json]:
@@ -103,30 +115,26 @@ def test_no_other_pod_of_a_job_gets_a_token() -> None:
 
 
 TEAM: Json = {"spec": {"serviceAccountName": "from-template"}}
-ACCOUNTS: dict[str, tuple[Json, Json, str]] = {
-    "none": ({}, {}, "finetune-spark"),
-    "of the pods": ({}, {"serviceAccountName": "of-the-job"}, "of-the-job"),
-    "of the template": ({"podTemplate": TEAM}, {"serviceAccountName": "of-the-job"}, "from-template"),
-    "of the driver": (
-        {"podTemplate": TEAM, "spark": {"mode": "Kubernetes", "serviceAccountName": "mine"}},
-        {"serviceAccountName": "of-the-job"},
-        "mine",
-    ),
-    "a template that is none": ({"podTemplate": {"spec": "text"}}, {}, "finetune-spark"),
+OF_THE_JOB: Json = {"serviceAccountName": "of-the-job"}
+ACCOUNTS: dict[str, tuple[Json, str]] = {
+    "none": ({}, "finetune-spark"),
+    "of all pods": ({"all": OF_THE_JOB}, "of-the-job"),
+    "of the preparation": ({"all": OF_THE_JOB, "prepare": {"serviceAccountName": "mine"}}, "mine"),
+    "of the template": ({"all": OF_THE_JOB, "prepare": {"template": TEAM}}, "from-template"),
+    "of the training": ({"train": OF_THE_JOB}, "finetune-spark"),
+    "a template that is none": ({"prepare": {"template": {"spec": "text"}}}, "finetune-spark"),
 }
 
 
-@pytest.mark.parametrize(("prepare", "parts", "expected"), ACCOUNTS.values(), ids=ACCOUNTS)
-def test_the_account_of_the_driver(prepare: Json, parts: Json, expected: str) -> None:
-    parsed = ftj(NEW, data=data(**prepare), **parts)
-    assert parsed.spec is not None
-    assert executors.account(parsed.spec) == expected
+@pytest.mark.parametrize(("settings", "expected"), ACCOUNTS.values(), ids=ACCOUNTS)
+def test_the_account_of_the_driver(settings: Json, expected: str) -> None:
+    assert executors.account(resolved(data=data(), pods=settings)) == expected
 
 
 USERS: Json = {
     "env": [{"name": "A", "value": "b"}],
     "envFrom": [{"secretRef": {"name": "s3"}}],
-    "podTemplate": {
+    "template": {
         "metadata": {"annotations": {"team": "a"}},
         "spec": {
             "nodeSelector": {"pool": "spark"},
@@ -134,7 +142,7 @@ USERS: Json = {
             "volumes": [{"name": "corpus", "persistentVolumeClaim": {"claimName": "corpus"}}],
             "containers": [
                 {
-                    "name": "prep",
+                    "name": "main",
                     "resources": {"limits": {"memory": "4Gi"}},
                     "livenessProbe": {"exec": {"command": ["true"]}},
                     "volumeMounts": [{"name": "corpus", "mountPath": "/corpus"}],
@@ -147,7 +155,7 @@ USERS: Json = {
 
 
 def test_executors_are_like_the_driver_without_what_is_about_it() -> None:
-    bodies = children(USERS, tracking={"uri": "http://m:5000", "secretRef": {"name": "mlflow"}})
+    bodies = children(**pods(**USERS), tracking={"uri": "http://m:5000", "secretRef": {"name": "mlflow"}})
     driver, executor = bodies["Job"]["spec"]["template"], template(bodies)
     labels = {
         "finetune.dev/component": names.EXECUTOR,
@@ -181,58 +189,57 @@ def test_executors_are_like_the_driver_without_what_is_about_it() -> None:
 @pytest.mark.parametrize("mode", ["Local", "Kubernetes"])
 def test_variables_and_templates_are_in_the_pods_alone(mode: str) -> None:
     canary = "canary-3f9c"
-    prepare: Json = {
+    settings = {
         "env": [{"name": "TOKEN", "value": canary}],
-        "podTemplate": {"metadata": {"annotations": {"a": canary}}},
-        "spark": {"mode": mode},
+        "template": {"metadata": {"annotations": {"a": canary}}},
     }
-    bodies = conclude(ftj(NEW, data=data(**prepare)), settings=SETTINGS).apply
+    bodies = conclude(ftj(NEW, data=data(spark={"mode": mode}), **pods(**settings)), settings=SETTINGS).apply
     assert [body["kind"] for body in bodies if canary in str(body)] == ["Job"]
 
 
 def test_the_kubelet_expands_nothing_in_the_template_of_executors() -> None:
     variables = [{"name": "A", "value": "$(B)"}, {"name": "B", "value": "$$"}]
-    [driver] = children({"env": variables})["Job"]["spec"]["template"]["spec"]["containers"]
+    [driver] = children(**pods(env=variables))["Job"]["spec"]["template"]["spec"]["containers"]
     [text] = [item["value"] for item in driver["env"] if item["name"] == "FINETUNE_EXECUTOR_TEMPLATE"]
     assert '"value":"$$(B)"' in text
     assert '"value":"$$$$"' in text
-    assert template(children({"env": variables}))["spec"]["containers"][0]["env"][1:] == variables
+    assert template(children(**pods(env=variables)))["spec"]["containers"][0]["env"][1:] == variables
 
 
 def test_a_template_that_is_too_long_for_a_variable_is_refused() -> None:
     variables = [{"name": f"V{number}", "value": "x" * 16_000} for number in range(7)]
-    [sentence] = executors.oversized(spec(data=data(env=variables)))
-    assert sentence.startswith("env, envFrom and podTemplate of the preparation have 112,")
+    [sentence] = executors.oversized(resolved(data=data(), **pods(env=variables)))
+    assert sentence.startswith("env, envFrom and template of the preparation's pods have 112,")
     assert sentence.endswith(
         "and executors get at most 100,000: move long values into a ConfigMap or a Secret that envFrom names"
     )
-    assert [*executors.oversized(spec(data=data(env=variables, spark={"mode": "Local"})))] == []
-    assert [*executors.oversized(spec(data=data(env=variables[:6])))] == []
+    assert [*executors.oversized(resolved(data=data(spark={"mode": "Local"}), **pods(env=variables)))] == []
+    assert [*executors.oversized(resolved(data=data(), **pods(env=variables[:6])))] == []
     dollars = [{"name": f"V{number}", "value": "$" * 15_000} for number in range(4)]
-    [doubled] = executors.oversized(spec(data=data(env=dollars)))
-    assert doubled.startswith("env, envFrom and podTemplate of the preparation have 120,")
+    [doubled] = executors.oversized(resolved(data=data(), **pods(env=dollars)))
+    assert doubled.startswith("env, envFrom and template of the preparation's pods have 120,")
 
 
 CHANGED: dict[str, tuple[str, Json, str]] = {
     "a template that is too long": (
         "Kubernetes",
-        {"podTemplate": {"metadata": {"annotations": {"a": "x" * 110_000}}}},
-        "env, envFrom and podTemplate of the preparation have 110,",
+        pods(template={"metadata": {"annotations": {"a": "x" * 110_000}}}),
+        "env, envFrom and template of the preparation's pods have 110,",
     ),
     "a folder that pods no longer share": (
         "Kubernetes",
-        {"output": "/splits"},
+        {"data": {"output": "/splits"}},
         "data.prepare.output /splits is on no volume",
     ),
     "a folder that the pods of a SparkApplication no longer share": (
         "SparkApplication",
-        {"output": "/splits"},
+        {"data": {"output": "/splits"}},
         "data.prepare.output /splits is on no volume",
     ),
     "a container beside prep": (
         "Kubernetes",
-        {"podTemplate": {"spec": {"containers": [{"name": "side", "image": "a"}]}}},
-        "spec.data.prepare.podTemplate has the container 'side' beside 'prep'",
+        pods(template={"spec": {"containers": [{"name": "side", "image": "a"}]}}),
+        "spec.pods.prepare.template has the container 'side' beside 'main'",
     ),
 }
 
@@ -240,12 +247,13 @@ CHANGED: dict[str, tuple[str, Json, str]] = {
 STARTS = {"Kubernetes": "Job/tune-prep", "SparkApplication": "SparkApplication/tune-prep-1"}
 
 
-@pytest.mark.parametrize(("mode", "prepare", "said_of_it"), CHANGED.values(), ids=CHANGED)
+@pytest.mark.parametrize(("mode", "parts", "said_of_it"), CHANGED.values(), ids=CHANGED)
 def test_a_template_that_was_changed_is_read_again_before_the_preparation(
-    mode: str, prepare: Json, said_of_it: str
+    mode: str, parts: Json, said_of_it: str
 ) -> None:
     accepted, spark = status(ACCEPTED, ADMITTED), {"mode": mode}
-    decision = conclude(ftj(accepted, data=data(spark=spark, **prepare)), settings=SETTINGS)
+    given = parts | {"data": data(spark=spark, **parts.get("data", {}))}
+    decision = conclude(ftj(accepted, **given), settings=SETTINGS)
     parsed, stalled = said(decision, ConditionType.PODS_HEALTHY), said(decision, ConditionType.STALLED)
     assert parsed
     assert stalled
@@ -265,37 +273,45 @@ ODD: dict[str, Json] = {
 
 @pytest.mark.parametrize("pod_template", ODD.values(), ids=ODD)
 def test_a_template_that_fits_no_pod_is_left_for_the_api_server(pod_template: Json) -> None:
-    parsed = template(children({"podTemplate": pod_template}))
+    parsed = template(children(**pods(template=pod_template)))
     assert "executor" in [item.get("name") for item in parsed["spec"]["containers"] if isinstance(item, dict)]
 
 
-def mounted(path: str, volume: Json | None, container: str = "prep") -> Json:
+def mounted(path: str, volume: Json | None, container: str = "main") -> Json:
     mount = {"name": "data", "mountPath": path}
     parsed = {"containers": [{"name": container, "volumeMounts": [mount]}]}
     return {"spec": parsed | ({"volumes": [{"name": "data", **volume}]} if volume else {})}
 
 
 CLAIM: Json = {"persistentVolumeClaim": {"claimName": "c"}}
-FOLDERS: dict[str, tuple[Json, list[str]]] = {
-    "S3": (data(), []),
-    "Local": (data(path="/a", output="/b", spark={"mode": "Local"}), []),
-    "a claim": (data(path="/data/a", output="/data/b", podTemplate=mounted("/data/", CLAIM)), []),
-    "no volume": (data(path="/a", output="/b"), ["data.source.path /a", "data.prepare.output /b"]),
+FOLDERS: dict[str, tuple[Json, Json, list[str]]] = {
+    "S3": (data(), {}, []),
+    "Local": (data(path="/a", output="/b", spark={"mode": "Local"}), {}, []),
+    "a claim": (data(path="/data/a", output="/data/b"), mounted("/data/", CLAIM), []),
+    "no volume": (data(path="/a", output="/b"), {}, ["data.source.path /a", "data.prepare.output /b"]),
+    "an evaluation set": (
+        data(decontaminate={"sources": [{"name": "own", "type": "JSONLines", "path": "/a"}]}),
+        {},
+        ["data.prepare.decontaminate.sources[own].path /a"],
+    ),
     "another folder": (
-        data(output="/database", podTemplate=mounted("/data", CLAIM)),
+        data(output="/database"),
+        mounted("/data", CLAIM),
         ["data.prepare.output /database"],
     ),
     "a folder of each pod": (
-        data(output="/data", podTemplate=mounted("/data", {"emptyDir": {}})),
+        data(output="/data"),
+        mounted("/data", {"emptyDir": {}}),
         ["data.prepare.output /data"],
     ),
     "a volume that is not there": (
-        data(output="/data", podTemplate=mounted("/data", None)),
+        data(output="/data"),
+        mounted("/data", None),
         ["data.prepare.output /data"],
     ),
     "sources of a mix": (
         {
-            **data(output="/data/b", podTemplate=mounted("/data", CLAIM)),
+            **data(output="/data/b"),
             "source": {
                 "type": "Mix",
                 "sources": [
@@ -305,21 +321,23 @@ FOLDERS: dict[str, tuple[Json, list[str]]] = {
                 ],
             },
         },
+        mounted("/data", CLAIM),
         ["data.source.sources[own].path /a.csv"],
     ),
     "a mount of another container": (
-        data(output="/data", podTemplate=mounted("/data", CLAIM, "sidecar")),
+        data(output="/data"),
+        mounted("/data", CLAIM, "sidecar"),
         ["data.prepare.output /data"],
     ),
 }
 
 
-@pytest.mark.parametrize(("parts", "expected"), FOLDERS.values(), ids=FOLDERS)
-def test_folders_that_pods_do_not_share(parts: Json, expected: list[str]) -> None:
-    parsed = [*executors.unshared(spec(data=parts))]
+@pytest.mark.parametrize(("parts", "template", "expected"), FOLDERS.values(), ids=FOLDERS)
+def test_folders_that_pods_do_not_share(parts: Json, template: Json, expected: list[str]) -> None:
+    parsed = [*executors.unshared(resolved(data=parts, **pods(template=template)))]
     ending = (
         " is on no volume that the driver and its executors share: use s3://bucket/folder, or mount a "
-        "PersistentVolumeClaim there in the container prep of data.prepare.podTemplate"
+        "PersistentVolumeClaim there in the container main of spec.pods.prepare.template"
     )
     assert parsed == [f"{start}{ending}" for start in expected]
 
@@ -410,7 +428,7 @@ SEEN: dict[str, tuple[list[Json], dict[str, str], str, tuple[str, str, str]]] = 
             "False",
             ConditionReason.EXECUTORS_FAIL,
             "Spark has created 12 executors for 2, and none runs: they end soon after their start; look into the image of "
-            "data.prepare.image, and whether a NetworkPolicy keeps executors from the driver's ports 7078 and 7079",
+            "spec.pods.prepare, and whether a NetworkPolicy keeps executors from the driver's ports 7078 and 7079",
         ),
     ),
 }

@@ -182,7 +182,7 @@ def test_the_lease_names_its_holder_and_goes_with_it() -> None:
 def test_which_jobs_have_a_lease_in_common() -> None:
     name = preparation_lease.lease_name(job())
     assert (
-        preparation_lease.lease_name(job(image="mine:1"))
+        preparation_lease.lease_name(job(reportSamples=9))
         == preparation_lease.lease_name(job(output="/data/splits/"))
         == name
     )

@@ -83,8 +83,10 @@ def test_it_starts_without_mlflow_having_a_run() -> None:
 
 
 def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
-    prepare = {"output": "/out", "image": "mine:1", "env": [{"name": "A", "value": "b"}]}
-    decision = conclude(ftj(NEW, data={**SOURCE, "prepare": prepare}), settings=SETTINGS)
+    pods = {"prepare": {"image": "mine:1", "env": [{"name": "A", "value": "b"}]}}
+    decision = conclude(
+        ftj(NEW, data={**SOURCE, "prepare": {"output": "/out"}}, pods=pods), settings=SETTINGS
+    )
     job_body = decision.apply[1]
     assert (job_body["kind"], job_body["metadata"]["name"], job_body["spec"]["backoffLimit"]) == (
         "Job",
@@ -246,9 +248,7 @@ def test_a_result_that_went_with_its_pod_is_asked_for_again() -> None:
 
 def test_a_pod_that_reports_nothing_is_not_asked_for_ever() -> None:
     decision = prepare(child(JOB, "Complete"), pods=[prep_pod(0, 0, "bye")])
-    message = (
-        "pod tune-prep-0-abcde succeeded and reported no result: data.prepare.image must run finetune-prep"
-    )
+    message = "pod tune-prep-0-abcde succeeded and reported no result: the image of spec.pods.prepare must run finetune-prep"
     assert said(decision, ConditionType.FAILED) == ("True", ConditionReason.PREPARATION_FAILED, message)
     assert deleted(decision) == []
 

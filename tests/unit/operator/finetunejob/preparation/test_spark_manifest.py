@@ -91,7 +91,7 @@ def test_the_whole_of_it() -> None:
     spark = {"executors": 3, "executorCores": 2, "executorMemory": "4Gi", "driverMemory": "1Gi", "conf": conf}
     spark_application = made(
         spark,
-        prepare={"env": [{"name": "A", "value": "b"}], "envFrom": [{"secretRef": {"name": "s3"}}]},
+        pods={"prepare": {"env": [{"name": "A", "value": "b"}], "envFrom": [{"secretRef": {"name": "s3"}}]}},
         runPolicy={"queueName": "research"},
     )
     assert [*spark_application] == ["ConfigMap", "SparkApplication"]
@@ -185,7 +185,7 @@ TEAM: Json = {
         "nodeSelector": {"pool": "spark"},
         "containers": [
             {
-                "name": "prep",
+                "name": "main",
                 "image": "theirs:1",
                 "args": ["--theirs"],
                 "resources": {
@@ -200,7 +200,7 @@ TEAM: Json = {
 
 
 def test_a_pod_template_counts_as_far_as_spark_submit_takes_it() -> None:
-    spark_application = made(prepare={"podTemplate": TEAM})["SparkApplication"]["spec"]
+    spark_application = made(pods={"prepare": {"template": TEAM}})["SparkApplication"]["spec"]
     driver, executor = spark_application["driver"], spark_application["executor"]
     assert spark_application["image"] == "theirs:1"
     assert {key: driver[key] for key in ("coreRequest", "coreLimit")} == {
@@ -227,29 +227,30 @@ def test_with_dynamic_allocation_spark_chooses_the_number_of_executors() -> None
 
 
 def memory(kind: str) -> Json:
-    return {"spec": {"containers": [{"name": "prep", "resources": {kind: {"memory": "4Gi"}}}]}}
+    return {"spec": {"containers": [{"name": "main", "resources": {kind: {"memory": "4Gi"}}}]}}
 
 
 MISTAKES: dict[str, tuple[Json, bool]] = {
     "none": ({}, False),
-    "a request of memory": ({"podTemplate": memory("requests")}, True),
-    "a limit of memory": ({"podTemplate": memory("limits")}, True),
-    "another mode": ({"podTemplate": memory("limits"), "spark": {"mode": "Local"}}, False),
+    "a request of memory": ({"template": memory("requests")}, True),
+    "a limit of memory": ({"template": memory("limits")}, True),
+    "another mode": ({"template": memory("limits"), "spark": {"mode": "Local"}}, False),
     "a template that is none": (
-        {"podTemplate": {"spec": {"containers": [{"name": "prep", "resources": 1}]}}},
+        {"template": {"spec": {"containers": [{"name": "main", "resources": 1}]}}},
         False,
     ),
 }
 
 
-@pytest.mark.parametrize(("prepare", "expected"), MISTAKES.values(), ids=MISTAKES)
-def test_what_spark_submit_overrides_is_refused(prepare: Json, expected: bool) -> None:
-    data_fields = data()
-    data_fields["prepare"] |= prepare
-    assert [*spark_manifest.mistakes(spec(data=data_fields))] == (
+@pytest.mark.parametrize(("given", "expected"), MISTAKES.values(), ids=MISTAKES)
+def test_what_spark_submit_overrides_is_refused(given: Json, expected: bool) -> None:
+    wanted = data()
+    wanted["prepare"] |= {"spark": given["spark"]} if "spark" in given else {}
+    pods = {"prepare": {"template": given.get("template")}}
+    assert [*spark_manifest.mistakes(spec(data=wanted, pods=pods))] == (
         [
-            "spec.data.prepare.podTemplate gives the container prep memory, and with spark.mode SparkApplication it gets "
-            "driverMemory and 40% more: remove it from the template"
+            "spec.pods.prepare.template sets the memory of the container main, and with data.prepare.spark.mode SparkApplication "
+            "the driver gets driverMemory and 40% more: remove the memory from the template"
         ]
         if expected
         else []
@@ -257,7 +258,7 @@ def test_what_spark_submit_overrides_is_refused(prepare: Json, expected: bool) -
 
 
 def test_a_job_with_such_a_template_waits_for_its_correction() -> None:
-    decision = conclude(ftj(data=data(podTemplate=memory("limits"))))
+    decision = conclude(ftj(data=data(), pods={"prepare": {"template": memory("limits")}}))
     assert applied(decision) == []
     spark_application = said(decision, ConditionType.ACCEPTED)
     assert spark_application

@@ -121,7 +121,7 @@ def test_a_gated_data_set_needs_the_token(
     assert fetched(tmp_path, dataset="org/gated")[0] == ["a"]
 
 
-TOKEN = "name a Secret with HF_TOKEN in data.prepare.envFrom or spec.envFrom"
+TOKEN = "name a Secret with HF_TOKEN in envFrom of spec.pods.prepare or spec.pods.all"
 REFUSED: list[tuple[str, dict[str, str], int, str, str]] = [
     (
         "missing",
