@@ -448,7 +448,7 @@ async def test_nothing_unexpected_ends_a_worker(caplog: pytest.LogCaptureFixture
         await world.look()
     assert world.next_look() is not None
     assert [record.getMessage().split(";")[0] for record in caplog.records] == [
-        "team/tune: unexpected",
+        "team/tune: unexpected error",
         "team/tune: failed to report the error in the status",
     ]
 
