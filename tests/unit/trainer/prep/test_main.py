@@ -8,8 +8,8 @@ import sys
 
 SCRIPT = """
 import signal
-from finetune_trainer.pod.exit_status import end_when_told
-end_when_told()
+from finetune_trainer.pod.exit_status import exit_on_sigterm
+exit_on_sigterm()
 print("ready", flush=True)
 signal.pause()
 """

@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             None,
             "<= 2.5",
             None,
-            "version 2 has no loss: neither a tag of the version nor a metric of its run (its run is in workspace 99, and the "
+            "version 2 has no loss: neither a tag of the version nor a metric of its run (its run is in workspace 99, but the "
             "credentials are for workspace 1234: set the tag loss of the version)",
         ),
     ),
