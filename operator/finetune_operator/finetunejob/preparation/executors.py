@@ -50,8 +50,8 @@ def wanted(spec: FineTuneJobSpec) -> int:
 def account(spec: FineTuneJobSpec) -> str:
     """The ServiceAccount of the driver."""
     pod = (spec.pods.prepare.template or {}).get("spec")
-    service_account_name = pod.get("serviceAccountName") if isinstance(pod, dict) else None
-    return service_account_name if isinstance(service_account_name, str) and service_account_name else names.SPARK_ACCOUNT
+    account_name = pod.get("serviceAccountName") if isinstance(pod, dict) else None
+    return account_name if isinstance(account_name, str) and account_name else names.SPARK_ACCOUNT
 
 
 def service(ftj: FineTuneJob) -> Json:
