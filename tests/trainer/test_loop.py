@@ -170,7 +170,7 @@ class Alone:
 
     rank, size, leads, device = 0, 1, True, torch.device("cpu")
 
-    def total(self, *values: float) -> list[float]:
+    def sum_over_ranks(self, *values: float) -> list[float]:
         return [float(value) for value in values]
 
 

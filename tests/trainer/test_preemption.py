@@ -52,7 +52,7 @@ def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.Capture
         }
     )
     places: list[tuple[tuple[object, str, Any], tuple[int, str, int | None], list[int]]] = [
-        ((load, "skeleton", lambda *_: True), (75, NOT_STARTED, None), []),
+        ((load, "build_skeleton", lambda *_: True), (75, NOT_STARTED, None), []),
         ((Loop, "_evaluate_base", lambda *_: True), (75, NOT_STARTED, None), []),
         (
             (Loop, "_evaluate", lambda loop: loop.progress.step == 2),

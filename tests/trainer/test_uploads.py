@@ -97,7 +97,7 @@ def test_a_way_that_the_server_does_not_know_is_refused(
     upload.check("Direct", run_id.run_id)
     assert refusal("Proxy", run_id.run_id) == (
         f"register.upload Proxy needs an MLflow server that serves artifacts, but pods write to {(tmp_path / 'artifacts').as_uri()}/"
-        f"{run_id.run_id}/artifacts themselves: remove the field"
+        f"{run_id.run_id}/artifacts directly: remove the field"
     )
 
 
