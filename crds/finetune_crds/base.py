@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -51,6 +52,12 @@ class Rule(NamedTuple):
             }
         validation |= {"fieldPath": self.field} if self.field else {}
         return validation | ({"messageExpression": self.computed} if self.computed else {})
+
+
+def join_names(names: Sequence[str], conjunction: str = "and") -> str:
+    """Return names as they stand in a sentence: `a`, `a and b`, or `a, b and c`; empty without a name."""
+    *leading, last = names or [""]
+    return f"{', '.join(leading)} {conjunction} {last}" if leading else last
 
 
 def rules(*entries: Rule | tuple[str, str] | tuple[str, str, str]) -> dict[str, Any]:

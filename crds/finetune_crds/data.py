@@ -13,6 +13,7 @@ from finetune_crds.base import (
     NonNegative,
     Rule,
     Uri,
+    join_names,
     rules,
 )
 from finetune_crds.databricks import IN_WORKSPACE
@@ -42,9 +43,8 @@ def _column_rule(field: str) -> Rule:
     """The rule that a field of Columns is set with its types only."""
     both = (COLUMNS_OF, OPTIONAL_COLUMNS_OF)
     types = [name for columns in both for name, fields in columns.items() if field in fields]
-    *leading_types, last_type = types
-    type_list = f"{', '.join(leading_types)} or {last_type}" if leading_types else last_type
-    return Rule(f"!has(self.{field}) || self.type in {types}", f"{field} needs type {type_list}", f".{field}")
+    message = f"{field} needs type {join_names(types, 'or')}"
+    return Rule(f"!has(self.{field}) || self.type in {types}", message, f".{field}")
 
 
 class Columns(ApiModel):

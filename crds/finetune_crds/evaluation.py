@@ -16,6 +16,7 @@ from finetune_crds.base import (
     Positive,
     Rule,
     by_key,
+    join_names,
     replaced,
     rules,
 )
@@ -72,7 +73,7 @@ class Evaluation(ApiModel):
             ),
             (
                 f"!{_HAS_COMMAND} || !({' || '.join(f'has(self.{field})' for field in _BUILT_IN)})",
-                f"{', '.join(_BUILT_IN[:-1])} and {_BUILT_IN[-1]} are for the built-in evaluation: remove them beside command, which "
+                f"{join_names(_BUILT_IN)} are for the built-in evaluation: remove them beside command, which "
                 "writes its own numbers",
             ),
         )

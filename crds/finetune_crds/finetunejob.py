@@ -18,6 +18,7 @@ from finetune_crds.base import (
     Rule,
     Uri,
     immutable,
+    join_names,
     replaced,
     rules,
 )
@@ -28,7 +29,7 @@ from finetune_crds.databricks import IN_WORKSPACE, ON_DATABRICKS, stored_in_work
 from finetune_crds.distributed import Distributed
 from finetune_crds.env import LocalReference
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
-from finetune_crds.mlflow_names import Alias, ModelName, Tags
+from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
 from finetune_crds.output import OUTPUT_RULES, Output
 from finetune_crds.own_script import OWN_SCRIPT_RULES, Parameters
@@ -175,10 +176,7 @@ def _cannot_change(field: str) -> Rule:
 
 def _go_together(columns: str, objectives: list[str]) -> list[Rule]:
     """The rules that some objectives have columns of a type, and that no other objective has them."""
-    *leading_objectives, last_objective = objectives
-    objective_list = (
-        f"{', '.join(leading_objectives)} or {last_objective}" if leading_objectives else last_objective
-    )
+    objective_list = join_names(objectives, "or")
     return [
         Rule(
             f"!(self.objective.type in {objectives}) || !has(self.data) || !has(self.data.columns) || "
@@ -289,8 +287,8 @@ class FineTuneJobSpec(ApiModel):
             ),
             _on_databricks(
                 "!has(self.register) || !has(self.register.tags) || "
-                "self.register.tags.all(key, !key.matches('[.,=/:-]'))",
-                "Unity Catalog does not allow . , - = / : in the key of a tag: rename it",
+                f"self.register.tags.all(key, !key.matches('{NOT_IN_UNITY_TAGS}'))",
+                f"{UNITY_TAGS_MESSAGE}: rename it",
                 ".register.tags",
             ),
             _on_databricks(

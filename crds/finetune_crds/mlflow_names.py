@@ -59,3 +59,6 @@ Tags = Annotated[
     ),
 ]
 """Tags in MLflow. Source: MLflow, utils/validation.py, `_validate_tag_name`."""
+NOT_IN_UNITY_TAGS = "[.,=/:-]"
+"""Characters that Unity Catalog does not allow in the key of a tag, as a regular expression of CEL and of Python."""
+UNITY_TAGS_MESSAGE = "Unity Catalog does not allow . , - = / : in the key of a tag"

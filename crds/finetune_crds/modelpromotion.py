@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from finetune_crds.base import ApiModel, Rule, Uri, immutable, rules
 from finetune_crds.env import LocalReference, ObjectReference
 from finetune_crds.gates import Gates
-from finetune_crds.mlflow_names import Alias, ModelName, Tags
+from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.serving import Serving
 
@@ -159,8 +159,8 @@ class ModelPromotionSpec(ApiModel):
             ),
             (
                 "!has(self.tags) || !has(self.tracking.registryUri) || self.tracking.registryUri != 'databricks-uc' || "
-                "self.tags.all(key, !key.matches('[.,=/:-]'))",
-                "Unity Catalog does not allow . , - = / : in the key of a tag: rename it",
+                f"self.tags.all(key, !key.matches('{NOT_IN_UNITY_TAGS}'))",
+                f"{UNITY_TAGS_MESSAGE}: rename it",
                 ".tags",
             ),
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import LATE, ApiModel, Image, Json, ObjectName, Passthrough, Rule, rules
+from finetune_crds.base import LATE, ApiModel, Image, Json, ObjectName, Passthrough, Rule, join_names, rules
 from finetune_crds.env import CODE_ENV, EVALUATION_ENV, Env, EnvFromSource
 
 Role = Literal["prepare", "train", "evaluate"]
@@ -91,7 +91,7 @@ class Pods(ApiModel):
         json_schema_extra=rules(
             (
                 f"!has(self.evaluate) || !has(self.evaluate.env) || !self.evaluate.env.exists(item, item.name in {[*EVALUATION_ENV]})",
-                f"the operator sets {' and '.join(EVALUATION_ENV)}: remove them from evaluate.env",
+                f"the operator sets {join_names(EVALUATION_ENV)}: remove them from evaluate.env",
                 ".evaluate.env",
             ),
         )

@@ -61,16 +61,16 @@ def _sections(
     places: dict[str, list[str]] = {}
     for path, schema in parts:
         places.setdefault(_identity(schema), []).append(path)
-    types_by_title: dict[str, tuple[str, str, Schema]] = {}
+    single_sections: dict[str, tuple[str, str, Schema]] = {}
     shared: dict[str, tuple[str, str, Schema]] = {}
     for path, schema in parts:
         key = _identity(schema)
         roots = [place.partition(".")[0] for place in places[key]]
         if len(set(roots)) == len(roots):
-            types_by_title.setdefault(key, (path, schema["description"], schema))
+            single_sections.setdefault(key, (path, schema["description"], schema))
         else:
             shared[key] = (*models[key], schema)
-    return types_by_title | dict(sorted(shared.items(), key=lambda item: item[1][0]))
+    return single_sections | dict(sorted(shared.items(), key=lambda item: item[1][0]))
 
 
 def _models(resource: type[FineTuneJob | ModelPromotion]) -> dict[str, tuple[str, str]]:

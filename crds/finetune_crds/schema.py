@@ -45,9 +45,9 @@ def _with_default(field: Schema, *, part: bool) -> Schema:
     if field.get("default") in ([], {}, "", None):
         field.pop("default", None)
     if field.pop("x-late-default", False):
-        default_text = _say_default(field)
-        default_text.pop("default", None)
-        return default_text
+        described_field = _say_default(field)
+        described_field.pop("default", None)
+        return described_field
     if not part or field.get("required"):
         return _say_default(field)
     # NB: the API server checks a default against the rules as it is written, before it fills in the inner ones.

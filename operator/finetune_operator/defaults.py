@@ -68,11 +68,11 @@ def _check_pods(field: str, pods: PodSettings) -> None:
 def _check_fields(pods: Json) -> None:
     """The file has no other fields: a job's are checked by the API server."""
     parts: dict[str, type[ApiModel]] = {"all": PodSettings, **dict.fromkeys(ROLES, RolePodSettings)}
-    for name, given in pods.items():
+    for name, settings in pods.items():
         if name not in parts:
             raise ValueError(f"there is no field {name}")
-        known = {field.alias for field in parts[name].model_fields.values()}
-        unknown = [key for key in given if key not in known] if isinstance(given, dict) else []
+        aliases = {field.alias for field in parts[name].model_fields.values()}
+        unknown = [key for key in settings if key not in aliases] if isinstance(settings, dict) else []
         if unknown:
             raise ValueError(f"there is no field {name}.{unknown[0]}")
 
@@ -166,10 +166,10 @@ class Defaults(ApiModel):
 
     @field_validator("pods", mode="before")
     @classmethod
-    def _with_known_fields(cls, given: object) -> object:
-        if isinstance(given, dict):
-            _check_fields(given)
-        return given
+    def _with_known_fields(cls, pods: object) -> object:
+        if isinstance(pods, dict):
+            _check_fields(pods)
+        return pods
 
     @model_validator(mode="after")
     def _checked(self) -> Defaults:

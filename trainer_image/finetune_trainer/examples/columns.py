@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from finetune_crds.base import join_names
 from finetune_crds.data import Columns
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, ObjectiveType
 from finetune_trainer.pod.exit_status import DataError
@@ -148,10 +149,9 @@ def _find_preference_columns(schema: Sequence[Column], where: str, objective: Ob
     kinds = {column.name: column.kind for column in schema}
     usable = all(kinds.get(name) in ("text", "messages") for name in columns.said)
     if not usable or (columns.label and kinds.get(columns.label) not in ("text", "label")):
-        *first_names, last = columns.named
         raise DataError(
             "ColumnsUnknown",
-            f"{where} does not have the columns {', '.join(first_names)} and {last}, which objective {objective} requires: it has "
+            f"{where} does not have the columns {join_names(columns.named)}, which objective {objective} requires: it has "
             f"{_list_columns(schema)}; name them in data.columns",
         )
     return columns

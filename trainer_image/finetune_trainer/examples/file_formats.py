@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from finetune_crds.base import join_names
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
@@ -122,8 +124,3 @@ def explain_twins(column: str, where: str, columns: Collection[str]) -> str | No
     if not twins:
         return None
     return f"{where} has the columns {join_names(sorted([column, *twins]))}, which differ only in case: rename all but {column}"
-
-
-def join_names(names: list[str]) -> str:
-    """Return names as they stand in a sentence."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from finetune_crds.base import join_names
 from finetune_trainer.examples import chat_messages
 from finetune_trainer.examples.columns import Column, Kind
 from finetune_trainer.examples.file_formats import (
@@ -34,7 +35,6 @@ from finetune_trainer.examples.file_formats import (
     explain_missing,
     explain_twins,
     explain_type,
-    join_names,
 )
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.expressions import plain_text
