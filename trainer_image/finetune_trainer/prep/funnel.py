@@ -33,7 +33,7 @@ from finetune_trainer.prep.steps import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import ExitStack
 
     from pyspark.sql import Column, DataFrame
@@ -129,92 +129,74 @@ class Funnel:
         self._recipe, self._plan, self._tokenizer = recipe, plan, tokenizer
         self._evaluation = evaluation
         self._progress, self._kept_frames = progress, kept_frames
-        self._documents = token_columns(find_table_columns(recipe.data))
+        self._columns = find_table_columns(recipe.data)
+        self._documents = token_columns(self._columns)
+        # How many rows that a step drops are shown; none of the source if values in it are to be replaced.
+        self._samples = plan.prepare.report_samples
+        self._source_samples = 0 if plan.prepare.redact else self._samples
         self._counters: dict[str, Counter] = {}
         self._observed: dict[str, dict[str, Any]] = {}
         self._shared: decontaminate.Shared | None = None
         self._near: near.Clusters | None = None
         # Failures of Spark before the plan runs; None if Spark cannot be asked.
         self._failures: int | None = None
-        self._steps = self._list_steps()
+        self._steps = [*self._list_steps()]
 
-    def _list_steps(self) -> list[Step]:
-        """List the steps that the recipe requests, in order."""
-        prepare = self._plan.prepare
-        number = prepare.report_samples
-        # No sample shows the text of the source if values in it are to be replaced.
-        number_of_source = 0 if prepare.redact else number
-        all_steps = [
-            (True, Step(None, self._flag)),
-            *(
-                (
-                    True,
-                    Step(
-                        name,
-                        _keep_flagged,
-                        partial(self._count, _FILTERED, name),
-                        partial(self._sample, _FILTERED, name, number_of_source),
-                    ),
-                )
-                for name in steps.list_filters(prepare)
-            ),
-            (True, Step(None, self._drop_flagged)),
-            (
-                bool(prepare.languages),
-                Step(
-                    "language",
-                    self._drop_foreign,
-                    partial(self._count, _FOREIGN, "foreign"),
-                    partial(self._sample, _FOREIGN, "language", number_of_source),
-                ),
-            ),
-            (True, Step(None, self._identify)),
-            (
-                bool(self._evaluation),
-                Step(
-                    "decontaminate",
-                    self._decontaminate,
-                    partial(self._count_missing, _CLEAN),
-                    lambda: self._shared.samples if self._shared else [],
-                ),
-            ),
-            (
-                prepare.dedupe.exact,
-                Step(
-                    "dedupe",
-                    self._drop_duplicates,
-                    partial(self._count_missing, _UNIQUE),
-                    partial(self._sample, _UNIQUE, "dedupe", number),
-                ),
-            ),
-            (
-                prepare.dedupe.near is not None,
-                Step("near", self._drop_near_duplicates, self._count_near_duplicates, self._sample_pairs),
-            ),
-            (True, Step(None, self._add_tokens)),
-            (
-                prepare.unrenderable == "Drop",
-                Step(
-                    "unrenderable",
-                    self._drop_unrenderable,
-                    partial(self._count, _RENDERED, "refused"),
-                    partial(self._sample, _RENDERED, "unrenderable", number),
-                ),
-            ),
-            (
-                prepare.max_tokens is not None,
-                Step(
-                    "maxTokens",
-                    self._drop_long,
-                    partial(self._count_missing, _SHORT),
-                    partial(self._sample, _RENDERED, "maxTokens", number),
-                ),
-            ),
-            (True, Step(None, self._watch_learned)),
-            (prepare.limit is not None, Step("limit", self._limit, partial(self._count_missing, _SPLIT))),
-            (True, Step(None, self._split)),
-        ]
-        return [step for is_requested, step in all_steps if is_requested]
+    def _list_steps(self) -> Iterator[Step]:
+        """Yield the steps that the recipe requests, in order."""
+        prepare, number, number_of_source = self._plan.prepare, self._samples, self._source_samples
+        yield Step(None, self._flag)
+        for name in steps.list_filters(prepare):
+            yield Step(
+                name,
+                _keep_flagged,
+                partial(self._count, _FILTERED, name),
+                partial(self._sample, _FILTERED, name, number_of_source),
+            )
+        yield Step(None, self._drop_flagged)
+        if prepare.languages:
+            yield Step(
+                "language",
+                self._drop_foreign,
+                partial(self._count, _FOREIGN, "foreign"),
+                partial(self._sample, _FOREIGN, "language", number_of_source),
+            )
+        yield Step(None, self._identify)
+        if self._evaluation:
+            yield Step(
+                "decontaminate",
+                self._decontaminate,
+                partial(self._count_missing, _CLEAN),
+                lambda: self._shared.samples if self._shared else [],
+            )
+        if prepare.dedupe.exact:
+            yield Step(
+                "dedupe",
+                self._drop_duplicates,
+                partial(self._count_missing, _UNIQUE),
+                partial(self._sample, _UNIQUE, "dedupe", number),
+            )
+        if prepare.dedupe.near is not None:
+            yield Step("near", self._drop_near_duplicates, self._count_near_duplicates, self._sample_pairs)
+        yield Step(None, self._add_tokens)
+        if prepare.unrenderable == "Drop":
+            yield Step(
+                "unrenderable",
+                self._drop_unrenderable,
+                partial(self._count, _RENDERED, "refused"),
+                partial(self._sample, _RENDERED, "unrenderable", number),
+            )
+        if prepare.max_tokens is not None:
+            yield Step(
+                "maxTokens",
+                self._drop_long,
+                partial(self._count_missing, _SHORT),
+                partial(self._sample, _RENDERED, "maxTokens", number),
+            )
+        yield Step(None, self._watch_learned)
+        if prepare.limit is not None:
+            yield Step("limit", self._limit, partial(self._count_missing, _SPLIT))
+        yield Step(None, self._split)
 
     def apply(self, frame: DataFrame) -> DataFrame:
         """Return the plan of all steps: `id`, the example's columns, its token ids, `tokens` and `split`.
@@ -305,11 +287,10 @@ class Funnel:
         frame = steps.flag_rows(frame if is_mix else conversations.parse(frame, form), self._plan)
         frame = labels.with_labels(conversations.with_tools(frame, form), form)
         dropped_by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(form))
-        number = 0 if prepare.redact else prepare.report_samples
         aggregates = {}
         for name in steps.list_filters(prepare):
             aggregates[name] = sf.count_if(dropped_by == name)
-            aggregates |= samples.sample_aggregates(name, number, text, dropped_by == name)
+            aggregates |= samples.sample_aggregates(name, self._source_samples, text, dropped_by == name)
         if form.weight:
             aggregates[_WEIGHED] = sf.count_if(conversations.has_weights(form.spoken[0]))
         return self._watch(_FILTERED, frame, **aggregates)
@@ -322,8 +303,7 @@ class Funnel:
         prepare = self._plan.prepare
         text, is_foreign = sf.concat_ws("\n", *steps.spoken_texts(self._plan.form)), sf.col(language.FOREIGN)
         frame = language.with_foreign(frame, text, prepare.languages or [])
-        number = 0 if prepare.redact else prepare.report_samples
-        aggregates = samples.sample_aggregates("language", number, text, is_foreign)
+        aggregates = samples.sample_aggregates("language", self._source_samples, text, is_foreign)
         frame = self._watch(_FOREIGN, frame, foreign=sf.count_if(is_foreign), **aggregates)
         return frame.where(~is_foreign).drop(language.FOREIGN)
 
@@ -349,7 +329,7 @@ class Funnel:
     def _drop_duplicates(self, frame: DataFrame) -> DataFrame:
         frame = steps.drop_duplicates(frame)
         text, has_copies = steps.display_text(self._plan.form), sf.col(steps.COPIES) > 1
-        aggregates = samples.sample_aggregates("dedupe", self._plan.prepare.report_samples, text, has_copies)
+        aggregates = samples.sample_aggregates("dedupe", self._samples, text, has_copies)
         return self._watch(_UNIQUE, frame, **aggregates).drop(steps.COPIES)
 
     def _drop_near_duplicates(self, frame: DataFrame) -> DataFrame:
@@ -357,7 +337,7 @@ class Funnel:
         assert prepare.dedupe.near is not None  # noqa: S101 - the step is requested
         self._progress.step(NEAR_DUPLICATES)
         frame = self.keep(frame)
-        characters = samples.CHARACTERS // 2 if prepare.report_samples else 0
+        characters = samples.CHARACTERS // 2 if self._samples else 0
         origin = steps.SOURCE if self._plan.source.sources else None
         frame, self._near = near.remove_near_duplicates(
             frame, prepare.dedupe.near, self._kept_frames, characters, origin
@@ -369,7 +349,7 @@ class Funnel:
         return self._near.dropped if self._near else 0
 
     def _sample_pairs(self) -> list[str]:
-        pairs = self._near.pairs[: self._plan.prepare.report_samples] if self._near else []
+        pairs = self._near.pairs[: self._samples] if self._near else []
         return [near.describe_pair(pair) for pair in pairs]
 
     def _add_tokens(self, frame: DataFrame) -> DataFrame:
@@ -380,7 +360,7 @@ class Funnel:
             frame,
             recipe.model,
             self._tokenizer,
-            find_table_columns(recipe.data),
+            self._columns,
             recipe.objective,
             day=recipe.job.created,
             unrenderable=prepare.unrenderable,
@@ -389,13 +369,9 @@ class Funnel:
         text = steps.display_text(self._plan.form)
         aggregates = {"refused": sf.count_if(length.isNull()), **lengths.bins(length)}
         if prepare.unrenderable == "Drop":
-            aggregates |= samples.sample_aggregates(
-                "unrenderable", prepare.report_samples, text, length.isNull()
-            )
+            aggregates |= samples.sample_aggregates("unrenderable", self._samples, text, length.isNull())
         if prepare.max_tokens is not None:
-            aggregates |= samples.sample_aggregates(
-                "maxTokens", prepare.report_samples, text, _is_long(prepare)
-            )
+            aggregates |= samples.sample_aggregates("maxTokens", self._samples, text, _is_long(prepare))
         return self._watch(_RENDERED, frame, **aggregates)
 
     def _drop_unrenderable(self, frame: DataFrame) -> DataFrame:
