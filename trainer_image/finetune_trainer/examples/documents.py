@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finetune_trainer.examples import chat_messages, chat_templates, loss_mask
-from finetune_trainer.examples.file_formats import explain_lists
+from finetune_trainer.examples.file_formats import EXPECTED_LABELS, explain_lists
 from finetune_trainer.examples.tokenizer import TextTokenizer, describe_identity, encode, encode_with_offsets
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.pod.release import get_release
@@ -72,8 +72,7 @@ def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool |
     if None in parsed:
         raise DataError(
             "LabelValue",
-            f"a row of column {column} holds {rows[column][parsed.index(None)]!r:.40}: labels are booleans, 1 and 0, or the texts "
-            "true and false; correct or remove such rows",
+            f"a row of column {column} holds {rows[column][parsed.index(None)]!r:.40}: {EXPECTED_LABELS}; correct or remove such rows",
         )
     return parsed
 

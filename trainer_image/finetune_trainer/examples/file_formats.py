@@ -41,6 +41,8 @@ _TYPE_REMEDIES = {
     LONG_DECIMALS: "write them with at most 38 digits, or as text",
     TIMES_OF_DAY: "write them as text",
 }
+EXPECTED_LABELS = "labels are booleans, 1 and 0, or the texts true and false"
+"""What a column of labels may hold, as the end of a sentence."""
 _EXAMPLES = "examples are text, numbers, booleans, dates or times, or lists of {role, content}"
 
 
@@ -92,6 +94,11 @@ def explain_type(column: str, where: str, kind: str) -> str:
         kind: one of those above, or the name of another type.
     """
     return f"column {column} of {where} holds {kind}: {_TYPE_REMEDIES.get(kind, _EXAMPLES)}"
+
+
+def explain_label_type(column: str, where: str, kind: str) -> str:
+    """Return the sentence for a column of labels of a type that labels do not have."""
+    return f"column {column} of {where} holds {kind}: {EXPECTED_LABELS}"
 
 
 def explain_lists(column: str) -> str:

@@ -331,7 +331,7 @@ def test_scores_are_no_labels(kind: str, tmp_path: Path, tokenizer: PreTrainedTo
         tokenized(splits, encoder_of(tokenizer, UNPAIRED), tmp_path / "tokens")
     name = {"JSONLines": "float", "Parquet": "double"}[kind]
     assert refused.value.message.replace(str(tmp_path), "") == (
-        f"column thumb of /rows holds {name}: labels must be booleans, 1 and 0, or the texts true and false"
+        f"column thumb of /rows holds {name}: labels are booleans, 1 and 0, or the texts true and false"
     )
 
 

@@ -31,6 +31,7 @@ from finetune_trainer.examples.file_formats import (
     BYTES,
     MAPS,
     STRUCTURES,
+    explain_label_type,
     explain_lists,
     explain_missing,
     explain_twins,
@@ -153,11 +154,7 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
         kind = frame.schema[name].dataType
         if name == form.label:
             if _kind(kind) not in ("label", "text"):
-                raise DataError(
-                    "WrongColumnType",
-                    f"column {name} of {where} holds {kind.simpleString()}: labels are booleans, 1 and 0, or the texts true "
-                    "and false",
-                )
+                raise DataError("WrongColumnType", explain_label_type(name, where, kind.simpleString()))
         elif not isinstance(kind, ArrayType):
             require_texts(frame, [name], where)
         elif not is_conversation(kind):

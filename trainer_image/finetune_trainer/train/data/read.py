@@ -23,6 +23,7 @@ from finetune_trainer.examples.file_formats import (
     STRUCTURES,
     TIMES_OF_DAY,
     explain_codec,
+    explain_label_type,
     explain_missing,
     explain_twins,
     explain_type,
@@ -471,7 +472,5 @@ def _null_value_error(column: str, where: str) -> DataError:
 
 
 def _column_type_error(column: str, where: str, kind: str, label: str | None) -> DataError:
-    if column != label:
-        return DataError("ColumnType", explain_type(column, where, kind))
-    expected = "labels must be booleans, 1 and 0, or the texts true and false"
-    return DataError("ColumnType", f"column {column} of {where} holds {kind}: {expected}")
+    explain_column = explain_label_type if column == label else explain_type
+    return DataError("ColumnType", explain_column(column, where, kind))
