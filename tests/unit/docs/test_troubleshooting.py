@@ -14,8 +14,9 @@ from finetune_crds.promotion_status import PromotionPhase
 from finetune_crds.status import Phase
 from support.documents import PAGES
 
+TROUBLESHOOTING = next(page for page in PAGES if page.name == "docs/operations/troubleshooting.md")
 TEXT = {page.name: page.prose for page in PAGES}
-PAGE = TEXT["docs/operations/troubleshooting.md"]
+PAGE = TROUBLESHOOTING.prose
 INDEX = "Reasons from A to Z"
 
 
@@ -45,11 +46,6 @@ def index(text: str) -> str:
     return "\n".join(f"- **{letter}** " + ",\n  ".join(entries) for letter, entries in letters.items())
 
 
-def anchors(text: str) -> dict[str, int]:
-    """How often a page has each anchor that is written out."""
-    return Counter(re.findall(r'<a id="([^"]+)"></a>', text))
-
-
 def anchors_of_rows(text: str) -> Iterator[tuple[str, str]]:
     """The anchor of each row of reasons, and the one that it should have."""
     rows = [
@@ -74,7 +70,7 @@ def test_every_condition_and_every_reason_is_there_and_no_other() -> None:
 
 
 def test_every_reason_has_one_anchor_of_its_name() -> None:
-    counts = anchors(PAGE)
+    counts = Counter(TROUBLESHOOTING.ids)
     assert {reason: counts[reason] for reason in ConditionReason if counts[reason] != 1} == {}
     assert {name for name, count in counts.items() if count != 1} == set()
 
