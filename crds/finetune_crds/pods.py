@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import LATE, ApiModel, Image, Json, ObjectName, Passthrough, Rule, join_names, rules
+from finetune_crds.base import LATE, ApiModel, Image, ObjectName, Passthrough, Rule, join_names, rules
 from finetune_crds.env import CODE_ENV, EVALUATION_ENV, Env, EnvFromSource
 
 Role = Literal["prepare", "train", "evaluate"]
 ROLES: tuple[Role, ...] = ("prepare", "train", "evaluate")
 MAIN_CONTAINER = "main"
 """The name of a role's own container in the template of any role."""
-
-
-def requested_devices(template: Json | None) -> list[str]:
-    """The devices that containers of a pod template ask for: extended resources, such as GPUs, and resource claims.
-
-    NB: the API server has not validated the template.
-    """
-    spec = _object(_object(template).get("spec"))
-    listed = [spec.get(field) for field in ("containers", "initContainers")]
-    containers = [item for part in listed if isinstance(part, list) for item in part]
-    resources = [_object(_object(item).get("resources")) for item in containers]
-    amounts = [_object(item.get(kind)) for item in resources for kind in ("limits", "requests")]
-    claims = ["resource claims"] if any(item.get("claims") for item in resources) else []
-    return [*dict.fromkeys(name for item in amounts for name in item if "/" in name), *claims]
-
-
-def _object(value: Any) -> Json:
-    return value if isinstance(value, dict) else {}
 
 
 # Fields of an earlier version, by their names: their types, and their names in PodSettings.

@@ -30,8 +30,9 @@ from finetune_crds.env import (
     EnvVar,
     ObjectReference,
 )
-from finetune_crds.pods import MAIN_CONTAINER, ROLES, Pods, PodSettings, RolePodSettings, requested_devices
+from finetune_crds.pods import MAIN_CONTAINER, ROLES, Pods, PodSettings, RolePodSettings
 from finetune_crds.training import ModelCache
+from finetune_operator.template_merge import requested_devices
 
 
 class DefaultsError(ValueError):

@@ -14,7 +14,7 @@ from finetune_crds.preparation import settings_digest
 from finetune_crds.status import Pinned, Resolved
 from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Model
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.template_merge import containers, merge
+from finetune_operator.template_merge import containers, merge
 
 # Few weights that start at zero learn with larger steps. 2e-4: QLoRA (arXiv:2305.14314, table 9); 1e-2: the guide to prefix
 # tuning of peft.

@@ -9,8 +9,8 @@ from typing import Any
 from finetune_crds.base import Json
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.pods import MAIN_CONTAINER
-from finetune_operator.finetunejob.template_merge import is_below, mounts
 from finetune_operator.policy import secret_scopes
+from finetune_operator.template_merge import is_below, mounts
 
 # At the beginning of a value, or after the equals sign of an option.
 _PATH = re.compile(r"(?:^|=)((?:/Volumes/|/dbfs/|dbfs:/)\S+)")

@@ -7,17 +7,18 @@ from collections.abc import Iterator, Sequence
 from finetune_crds.base import Json
 from finetune_crds.env import CODE_ENV, EVALUATION_ENV, NO_SCOPE_IN_PODS, RESERVED_ENV
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_crds.pods import MAIN_CONTAINER, Role, requested_devices
+from finetune_crds.pods import MAIN_CONTAINER, Role
 from finetune_operator import names
 from finetune_operator.finetunejob.resolve import gpu_limit
-from finetune_operator.finetunejob.template_merge import (
+from finetune_operator.policy import secret_scopes
+from finetune_operator.template_merge import (
     LOST_WITH_POD,
     containers,
     is_below,
     items,
     mounts,
+    requested_devices,
 )
-from finetune_operator.policy import secret_scopes
 
 # Their names in pods, which templates of an earlier version have.
 _OWN_CONTAINERS = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)

@@ -12,8 +12,8 @@ from finetune_crds.recipe import as_yaml
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import gang, queueing, rendezvous, template, workspace
-from finetune_operator.finetunejob.template_merge import merge
 from finetune_operator.registry.base import RegisteredVersion
+from finetune_operator.template_merge import merge
 
 CONTAINER = names.EVALUATE_CONTAINER
 

@@ -12,7 +12,7 @@ from finetune_crds.recipe import as_yaml
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import own_code, queueing, rendezvous, template, workspace
-from finetune_operator.finetunejob.template_merge import merge
+from finetune_operator.template_merge import merge
 
 CONTAINER = names.TRAINER_CONTAINER
 BUILT_IN_COMMAND = ["finetune-train"]
@@ -22,21 +22,8 @@ _TORCHRUN_SECONDS = 10
 
 def build_service(draft: Draft) -> Json:
     """The headless Service whose name is the domain of the pods."""
-    ftj = draft.ftj
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": template.metadata(ftj, names.service_name(ftj.name), names.TRAIN),
-        "spec": {
-            "clusterIP": "None",
-            # NB: ranks resolve each other's names before they are ready.
-            "publishNotReadyAddresses": True,
-            "selector": {names.LABEL_UID: ftj.uid, names.LABEL_COMPONENT: names.TRAIN},
-            "ports": [
-                {"name": "rendezvous", "port": draft.spec.distributed.port, "protocol": "TCP"},
-            ],
-        },
-    }
+    ftj, ports = draft.ftj, {"rendezvous": draft.spec.distributed.port}
+    return template.build_headless_service(ftj, names.service_name(ftj.name), names.TRAIN, ports)
 
 
 def build_prepared_recipe(draft: Draft) -> JobRecipe:

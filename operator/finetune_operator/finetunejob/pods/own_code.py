@@ -21,7 +21,7 @@ from finetune_crds.status import LastFailure
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import installer, pod_state, template
-from finetune_operator.finetunejob.template_merge import containers, merge
+from finetune_operator.template_merge import containers, merge
 
 # Read once: a decision reads no files.
 _INSTALLER = inspect.getsource(installer)

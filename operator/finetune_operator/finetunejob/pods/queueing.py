@@ -9,7 +9,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import QueueState
-from finetune_operator.finetunejob.template_merge import merge
+from finetune_operator.template_merge import merge
 
 # Kueue's words for a Workload that waits for something other than its turn.
 _INADMISSIBLE = {"Inadmissible", "Misconfigured", "Suspended"}

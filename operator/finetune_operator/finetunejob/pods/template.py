@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finetune_crds import API_VERSION, contract
@@ -13,7 +13,7 @@ from finetune_crds.pods import MAIN_CONTAINER
 from finetune_crds.training import ModelCache
 from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.finetunejob.template_merge import containers, merge
+from finetune_operator.template_merge import containers, merge
 
 _GRACE_SECONDS = 120
 # Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or MLflow without an answer.
@@ -72,6 +72,22 @@ def metadata(ftj: FineTuneJob, name: str, component: str, attempt: int | None = 
                 "blockOwnerDeletion": True,
             }
         ],
+    }
+
+
+def build_headless_service(ftj: FineTuneJob, name: str, component: str, ports: Mapping[str, int]) -> Json:
+    """The headless Service at whose name the pods of a component find each other, by the names of its ports."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(ftj, name, component),
+        "spec": {
+            "clusterIP": "None",
+            # NB: ranks resolve each other's names, and executors connect to the driver, before the pods are ready.
+            "publishNotReadyAddresses": True,
+            "selector": {names.LABEL_UID: ftj.uid, names.LABEL_COMPONENT: component},
+            "ports": [{"name": port, "port": number, "protocol": "TCP"} for port, number in ports.items()],
+        },
     }
 
 

@@ -26,7 +26,7 @@ from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import health, pod_state, template
-from finetune_operator.finetunejob.template_merge import LOST_WITH_POD, is_below, mounts
+from finetune_operator.template_merge import LOST_WITH_POD, is_below, mounts
 
 # Fields of the prep container that are about the driver.
 _OF_THE_DRIVER = frozenset(
@@ -54,21 +54,10 @@ def account(spec: FineTuneJobSpec) -> str:
     return account_name if isinstance(account_name, str) and account_name else names.SPARK_ACCOUNT
 
 
-def service(ftj: FineTuneJob) -> Json:
+def build_service(ftj: FineTuneJob) -> Json:
     """The headless Service at whose name executors find the driver."""
     ports = {"driver": contract.SPARK_DRIVER_PORT, "blocks": contract.SPARK_BLOCKS_PORT}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": template.metadata(ftj, names.prep_name(ftj.name), names.PREP),
-        "spec": {
-            "clusterIP": "None",
-            # NB: executors connect before the driver's pod is ready.
-            "publishNotReadyAddresses": True,
-            "selector": {names.LABEL_UID: ftj.uid, names.LABEL_COMPONENT: names.PREP},
-            "ports": [{"name": name, "port": port, "protocol": "TCP"} for name, port in ports.items()],
-        },
-    }
+    return template.build_headless_service(ftj, names.prep_name(ftj.name), names.PREP, ports)
 
 
 def submitted_driver_env(ftj: FineTuneJob) -> list[Json]:

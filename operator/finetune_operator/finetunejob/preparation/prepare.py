@@ -23,9 +23,9 @@ from finetune_operator.finetunejob.preparation import (
     spark_application,
     spark_manifest,
 )
-from finetune_operator.finetunejob.template_merge import merge
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
+from finetune_operator.template_merge import merge
 
 _CONTAINER = names.PREP_CONTAINER
 _USE_LESS = "lower data.prepare.spark.driverMemory"
@@ -104,7 +104,7 @@ def _start(draft: Draft, prep_children: ComponentChildren) -> None:
         return
     draft.record_start()
     health.forget_refusal(draft)
-    driver = [executors.service(draft.ftj)] if executors.wanted(draft.spec) else []
+    driver = [executors.build_service(draft.ftj)] if executors.wanted(draft.spec) else []
     draft.apply += [*driver, _recipe(draft), _job(draft)]
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "the prep pod is starting")
 

@@ -17,7 +17,7 @@ from finetune_operator import names
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import template
 from finetune_operator.finetunejob.preparation import executors
-from finetune_operator.finetunejob.template_merge import containers
+from finetune_operator.template_merge import containers
 
 _API = "sparkoperator.k8s.io/v1beta2"
 # As much as in mode Kubernetes: Python's processes are beside the heap.

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from finetune_operator import names
-from finetune_operator.finetunejob.template_merge import merge
 from finetune_operator.settings import Settings
+from finetune_operator.template_merge import merge
 from worlds.memory.decisions import SOURCE, UID, conclude, ftj
 
 Json = dict[str, Any]

@@ -100,3 +100,17 @@ def is_below(path: str, mount: str) -> bool:
     """Whether a path is that of a mount, or in it."""
     folder = mount.rstrip("/")
     return path == folder or path.startswith(f"{folder}/")
+
+
+def requested_devices(template: Json | None) -> list[str]:
+    """The devices that containers of such a template request: extended resources, such as GPUs, and resource claims."""
+    every_container = [*items(template, "containers"), *items(template, "initContainers")]
+    resources = [each for item in every_container if isinstance(each := item.get("resources"), dict)]
+    amounts = [
+        each
+        for item in resources
+        for kind in ("limits", "requests")
+        if isinstance(each := item.get(kind), dict)
+    ]
+    claims = ["resource claims"] if any(item.get("claims") for item in resources) else []
+    return [*dict.fromkeys(name for each in amounts for name in each if "/" in name), *claims]
