@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +22,8 @@ T = TypeVar("T")
 CHART = Path(__file__).parents[2] / "charts" / "finetune-operator"
 SAMPLE = CHART / "argocd" / "application.yaml"
 _REFRESH = "argocd.argoproj.io/refresh"
+_REQUEST = "finetune.dev/refresh-request"
+_SECONDS_PER_REQUEST = 5.0
 _AUTHOR = {"GIT_AUTHOR_NAME": "Ann", "GIT_AUTHOR_EMAIL": "ann@example.com"}
 _COMMITTER = {"GIT_COMMITTER_NAME": "Ann", "GIT_COMMITTER_EMAIL": "ann@example.com"}
 
@@ -101,6 +105,7 @@ class GitOps:
     syncs_seen: list[str] = field(default_factory=list)
     """What `status.sync.status` was, whenever anybody looked, since the last commit was synced."""
     operations_before: int = 0
+    requests: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def name(self) -> str:
@@ -175,16 +180,26 @@ class GitOps:
     def look(self) -> None:
         """Have Argo CD compare repository and cluster, as a Git server's webhook would, and wait until it has."""
         self._request_refresh()
+        requested_at = time.monotonic()
 
         def looked() -> bool:
+            nonlocal requested_at
             application = self.application() or {}
-            return _REFRESH not in application.get("metadata", {}).get("annotations", {})
+            if _REFRESH not in application.get("metadata", {}).get("annotations", {}):
+                return True
+            if time.monotonic() - requested_at > _SECONDS_PER_REQUEST:
+                self._request_refresh()
+                requested_at = time.monotonic()
+            return False
 
         self._wait("Argo CD has looked", looked)
 
     def _request_refresh(self) -> None:
-        body = {"metadata": {"annotations": {_REFRESH: "normal"}}}
-        self.api.patch("Application", argocd.NAMESPACE, self.name, body)
+        # NB: when Argo CD ends a refresh, it writes its own result over a request that its watch has just delivered
+        # (writeBackToInformer). The request then stands in the object and nobody reads it until the object changes
+        # again, so each request changes it.
+        annotations = {_REFRESH: "normal", _REQUEST: str(next(self.requests))}
+        self.api.patch("Application", argocd.NAMESPACE, self.name, {"metadata": {"annotations": annotations}})
 
     def operations(self) -> int:
         """How often Argo CD has written to the cluster since the last commit was synced."""
