@@ -26,6 +26,7 @@ from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import enqueue as finetunejob_events
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
+from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import Kube, KubeError
@@ -89,12 +90,13 @@ class Operator:
         queues = Queues(WorkQueue(clock=time.monotonic), WorkQueue(clock=time.monotonic))
         health = Health(queues, settings.resync_seconds)
         observer = FineTuneJobObserver(
-            kube, store, settings, clock=time.monotonic, wake=queues.finetunejobs.add
+            kube, store, settings, ReadPace.of(settings, time.monotonic, queues.finetunejobs.add)
         )
         writer = AliasWriter(kube, settings, identity=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
-        finetunejobs = FineTuneJobReconciler(
-            store, queues.finetunejobs, observer, FineTuneJobApplier(kube, store, observer, writer), settings
+        applier = FineTuneJobApplier(
+            kube, store, observer.poller, observer.preparations, observer.leases, writer
         )
+        finetunejobs = FineTuneJobReconciler(store, queues.finetunejobs, observer, applier, settings)
         return cls(
             settings=settings,
             store=store,

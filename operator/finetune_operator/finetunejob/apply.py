@@ -6,6 +6,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from typing import NamedTuple
 
 from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import ConditionReason
@@ -16,10 +18,9 @@ from finetune_operator.controller.leases import LeaseBusy
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.children import is_being_deleted, is_child
-from finetune_operator.finetunejob.decide import created_run
-from finetune_operator.finetunejob.decide.failed_action import record_failed_action
 from finetune_operator.finetunejob.model import (
     Action,
+    ActionResult,
     CancelRun,
     Decision,
     Deletion,
@@ -31,9 +32,12 @@ from finetune_operator.finetunejob.model import (
     SubmitRun,
     TagVersion,
 )
-from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver
-from finetune_operator.finetunejob.preparation import databricks, spark_application
+from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
+from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
+from finetune_operator.finetunejob.observe.run_poller import RunPoller
+from finetune_operator.finetunejob.preparation import spark_application
 from finetune_operator.kube import Kube, KubeError
+from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import MoveAlias
 from finetune_operator.registry.tracked import Tracked
@@ -52,61 +56,89 @@ class NameTaken(Exception):  # noqa: N818
     """A child cannot be created because another object has its name."""
 
 
+class Applied(NamedTuple):
+    """What became of the actions of a decision, in their order, and the error of the last of them."""
+
+    results: tuple[ActionResult, ...]
+    failure: ExternalError | LeaseBusy | None
+
+
 @dataclass
 class FineTuneJobApplier:
-    """Writes to the API server, to MLflow and to Databricks."""
+    """Writes to the API server, to MLflow and to Databricks.
+
+    Attributes:
+        poller: knows the MLflow server and the registry of a job.
+        preparations: writes to the Databricks workspace of a job.
+        leases: of preparations.
+        writer: moves the aliases of registered models.
+    """
 
     kube: Kube
     store: Store
-    observer: FineTuneJobObserver
+    poller: RunPoller
+    preparations: PreparationReader
+    leases: PreparationLeases
     writer: AliasWriter
 
-    async def apply(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
-        """Carry out a decision: deletions, the Lease, children, MLflow and Databricks, status, Events, finalizer, in this order.
+    async def apply(self, ftj: FineTuneJob, decision: Decision) -> Applied:
+        """Carry out a decision: deletions, the Lease, children, MLflow and Databricks, in this order. Nothing follows an action that fails.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
             NameTaken: a child's name belongs to something else.
-            ExternalError: MLflow or Databricks could not be written to; the status says so.
-            LeaseBusy: an alias waits for another replica's write; retry in about a second.
+            LeaseBusy: the Lease of the preparation waits for another replica's write; retry in about a second.
         """
         await self._delete(ftj, decision)
         if decision.lease:
-            await self.observer.leases.take(ftj, decision.lease)
+            await self.leases.take(ftj, decision.lease)
         for body in decision.apply:
             await self._child(ftj, body)
-        failure: ExternalError | LeaseBusy | None = None
+        results: list[ActionResult] = []
         for action in decision.actions:
             try:
-                if isinstance(action, SubmitRun | CancelRun):
-                    run_id = await self.observer.preparations.act(ftj, action)
-                    decision = databricks.record_run_id(decision, run_id)
-                else:
-                    decision = await self._act(ftj, decision, action, now)
-            except (ExternalError, LeaseBusy) as error:
-                failure = error
-                decision = self._failed(ftj, decision, action, error, now)
-                break
-        await self._status(ftj, decision, now)
-        if failure:
-            raise failure
-        if decision.finalizer is not None:
-            await self._finalizer(ftj, is_needed=decision.finalizer)
+                results.append(await self._act(ftj, action))
+            except ExternalError as error:
+                return Applied((*results, ActionResult(action, problem=error.problem)), error)
+            except LeaseBusy as error:
+                delayed = Problem(ConditionReason.MOVE_DELAYED, f"{error}: trying again")
+                return Applied((*results, ActionResult(action, problem=delayed)), error)
+        return Applied(tuple(results), None)
 
-    def _failed(
-        self,
-        ftj: FineTuneJob,
-        decision: Decision,
-        action: Action,
-        error: ExternalError | LeaseBusy,
-        now: datetime,
-    ) -> Decision:
-        problem = (
-            error.problem
-            if isinstance(error, ExternalError)
-            else Problem(ConditionReason.MOVE_DELAYED, f"{error}: trying again")
+    async def write_status(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
+        """Write the status, unless it is unchanged, and then the Events of its conditions.
+
+        Raises:
+            KubeError: the API server refused it, or could not be reached.
+        """
+        if decision.status == ftj.status:
+            return
+        about = EventTarget("FineTuneJob", ftj.name, ftj.namespace, ftj.uid)
+        before, after = ftj.status, decision.status
+        await status_writer.write_status(
+            self.kube, self.store, about, version=ftj.version, before=before, after=after, now=now
         )
-        return record_failed_action(ftj, decision, action, problem, now=now)
+
+    async def set_finalizer(self, ftj: FineTuneJob, *, is_needed: bool) -> None:
+        """Add the operator's finalizer to a job, or remove it.
+
+        Raises:
+            KubeError: the API server refused it, or could not be reached.
+        """
+        written = await self.kube.apply(
+            {
+                "apiVersion": API_VERSION,
+                "kind": "FineTuneJob",
+                "metadata": {
+                    "name": ftj.name,
+                    "namespace": ftj.namespace,
+                    "uid": ftj.uid,
+                    "finalizers": [names.RUN_FINALIZER] if is_needed else [],
+                },
+            }
+        )
+        if not ftj.deleting:
+            self.store.put("FineTuneJob", written)
 
     async def _delete(self, ftj: FineTuneJob, decision: Decision) -> None:
         if decision.sweep:
@@ -168,72 +200,50 @@ class FineTuneJobApplier:
         if kind == "Job":
             self.store.put(kind, body)
 
-    async def _finalizer(self, ftj: FineTuneJob, *, is_needed: bool) -> None:
-        written = await self.kube.apply(
-            {
-                "apiVersion": API_VERSION,
-                "kind": "FineTuneJob",
-                "metadata": {
-                    "name": ftj.name,
-                    "namespace": ftj.namespace,
-                    "uid": ftj.uid,
-                    "finalizers": [names.RUN_FINALIZER] if is_needed else [],
-                },
-            }
-        )
-        if not ftj.deleting:
-            self.store.put("FineTuneJob", written)
+    async def _act(self, ftj: FineTuneJob, action: Action) -> ActionResult:
+        """Write to MLflow or Databricks.
 
-    async def _act(
-        self,
-        ftj: FineTuneJob,
-        decision: Decision,
-        action: EnsureRun | FinishRun | LogMetrics | SetAlias | TagVersion,
-        now: datetime,
-    ) -> Decision:
-        """Write to MLflow; the decision, with the run if one was created."""
+        Raises:
+            ExternalError: it could not be written to.
+            LeaseBusy: an alias waits for another replica's write.
+        """
+        if isinstance(action, SubmitRun | CancelRun):
+            return ActionResult(action, databricks_run_id=await self.preparations.act(ftj, action))
         try:
-            tracked = await self.observer.poller.tracked(ftj)
+            tracked = await self.poller.tracked(ftj)
             if tracked is None:
-                return decision
-            try:
-                if isinstance(action, EnsureRun):
-                    return await self._ensure_run(ftj, decision, action, tracked.server, now)
-                if isinstance(action, SetAlias):
+                return ActionResult(action)
+            server = tracked.server
+            match action:
+                case SetAlias():
                     await self._set_alias(tracked, action)
-                elif isinstance(action, TagVersion):
-                    await asyncio.to_thread(_tag, tracked, action)
-                else:
-                    await asyncio.to_thread(_act, tracked.server, ftj, action)
-                return decision
-            except ExternalError as error:
-                tracked.refused(error)
-                raise
+                case TagVersion():
+                    await self.poller.ask(ftj, tracked, server.registry_uri, partial(_tag, tracked, action))
+                case EnsureRun():
+                    run = await self.poller.ask(
+                        ftj, tracked, server.uri, partial(_ensure, server, ftj, action)
+                    )
+                    return ActionResult(action, run=run, server=server.uri)
+                case FinishRun() | LogMetrics():
+                    await self.poller.ask(ftj, tracked, server.uri, partial(_update, server, ftj, action))
+            return ActionResult(action)
         finally:
-            self.observer.poller.forget(ftj)
-
-    async def _ensure_run(
-        self, ftj: FineTuneJob, decision: Decision, action: EnsureRun, server: Server, now: datetime
-    ) -> Decision:
-        run = await asyncio.to_thread(
-            server.ensure_run, ftj.uid, action.experiment, action.run_name, action.tags
-        )
-        log.info("%s is tracked in MLflow run %s", ftj.key, run.run_id)
-        return created_run.record_run(ftj, decision, run, server.uri, self.observer.settings, now=now)
+            self.poller.forget(ftj)
 
     async def _set_alias(self, tracked: Tracked, action: SetAlias) -> None:
         move = MoveAlias(expected=ANYWHERE, to=action.version)
-        registry = await asyncio.to_thread(tracked.registry)
-        await self.writer.move(registry, action.model, action.alias, move)
+        try:
+            registry = await asyncio.to_thread(tracked.registry)
+            await self.writer.move(registry, action.model, action.alias, move)
+        except ExternalError as error:
+            tracked.refused(error)
+            raise
 
-    async def _status(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
-        if decision.status == ftj.status:
-            return
-        about = EventTarget("FineTuneJob", ftj.name, ftj.namespace, ftj.uid)
-        before, after = ftj.status, decision.status
-        await status_writer.write_status(
-            self.kube, self.store, about, version=ftj.version, before=before, after=after, now=now
-        )
+
+def _ensure(server: Server, ftj: FineTuneJob, action: EnsureRun) -> Run:
+    run = server.ensure_run(ftj.uid, action.experiment, action.run_name, action.tags)
+    log.info("%s is tracked in MLflow run %s", ftj.key, run.run_id)
+    return run
 
 
 def _tag(tracked: Tracked, action: TagVersion) -> None:
@@ -241,7 +251,7 @@ def _tag(tracked: Tracked, action: TagVersion) -> None:
     log.info("set %d tags of version %s of %s", len(action.tags), action.version, action.model)
 
 
-def _act(server: Server, ftj: FineTuneJob, action: FinishRun | LogMetrics) -> None:
+def _update(server: Server, ftj: FineTuneJob, action: FinishRun | LogMetrics) -> None:
     if isinstance(action, LogMetrics):
         server.log_metrics(action.run_id, action.metrics, action.step)
         log.info("logged %d metrics to MLflow run %s of %s", len(action.metrics), action.run_id, ftj.key)

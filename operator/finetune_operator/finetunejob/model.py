@@ -167,6 +167,17 @@ class QueueState:
     read_at: datetime | None = None
 
 
+# Why the pods could not be created now, and neither could their Job. It may change while the spec stays: a policy, the
+# installation, a webhook.
+BLOCKING_REASONS: tuple[str, ...] = (
+    ConditionReason.POD_REJECTED,
+    ConditionReason.POD_TEMPLATE_INVALID,
+    ConditionReason.EXECUTORS_FORBIDDEN,
+    ConditionReason.CHECK_FAILED,
+    ConditionReason.QUEUE_INADMISSIBLE,
+)
+
+
 @dataclass(frozen=True)
 class DryRunAnswer:
     """The API server's answer to the dry runs: a condition without its type and times.
@@ -277,6 +288,23 @@ class CancelRun:
 
 
 Action = EnsureRun | FinishRun | SetAlias | TagVersion | LogMetrics | SubmitRun | CancelRun
+
+
+@dataclass(frozen=True)
+class ActionResult:
+    """What became of an action.
+
+    Attributes:
+        run: the MLflow run that EnsureRun found or created, at `server`.
+        databricks_run_id: the run that was submitted or canceled, if there is one.
+        problem: why the action failed; None where it did not.
+    """
+
+    action: Action
+    run: Run | None = None
+    server: str = ""
+    databricks_run_id: str | None = None
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True)

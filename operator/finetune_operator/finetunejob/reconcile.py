@@ -16,6 +16,7 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, ut
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.apply import FineTuneJobApplier, NameTaken
 from finetune_operator.finetunejob.decide import decide, decide_deletion
+from finetune_operator.finetunejob.decide.action_results import record_results
 from finetune_operator.finetunejob.decide.ready import summarize_status
 from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, Observed
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
@@ -51,7 +52,7 @@ class FineTuneJobReconciler(Reconciler):
             if decision.dry_runs:
                 answer = await self.observer.dry_runner.run(ftj, decision.dry_runs)
                 decision = decide(ftj, replace(observed, dry_run_answer=answer), now, self.settings)
-            await self.applier.apply(ftj, decision, now)
+            await self._carry_out(ftj, decision, now)
         except LeaseBusy as error:
             log.debug("%s: %s", ftj.key, error)
             return BUSY_SECONDS
@@ -70,12 +71,12 @@ class FineTuneJobReconciler(Reconciler):
         now = self.now()
         decision = decide_deletion(ftj, observed, now, self.settings)
         try:
-            await self.applier.apply(ftj, decision, now)
+            await self._carry_out(ftj, decision, now)
         except ExternalError as error:
             if not databricks.may_delete(ftj, error.problem):
                 raise
             log.warning("%s is deleted without a look for its Databricks run: %s", ftj.key, error)
-            await self.applier.apply(ftj, Decision(status=ftj.status, finalizer=False), now)
+            await self.applier.set_finalizer(ftj, is_needed=False)
         return decision.requeue_seconds
 
     async def report_internal_error(self, body: Json, message: str) -> None:
@@ -85,7 +86,24 @@ class FineTuneJobReconciler(Reconciler):
             return
         kind, reason = ConditionType.ACCEPTED, ConditionReason.INTERNAL_ERROR
         status = with_condition(ftj.status, kind, None, reason, message, now=now, generation=ftj.generation)
-        await self.applier.apply(ftj, Decision(status=summarize_status(ftj, status, now)), now)
+        await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
+
+    async def _carry_out(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
+        """Apply a decision, and write the status with what became of it.
+
+        Raises:
+            KubeError: the API server refused something, or could not be reached.
+            NameTaken: a child's name belongs to something else.
+            ExternalError: MLflow or Databricks could not be written to; the status says so.
+            LeaseBusy: another replica writes; retry in about a second.
+        """
+        applied = await self.applier.apply(ftj, decision)
+        decision = record_results(ftj, decision, applied.results, self.settings, now=now)
+        await self.applier.write_status(ftj, decision, now)
+        if applied.failure:
+            raise applied.failure
+        if decision.finalizer is not None:
+            await self.applier.set_finalizer(ftj, is_needed=decision.finalizer)
 
     async def _report(self, ftj: FineTuneJob, error: KubeError | NameTaken) -> None:
         """Report in the status why the children cannot be created."""
@@ -102,6 +120,6 @@ class FineTuneJobReconciler(Reconciler):
             ftj.status, kind, False, reason, str(error), now=now, generation=ftj.generation
         )
         try:
-            await self.applier.apply(ftj, Decision(status=summarize_status(ftj, status, now)), now)
+            await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
         except KubeError as second:
             log.warning("%s: its status could not be written: %s", ftj.key, second)

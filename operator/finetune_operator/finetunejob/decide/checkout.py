@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from finetune_crds import contract
-from finetune_crds.code import FULL_COMMIT, CodeStatus, Git
+from finetune_crds.code import FULL_COMMIT, CodeStatus
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import POLL_SECONDS, SOON_SECONDS
-from finetune_operator.finetunejob.model import FineTuneJob, ResolvedRevision
+from finetune_operator.finetunejob.model import ResolvedRevision
+from finetune_operator.finetunejob.questions import repository
 from finetune_operator.policy.result import Continue, Outcome, Stop
-
-
-def repository_to_resolve(ftj: FineTuneJob) -> Git | None:
-    """The repository whose revision must be resolved; None if the commit is known, or the job does not run yet."""
-    git = _git(ftj)
-    if git is None or ftj.status.code or ftj.is_finished or ftj.deleting:
-        return None
-    if not ftj.holds(ConditionType.ACCEPTED):
-        return None
-    return None if FULL_COMMIT.fullmatch(git.revision) else git
 
 
 def resolve(draft: Draft) -> Outcome:
@@ -26,7 +17,7 @@ def resolve(draft: Draft) -> Outcome:
 
     Otherwise a crash could leave a run or pods of one commit and a status with another commit.
     """
-    git = _git(draft.ftj)
+    git = repository(draft.ftj)
     if git is None or draft.status.code:
         return Continue
     revision = draft.observed.code
@@ -52,17 +43,13 @@ def resolve(draft: Draft) -> Outcome:
 
 def is_unresolved(draft: Draft) -> bool:
     """Whether the job waits for its commit, which its run is to name."""
-    return _git(draft.ftj) is not None and draft.status.code is None
+    return repository(draft.ftj) is not None and draft.status.code is None
 
 
 def tags(draft: Draft) -> dict[str, str]:
     """The tags of the MLflow run about the code."""
-    git, code = _git(draft.ftj), draft.status.code
+    git, code = repository(draft.ftj), draft.status.code
     if git is None or code is None:
         return {}
     branch = {contract.TAG_GIT_BRANCH: code.branch} if code.branch else {}
     return {contract.TAG_GIT_COMMIT: code.commit, contract.TAG_GIT_URL: git.url, **branch}
-
-
-def _git(ftj: FineTuneJob) -> Git | None:
-    return ftj.spec.trainer.code.git if ftj.spec and ftj.spec.trainer.code else None

@@ -14,21 +14,12 @@ from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.pods import Pods
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import DryRunAnswer
+from finetune_operator.finetunejob.model import BLOCKING_REASONS, DryRunAnswer
 from finetune_operator.finetunejob.pods import evaluation_pod, gang, queueing
 from finetune_operator.finetunejob.preparation import executors
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
 
-# Why the pods could not be created now, and neither could their Job. It may change while the spec stays: a policy, the
-# installation, a webhook.
-BLOCKING_REASONS: tuple[str, ...] = (
-    ConditionReason.POD_REJECTED,
-    ConditionReason.POD_TEMPLATE_INVALID,
-    ConditionReason.EXECUTORS_FORBIDDEN,
-    ConditionReason.CHECK_FAILED,
-    ConditionReason.QUEUE_INADMISSIBLE,
-)
 # The labels and annotations that the Job controller gives the first pod of an Indexed Job.
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _FIRST_INDEX = {_INDEX: "0"}

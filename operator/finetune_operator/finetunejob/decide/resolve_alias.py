@@ -11,40 +11,13 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Pinned
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS, Wait, wait
-from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.questions import unpinned_aliases
 from finetune_operator.policy.result import Continue, Outcome, Stop
-
-
-def is_unpinned(ftj: FineTuneJob) -> bool:
-    """Whether the job still needs versions for its aliases, also while it is suspended; without them it has no run."""
-    return bool(_unpinned_aliases(ftj))
-
-
-def aliases_to_resolve(ftj: FineTuneJob) -> dict[str, Aliased]:
-    """The aliases to resolve, by the field of `status.pinned`; empty while the job does not run.
-
-    NB: the address of the registry in a job that is not accepted may hold a password.
-    """
-    if ftj.spec is None or ftj.spec.suspend or not ftj.holds(ConditionType.ACCEPTED):
-        return {}
-    return _unpinned_aliases(ftj)
-
-
-def _unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
-    """The aliases whose versions a job lacks.
-
-    A job that an earlier version of the operator started keeps its aliases: its pods have looked them up.
-    """
-    if ftj.spec is None or ftj.is_finished or ftj.deleting or ftj.status.start_time:
-        return {}
-    model, distillation = ftj.spec.model, ftj.spec.objective.distillation
-    uris = {"base": model.base if model else None, "teacher": distillation.teacher if distillation else None}
-    return {field: aliased for field, uri in uris.items() if (aliased := Aliased.of(uri))}
 
 
 def pin_versions(draft: Draft) -> Outcome:
     """End the pass until the versions are known. A pinned version does not change; the next pass has it in the spec."""
-    aliases = {} if draft.spec.suspend else _unpinned_aliases(draft.ftj)
+    aliases = {} if draft.spec.suspend else unpinned_aliases(draft.ftj)
     if not aliases or not draft.settings.servers(draft.spec.tracking)[0]:
         # NB: without a server the pods say that they cannot find the model. The condition is of when there was one.
         if aliases:

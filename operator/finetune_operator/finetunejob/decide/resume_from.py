@@ -7,7 +7,6 @@ pods see the storage, so a job that has finished counts as having checkpoints on
 from __future__ import annotations
 
 from finetune_crds import JobRecipe, contract
-from finetune_crds.checkpoint import ResumeFrom
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.continuation import differences, settings
 from finetune_crds.finetunejob import FineTuneJobSpec
@@ -15,20 +14,13 @@ from finetune_crds.status import ResumedFrom
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import Refusal, Wait, refuse, wait
 from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.questions import resume_from
 from finetune_operator.policy.result import Continue, Outcome
-
-
-def resumed_job_name(ftj: FineTuneJob) -> str | None:
-    """The FineTuneJob whose checkpoints a job waits for; None if it does not wait."""
-    reference = _resume_from(ftj)
-    if reference is None or ftj.status.resumed_from or ftj.is_finished or ftj.deleting:
-        return None
-    return reference.name if ftj.spec and not ftj.spec.suspend else None
 
 
 def find_checkpoints(draft: Draft) -> Outcome:
     """End the pass until the starting checkpoints are known. Recorded checkpoints do not change."""
-    reference = _resume_from(draft.ftj)
+    reference = resume_from(draft.ftj)
     if reference is None or draft.status.resumed_from or draft.spec.suspend:
         return Continue
     checkpoints = (
@@ -49,10 +41,6 @@ def find_checkpoints(draft: Draft) -> Outcome:
         message = f"the job starts from the checkpoint that checkpoint.resumeFrom names: {checkpoints.uri}"
     draft.set(ConditionType.CHECKPOINT_FOUND, True, ConditionReason.CHECKPOINT_FOUND, message)
     return Continue
-
-
-def _resume_from(ftj: FineTuneJob) -> ResumeFrom | None:
-    return ftj.spec.checkpoint.resume_from if ftj.spec and ftj.spec.checkpoint else None
 
 
 def _checkpoints_of_job(draft: Draft, name: str) -> ResumedFrom | Wait | Refusal:

@@ -11,10 +11,11 @@ from finetune_crds.status import MlflowStatus, ModelStatus, Progress
 from finetune_crds.status_parts import PlanStatus
 from finetune_operator import names, text
 from finetune_operator.finetunejob.children import classify_children
-from finetune_operator.finetunejob.decide import checkout, links, resolve_alias
+from finetune_operator.finetunejob.decide import checkout, links
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import EnsureRun
+from finetune_operator.finetunejob.questions import is_unpinned
 from finetune_operator.mlflow.model import Run
 from finetune_operator.policy.result import Continue, Outcome
 
@@ -54,7 +55,7 @@ def track(draft: Draft) -> Outcome:
     elif run_id and not _may_replace(draft, run_id, run):
         if run and run.run_id == run_id:
             _copy_run(draft, run, mlflow.server)
-    elif not (checkout.is_unresolved(draft) or resolve_alias.is_unpinned(draft.ftj)):
+    elif not (checkout.is_unresolved(draft) or is_unpinned(draft.ftj)):
         draft.update(mlflow=None)
         draft.actions.append(_ensure_run(draft))
     return Continue

@@ -1,8 +1,8 @@
-"""Reads which versions the aliases point at that FineTuneJobs start from: once in a poll interval for all of them, in threads."""
+"""Reads which versions the aliases point at that FineTuneJobs start from, beside the passes: once in a poll interval for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -11,10 +11,11 @@ from finetune_crds.aliased import Aliased
 from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import Tracking
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.finetunejob.decide.resolve_alias import aliases_to_resolve
 from finetune_operator.finetunejob.model import AliasVersion, FineTuneJob
+from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, ReadPace, max_age_seconds
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
-from finetune_operator.finetunejob.observe.ttl_cache import INTERVAL_SHARE, SharedAnswers
+from finetune_operator.finetunejob.observe.shared_answers import SharedAnswers
+from finetune_operator.finetunejob.questions import aliases_to_resolve
 from finetune_operator.registry.base import RegisteredModel
 from finetune_operator.registry.tracked import Tracked
 from finetune_operator.settings import Settings
@@ -36,31 +37,44 @@ class AliasVersionReader:
     """Looks aliases up in the registries of FineTuneJobs.
 
     Attributes:
-        clock: monotonic seconds.
+        pace: of its background reads.
     """
 
     poller: RunPoller
     settings: Settings
-    clock: Callable[[], float]
+    pace: ReadPace
 
     def __post_init__(self) -> None:
         self._models = SharedAnswers[RegisteredModel | Problem | None](
-            self.clock, self.settings.poll_seconds * INTERVAL_SHARE
+            self.pace.clock, max_age_seconds(self.settings)
         )
+        # NB: the answers that jobs share have their age already.
+        self._reads = BackgroundReads[AliasVersions](self.pace, max_age_seconds=0.0)
 
     async def read(self, ftj: FineTuneJob) -> AliasVersions:
-        """The versions, by the field of `status.pinned`; empty where the job waits for none, or has no server.
+        """The versions as last read, by the field of `status.pinned`; empty where the job waits for none, or has no server, or there is no answer yet.
 
         Raises:
             KubeError: the Secret with the credentials could not be read.
         """
-        tracking = ftj.spec.tracking if ftj.spec else Tracking()
+        tracking, aliases = ftj.spec.tracking if ftj.spec else Tracking(), aliases_to_resolve(ftj)
         servers = self.settings.servers(tracking)
-        if not servers[0]:
+        if not servers[0] or not aliases:
+            self.forget(ftj)
             return {}
+        look_up = partial(self._look_up, ftj, tracking, servers, aliases)
+        return await self._reads.read(ftj, servers, tuple(aliases.items()), look_up) or {}
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard what was read last: the versions are known, or the job was deleted."""
+        self._reads.forget(ftj)
+
+    async def _look_up(
+        self, ftj: FineTuneJob, tracking: Tracking, servers: tuple[str, str], aliases: Mapping[str, Aliased]
+    ) -> AliasVersions:
         return {
             field: _find_version(await self._model(ftj, tracking, servers, aliased.model), aliased)
-            for field, aliased in aliases_to_resolve(ftj).items()
+            for field, aliased in aliases.items()
         }
 
     async def _model(

@@ -1,10 +1,9 @@
-"""Reads and writes the Databricks run of a FineTuneJob's preparation: once in a poll interval, and not while the workspace is away."""
+"""Reads and writes the Databricks run of a FineTuneJob's preparation. It is read beside the passes: once in a poll interval, and not while the workspace is away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from finetune_operator import secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import CancelRun, FineTuneJob, Preparation, SubmitRun
-from finetune_operator.finetunejob.observe.ttl_cache import Results, get_recent
+from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, ReadPace, max_age_seconds
 from finetune_operator.finetunejob.preparation import databricks
 from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
@@ -29,19 +28,19 @@ class PreparationReader:
     """Follows the Databricks runs of preparations, in threads beside the event loop.
 
     Attributes:
-        clock: monotonic seconds.
+        pace: of its background reads.
     """
 
     kube: Kube
     settings: Settings
-    clock: Callable[[], float]
-    _results: Results[Preparation] = field(default_factory=dict)
+    pace: ReadPace
 
     def __post_init__(self) -> None:
-        self._outages = Outages(self.clock, self.settings.poll_seconds)
+        self._outages = Outages(self.pace.clock, self.settings.poll_seconds)
+        self._reads = BackgroundReads[Preparation](self.pace, max_age_seconds(self.settings))
 
     async def read(self, ftj: FineTuneJob) -> Preparation | None:
-        """The run, at most a poll interval old; None where there is none, or all of it is known.
+        """The run as last read; None where there is none, or all of it is known, or there is no answer yet.
 
         Raises:
             KubeError: the Secret with the credentials could not be read.
@@ -50,12 +49,13 @@ class PreparationReader:
         if run_id is None:
             self.forget(ftj)
             return None
-        ask = partial(self._read, ftj, run_id)
-        return await get_recent(self._results, ftj.uid, run_id, ask, clock=self.clock, settings=self.settings)
+        reference = databricks.login(ftj, self.settings)
+        workspace = (ftj.namespace, reference.name if reference else "")
+        return await self._reads.read(ftj, workspace, run_id, partial(self._read, ftj, run_id))
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard what was read last: the run was written to, or the job was deleted."""
-        self._results.pop(ftj.uid, None)
+        self._reads.forget(ftj)
 
     async def act(self, ftj: FineTuneJob, action: SubmitRun | CancelRun) -> str | None:
         """Submit a run, or cancel one; returns its id, or None where there is none to cancel.

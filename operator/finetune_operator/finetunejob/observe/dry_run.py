@@ -11,8 +11,7 @@ from typing import NamedTuple
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
-from finetune_operator.finetunejob.decide.dry_run import BLOCKING_REASONS
-from finetune_operator.finetunejob.model import DryRunAnswer, FineTuneJob
+from finetune_operator.finetunejob.model import BLOCKING_REASONS, DryRunAnswer, FineTuneJob
 from finetune_operator.finetunejob.observe.queues import find_missing_queue
 from finetune_operator.finetunejob.observe.retry_backoff import RetryBackoff
 from finetune_operator.kube import Kube, KubeError

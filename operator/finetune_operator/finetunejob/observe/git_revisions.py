@@ -15,9 +15,9 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator import secrets
 from finetune_operator.bounded import ANONYMOUS, Login
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.finetunejob.decide import checkout
 from finetune_operator.finetunejob.model import FineTuneJob, ResolvedRevision
 from finetune_operator.finetunejob.observe.retry_backoff import RetryBackoff
+from finetune_operator.finetunejob.questions import repository_to_resolve
 from finetune_operator.git.repository import Repository
 from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
@@ -75,7 +75,7 @@ class RevisionReader:
         Raises:
             KubeError: the Secret could not be read.
         """
-        git = checkout.repository_to_resolve(ftj)
+        git = repository_to_resolve(ftj)
         if git is None:
             self.forget(ftj)
             return None

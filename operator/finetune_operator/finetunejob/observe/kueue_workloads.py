@@ -1,9 +1,9 @@
-"""What Kueue says of Jobs of training and evaluation that wait in its queues: their Workloads, and their positions."""
+"""What Kueue says of Jobs of training and evaluation that wait in its queues: their Workloads, and their positions. It is read beside the passes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -14,7 +14,8 @@ from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.finetunejob.children import has_ended
 from finetune_operator.finetunejob.model import FineTuneJob, QueueState
-from finetune_operator.finetunejob.observe.ttl_cache import SharedAnswers
+from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, ReadPace
+from finetune_operator.finetunejob.observe.shared_answers import SharedAnswers
 from finetune_operator.finetunejob.pods import queueing
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.text import shorten
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 _CACHE_SECONDS = 5.0
 _KINDS = ("Workload", "WorkloadBeta1")
 _VISIBILITY = "pendingworkloads"
+_KUEUE = "Kueue"
 
 
 class _Workload(NamedTuple):
@@ -45,37 +47,49 @@ class WorkloadReader:
     """Reads the Workloads of a namespace, and the positions in a queue, once in five seconds for all jobs.
 
     Attributes:
-        clock: monotonic seconds.
+        pace: of its background reads.
     """
 
     kube: Kube
-    clock: Callable[[], float]
+    pace: ReadPace
 
     def __post_init__(self) -> None:
-        self._workloads = SharedAnswers[_WorkloadList](self.clock, _CACHE_SECONDS)
+        self._workloads = SharedAnswers[_WorkloadList](self.pace.clock, _CACHE_SECONDS)
         """By namespace."""
-        self._positions = SharedAnswers[Mapping[str, int]](self.clock, _CACHE_SECONDS)
+        self._positions = SharedAnswers[Mapping[str, int]](self.pace.clock, _CACHE_SECONDS)
         """By namespace and queue: the positions by Workload."""
+        # NB: the answers that jobs share have their age already.
+        self._reads = BackgroundReads[QueueState | None](self.pace, max_age_seconds=0.0)
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> QueueState | None:
-        """What Kueue says of the Job of the evaluation, or else of the attempt; None unless that waits, or when nothing can be read."""
+        """What Kueue said last of the Job of the evaluation, or else of the attempt; None unless that waits, or when nothing can be read."""
         current = (names.evaluate_name(ftj.name), names.train_name(ftj.name, ftj.status.attempt or 1))
         job = next((jobs[name] for name in current if name in jobs), None)
         queue = queueing.queue_of(job) if job else None
         if job is None or queue is None or not queueing.is_queued(job) or has_ended(job):
+            self.forget(ftj)
             return None
-        read_start, namespace = self.clock(), ftj.namespace
+        uid = job["metadata"]["uid"]
+        look_up = partial(self._look_up, ftj.namespace, uid, queue, now)
+        return await self._reads.read(ftj, _KUEUE, uid, look_up)
+
+    def forget(self, ftj: FineTuneJob) -> None:
+        """Discard what was read last: the Job no longer waits, or the FineTuneJob was deleted."""
+        self._reads.forget(ftj)
+
+    async def _look_up(self, namespace: str, uid: str, queue: str, now: datetime) -> QueueState | None:
+        read_start = self.pace.clock()
         began, workloads = await self._workloads.answer(namespace, partial(self._list, namespace))
         if isinstance(workloads, KubeError):
             return QueueState(installed=False) if workloads.status == HTTPStatus.NOT_FOUND else None
-        workload = workloads.get(job["metadata"]["uid"])
+        workload = workloads.get(uid)
         if workload is None:
             return QueueState(workload=False, read_at=now - timedelta(seconds=max(read_start - began, 0)))
         positions = await self._positions.answer((namespace, queue), partial(self._pending, namespace, queue))
         return replace(workload.queue_state, position=positions.get(workload.name))
 
     async def _list(self, namespace: str) -> _WorkloadList:
-        began = self.clock()
+        began = self.pace.clock()
         return _WorkloadList(began, await self._workloads_of(namespace))
 
     async def _workloads_of(self, namespace: str) -> Mapping[str, _Workload] | KubeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -14,10 +13,10 @@ from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.children import is_alive
-from finetune_operator.finetunejob.decide import resume_from
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.model import FineTuneJob, Observed, ResumedJob
 from finetune_operator.finetunejob.observe.alias_versions import AliasVersionReader
+from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.child_cache import ChildCache
 from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
 from finetune_operator.finetunejob.observe.dry_run import DryRunner
@@ -31,6 +30,7 @@ from finetune_operator.finetunejob.observe.rejections import read_rejections
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.observe.spark_applications import ApplicationReader
 from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader
+from finetune_operator.finetunejob.questions import resumed_job_name
 from finetune_operator.finetunejob.resolve import pinned, resolve
 from finetune_operator.kube import Kube
 from finetune_operator.settings import Settings
@@ -71,15 +71,13 @@ class FineTuneJobObserver:
     """Observes one FineTuneJob at a time.
 
     Attributes:
-        clock: monotonic seconds.
-        wake: queues a pass over the job with this key, when a read outside the passes completes.
+        pace: of the reads beside the passes: MLflow, Databricks, Kueue and Git.
     """
 
     kube: Kube
     store: Store
     settings: Settings
-    clock: Callable[[], float]
-    wake: Callable[[str], None]
+    pace: ReadPace
     cache: ChildCache = field(init=False)
     poller: RunPoller = field(init=False)
     preparations: PreparationReader = field(init=False)
@@ -87,17 +85,18 @@ class FineTuneJobObserver:
     leases: PreparationLeases = field(init=False)
 
     def __post_init__(self) -> None:
-        self._nodes = NodeReader(self.kube, self.clock)
-        self._pod_events = PodEventReader(self.kube, self.clock)
-        self._workloads = WorkloadReader(self.kube, self.clock)
+        clock = self.pace.clock
+        self._nodes = NodeReader(self.kube, clock)
+        self._pod_events = PodEventReader(self.kube, clock)
+        self._workloads = WorkloadReader(self.kube, self.pace)
         self._executors = ExecutorReader(self.kube, self.settings)
         self._applications = ApplicationReader(self.kube)
-        self._revisions = RevisionReader(self.kube, self.clock, self.wake)
+        self._revisions = RevisionReader(self.kube, clock, self.pace.wake)
         self.cache = ChildCache(self.kube, self.store)
-        self.poller = RunPoller(self.kube, self.settings, self.clock)
-        self._holders = AliasVersionReader(self.poller, self.settings, self.clock)
-        self.preparations = PreparationReader(self.kube, self.settings, self.clock)
-        self.dry_runner = DryRunner(self.kube, self.clock)
+        self.poller = RunPoller(self.kube, self.settings, self.pace)
+        self._alias_versions = AliasVersionReader(self.poller, self.settings, self.pace)
+        self.preparations = PreparationReader(self.kube, self.settings, self.pace)
+        self.dry_runner = DryRunner(self.kube, clock)
         self.leases = PreparationLeases(self.kube, self.store)
 
     async def observe(self, ftj: FineTuneJob, now: datetime) -> Observed:
@@ -132,7 +131,7 @@ class FineTuneJobObserver:
             applications=applications,
             lease=await self.leases.read(ftj, jobs),
             resumed=await self._resumed(ftj),
-            alias_versions=await self._holders.read(ftj),
+            alias_versions=await self._alias_versions.read(ftj),
             code=await self._revisions.read(ftj),
         )
 
@@ -141,7 +140,7 @@ class FineTuneJobObserver:
 
         NB: not from the cache, which may not know yet that it was resumed.
         """
-        name = resume_from.resumed_job_name(ftj)
+        name = resumed_job_name(ftj)
         if name is None:
             return None
         body = await self.kube.get("FineTuneJob", ftj.namespace, name)
@@ -157,6 +156,8 @@ class FineTuneJobObserver:
         self.preparations.forget(ftj)
         self.dry_runner.forget(ftj)
         self._revisions.forget(ftj)
+        self._alias_versions.forget(ftj)
+        self._workloads.forget(ftj)
 
     async def observe_deletion(self, ftj: FineTuneJob) -> Observed:
         """What `decide_deletion` needs to know.

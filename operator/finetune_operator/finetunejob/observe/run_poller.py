@@ -1,9 +1,9 @@
-"""Reads a FineTuneJob's run and version from MLflow: once in a poll interval, and not while its server is unreachable."""
+"""Reads a FineTuneJob's run and version from MLflow, beside the passes: once in a poll interval, and not while its server is unreachable."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -11,9 +11,14 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import Register, Tracking
 from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
-from finetune_operator.finetunejob.decide.resolve_alias import is_unpinned
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
-from finetune_operator.finetunejob.observe.ttl_cache import Answer, Results, get_recent
+from finetune_operator.finetunejob.observe.background_reads import (
+    Answer,
+    BackgroundReads,
+    ReadPace,
+    max_age_seconds,
+)
+from finetune_operator.finetunejob.questions import is_unpinned
 from finetune_operator.kube import Kube
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.outages import Outages
@@ -57,34 +62,34 @@ class RunPoller:
     """Reads the runs and versions of FineTuneJobs, in threads beside the event loop.
 
     Attributes:
-        clock: monotonic seconds.
+        pace: of its background reads.
         outages: of servers, by `Place`, and of logins.
     """
 
     kube: Kube
     settings: Settings
-    clock: Callable[[], float]
-    _results: Results[Mlflow | None] = field(default_factory=dict)
+    pace: ReadPace
 
     def __post_init__(self) -> None:
-        self.outages = Outages(self.clock, self.settings.poll_seconds)
+        self.outages = Outages(self.pace.clock, self.settings.poll_seconds)
+        self._reads = BackgroundReads[Mlflow | None](self.pace, max_age_seconds(self.settings))
 
     async def poll(self, ftj: FineTuneJob) -> Mlflow | None:
-        """The run and version, at most a poll interval old; None when there is nothing to read, or no server.
+        """The run and version as last read; None when there is nothing to read, or no server, or no answer yet.
 
         Raises:
             KubeError: the Secret with the credentials could not be read.
         """
         query = _build_query(ftj)
-        if query is None:
+        if query is None or ftj.spec is None:
             self.forget(ftj)
             return None
-        ask = partial(self._read, ftj, query)
-        return await get_recent(self._results, ftj.uid, query, ask, clock=self.clock, settings=self.settings)
+        servers = self.settings.servers(ftj.spec.tracking)
+        return await self._reads.read(ftj, servers, query, partial(self._read, ftj, query))
 
     def forget(self, ftj: FineTuneJob) -> None:
-        """Discard the last result: MLflow was written to, or the job was deleted."""
-        self._results.pop(ftj.uid, None)
+        """Discard the last answer: MLflow was written to, or the job was deleted."""
+        self._reads.forget(ftj)
 
     async def tracked(self, ftj: FineTuneJob) -> Tracked | None:
         """The server and the registry of a job, with its credentials; None when it has none.

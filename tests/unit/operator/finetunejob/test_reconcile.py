@@ -544,7 +544,7 @@ async def test_mlflow_that_refuses_a_write_does_not_keep_the_status_from_being_w
     status = after.status.model_copy(update={"mlflow": MlflowStatus(run_id="r1")})
     decision = Decision(status=status, actions=(FinishRun("r1", "FAILED"),))
     with pytest.raises(ExternalError):
-        await world.reconciler.applier.apply(after, decision, NOW)
+        await world.reconciler._carry_out(after, decision, NOW)
     assert world.status["mlflow"] == {"runId": "r1"}
     assert world.condition(ConditionType.TRACKED) == (ConditionReason.MLFLOW_FORBIDDEN, "no")
 
@@ -600,7 +600,7 @@ async def test_numbers_go_to_the_run_before_the_version_says_that_it_has_them(
     world = World(settings=SETTINGS)
     after = read_finetunejob(world.kube.objects["FineTuneJob", "team", "tune"], Defaults())
     actions = (LogMetrics("r1", {"eval_f1": 0.5}, 41), TagVersion("m", "4", {"eval_f1": "0.5"}))
-    await world.reconciler.applier.apply(after, Decision(status=after.status, actions=actions), NOW)
+    await world.reconciler.applier.apply(after, Decision(status=after.status, actions=actions))
     assert written == [("r1", {"eval_f1": 0.5}, 41), ("m", "4", {"eval_f1": "0.5"})]
 
 

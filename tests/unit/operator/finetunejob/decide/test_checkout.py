@@ -9,12 +9,10 @@ import pytest
 from finetune_crds.code import CodeStatus
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide import checkout
 from finetune_operator.finetunejob.model import EnsureRun, FineTuneJob, Mlflow, ResolvedRevision
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
-    FAILED,
     SETTINGS,
     conclude,
     ftj,
@@ -122,19 +120,3 @@ def test_a_job_that_is_resumed_waits_for_its_commit(revision: ResolvedRevision |
         ConditionReason.GIT_UNREACHABLE,
         "the repository cannot be reached",
     )
-
-
-ASKED: dict[str, tuple[FineTuneJob, bool]] = {
-    "a branch": (job(), True),
-    "a commit": (job(COMMIT), False),
-    "a commit that is cut off": (job(COMMIT[:12]), True),
-    "it is known": (job(before=status(ACCEPTED, code=KNOWN)), False),
-    "a job that is not accepted": (job(before=status()), False),
-    "a job that failed": (job(before=status(ACCEPTED, FAILED)), False),
-    "no repository": (ftj(), False),
-}
-
-
-@pytest.mark.parametrize(("finetunejob", "expected"), ASKED.values(), ids=ASKED)
-def test_when_the_server_is_asked(finetunejob: FineTuneJob, expected: bool) -> None:
-    assert (checkout.repository_to_resolve(finetunejob) is not None) == expected

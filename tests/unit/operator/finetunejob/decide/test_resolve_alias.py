@@ -11,13 +11,11 @@ import yaml
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus, Pinned
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.decide.resolve_alias import aliases_to_resolve
 from finetune_operator.finetunejob.model import AliasVersion, Decision, FineTuneJob, Mlflow
 from finetune_operator.finetunejob.resolve import pinned
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
-    FAILED,
     NO_MLFLOW,
     PREPARED,
     SETTINGS,
@@ -25,7 +23,6 @@ from worlds.memory.decisions import (
     conclude,
     ftj,
     observed,
-    running,
     said,
     status,
     tracked,
@@ -43,24 +40,6 @@ def job(job_status: FineTuneJobStatus | None = None, **parts: Any) -> FineTuneJo
     finetunejob = ftj(job_status or status(ACCEPTED, ADMITTED), **{"model": BASE, **parts})
     assert finetunejob.spec
     return FineTuneJob(**{**vars(finetunejob), "spec": pinned(finetunejob.spec, finetunejob.status.pinned)})
-
-
-LOOKED_UP: dict[str, tuple[FineTuneJob, set[str]]] = {
-    "a base": (job(), {"base"}),
-    "both": (job(objective=TEACHER), {"base", "teacher"}),
-    "a teacher": (ftj(status(ACCEPTED, ADMITTED), objective=TEACHER), {"teacher"}),
-    "a version": (job(model={"base": "models:/support/3"}), set()),
-    "a base that is known": (job(status(ACCEPTED, ADMITTED, pinned=Pinned(base="models:/support/3"))), set()),
-    "suspended": (job(suspend=True), set()),
-    "one that was not accepted": (job(status(ADMITTED)), set()),
-    "one that an earlier operator started": (job(running()), set()),
-    "one that failed": (job(status(FAILED)), set()),
-}
-
-
-@pytest.mark.parametrize(("of", "fields"), LOOKED_UP.values(), ids=LOOKED_UP)
-def test_what_is_looked_up(of: FineTuneJob, fields: set[str]) -> None:
-    assert set(aliases_to_resolve(of)) == fields
 
 
 def decided(of: FineTuneJob, **alias_versions: AliasVersion) -> Decision:

@@ -11,7 +11,6 @@ import yaml
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import CheckpointStatus, ResumedFrom
 from finetune_operator.defaults import Defaults
-from finetune_operator.finetunejob.decide import resume_from
 from finetune_operator.finetunejob.model import FineTuneJob, ResumedJob
 from finetune_operator.finetunejob.resolve import resolve
 from worlds.memory.decisions import (
@@ -207,7 +206,6 @@ def test_the_pods_get_what_was_found() -> None:
 
 def test_a_suspended_job_waits_for_nobody() -> None:
     suspended = job(suspend=True)
-    assert resume_from.resumed_job_name(suspended) is None
     assert conclude(suspended).status.phase == "Suspended"
 
 
@@ -217,19 +215,3 @@ def test_a_job_that_is_resumed_waits_for_the_other() -> None:
     decision = conclude(ftj(paused, **body), observed(resumed=ResumedJob(first())))
     assert (decision.status.phase, decision.status.suspend_time) == ("Pending", None)
     assert said(decision, ConditionType.READY) == ("False", *STILL_RUNS)
-
-
-LOOKS: dict[str, tuple[FineTuneJob, str | None]] = {
-    "for a job": (job(), "first"),
-    "known already": (job(RESOLVED), None),
-    "for a place": (job(reference={"type": "Uri", "uri": FOLDER}), None),
-    "for nothing": (ftj(status(ADMITTED)), None),
-    "being deleted": (dataclasses.replace(job(), deleting=True), None),
-    "without a spec": (dataclasses.replace(job(), spec=None), None),
-    "after its end": (dataclasses.replace(job(), status=status(FAILED)), None),
-}
-
-
-@pytest.mark.parametrize(("ours", "name"), LOOKS.values(), ids=LOOKS)
-def test_which_job_is_looked_at(ours: FineTuneJob, name: str | None) -> None:
-    assert resume_from.resumed_job_name(ours) == name

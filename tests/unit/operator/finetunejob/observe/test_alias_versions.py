@@ -23,6 +23,7 @@ from finetune_operator.settings import Settings
 from standins.databricks import Workspace
 from standins.kube import StandIn
 from worlds.memory.decisions import ACCEPTED, condition, ftj, status
+from worlds.memory.reads import wait_for_answers
 
 MODEL = "main.llm.support"
 TRACKING = {"uri": "databricks", "secretRef": {"name": "databricks"}}
@@ -39,9 +40,9 @@ class World:
     clock: float = 0.0
 
     def __post_init__(self) -> None:
-        settings = Settings()
-        poller = RunPoller(self.kube, settings, clock=lambda: self.clock)
-        self.reader = AliasVersionReader(poller, settings, clock=lambda: self.clock)
+        settings, pace = Settings(), wait_for_answers(lambda: self.clock)
+        poller = RunPoller(self.kube, settings, pace)
+        self.reader = AliasVersionReader(poller, settings, pace)
         data = {
             name: base64.b64encode(value.encode()).decode() for name, value in self.workspace.secret.items()
         }
@@ -158,9 +159,10 @@ class Watched(Outages):
 
 async def test_a_registry_that_is_away_is_left_alone_and_says_nothing_of_the_server_of_others() -> None:
     settings = Settings(tracking_uri="http://mlflow.platform:5000")
-    poller = RunPoller(StandIn(), settings, clock=lambda: 0.0)
+    pace = wait_for_answers(lambda: 0.0)
+    poller = RunPoller(StandIn(), settings, pace)
     poller.outages = watched = Watched(lambda: 0.0, 10)
-    reader = AliasVersionReader(poller, settings, clock=lambda: 0.0)
+    reader = AliasVersionReader(poller, settings, pace)
     usual = ftj(status(ACCEPTED), model={"base": "models:/support@champion"})
     odd = ftj(
         status(ACCEPTED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from finetune_operator.finetunejob.observe.kueue_workloads import WorkloadReader
 from finetune_operator.kube import KubeError, Listing
 from standins.kube import StandIn
 from worlds.memory.decisions import NOW, child, controller, ftj, later, running
+from worlds.memory.reads import wait_for_answers
 
 Json = dict[str, Any]
 JOB = "tune-train-1"
@@ -74,7 +76,7 @@ SAID: dict[str, tuple[list[Json], QueueState]] = {
 
 @pytest.mark.parametrize(("exist", "expected"), SAID.values(), ids=SAID)
 async def test_said(exist: list[Json], expected: QueueState) -> None:
-    reader = WorkloadReader(StandIn(*exist), lambda: 0.0)
+    reader = WorkloadReader(StandIn(*exist), wait_for_answers(lambda: 0.0))
     assert await reader.read(ftj(running()), {JOB: suspended()}, NOW) == expected
 
 
@@ -90,14 +92,14 @@ QUIET: dict[str, dict[str, Json]] = {
 @pytest.mark.parametrize("jobs", QUIET.values(), ids=QUIET)
 async def test_nothing_is_asked_about_what_waits_in_no_queue(jobs: dict[str, Json]) -> None:
     kube = StandIn()
-    assert await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), jobs, NOW) is None
+    assert await WorkloadReader(kube, wait_for_answers(lambda: 0.0)).read(ftj(running()), jobs, NOW) is None
     assert kube.asked == []
 
 
 async def test_an_evaluation_is_looked_up_once_the_training_has_ended() -> None:
     kube = StandIn(workload(FULL, uid="uid-of-tune-evaluate"))
     jobs = {JOB: suspended("Complete", suspend=False), "tune-evaluate": suspended(name="tune-evaluate")}
-    states = await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), jobs, NOW)
+    states = await WorkloadReader(kube, wait_for_answers(lambda: 0.0)).read(ftj(running()), jobs, NOW)
     assert states == QueueState(reason="Pending", message="insufficient unused quota")
 
 
@@ -124,12 +126,17 @@ async def test_what_cannot_be_read_does_not_end_the_pass(
     kube.refuse = {
         ("get" if kind == "QueueVisibility" else "list", kind): error for kind, error in refuse.items()
     }
-    assert await WorkloadReader(kube, lambda: 0.0).read(ftj(running()), {JOB: suspended()}, NOW) == expected
+    assert (
+        await WorkloadReader(kube, wait_for_answers(lambda: 0.0)).read(
+            ftj(running()), {JOB: suspended()}, NOW
+        )
+        == expected
+    )
 
 
 async def test_all_jobs_of_a_namespace_share_a_list_for_five_seconds() -> None:
     kube, seconds = StandIn(), 0.0
-    reader = WorkloadReader(kube, lambda: seconds)
+    reader = WorkloadReader(kube, wait_for_answers(lambda: seconds))
     counts = []
     for now in (0.0, 4.9, 5.0):
         seconds = now
@@ -141,7 +148,7 @@ async def test_all_jobs_of_a_namespace_share_a_list_for_five_seconds() -> None:
 
 async def test_a_missing_workload_is_as_old_as_the_list() -> None:
     seconds = 0.0
-    reader = WorkloadReader(StandIn(), lambda: seconds)
+    reader = WorkloadReader(StandIn(), wait_for_answers(lambda: seconds))
     for seconds, read in ((0.0, 0.0), (4.5, 0.0), (5.0, 5.0)):
         states = await reader.read(ftj(running()), {JOB: suspended()}, later(seconds))
         assert states == QueueState(workload=False, read_at=later(read))
@@ -163,7 +170,7 @@ class Slow(StandIn):
 
 async def test_all_that_read_at_the_same_time_share_a_list_however_long_it_takes() -> None:
     kube, seconds = Slow(workload(FULL), pending("job-tune-x")), 0.0
-    reader = WorkloadReader(kube, lambda: seconds)
+    reader = WorkloadReader(kube, wait_for_answers(lambda: seconds))
 
     async def answer() -> None:
         nonlocal seconds
@@ -171,7 +178,10 @@ async def test_all_that_read_at_the_same_time_share_a_list_however_long_it_takes
         seconds = 60.0
         kube.may_answer.set()
 
-    reads = [reader.read(ftj(running()), {JOB: suspended()}, NOW) for _ in range(16)]
+    reads = [
+        reader.read(dataclasses.replace(ftj(running()), uid=f"u{number}"), {JOB: suspended()}, NOW)
+        for number in range(16)
+    ]
     *states, _ = await asyncio.wait_for(asyncio.gather(*reads, answer()), timeout=10)
     assert states == [QueueState(reason="Pending", message="insufficient unused quota", position=1)] * 16
     assert kube.done("list", "get") == ["Workload/", "QueueVisibility/gpus"]
@@ -179,9 +189,12 @@ async def test_all_that_read_at_the_same_time_share_a_list_however_long_it_takes
 
 async def test_a_read_that_is_cancelled_leaves_the_others_theirs() -> None:
     kube = Slow(workload(FULL))
-    reader = WorkloadReader(kube, lambda: 0.0)
+    reader = WorkloadReader(kube, wait_for_answers(lambda: 0.0))
     first, second = (
-        asyncio.create_task(reader.read(ftj(running()), {JOB: suspended()}, NOW)) for _ in range(2)
+        asyncio.create_task(
+            reader.read(dataclasses.replace(ftj(running()), uid=uid), {JOB: suspended()}, NOW)
+        )
+        for uid in ("u1", "u2")
     )
     await asyncio.wait_for(kube.is_asked.wait(), timeout=10)
     first.cancel()

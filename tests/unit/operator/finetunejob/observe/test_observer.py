@@ -33,6 +33,7 @@ from worlds.memory.decisions import (
     running,
     status,
 )
+from worlds.memory.reads import wait_for_answers
 
 Json = dict[str, Any]
 JOB = "tune-train-1"
@@ -50,7 +51,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.observer = FineTuneJobObserver(
-            self.kube, self.store, self.settings, clock=lambda: self.clock, wake=self.woken.append
+            self.kube, self.store, self.settings, wait_for_answers(lambda: self.clock, self.woken.append)
         )
 
     def know(self, kind: str, body: Json, version: int = 1) -> None:

@@ -41,6 +41,7 @@ from worlds.memory.decisions import (
     status,
     tracked,
 )
+from worlds.memory.reads import wait_for_answers
 
 Json = dict[str, Any]
 
@@ -54,7 +55,7 @@ class World:
     clock: float = 0.0
 
     def __post_init__(self) -> None:
-        self.poller = RunPoller(self.kube, self.settings, clock=lambda: self.clock)
+        self.poller = RunPoller(self.kube, self.settings, wait_for_answers(lambda: self.clock))
 
 
 def secret(**values: str) -> Json:
@@ -189,7 +190,7 @@ async def test_nothing_is_kept_of_a_job_that_is_over(mlflow_queries: Asked) -> N
     world = World()
     await world.poller.poll(ftj(running(mlflow=RUN)))
     await world.poller.poll(ftj(status(SUCCEEDED, CLOSED, mlflow=RUN)))
-    assert world.poller._results == {}
+    assert (world.poller._reads._answers, world.poller._reads._reads) == ({}, {})
 
 
 URI = "http://mlflow:5000"

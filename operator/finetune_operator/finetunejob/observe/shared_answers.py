@@ -1,49 +1,13 @@
-"""Answers of servers about FineTuneJobs, cached for a share of the poll interval."""
+"""Answers to questions that several FineTuneJobs have."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from finetune_operator.settings import Settings
-
 Answer = TypeVar("Answer")
-
-
-class CachedAnswer(NamedTuple, Generic[Answer]):
-    """An answer, to which question, and when it was asked."""
-
-    at: float
-    question: Hashable
-    answer: Answer
-
-
-# NB: a pass that comes a little early, as passes at a poll interval do, asks again.
-INTERVAL_SHARE = 0.8
-"""Of the poll interval: how long an answer counts."""
-
-Results = dict[str, CachedAnswer[Answer]]
-"""By the FineTuneJob's uid."""
-
-
-async def get_recent(
-    results: Results[Answer],
-    uid: str,
-    question: Hashable,
-    ask: Callable[[], Awaitable[Answer]],
-    *,
-    clock: Callable[[], float],
-    settings: Settings,
-) -> Answer:
-    """The answer to a question about a job, at most a poll interval old."""
-    now, cached = clock(), results.get(uid)
-    if cached and cached.question == question and now - cached.at < settings.poll_seconds * INTERVAL_SHARE:
-        return cached.answer
-    answer = await ask()
-    results[uid] = CachedAnswer(now, question, answer)
-    return answer
 
 
 class _Request(NamedTuple, Generic[Answer]):

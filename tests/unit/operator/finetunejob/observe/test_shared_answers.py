@@ -1,38 +1,10 @@
-"""Answers about jobs: asked for once in a poll interval, and again for another question."""
+"""Questions that several jobs have are asked once in an interval."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
-from finetune_operator.finetunejob.observe.ttl_cache import Results, SharedAnswers, get_recent
-from worlds.memory.decisions import SETTINGS
-
-
-async def test_a_question_is_asked_again_when_it_is_another_or_old() -> None:
-    settings = dataclasses.replace(SETTINGS, poll_seconds=5.0)
-    results: Results[int] = {}
-    calls: list[tuple[float, str, str]] = []
-    now = [0.0]
-
-    async def about(uid: str, question: str) -> int:
-        async def ask() -> int:
-            calls.append((now[0], uid, question))
-            return len(calls)
-
-        return await get_recent(results, uid, question, ask, clock=lambda: now[0], settings=settings)
-
-    answers = []
-    for now[0], uid, question in (
-        (0.0, "a", "run 1"),
-        (1.0, "b", "run 1"),
-        (3.9, "a", "run 1"),
-        (4.0, "a", "run 1"),
-        (4.1, "a", "run 2"),
-    ):
-        answers.append(await about(uid, question))
-    assert answers == [1, 2, 1, 3, 4]
-    assert calls == [(0.0, "a", "run 1"), (1.0, "b", "run 1"), (4.0, "a", "run 1"), (4.1, "a", "run 2")]
+from finetune_operator.finetunejob.observe.shared_answers import SharedAnswers
 
 
 async def test_a_question_of_several_jobs_is_asked_once_also_at_the_same_time() -> None:

@@ -1,0 +1,37 @@
+"""What became of the writes to MLflow and Databricks, for the status that follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from finetune_operator.finetunejob.decide.created_run import record_run
+from finetune_operator.finetunejob.decide.failed_action import record_failed_action
+from finetune_operator.finetunejob.model import (
+    ActionResult,
+    CancelRun,
+    Decision,
+    FineTuneJob,
+    SubmitRun,
+)
+from finetune_operator.finetunejob.preparation import databricks
+from finetune_operator.settings import Settings
+
+
+def record_results(
+    ftj: FineTuneJob,
+    decision: Decision,
+    results: Iterable[ActionResult],
+    settings: Settings,
+    *,
+    now: datetime,
+) -> Decision:
+    """The decision, whose status now has what its actions brought."""
+    for result in results:
+        if result.problem:
+            decision = record_failed_action(ftj, decision, result.action, result.problem, now=now)
+        elif isinstance(result.action, SubmitRun | CancelRun):
+            decision = databricks.record_run_id(decision, result.databricks_run_id)
+        elif result.run:
+            decision = record_run(ftj, decision, result.run, result.server, settings, now=now)
+    return decision

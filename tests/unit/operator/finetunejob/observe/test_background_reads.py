@@ -1,0 +1,152 @@
+"""Servers are read beside the passes: a pass gets the last answer, and waits only for a server that answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, ReadPace
+from worlds.memory.decisions import ftj
+
+
+@dataclass
+class World:
+    """Reads of a server that answers when it is told to, and a clock that moves when told.
+
+    Attributes:
+        patience: of a pass, in seconds of the real clock.
+        questions: what the server was asked.
+    """
+
+    patience: float = 60.0
+    clock: float = 0.0
+    answers_at_once: bool = True
+    questions: list[str] = field(default_factory=list)
+    woken_jobs: list[str] = field(default_factory=list)
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.pace = ReadPace(
+            lambda: self.clock, self.woken_jobs.append, max_reads=2, patience_seconds=self.patience
+        )
+        self.reads = BackgroundReads[str](self.pace, max_age_seconds=4.0)
+
+    async def read(
+        self, question: str = "run 1", job: FineTuneJob | None = None, server: str = "mlflow"
+    ) -> str | None:
+        async def ask() -> str:
+            self.questions.append(question)
+            number = len(self.questions)
+            if not self.answers_at_once:
+                await self.may_answer.wait()
+            if self.error:
+                raise self.error
+            return f"{question}: answer {number}"
+
+        return await self.reads.read(job or ftj(), server, question, ask)
+
+    async def answer(self) -> None:
+        """Have the server answer all that it was asked."""
+        self.may_answer.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.may_answer.clear()
+
+
+def slow_world() -> World:
+    return World(patience=0.001, answers_at_once=False)
+
+
+def another_job(number: int = 2) -> FineTuneJob:
+    return dataclasses.replace(ftj(), uid=f"u{number}", name=f"tune-{number}")
+
+
+async def test_a_server_that_answers_at_once_is_read_by_the_pass_that_asks() -> None:
+    world, answers = World(), []
+    for world.clock, question in ((0.0, "run 1"), (3.9, "run 1"), (4.0, "run 1"), (4.1, "run 2")):
+        answers.append(await world.read(question))
+    assert answers == ["run 1: answer 1", "run 1: answer 1", "run 1: answer 2", "run 2: answer 3"]
+    assert world.woken_jobs == []
+
+
+async def test_the_answer_of_a_slow_server_brings_the_next_pass() -> None:
+    world = slow_world()
+    assert (await world.read(), world.woken_jobs) == (None, [])
+    # Passes until then ask nothing more.
+    assert await world.read() is None
+    await world.answer()
+    assert world.woken_jobs == ["team/tune"]
+    assert await world.read() == "run 1: answer 1"
+    assert world.questions == ["run 1"]
+
+
+async def test_an_old_answer_counts_while_a_new_one_is_read_and_that_of_another_question_never() -> None:
+    world = World(patience=0.001)
+    first = await world.read()
+    world.clock, world.answers_at_once = 10.0, False
+    assert await world.read() == first
+    assert await world.read("run 2") is None
+    await world.answer()
+    # The read of the first question was replaced by that of the second one.
+    assert (await world.read("run 2"), world.questions) == ("run 2: answer 3", ["run 1", "run 1", "run 2"])
+
+
+async def test_what_was_written_meanwhile_is_read_again() -> None:
+    world = slow_world()
+    await world.read()
+    world.reads.forget(ftj())
+    await world.answer()
+    assert await world.read() is None
+    await world.answer()
+    assert await world.read() == "run 1: answer 2"
+
+
+async def test_one_pass_waits_for_a_slow_server_and_the_others_do_not() -> None:
+    world = World(patience=30.0, answers_at_once=False)
+    first = asyncio.create_task(world.read())
+    await asyncio.sleep(0)
+    world.pace.patience_seconds = 0.001
+    await world.read(job=another_job())
+    # Were anybody to wait from now on, this test would last a minute.
+    world.pace.patience_seconds = 60.0
+    assert await world.read(job=another_job(3)) is None
+    first.cancel()
+    # Another server is waited for.
+    world.answers_at_once = True
+    await world.answer()
+    assert await world.read(job=another_job(4), server="another") == "run 1: answer 4"
+
+
+async def test_few_reads_run_at_a_time() -> None:
+    world = slow_world()
+    for number in range(5):
+        await world.read(job=another_job(number))
+    await asyncio.sleep(0)
+    assert len(world.questions) == 2
+    world.answers_at_once = True
+    await world.answer()
+    assert len(world.questions) == 5
+
+
+async def test_an_error_is_that_of_the_pass_that_waits() -> None:
+    world = World(error=ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        await world.read()
+    world.error = None
+    assert await world.read() == "run 1: answer 2"
+
+
+async def test_an_error_that_no_pass_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    world = slow_world()
+    world.error = ValueError("no")
+    await world.read()
+    with caplog.at_level(logging.WARNING):
+        await world.answer()
+    assert [record.message for record in caplog.records] == ["team/tune: no"]
+    assert world.woken_jobs == []
