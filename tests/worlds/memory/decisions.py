@@ -264,11 +264,13 @@ def conclude(
     settings: Settings = NO_MLFLOW,
     answer: DryRunAnswer | None = FINE,
 ) -> Decision:
-    """The decision; by default there is no MLflow, so that training needs no run.
+    """The decision; by default there is no MLflow, so that training needs no run, and where there is one, it has the run.
 
     answer: what the API server says to dry runs; None: they are still to come.
     """
-    return decide(ftj, replace(seen or observed(), dry_run_answer=answer), at, settings)
+    if seen is None:
+        seen = observed(mlflow=tracked() if settings.tracking_uri else None)
+    return decide(ftj, replace(seen, dry_run_answer=answer), at, settings)
 
 
 CORRECTED = "; this job has finished: apply the corrected job under another name, or delete this job first"

@@ -179,7 +179,8 @@ def _submit(draft: Draft) -> None:
     if names.RUN_FINALIZER not in draft.ftj.finalizers:
         # `set_finalizer` sets it, and the pass after that submits.
         return
-    if pending_run.is_run_pending(draft):
+    # NB: the run is given the address of MLflow too, which only MLflow's answer has.
+    if pending_run.is_run_pending(draft) or pending_run.is_unread(draft):
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
         return
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "a Databricks run is being submitted")

@@ -238,13 +238,22 @@ def test_a_run_waits_for_the_mlflow_run_and_learns_its_id_and_its_workspace() ->
     )
     with_run = dataclasses.replace(tracked(), server="https://w")
     submissions = []
-    for mlflow in (with_run, Mlflow(problem=AWAY), None):
+    for mlflow in (with_run, Mlflow(problem=AWAY)):
         observation = Observed(mlflow=mlflow)
         decision = conclude(the_job(run("Submitting", run_id=None)), observation, settings=settings)
         (action,) = decision.actions
         assert isinstance(action, SubmitRun)
         submissions.append((action.submission.mlflow_run, action.submission.mlflow_host))
-    assert submissions == [("r1", "https://w"), ("", ""), ("", "")]
+    assert submissions == [("r1", "https://w"), ("", "")]
+    # MLflow has not answered yet.
+    for unread in (the_job(None), the_job(run("Submitting", run_id=None))):
+        waiting = conclude(unread, Observed(), settings=settings)
+        assert waiting.actions == ()
+        assert said(waiting, ConditionType.PREPARED) == (
+            "False",
+            "Preparing",
+            "preparation starts when the MLflow run exists",
+        )
 
 
 @pytest.mark.parametrize("run_status", [None, run("Submitting", run_id=None)], ids=["begins", "submits"])

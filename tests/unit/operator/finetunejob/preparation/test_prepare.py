@@ -15,6 +15,8 @@ from finetune_crds.data import Columns
 from finetune_crds.status import DataStatus, SplitCounts
 from finetune_crds.status_parts import MAX_DROPPED, Dropped, EvaluationSet, Redacted
 from finetune_operator import names
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.model import Mlflow
 from worlds.memory.decisions import (
     ADMITTED,
     NOW,
@@ -69,10 +71,16 @@ def prepare(*jobs: Json, pods: list[Json] | None = None, **parts: Any) -> Any:
     return conclude(ftj(BEFORE, data=SOURCE, **parts), observed(*jobs, pods=pods), at=later(5))
 
 
-def test_it_starts_without_mlflow_having_a_run() -> None:
+def test_it_waits_for_mlflow_and_not_for_one_that_is_away() -> None:
     created = datetime(2026, 8, 1, 23, 30, tzinfo=timezone(timedelta(hours=-1)))
     job = dataclasses.replace(ftj(NEW, data=SOURCE), created=created)
-    decision = conclude(job, observed(), settings=SETTINGS)
+    unread = conclude(job, observed(), settings=SETTINGS)
+    assert (applied(unread), said(unread, ConditionType.PREPARED)) == (
+        [],
+        ("False", "Preparing", "preparation starts when the MLflow run exists"),
+    )
+    away = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "away"))
+    decision = conclude(job, observed(mlflow=away), settings=SETTINGS)
     assert applied(decision) == ["ConfigMap/tune-prep", "Job/tune-prep"]
     assert (decision.status.phase, decision.status.start_time) == ("Preparing", NOW)
     recipe = yaml.safe_load(decision.apply[0]["data"]["recipe.yaml"])
@@ -113,6 +121,7 @@ def test_the_job_retries_what_is_nobodys_fault_and_nothing_else() -> None:
         {"name": "FINETUNE_RECIPE", "value": "/etc/finetune/recipe.yaml"},
         {"name": "MLFLOW_TRACKING_URI", "value": "http://mlflow:5000"},
         {"name": "MLFLOW_REGISTRY_URI", "value": "http://mlflow:5000"},
+        {"name": "MLFLOW_RUN_ID", "value": "r1"},
     ]
 
 
