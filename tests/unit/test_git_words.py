@@ -88,9 +88,7 @@ SENTENCES: dict[str, tuple[str, bool]] = {
 
 @pytest.mark.parametrize(("said", "counts"), SENTENCES.values(), ids=SENTENCES)
 def test_code_and_packages_wait_for_the_same_servers(said: str, counts: bool) -> None:
-    of_packages = installer.explain_failure(
-        f"Collecting tiny\n{said}\nerror: subprocess-exited-with-error\n"
-    ).code
+    of_packages = installer.explain_failure([*said.splitlines(), "error: subprocess-exited-with-error"]).code
     of_code = checkout._classify_failure(URL, said).exit_code
     assert [code != contract.EXIT_UNAVAILABLE for code in (of_packages, of_code)] == [counts, counts]
 
@@ -98,5 +96,5 @@ def test_code_and_packages_wait_for_the_same_servers(said: str, counts: bool) ->
 def test_a_login_that_is_sent_and_refused_is_judged_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_GIT_PASSWORD, "wrong")
     said = f"fatal: Authentication failed for '{URL}/'"
-    codes = {installer.explain_failure(said).code, checkout._classify_failure(URL, said).exit_code}
+    codes = {installer.explain_failure([said]).code, checkout._classify_failure(URL, said).exit_code}
     assert codes == {contract.EXIT_UNAVAILABLE}

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 INSTALL, RUN = "install", "run"
 FOLDER = Path(os.environ.get("FINETUNE_DEPENDENCIES_PATH", "/var/run/finetune/dependencies"))
@@ -26,17 +25,6 @@ NEVER, UNAVAILABLE, AGAIN = 64, 69, 1
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 # Settings of pip that would send the packages elsewhere.
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER")
-# In pip's log: a page that an index did not give, other than one that it does not have; and that an index answered.
-_NO_PAGE = re.compile(r"(Could not fetch URL (?!.*: (?:404|410) Client Error).*?)(?: - skipping)?$")
-_ANSWERED = re.compile(r"\s(?:Collecting|Downloading|Processing) ")
-# In pip's log: the time before each line, a command that begins, and one that failed.
-_TIME = re.compile(r"^\d{4}-\S+ ")
-_BEGINS = re.compile(r"\s*Running command (.+)$")
-_FAILED = re.compile(r"\s*ERROR: (?:\[present-rich\] )?(.+) exited with -?\d+$")
-# The command that is pip itself: it installs what a build needs.
-_NEEDED = re.compile(r"install(?:ing)? \w+ dependencies")
-# What pip shows before it asks again, and of pages that another index may have: it tells of the end in other words or in the log.
-_NOT_THE_END = re.compile(r"Retrying \(Retry\(|Could not fetch URL |Credentials not correct for ")
 # git's words for a server that may answer later. NB: the trainer's checkout has the same, and can import nothing of this file.
 _AWAY = (
     r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
@@ -45,182 +33,112 @@ _AWAY = (
     r"Broken pipe|Resolving timed out|CONNECT aborted|"
     r"error: (?:408|429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
 )
+# In pip's log: the time before each line; a package that was found; a build that begins, and one that failed.
+_TIME = re.compile(r"^\d{4}-\S+ ")
+_BUILD_BEGINS = re.compile(r"\s*Running command ")
+_BUILD_FAILED = re.compile(r"ERROR: .+ exited with -?\d+$")
+_FOUND = re.compile(r"\s*(?:Collecting|Downloading|Processing) ")
+# What pip says before it asks again, or another index.
+_NOT_THE_END = re.compile(
+    r"Retrying \(Retry\(|Credentials not correct for |Could not fetch URL .*: (?:404|410) Client Error"
+)
 # An error that pip did not expect: a traceback follows.
 _UNEXPECTED = "ERROR: Exception:"
-_REFUSED = "the package index refuses the login: check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL ({})"
+_PREFIX = re.compile("^(?:ERROR: |\N{MULTIPLICATION SIGN} |╰─> )")
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 _MAX_MESSAGE_CHARS = 400
+_UNBUILT = f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of it"
 
-
-class _Meaning(NamedTuple):
-    """What pip says, and what that means."""
-
-    pattern: str
-    code: int
-    sentence: str  # with what was found in its braces
-    of_requirement: bool = (
-        False  # to be said of an address that a requirement names, not of what an index lists
-    )
-    of_build: bool = False  # a build may say it too
-
-
-# In the order in which they count.
-# NB: where an index refuses a page or does not answer, pip says "No matching distribution", and why in its log alone.
+# What pip, git or a build says in the line that counts; the exit code; and what to do. The first that fits counts.
+# NB: where an index does not answer, pip ends with "No matching distribution", so the servers come before it.
 _MEANINGS = (
-    _Meaning(
+    (
         r"No module named pip$",
         NEVER,
         "the image has no pip: use an image that has it, or one that has the packages already",
     ),
-    _Meaning(
+    (
         r"Cannot find command 'git'",
         NEVER,
         "the image has no git, which a requirement needs: use an image that has it, or name the package of an index",
     ),
-    _Meaning(
-        r"certificate verif(?:y|ication) failed.*|SSL certificate problem.*",
+    (r"No space left on device", AGAIN, "the node has no space left for the packages"),
+    # NB: the container that installs has the limits of the container trainer.
+    (
+        r"Killed signal terminated program|unable to execute command: Killed|signal: 9, SIGKILL|exited with -9$",
+        AGAIN,
+        "a build was killed: raise the memory limit of the container trainer",
+    ),
+    (
+        r"certificate verif(?:y|ication) failed|SSL certificate problem",
         AGAIN,
         "a server shows a certificate that the image does not trust: mount that of its authority, and name the file in PIP_CERT, "
-        "and in GIT_SSL_CAINFO for git ({})",
+        "and in GIT_SSL_CAINFO for git",
     ),
-    _Meaning(
-        r"HTTP error (?:404|410) while getting (\S+)$",
-        NEVER,
-        "nothing is at the address of a requirement: correct it ({})",
-        of_requirement=True,
-    ),
-    _Meaning(
-        r"HTTP error 40[13] while getting (\S+)$",
+    (
+        r"URLError: <urlopen error |HTTPError: HTTP Error (?:429|5\d\d)",
         AGAIN,
-        "the address of a requirement is not there, or needs a login: correct it, or name the package of an index ({})",
-        of_requirement=True,
+        "a build could not download what it needs: let the pods reach it, or require a version that has a wheel",
     ),
-    _Meaning(
-        r"HTTPS?ConnectionPool\(.*Max retries exceeded.*|ReadTimeoutError.*|HTTP error (?:429|5\d\d) while getting \S+$|"
-        r"(?:Failed to connect to|Failed to establish a secure connection to) .* while fetching .*|Unable to fetch .*|"
-        r"(Download failed after .*)\n.*URL: .*",
+    (
+        rf"HTTPS?ConnectionPool\(|ReadTimeoutError|HTTP error (?:429|5\d\d)|Could not fetch URL \S+: (?!40[13] Client Error)|"
+        r"while fetching |Unable to fetch |Download failed after |ProtocolError: |"
+        rf"(?:fatal|error|ssh): .*(?:{_AWAY})|Could not resolve host",
         UNAVAILABLE,
-        "the server of a requirement does not answer: check its address, and that the pods may reach it ({})",
-        of_requirement=True,
+        "a server does not answer: check PIP_INDEX_URL and the addresses of requirements, and that the pods may reach them",
+    ),
+    # NB: pip shows a login as me:****@. Some indexes without one also refuse what they do not have.
+    (
+        r"https?://[^/@\s]+@\S+: 40[13] Client Error|HTTP error 401 |fatal: Authentication failed",
+        UNAVAILABLE,
+        "a server refuses the login: check PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and the login of git",
+    ),
+    (
+        r"40[13] Client Error|HTTP error 403 |fatal: .*error: 40[13]|could not read (?:Username|Password)|fatal: repository .* not found|"
+        r"does not appear to be a git repository",
+        AGAIN,
+        "what a requirement asks for is not there, or needs a login: correct the requirement, or give pip or git a login",
     ),
     # A mirror may be behind.
-    _Meaning(
-        r"HTTP error (?:404|410) while getting (\S+).*",
+    (
+        r"HTTP error (?:404|410) while getting \S+(?:\.metadata| \(from )|Wheel \S+ located at .* is invalid|DO NOT MATCH THE HASHES",
         AGAIN,
-        "the package index lists a file that it does not have: it may have it later, or require another version ({})",
+        "a file is not there, is cut off, or is another one than its index or its requirement says: it may be right later, or require "
+        "another version",
     ),
-    _Meaning(
-        r"Could not fetch URL (?!\S+: 40[13] Client Error).*|Max retries exceeded.*|HTTP error (?:429|5\d\d).*|ReadTimeoutError.*|"
-        r"Download failed after .*|(?:Failed to connect to|Failed to establish a secure connection to) .* while fetching .*|Unable to fetch .*",
-        UNAVAILABLE,
-        "the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it ({})",
-    ),
-    # NB: not a line of the traceback before it.
-    _Meaning(
-        r"^\S*ProtocolError: .*Connection broken: .*",
-        UNAVAILABLE,
-        "a server broke off a download: check PIP_INDEX_URL and the addresses of requirements, and that the pods may reach them ({})",
-    ),
-    _Meaning(
-        r"Wheel (\S+) located at .* is invalid",
-        AGAIN,
-        "a wheel is damaged or was cut off: put a whole one in its place ({})",
-    ),
-    # NB: pip shows a login as me:****@, and some indexes without one also refuse what they do not have.
-    _Meaning(
-        r"Could not fetch URL https?://[^/@\s]+@\S+: (40[13] Client Error.*)|HTTP error 40[13].*",
-        UNAVAILABLE,
-        _REFUSED,
-    ),
-    _Meaning(
-        r"Could not fetch URL (\S+: 40[13] Client Error.*)",
-        AGAIN,
-        "a package index without a login refuses a page, which it may also do for what it does not have: correct the requirement, "
-        "or put a login into PIP_INDEX_URL or PIP_EXTRA_INDEX_URL ({})",
-    ),
-    _Meaning(r"(?:401|403) (?:Client )?Error.*", UNAVAILABLE, _REFUSED),
-    _Meaning(
-        r"(?<=No matching distribution found for )[^\n(]+",
+    (
+        r"No matching distribution found for ",
         NEVER,
-        f"the package index has no {{}} for Python {_VERSION}: correct the requirement, or name another index in "
+        f"the package index has no such version for Python {_VERSION}: correct the requirement, or name another index in "
         "PIP_INDEX_URL or PIP_EXTRA_INDEX_URL",
     ),
-    _Meaning(
-        r"Cannot install .* because .*|ResolutionImpossible.*",
+    (
+        r"is not a supported wheel on this platform|requires a different Python",
         NEVER,
-        "the requirements contradict each other, or ask for another torch than the image has: correct them ({})",
+        f"a package is not for Python {_VERSION} on the platform of the image: require another version of it, or use another image",
     ),
-    _Meaning(
-        r"(\S+) is not a supported wheel on this platform",
+    (
+        r"Cannot install .* because |ResolutionImpossible",
         NEVER,
-        f"a wheel is not for Python {_VERSION} on the platform of the image: name one that is ({{}})",
+        "the requirements contradict each other, or ask for another torch than the image has: correct them",
     ),
-    _Meaning(
-        r"Package .* requires a different Python.*",
+    (
+        r"HTTP error (?:404|410) |OSError: \[Errno 2\] No such file or directory|does not appear to be a Python project|"
+        r"pathspec .* did not match|not our ref |unadvertised object|couldn't find remote ref|reference is not a tree",
         NEVER,
-        "a package is not for the Python of the image: require another version of it, or use another image ({})",
+        "what is at the address of a requirement is missing or something else: correct the requirement",
     ),
-    _Meaning(
-        r"ERROR: Could not install packages due to an OSError: \[Errno 2\] No such file or directory: (.*)",
-        NEVER,
-        "a file of a requirement is not in the pod: correct its address, or mount it ({})",
-    ),
-    _Meaning(
-        r"(?<=ERROR: ).* does not appear to be a Python project.*",
-        NEVER,
-        "what is at the address of a requirement is no package: correct it ({})",
-    ),
-    # NB: a digest of the index is of a package alone, and that of a part of the file differs too.
-    _Meaning(
-        r"DO NOT MATCH THE HASHES[^\n]*\n +([^\n]+ ?@ .*)",
-        NEVER,
-        "what is at the address of a requirement has another digest than the requirement: correct it ({})",
-    ),
-    _Meaning(r"No space left on device", AGAIN, "the node has no space left for the packages", of_build=True),
-    _Meaning(
-        r"pathspec .* did not match.*|not our ref .*|unadvertised object.*|couldn't find remote ref.*|reference is not a tree.*",
-        NEVER,
-        "the repository of a requirement has no such branch, tag or commit: correct the requirement ({})",
-    ),
-    _Meaning(
-        r"(?<=fatal: )Authentication failed.*",
-        UNAVAILABLE,
-        "the server of a requirement refuses the login of git: correct it ({})",
-    ),
-    _Meaning(
-        r"(?<=fatal: )(?:repository .* not found|could not read (?:Username|Password).*|.* does not appear to be a git repository|"
-        r"unable to access .* error: 40[13])",
+    (
+        r"fatal: unable to access|git (?:clone|fetch|checkout|submodule) .* did not run successfully|Failed to build .* when git ",
         AGAIN,
-        "the repository of a requirement does not exist, or needs a login that git does not have: correct its address, or "
-        "name the package of an index ({})",
+        "the repository of a requirement cannot be fetched: correct the requirement",
     ),
-    _Meaning(
-        rf"(?:fatal|error|ssh): (.*(?:{_AWAY}).*)|(Could not resolve host.*)",
-        UNAVAILABLE,
-        "the server of a requirement does not answer: check its address, and that the pods may reach it ({})",
-    ),
-    _Meaning(
-        r"(?<=fatal: )unable to access .*|git (?:clone|fetch|checkout|submodule) .* did not run successfully|"
-        r"Failed to build .* when git .*",
-        AGAIN,
-        "the repository of a requirement cannot be fetched: correct the requirement ({})",
-    ),
-    # NB: the container that installs has the limits of the container trainer.
-    _Meaning(
-        r"\S.*(?:Killed signal terminated program|unable to execute command: Killed|signal: 9, SIGKILL).*|exit code: -9$",
-        AGAIN,
-        "a build was killed: raise the memory limit of the container trainer ({})",
-        of_build=True,
-    ),
-    _Meaning(
-        r"\S.*(?:URLError: <urlopen error |HTTPError: HTTP Error (?:429|5\d\d)).*",
-        AGAIN,
-        "a build could not download what it needs: let the pods reach it, or require a version that has a wheel ({})",
-        of_build=True,
+    (
+        r"ERROR: .+ exited with -?\d+$|Failed to build |Failed building wheel |subprocess-exited-with-error",
+        NEVER,
+        _UNBUILT,
     ),
 )
-# What pip says of a build that fails, where that says nothing of the above.
-_UNBUILT = re.compile(r"Failed to build .*|Failed building wheel .*|subprocess-exited-with-error")
 
 
 class Failure(Exception):  # noqa: N818 - an outcome of the pod
@@ -256,12 +174,12 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
         why = f"pip was ended by signal {-code}: the container may need a higher limit of memory"
         raise Failure(AGAIN, f"{why} ({_shorten(_last_words(output.splitlines()))})")
     if code:
-        written = log.read_text("utf-8", "replace") if log.is_file() else ""
-        command, words = _failed_command(written)
         # NB: where pip has a log, it writes what a build says to the log alone, and says "See above".
-        if words and not _NEEDED.search(command) and words[-1].strip() not in output:
-            print(f"{command} failed, and said:", *words, sep="\n", flush=True)
-        raise explain_failure(output, written, requirements)
+        last_lines = find_last_lines(log.read_text("utf-8", "replace") if log.is_file() else output)
+        words = find_words_of_build(last_lines)
+        if words:
+            print("A build failed, and said:", *words, sep="\n", flush=True)
+        raise explain_failure(last_lines, output.splitlines())
 
 
 def _torch_constraint(requirements: list[str]) -> str:
@@ -273,75 +191,28 @@ def _torch_constraint(requirements: list[str]) -> str:
         return ""
 
 
-def explain_failure(output: str, log: str = "", requirements: Sequence[str] = ()) -> Failure:
-    """What pip's output and its log amount to."""
-    command, words = _failed_command(log)
-    lines = [*output.splitlines(), *(words if _NEEDED.search(command) else ())]
-    final = (line for line in lines if not _NOT_THE_END.search(line))
-    last_lines = "\n".join([*_missing_pages(log), *final])
-    addresses = [
-        _strip_login(url) for text in requirements for url in re.findall(r"@\s*(https?://\S+)", text)[:1]
-    ]
-    with_build = "\n".join([last_lines, *words])
-    for meaning in _MEANINGS:
-        for match in re.finditer(
-            meaning.pattern, with_build if meaning.of_build else last_lines, re.MULTILINE
-        ):
-            if not meaning.of_requirement or _mentions(match[0], addresses):
-                return Failure(meaning.code, meaning.sentence.format(_shorten(match[match.lastindex or 0])))
-    unbuilt = _UNBUILT.search(last_lines)
-    if unbuilt:
-        why = f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of it"
-        return Failure(NEVER, f"{why} ({_shorten(_last_words(words) if words else unbuilt[0])})")
-    return Failure(AGAIN, f"pip failed: {_shorten(_last_words(output.splitlines()))}")
+def find_last_lines(log: str) -> list[str]:
+    """What pip's log says after the last package that pip has found: why it ends."""
+    lines = [line for entry in log.splitlines() if (line := _TIME.sub("", entry).rstrip())]
+    found = [number for number, line in enumerate(lines) if _FOUND.match(line)]
+    return [line for line in lines[found[-1] + 1 if found else 0 :] if not _NOT_THE_END.search(line)]
 
 
-def _strip_login(url: str) -> str:
-    """An address without a login, which pip hides, and without a fragment, which it leaves out in places."""
-    return _PASSWORD.sub("//", url).partition("#")[0]
+def explain_failure(last_lines: Sequence[str], output: Sequence[str] = ()) -> Failure:
+    """What the last lines of pip's log amount to, or else its output."""
+    for pattern, code, advice in _MEANINGS:
+        for line in last_lines:
+            if re.search(pattern, line):
+                words = find_words_of_build(last_lines) if advice is _UNBUILT else []
+                return Failure(code, f"{advice} ({_shorten((words or [line])[-1])})")
+    return Failure(AGAIN, f"pip failed: {_shorten(_last_words(output or last_lines))}")
 
 
-def _mentions(text: str, addresses: Sequence[str]) -> bool:
-    """Whether what pip says is of one of the addresses: it names the address, or the server with the path, or the server alone."""
-    if {_strip_login(url) for url in re.findall(r"https?://\S+", text)} & {*addresses}:
-        return True
-    pool = re.search(r"host='([^']*)', port=(\d+)\)(?:.*? with url: (\S+))?", text)
-    return pool is not None and any(pool.groups("") in _targets(url) for url in addresses)
-
-
-def _targets(url: str) -> list[tuple[str, str, str]]:
-    """The host, the port and the path of an address, as urllib3 names them with the path and without it."""
-    scheme, _, location = url.partition("://")
-    server, slash, path = location.partition("/")
-    host, _, port = server.lower().partition(":")
-    port = port or {"http": "80", "https": "443"}[scheme]
-    return [(host, port, slash + path), (host, port, "")]
-
-
-def _missing_pages(log: str) -> list[str]:
-    """Pages that indexes did not give for the package that pip looked for last: for those before, it found another index."""
-    pages: list[str] = []
-    for line in log.splitlines():
-        missing = _NO_PAGE.search(line)
-        if missing:
-            pages.append(missing[1])
-        elif _ANSWERED.search(line):
-            pages.clear()
-    return pages
-
-
-def _failed_command(log: str) -> tuple[str, list[str]]:
-    """The command that failed, as pip names it, and what it said; of two, one in the other, the inner one."""
-    lines = [_TIME.sub("", line) for line in log.splitlines()]
-    begun: dict[str, int] = {}
-    command, start, end = "", -1, 0
-    for number, line in enumerate(lines):
-        begins, failed = _BEGINS.match(line), _FAILED.match(line)
-        if begins:
-            begun[begins[1]] = number
-        elif failed and begun.get(failed[1], -1) > start:
-            command, start, end = failed[1], begun[failed[1]], number
-    return command, [line for line in lines[start + 1 : end] if line.strip()]
+def find_words_of_build(lines: Sequence[str]) -> list[str]:
+    """What a build said that failed."""
+    end = next((number for number, line in enumerate(lines) if _BUILD_FAILED.search(line)), 0)
+    begins = [number for number, line in enumerate(lines[:end]) if _BUILD_BEGINS.match(line)]
+    return [*lines[begins[-1] + 1 : end]] if begins else []
 
 
 def _last_words(output: Sequence[str]) -> str:
@@ -354,7 +225,7 @@ def _last_words(output: Sequence[str]) -> str:
 
 
 def _shorten(text: str) -> str:
-    return _PASSWORD.sub("//", text.strip())[:_MAX_MESSAGE_CHARS]
+    return _PASSWORD.sub("//", _PREFIX.sub("", text.strip()))[:_MAX_MESSAGE_CHARS]
 
 
 def run(command: list[str], folder: Path = FOLDER) -> None:

@@ -125,6 +125,7 @@ def test_a_script_of_torchrun_finds_what_the_image_lacks(tmp_path: Path, package
 
 
 START = "trainer.dependencies cannot be installed: "
+NO_ANSWER = "a server does not answer: check PIP_INDEX_URL and the addresses of requirements, and that the pods may reach them ("
 VERSION = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -132,8 +133,8 @@ def test_a_requirement_that_no_index_has(tmp_path: Path, packages: Path) -> None
     assert install(tmp_path, packages, "tiny>=99") == Ended(
         64,
         "DependenciesFailed",
-        f"{START}the package index has no tiny>=99 for {VERSION}: correct the requirement, or name another index in "
-        "PIP_INDEX_URL or PIP_EXTRA_INDEX_URL",
+        f"{START}the package index has no such version for {VERSION}: correct the requirement, or name another index in "
+        "PIP_INDEX_URL or PIP_EXTRA_INDEX_URL (No matching distribution found for tiny>=99)",
     )
 
 
@@ -152,9 +153,7 @@ def test_an_index_that_does_not_answer(tmp_path: Path, packages: Path) -> None:
     index = f"http://me:secret@127.0.0.1:{free_port()}/simple"
     ended = install(tmp_path, packages, "tiny==9", PIP_NO_INDEX="0", PIP_INDEX_URL=index, PIP_RETRIES="1")
     assert (ended.code, ended.reason) == (69, "DependenciesFailed")
-    assert ended.message.startswith(
-        f"{START}the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it (Could not fetch URL "
-    )
+    assert ended.message.startswith(f"{START}{NO_ANSWER}Could not fetch URL ")
     assert "secret" not in ended.message
 
 
@@ -165,7 +164,8 @@ def test_an_image_without_pip(tmp_path: Path, packages: Path) -> None:
     assert install(tmp_path, packages, "tiny", python=python, PYTHONPATH="") == Ended(
         64,
         "DependenciesFailed",
-        f"{START}the image has no pip: use an image that has it, or one that has the packages already",
+        f"{START}the image has no pip: use an image that has it, or one that has the packages already "
+        f"({tmp_path}/installed/bin/python: No module named pip)",
     )
 
 
@@ -186,9 +186,7 @@ def test_an_index_behind_a_proxy_that_is_up_alone(tmp_path: Path, packages: Path
         ended = install(tmp_path, packages, "tiny==9", PIP_NO_INDEX="0", PIP_INDEX_URL=index, PIP_RETRIES="0")
         server.shutdown()
     assert (ended.code, ended.reason) == (69, "DependenciesFailed")
-    assert ended.message.startswith(
-        f"{START}the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it (Could not fetch URL "
-    )
+    assert ended.message.startswith(f"{START}{NO_ANSWER}Could not fetch URL ")
 
 
 @pytest.fixture(scope="module")
@@ -213,38 +211,39 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "nothing is there": (
         "tiny @ {files}/tiny-2.0-py3-none-any.whl",
         64,
-        "nothing is at the address of a requirement: correct it (http://127.0.0.1:",
+        "what is at the address of a requirement is missing or something else: correct the requirement (HTTP error 404 while getting http",
     ),
     "another platform": (
         "tiny @ {files}/tiny-1.0-cp27-cp27m-win32.whl",
         64,
-        f"a wheel is not for {VERSION} on the platform of the image: name one that is (tiny-1.0-cp27-cp27m-win32.whl)",
+        f"a package is not for {VERSION} on the platform of the image: require another version of it, or use another image (tiny-1.0-cp27",
     ),
     "another Python": (
         "newer @ {files}/newer-1.0-py3-none-any.whl",
         64,
-        "a package is not for the Python of the image: require another version of it, or use another image (Package 'newer' ",
+        f"a package is not for {VERSION} on the platform of the image: require another version of it, or use another image (Package 'newer' ",
     ),
     "no file": (
         "tiny @ file:///nowhere/tiny-1.0-py3-none-any.whl",
         64,
-        "a file of a requirement is not in the pod: correct its address, or mount it ('/nowhere/tiny-1.0-py3-none-any.whl')",
+        "what is at the address of a requirement is missing or something else: correct the requirement (Could not install packages due ",
     ),
     "another digest": (
         f"tiny @ {{files}}/tiny-1.0-py3-none-any.whl#sha256={'0' * 64}",
-        64,
-        "what is at the address of a requirement has another digest than the requirement: correct it (tiny",
+        1,
+        "a file is not there, is cut off, or is another one than its index or its requirement says: it may be right later, or "
+        "require another version (THESE PACKAGES DO NOT MATCH THE HASHES",
     ),
     "a mistyped repository": (
         "tiny @ git+{git}/typo.git@v1",
         1,
-        "the repository of a requirement does not exist, or needs a login that git does not have: correct its address, or name "
-        "the package of an index (repository 'https://127.0.0.1:",
+        "what a requirement asks for is not there, or needs a login: correct the requirement, or give pip or git a login (fatal: "
+        "repository 'https://127.0.0.1:",
     ),
     "a mistyped tag": (
         "tiny @ git+{git}/code.git@v1",
         64,
-        "the repository of a requirement has no such branch, tag or commit: correct the requirement (pathspec 'v1' did not match ",
+        "what is at the address of a requirement is missing or something else: correct the requirement (error: pathspec 'v1' did not ",
     ),
 }
 
@@ -269,9 +268,7 @@ def test_an_address_on_a_server_that_is_away(tmp_path: Path, packages: Path) -> 
         PIP_RETRIES="0",
     )
     assert (ended.code, ended.reason) == (69, "DependenciesFailed")
-    assert ended.message.startswith(
-        f"{START}the server of a requirement does not answer: check its address, "
-    )
+    assert ended.message.startswith(f"{START}{NO_ANSWER}")
 
 
 def test_an_index_that_lists_metadata_which_it_does_not_have(tmp_path: Path, packages: Path) -> None:
@@ -288,14 +285,11 @@ def test_an_index_that_lists_metadata_which_it_does_not_have(tmp_path: Path, pac
     assert ended == Ended(
         1,
         "DependenciesFailed",
-        f"{START}the package index lists a file that it does not have: it may have it later, or require another version "
-        f"({address}/{name}.metadata)",
+        f"{START}a file is not there, is cut off, or is another one than its index or its requirement says: it may be right later, or "
+        f"require another version (HTTP error 404 while getting {address}/{name}.metadata)",
     )
 
 
-NO_INDEX = (
-    f"{START}the package index does not answer: check PIP_INDEX_URL, and that the pods may reach it ({{}}"
-)
 NEEDS = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
 TOOLS = "setuptools-99.0-py3-none-any.whl"
 LISTED = Answer(200, f'<a href="/{TOOLS}">{TOOLS}</a>', {"Content-Type": "text/html"})
@@ -304,17 +298,17 @@ TOOLS_OF_A_BUILD: dict[str, tuple[Answer, Answer, tuple[int, str]]] = {
     "no page for a moment": (
         Answer(503),
         Answer(503),
-        (69, NO_INDEX.format("Could not fetch URL http://127.0.0.1:PORT/simple/setuptools/: ")),
+        (69, f"{START}{NO_ANSWER}Could not fetch URL http://127.0.0.1:PORT/simple/setuptools/: "),
     ),
     "no file for a moment": (
         LISTED,
         Answer(503),
-        (69, NO_INDEX.format("Max retries exceeded with url: /setuptools-99.0-")),
+        (69, f"{START}{NO_ANSWER}pip._vendor.urllib3.exceptions.MaxRetryError: "),
     ),
     "none at all": (
         Answer(404),
         Answer(404),
-        (64, f"{START}the package index has no setuptools for {VERSION}: correct the requirement, or "),
+        (64, f"{START}the package index has no such version for {VERSION}: correct the requirement, or "),
     ),
 }
 
@@ -356,7 +350,7 @@ BUILDS: dict[str, tuple[str, tuple[int, str]]] = {
     ),
     "a build that is killed": (
         "import os; os.kill(os.getpid(), 9)",
-        (1, "a build was killed: raise the memory limit of the container trainer (exit code: -9)"),
+        (1, "a build was killed: raise the memory limit of the container trainer ("),
     ),
 }
 
@@ -367,7 +361,8 @@ def test_a_build_that_fails(
 ) -> None:
     save_package(packages, statement)
     ended = install(tmp_path, packages, "built")
-    assert ended == Ended(expected[0], "DependenciesFailed", f"{START}{expected[1]}")
+    assert (ended.code, ended.reason) == (expected[0], "DependenciesFailed")
+    assert ended.message.startswith(f"{START}{expected[1]}")
 
 
 def save_package(folder: Path, statement: str) -> None:
@@ -381,20 +376,17 @@ BUILD_ERROR = "an error of the build"
 
 
 @pytest.fixture(scope="module")
-def failed_build(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """What pip shows and logs of a build that ends with BUILD_ERROR."""
+def failed_build(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What pip logs of a build that ends with BUILD_ERROR."""
     folder = tmp_path_factory.mktemp("build")
     save_package(folder, f"sys.exit({BUILD_ERROR!r})")
-    completed = subprocess.run(
+    subprocess.run(
         [sys.executable, installer.__file__, installer.INSTALL, "built"],
-        env=environment(folder, folder), capture_output=True, text=True, check=False,
+        env=environment(folder, folder), capture_output=True, check=False,
     )  # fmt: skip
-    # Behind it is what the installer shows of the log.
-    output, shown, _ = completed.stdout.partition("Preparing metadata (pyproject.toml) failed, and said:")
     log = (folder / "installed/pip.log").read_text("utf-8")
-    assert shown
     assert BUILD_ERROR in log
-    return output, log
+    return log
 
 
 # The error of a build that fails, and what is told.
@@ -407,20 +399,14 @@ BUILD_ERRORS: dict[str, tuple[str, tuple[int, str]]] = {
         "urllib.error.HTTPError: HTTP Error 503: Unavailable",
         (1, f"{NO_DOWNLOAD} (urllib.error.HTTPError: HTTP Error 503: Unavailable)"),
     ),
-    "a full node": (NO_SPACE, (1, "the node has no space left for the packages")),
+    "a full node": (NO_SPACE, (1, f"the node has no space left for the packages ({NO_SPACE})")),
     "another Python": (f"RuntimeError: {PYTHON}", (64, UNBUILT.format(f"RuntimeError: {PYTHON}"))),
-    # What a build says of a server is not of the index.
-    "a page that is refused": (
-        "403 Client Error: Forbidden for url: https://host/a",
-        (64, UNBUILT.format("403 Client Error: Forbidden for url: https://host/a")),
-    ),
 }
 
 
 @pytest.mark.parametrize(("error", "expected"), BUILD_ERRORS.values(), ids=BUILD_ERRORS)
-def test_an_error_of_a_build(failed_build: tuple[str, str], error: str, expected: tuple[int, str]) -> None:
-    output, log = (text.replace(BUILD_ERROR, error) for text in failed_build)
-    failure = installer.explain_failure(output, log, ["built"])
+def test_an_error_of_a_build(failed_build: str, error: str, expected: tuple[int, str]) -> None:
+    failure = installer.explain_failure(installer.find_last_lines(failed_build.replace(BUILD_ERROR, error)))
     assert (failure.code, str(failure)) == expected
 
 
@@ -434,18 +420,13 @@ def test_what_a_build_said_is_shown(tmp_path: Path, packages: Path) -> None:
         [sys.executable, installer.__file__, installer.INSTALL, "built"],
         env=environment(tmp_path, packages), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ended.stdout.splitlines()[-2:] == [
-        "Preparing metadata (pyproject.toml) failed, and said:",
-        "  a reason",
-    ]
+    assert ended.stdout.splitlines()[-2:] == ["A build failed, and said:", "  a reason"]
 
 
 def test_a_repository_on_a_server_that_is_away(tmp_path: Path, packages: Path) -> None:
     ended = install(tmp_path, packages, f"tiny @ git+https://127.0.0.1:{free_port()}/a.git")
     assert (ended.code, ended.reason) == (69, "DependenciesFailed")
-    assert ended.message.startswith(
-        f"{START}the server of a requirement does not answer: check its address, "
-    )
+    assert ended.message.startswith(f"{START}{NO_ANSWER}")
 
 
 def test_a_pip_that_is_killed_says_by_what(tmp_path: Path, packages: Path) -> None:
