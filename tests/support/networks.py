@@ -123,3 +123,20 @@ def _rank(rank: int, size: int, rendezvous: str, work: Callable[[World, Any], No
         work(World(rank, size, rank % pod, pod, torch.device("cpu")), argument)
     finally:
         dist.destroy_process_group()
+
+
+def small_llama(width: int = 128) -> Any:
+    """A Llama of twelve layers, of this width."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64,
+            hidden_size=width,
+            intermediate_size=3 * width,
+            num_hidden_layers=12,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+        )
+    )

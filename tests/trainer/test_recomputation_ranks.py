@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
-from finetune_trainer.train.model.memory import estimate
+from finetune_trainer.train.model.memory import fit
 from support import networks
 
 if TYPE_CHECKING:
@@ -65,15 +65,15 @@ def one_rank(world: World, base: Path) -> None:
 
 def rank_on_its_own_gpu(world: World, base: Path) -> None:
     """Save what is planned and verified where rank 0 has more memory than the others need to recompute nothing."""
-    decide = estimate.decide
+    decide = fit.decide
 
-    def decide_for_own_gpu(network: Network, recipe: Recipe, world: World, *rest: Any) -> estimate.Choice:
+    def decide_for_own_gpu(network: Network, recipe: Recipe, world: World, *rest: Any) -> fit.Choice:
         choice = decide(network, recipe, world, *rest)
         if world.leads:
             return choice
-        return estimate.replace_recomputation(choice, "Selective", recipe, world, 64)
+        return fit.replace_recomputation(choice, "Selective", recipe, world, 64)
 
-    pytest.MonkeyPatch().setattr(estimate, "decide", decide_for_own_gpu)
+    pytest.MonkeyPatch().setattr(fit, "decide", decide_for_own_gpu)
     recipe = networks.recipe(base, activationCheckpointing="Auto")
     verdicts: list[Verdict] = []
     plans: list[str] = []

@@ -1,4 +1,4 @@
-"""Figures of memory in the documentation are those of the estimate."""
+"""Figures of memory in the documentation are those of the fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.quantity import of_bytes
 from finetune_crds.training import Training
-from finetune_trainer.train.model.memory import estimate
+from finetune_trainer.train.model.memory import fit
 from finetune_trainer.train.model.memory.model_shape import Shape
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
@@ -27,7 +27,7 @@ SAMPLE = ROOT / "crds" / "samples" / "full-one-card.yaml"
 H100 = World(0, 1, 0, 1, torch.device("cpu"), card=Card("NVIDIA-H100-80GB-HBM3", 80 * 2**30, (9, 0)))
 
 
-def decided(**changes: Any) -> estimate.Choice:
+def decided(**changes: Any) -> fit.Choice:
     """What the trainer decides for the sample, with other hyperparameters."""
     spec = yaml.safe_load(SAMPLE.read_text(encoding="utf-8"))["spec"]
     training = Training.model_validate(spec["training"] | changes)
@@ -36,7 +36,7 @@ def decided(**changes: Any) -> estimate.Choice:
         update={"training": training, "checkpoint": checkpoint}
     )
     network: Any = None
-    return estimate.decide(network, recipe, H100, row_tokens(recipe), None)
+    return fit.decide(network, recipe, H100, row_tokens(recipe), None)
 
 
 def test_the_memory_of_a_model_on_one_card_is_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:

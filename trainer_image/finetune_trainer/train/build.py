@@ -15,7 +15,7 @@ from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.adapters import adapt, pissa
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
 from finetune_trainer.train.model.checks import parity, recomputation
-from finetune_trainer.train.model.memory import estimate
+from finetune_trainer.train.model.memory import fit
 from finetune_trainer.train.model.network.trained_network import Network, Objective
 from finetune_trainer.train.model.weights import fill, load, merge
 from finetune_trainer.train.objectives.distillation import Distillation, TeacherStates
@@ -107,8 +107,8 @@ def build_network(
     world.agree(lambda: pissa.check(adapted))
     network = Network(adapted, build_objective(recipe, learner), recipe.training.neftune_alpha)
     # No weights are loaded yet: a model that does not fit is refused before minutes of loading.
-    choice = world.agree(lambda: estimate.choose(network, recipe, world, row_tokens(recipe), learner))
-    choice = estimate.agree(choice, world)
+    choice = world.agree(lambda: fit.choose(network, recipe, world, row_tokens(recipe), learner))
+    choice = fit.agree(choice, world)
     on_plan(choice.plan)
 
     if quantized:
@@ -134,9 +134,7 @@ def build_network(
                 f"activation checkpointing {verdict.kind} instead of {choice.kind}, which changes the gradients"
             )
             recomputation.enable(network.model, verdict.kind)
-            on_plan(
-                estimate.replace_recomputation(choice, verdict.kind, recipe, world, row_tokens(recipe)).plan
-            )
+            on_plan(fit.replace_recomputation(choice, verdict.kind, recipe, world, row_tokens(recipe)).plan)
     pissa.split_weights(adapted, world, load_initial)
     if recipe.training.compile:
         world.agree(lambda: shard.compile_layers(network))

@@ -30,7 +30,7 @@ from finetune_trainer.train.loop import take_step
 from finetune_trainer.train.model import shard
 from finetune_trainer.train.model.adapters import adapt
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
-from finetune_trainer.train.model.memory import accounting, estimate
+from finetune_trainer.train.model.memory import accounting, fit
 from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.model.optimizer import compact_adamw
 from finetune_trainer.train.model.optimizer.optimizer import Optimizer
@@ -82,7 +82,7 @@ class Plan:
     """A planned step, and the estimate that the trainer makes before it loads weights."""
 
     step: Step
-    choice: estimate.Choice
+    choice: fit.Choice
     world: World
     graphs: tuple[int, int] | None = None
     """Graphs of training.compile, and kinds of layers; None without it."""
@@ -170,7 +170,7 @@ def plan_step(recipe: Recipe, source: Path, card: Card) -> Plan:
     with _fake_process_group(world.size):
         mesh = shard.build_mesh(spec.strategy, world)
         network = _build_skeleton(recipe, source, world)
-        choice = estimate.decide(network, recipe, world, row_tokens(recipe), None)
+        choice = fit.decide(network, recipe, world, row_tokens(recipe), None)
         # NB: weights on the meta device and the buffers of a skeleton are not fake.
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         if recipe.method.type == "QLoRA":

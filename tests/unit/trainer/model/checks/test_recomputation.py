@@ -16,7 +16,7 @@ from finetune_trainer.train import build
 from finetune_trainer.train.data import pack
 from finetune_trainer.train.model.checks import probe, recomputation
 from finetune_trainer.train.model.checks.recomputation import Verdict
-from finetune_trainer.train.model.memory import estimate
+from finetune_trainer.train.model.memory import fit
 from finetune_trainer.train.model.network.trained_network import Network, decoder_layers
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
@@ -276,11 +276,11 @@ def test_auto_does_not_choose_what_a_model_cannot_do(world: World, monkeypatch: 
     recipe = networks.recipe(BASE, activationCheckpointing="Auto", perDeviceBatchSize=2)
     network = make_jetmoe()
     recomputation.check_supported(network.model, recipe)
-    monkeypatch.setattr(estimate, "read_memory_limit", lambda _world: 1.0)
+    monkeypatch.setattr(fit, "read_memory_limit", lambda _world: 1.0)
     with pytest.raises(RecipeRefusedError) as refused:
-        estimate.choose(network, recipe, world, 64, None)
+        fit.choose(network, recipe, world, 64, None)
     assert "activationCheckpointing" not in refused.value.message
-    assert estimate.decide(network, recipe, world, 64, None).kind == "None"
+    assert fit.decide(network, recipe, world, 64, None).kind == "None"
 
 
 def test_a_restart_uses_the_verdict_of_its_checkpoint(

@@ -10,7 +10,7 @@ import torch
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.model.adapters import adapt
 from finetune_trainer.train.model.adapters.new_tokens import NewTokens
-from finetune_trainer.train.model.memory import estimate
+from finetune_trainer.train.model.memory import fit
 from finetune_trainer.train.model.memory.model_shape import Shape
 from finetune_trainer.train.model.network.trained_network import Network
 from finetune_trainer.train.model.weights import load
@@ -107,7 +107,7 @@ def test_experts_in_one_tensor_are_not_packed(capsys: pytest.CaptureFixture[str]
         shares[name] = round(shape.four_bits / (shape.parameters - shape.trained), 2)
         gibibytes[name] = round(shape.unsharded_bytes / 2**30)
         with pytest.raises(RecipeRefusedError) as refused:
-            estimate.choose(network, recipe, world, 2048, None)
+            fit.choose(network, recipe, world, 2048, None)
         sentence = f"{shares[name]:.0%} of the base is quantized to 4 bits: experts that the model stores in one tensor are not quantized"
         assert refused.value.message.endswith(f"; {sentence}")
         assert sentence in capsys.readouterr().out.splitlines()

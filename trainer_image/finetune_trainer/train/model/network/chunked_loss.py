@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     """The logits of some hidden states [tokens, width], fp32 [tokens, vocabulary]."""
 
 # Logits of a chunk: 128 MB in fp32, and 1 GB if memory allows it and the output layer is trained, since each chunk adds a
-# gradient of the whole layer to the sum; not in FP16 (`estimate.decide`).
+# gradient of the whole layer to the sum; not in FP16 (`fit.decide`).
 SMALL_CHUNK_NUMBERS, LARGE_CHUNK_NUMBERS = 32 * 2**20, 256 * 2**20
 # Largest gradient of a chunk's logits after scaling for fp16: as large as the output layer's sum over a small chunk allows.
 _MAX_GRADIENT = 4.0
