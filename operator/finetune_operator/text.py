@@ -67,3 +67,11 @@ def normalize_address(uri: str) -> str:
 
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+def strip_user(uri: str) -> str:
+    """An address without user and password, for a message."""
+    return _USER.sub("//", uri)
+
+
+_USER = re.compile(r"//[^/]*@")

@@ -24,14 +24,13 @@ from finetune_operator.modelpromotion.decide.canary import main_version
 from finetune_operator.modelpromotion.decide.rollback import target_version
 from finetune_operator.modelpromotion.decide.source import named_version
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
-from finetune_operator.policy.address import strip_user
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.registry.choose import open_registry, resolve_registry
 from finetune_operator.registry.outages import Outages
 from finetune_operator.serving.choose import open_serving
 from finetune_operator.serving.model import Endpoint, Serving
 from finetune_operator.settings import Settings
-from finetune_operator.text import normalize_address
+from finetune_operator.text import normalize_address, strip_user
 
 # A model that no promotion reads leaves the cache after this many polls.
 _CACHE_POLLS = 10

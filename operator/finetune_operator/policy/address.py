@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from finetune_crds.finetunejob import Tracking
 from finetune_crds.modelpromotion import PromotionTracking
 from finetune_operator.settings import holds_password
-
-_USER = re.compile(r"//[^/]*@")
-
-
-def strip_user(uri: str) -> str:
-    """An address without user and password, for a message."""
-    return _USER.sub("//", uri)
 
 
 def find_passwords(tracking: Tracking | PromotionTracking) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from finetune_crds.base import Json
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.pods import MAIN_CONTAINER
-from finetune_operator.policy import secret_scopes
+from finetune_operator.databricks import secret_scopes
 from finetune_operator.template_merge import is_below, mounts
 
 # At the beginning of a value, or after the equals sign of an option.

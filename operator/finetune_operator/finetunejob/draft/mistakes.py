@@ -9,8 +9,8 @@ from finetune_crds.env import CODE_ENV, EVALUATION_ENV, NO_SCOPE_IN_PODS, RESERV
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.pods import MAIN_CONTAINER, Role
 from finetune_operator import names
+from finetune_operator.databricks import secret_scopes
 from finetune_operator.finetunejob.resolve import gpu_limit
-from finetune_operator.policy import secret_scopes
 from finetune_operator.template_merge import (
     LOST_WITH_POD,
     containers,

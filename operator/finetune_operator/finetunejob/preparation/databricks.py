@@ -17,6 +17,7 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import LastFailure
 from finetune_crds.status_parts import DatabricksRunStatus, RunWord
 from finetune_operator import names
+from finetune_operator.databricks import secret_scopes
 from finetune_operator.databricks.model import ENDED, Run, Submission
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.draft import pending_run
@@ -24,7 +25,6 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, SubmitRun
 from finetune_operator.finetunejob.pods import pod_state
 from finetune_operator.finetunejob.preparation import preparation_lease, result
-from finetune_operator.policy import secret_scopes
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
 

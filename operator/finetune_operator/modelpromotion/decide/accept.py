@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_operator.databricks import secret_scopes
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.policy import secret_scopes
-from finetune_operator.policy.address import find_passwords, strip_user
+from finetune_operator.policy.address import find_passwords
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.policy.unity_catalog import find_wrong_tags
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
+from finetune_operator.text import strip_user
 
 _NO_REGISTRY = (
     "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri"
