@@ -97,7 +97,7 @@ class ConditionType(StrEnum):
     GATES_PASSED = "GatesPassed"
     """The candidate passed every gate; Unknown while a gate cannot be evaluated."""
     APPROVED = "Approved"
-    """The candidate was approved; absent when no approval is required."""
+    """A person approved the candidate; absent without spec.approval."""
     SOAKED = "Soaked"
     """The soak time of the candidate is over; absent without soakSeconds."""
     PROMOTED = "Promoted"

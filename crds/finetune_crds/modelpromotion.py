@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Rule, Uri, immutable, rules
+from finetune_crds.base import ApiModel, Rule, Uri, immutable, replaced, rules
 from finetune_crds.env import LocalReference, ObjectReference
 from finetune_crds.gates import Gates
 from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
@@ -91,20 +91,18 @@ class Source(ApiModel):
 
 
 class Approval(ApiModel):
-    """The approval of a person."""
+    """The approval of a person. A version that passed its gates waits for it, also while no field is set."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "self.required || !(has(self.version) || has(self.bypassSoak) || has(self.timeoutSeconds) || "
-                "has(self.by))",
-                "approval.required is false: remove version, by, bypassSoak and timeoutSeconds, or set it to true",
-            ),
+        json_schema_extra=replaced(
+            required=(
+                "boolean",
+                "approval.required was removed: a version waits for a person where approval is set; remove required, and remove "
+                "approval if no person has to approve",
+            )
         )
     )
 
-    required: bool = True
-    """Whether a version that passed its gates waits for a person."""
     version: VersionNumber | None = None
     """The version that is approved. The approval counts for no other version."""
     by: Annotated[str, Field(min_length=1, max_length=253)] | None = None
@@ -151,7 +149,8 @@ class ModelPromotionSpec(ApiModel):
                 ".model",
             ),
             (
-                "!has(self.serving) || !has(self.tracking.uri) && !has(self.tracking.registryUri) || "
+                "!has(self.serving) || self.serving.type != 'Databricks' || "
+                "!has(self.tracking.uri) && !has(self.tracking.registryUri) || "
                 "(has(self.tracking.registryUri) ? self.tracking.registryUri == 'databricks-uc' : "
                 "self.tracking.uri == 'databricks')",
                 "an endpoint of Databricks serves models in Unity Catalog: set tracking.registryUri to databricks-uc",
@@ -175,7 +174,7 @@ class ModelPromotionSpec(ApiModel):
     gates: Gates = Field(default_factory=list)
     """Conditions that the version must meet. All must pass. A gate that cannot be evaluated yet delays the promotion."""
     approval: Approval | None = None
-    """Wait for the approval of a person. Default: no approval is required."""
+    """Wait for the approval of a person. `{}` is enough. Default: no person has to approve."""
     soak_seconds: Annotated[int, Field(ge=0, le=_YEAR_IN_SECONDS)] = 0
     """Time between passing the gates and moving the alias."""
     on_drift: Literal["Repair", "Warn", "Adopt"] = "Repair"

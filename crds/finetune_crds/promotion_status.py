@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from finetune_crds.base import ApiModel
 from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
@@ -13,19 +13,21 @@ from finetune_crds.serving import ServingStatus
 
 PromotionPhase = Literal[
     "Pending",
-    "Evaluating",
     "AwaitingApproval",
     "Soaking",
     "Promoting",
-    "RollingOut",
     "Promoted",
-    "RolledBack",
-    "Suspended",
     "Refused",
-    "Drifted",
-    "Conflict",
-    "Failed",
+    "Blocked",
+    "Suspended",
 ]
+
+
+def _drop_unknown_phase(value: object) -> object:
+    """Read a phase of another version of the operator as none: the conditions say more, and each pass derives it from them."""
+    return value if value in get_args(PromotionPhase) else None
+
+
 Verdict = Literal["Passed", "Failed", "Inconclusive"]
 MoveReason = Literal[
     "Promoted", "RolledBack", "Reverted", "Repaired", "Adopted", "Withdrawn", "Overtaken", "VersionDeleted"
@@ -112,7 +114,7 @@ class Move(ApiModel):
     gates: str | None = None
     """Digest of the gates that the version passed; absent for a move without gates."""
     approved: bool | None = None
-    """Whether a person approved it; absent when no approval was required."""
+    """Whether a person approved it; absent when no person had to."""
 
 
 class RollbackStatus(ApiModel):
@@ -187,8 +189,8 @@ class ModelPromotionStatus(ApiModel):
 
     model: Annotated[str, Field(max_length=768)] | None = None
     """The registered model: spec.model, or the name of this resource."""
-    phase: PromotionPhase | None = None
-    """Where the promotion stands, as one word; derived from the conditions."""
+    phase: Annotated[PromotionPhase | None, BeforeValidator(_drop_unknown_phase)] = None
+    """Where the promotion stands, as one word; derived from the conditions. The reason of the condition Ready says more."""
     observed_generation: ObservedGeneration = UNSEEN
     """Generation of the spec that this status describes. Default: -1, until the operator has seen the resource."""
     current: _Version | None = None

@@ -110,6 +110,8 @@ _REFUSED: dict[str, Schema] = {
     "string": {"type": "string", "maxLength": 16384},
     "array": {"type": "array", "maxItems": 64, "items": _ANY_OBJECT},
     "object": _ANY_OBJECT,
+    "boolean": {"type": "boolean"},
+    "integer": {"type": "integer"},
 }
 
 

@@ -1,4 +1,4 @@
-"""The serving endpoint that follows an alias."""
+"""`spec.serving`: the endpoint that follows an alias. What every endpoint has, and the part of each backend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, NonNegative, Positive, rules
+from finetune_crds.base import LATE, ApiModel, NonNegative, Positive, replaced, rules
 from finetune_crds.env import LocalReference
 from finetune_crds.gates import Gates
 
@@ -78,7 +78,7 @@ class Canary(ApiModel):
 
 
 class DatabricksServing(ApiModel):
-    """An endpoint of Databricks Model Serving, created when it does not exist."""
+    """Settings of an endpoint of Databricks Model Serving."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -97,12 +97,16 @@ class DatabricksServing(ApiModel):
                 "an endpoint with provisioned throughput takes no environment: remove it",
             ),
         )
+        | replaced(
+            endpoint=("string", "serving.databricks.endpoint was replaced by serving.endpoint"),
+            canary=("object", "serving.databricks.canary was replaced by serving.canary"),
+            previousPercent=(
+                "integer",
+                "serving.databricks.previousPercent was removed: after a rollout the new version receives all traffic; remove it",
+            ),
+        )
     )
 
-    endpoint: Annotated[
-        str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?$")
-    ]
-    """Name of the endpoint."""
     workload_size: Literal["Small", "Medium", "Large"] | None = None
     """Concurrent requests: Small 4, Medium 8 to 16, Large 16 to 64. Default: Small."""
     concurrency: Concurrency | None = None
@@ -126,33 +130,45 @@ class DatabricksServing(ApiModel):
     """Stop the machines when there are no requests. Default: true."""
     provisioned_throughput: ProvisionedThroughput | None = None
     """Throughput that is reserved for a language model."""
-    previous_percent: Annotated[int, Field(ge=0, le=99)] = 0
-    """Traffic that the previous version keeps after the rollout, in percent."""
     environment: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)] = Field(
         default_factory=dict
     )
     """Environment variables of the served model. A value can name a secret of the workspace: {{secrets/scope/key}}."""
     inference_table: InferenceTable | None = None
     """Where requests and responses are logged. When you remove it, the operator ends the logging that it began."""
-    canary: Canary | None = None
-    """A gradual increase of the new version's traffic. Default: all traffic at once."""
     secret_ref: LocalReference | None = None
     """Secret with DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default:
     the workspace that the operator is installed with."""
 
 
 class Serving(ApiModel):
-    """What serves the version that the alias points at."""
+    """The endpoint that serves the version that the alias points at. It is created when it does not exist."""
 
+    # NB: endpoint is required by a rule. The API server reads no rule of an object that lacks a field of the schema's `required`,
+    # and would not say where databricks.endpoint is now.
     model_config = ConfigDict(
-        json_schema_extra=rules(("has(self.databricks)", "type Databricks needs databricks", ".databricks")),
+        json_schema_extra=rules(
+            (
+                "has(self.endpoint) || (has(self.databricks) && has(self.databricks.endpoint))",
+                "set endpoint to the name of the endpoint",
+                ".endpoint",
+            )
+        )
+        | {"required": ["type"]}
     )
 
     type: Literal["Databricks"]
-    """What kind of endpoint."""
-
-    databricks: DatabricksServing | None = None
-    """An endpoint of Databricks Model Serving."""
+    """What serves: Databricks Model Serving."""
+    endpoint: Annotated[
+        str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?$")
+    ]
+    """Name of the endpoint."""
+    canary: Canary | None = None
+    """A gradual increase of the new version's traffic. Default: all traffic at once."""
+    databricks: Annotated[DatabricksServing, Field(json_schema_extra=LATE)] = Field(
+        default_factory=DatabricksServing
+    )
+    """Settings of an endpoint of Databricks Model Serving. Default: the default of each of them."""
 
 
 class Route(ApiModel):
@@ -176,7 +192,7 @@ class EndpointChange(ApiModel):
     settings: _Mark
     """Digest of the other settings of the endpoint in the spec."""
     revision: _Mark | None = None
-    """Time of the last change before that, as Databricks reported it."""
+    """Time of the last change before that, as the endpoint reported it."""
 
 
 class EndpointFailure(ApiModel):
@@ -187,7 +203,7 @@ class EndpointFailure(ApiModel):
     generation: NonNegative
     """Generation of the spec at that time."""
     reason: Literal["EndpointFailed", "CanaryFailed"]
-    """EndpointFailed: Databricks could not deploy it. CanaryFailed: a gate of the canary failed."""
+    """EndpointFailed: its deployment failed. CanaryFailed: a gate of the canary failed."""
     message: Annotated[str, Field(max_length=4096)]
     """Why, in a sentence."""
 
@@ -200,7 +216,7 @@ class ServingStatus(ApiModel):
     url: Annotated[str, Field(max_length=1024)] | None = None
     """URL for requests."""
     state: str | None = None
-    """Ready, NotReady, Updating, UpdateFailed or Missing, as Databricks last reported it."""
+    """Ready, NotReady, Updating, UpdateFailed or Missing, as last reported."""
     version: Annotated[str, Field(max_length=32)] | None = None
     """The version that the endpoint serves or moves to."""
     routes: _Routes | None = None
@@ -220,7 +236,7 @@ class ServingStatus(ApiModel):
     settings: _Mark | None = None
     """Digest of the other settings in the spec when the endpoint last matched them."""
     revision: _Mark | None = None
-    """Time of the endpoint's last change at that time, as Databricks reported it."""
+    """Time of the endpoint's last change at that time, as the endpoint reported it."""
     failure: EndpointFailure | None = None
     """The last failure."""
     inference_table: InferenceTable | None = None

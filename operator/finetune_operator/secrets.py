@@ -17,7 +17,6 @@ GIT_KEYS = ("username", "password")
 
 # The fields that name a Secret, for messages.
 TRACKING = "spec.tracking.secretRef"
-SERVING = "spec.serving.databricks.secretRef"
 GIT = "spec.trainer.code.git.secretRef"
 
 

@@ -18,7 +18,7 @@ CHAMPION = SAMPLES / "promotion-champion.yaml"
 NAMES = ("staging", "champion")
 SECONDS_FOR_PROMOTION = 120
 # Phases that only a user can end.
-STUCK = ("Failed", "Conflict")
+STUCK = ("Blocked",)
 
 
 def promote(installation: Installation, version: str) -> None:
@@ -67,7 +67,7 @@ def roll_back(installation: Installation, good: str) -> None:
     change = {"rollbackTo": {"type": "Previous"}}
     with installation.terminal.stage(patch_command("champion", change)):
         installation.patch("modelpromotion", "champion", change)
-        follow(installation, "champion", at("RolledBack", good))
+        follow(installation, "champion", at("Promoted", good))
 
 
 def forget(installation: Installation) -> None:

@@ -85,7 +85,7 @@ def manifests(place: Place) -> list[Json]:
     spec["distributed"] = {"nodes": 2, "device": "CPU"}
     spec["training"] = {"maxSteps": STEPS, "maxLength": 512, "precision": "FP32", "logEverySteps": 1}
     staging["spec"]["gates"][0]["metric"]["max"] = LOSS
-    for step in champion["spec"]["serving"]["databricks"]["canary"]["steps"]:
+    for step in champion["spec"]["serving"]["canary"]["steps"]:
         step["durationSeconds"] = 1
     return [job, staging, champion]
 
@@ -118,7 +118,7 @@ def test_from_a_table_to_an_endpoint_and_back(place: Place, jobs: Jobs, installa
     assert workspace.models[MODEL].aliases == {"staging": 2, "champion": 2}
 
     installation.patch("modelpromotion", CHAMPION, {"rollbackTo": {"type": "Previous"}})
-    status = jobs.promotion(CHAMPION, at("RolledBack", "1"))
+    status = jobs.promotion(CHAMPION, at("Promoted", "1"))
     wait_for("the traffic is back", lambda: len(shares) == 5, 120)
     assert shares == [{"1": 100}, {"2": 5, "1": 95}, {"2": 25, "1": 75}, {"2": 100}, {"1": 100}]
     assert workspace.models[MODEL].aliases == {"staging": 2, "champion": 1}

@@ -56,9 +56,9 @@ def test_promotions_tell_the_demos_story(
     columns = ["NAME", "MODEL", "ALIAS", "PHASE", "REASON", "CURRENT"]
     assert header.split()[:6] == columns
     cells = [dict(zip(columns, row.split(), strict=False)) for row in rows]
-    assert [[row[name] for name in columns if name != "REASON"] for row in cells] == [
-        ["staging", MODEL, "staging", "Refused", good],
-        ["champion", MODEL, "champion", "RolledBack", good],
+    assert [[row[name] for name in columns] for row in cells] == [
+        ["staging", MODEL, "staging", "Refused", "GateFailed", good],
+        ["champion", MODEL, "champion", "Promoted", "RolledBack", good],
     ]
     history = text.partition("newest first\n")[2].splitlines()
     assert [line.split()[1:5] for line in history] == [

@@ -105,7 +105,7 @@ def promotion(alias: str, **spec: Any) -> Json:
 
 def champion(version: str, approved: str | None = None, loss: float = KNOWS_NOTHING) -> Json:
     """The champion's promotion, as it is in a commit."""
-    approval = {"required": True} | ({"version": approved, "by": "ann"} if approved else {})
+    approval = {"version": approved, "by": "ann"} if approved else {}
     return promotion(
         "champion", source={"type": "Version", "version": version}, gates=[at_most(loss)], approval=approval
     )

@@ -152,8 +152,9 @@ def test_what_somebody_else_moves_is_put_back_or_warned_of(promotions: Promotion
     for name in ("kept", "watched"):
         hand.move_alias(MODEL, name, worse)
     promotions.reaches("kept", after(2, at("Promoted", good)))
-    status = promotions.reaches("watched", at("Drifted", worse))
+    status = promotions.reaches("watched", at("Blocked", worse))
     assert condition(status, "Drifted")["status"] == "True"
+    assert condition(status, "Ready")["reason"] == "AliasMoved"
     hand.move_alias(MODEL, "kept", None)
     status = promotions.reaches("kept", after(3, at("Promoted", good)))
     assert moves(status) == [(None, good, "Promoted"), (worse, good, "Repaired"), (None, good, "Repaired")]
@@ -168,13 +169,13 @@ def test_a_soak_and_a_rollback_go_on_over_a_restart_of_the_operator(
     promotions.patch("back", source={"type": "Version", "version": better})
     promotions.reaches("back", at("Promoted", better))
     promotions.patch("back", rollbackTo={"type": "Previous"})
-    promotions.reaches("back", at("RolledBack", good))
+    promotions.reaches("back", at("Promoted", good))
     promotions.apply(soaked={"source": {"type": "Version", "version": good}, "soakSeconds": SECONDS_OF_SOAK})
     until = datetime.fromisoformat(promotions.reaches("soaked", at("Soaking", None))["soak"]["endTime"])
     promotions.restart_operator()
 
     hand.move_alias(MODEL, "back", better)
-    status = promotions.reaches("back", after(4, at("RolledBack", good)))
+    status = promotions.reaches("back", after(4, at("Promoted", good)))
     assert status["rollback"] == {"requested": "Previous", "version": good}
     promotions.patch("back", rollbackTo=None)
     status = promotions.reaches("back", at("Promoted", better))
@@ -193,8 +194,10 @@ def test_a_soak_and_a_rollback_go_on_over_a_restart_of_the_operator(
 def test_two_promotions_of_one_alias_do_not_fight(promotions: Promotions) -> None:
     good, worse = promotions.good, promotions.worse
     promotions.apply(rival={"alias": "shared", "source": {"type": "Version", "version": worse}})
-    found = promotions.reaches("rival", lambda status: status.get("phase") == "Conflict")
-    assert f"{NAMESPACE}/shared is older" in condition(found, "Accepted")["message"]
+    status = promotions.reaches("rival", lambda status: status.get("phase") == "Blocked")
+    accepted = condition(status, "Accepted")
+    assert accepted["reason"] == "Conflict"
+    assert f"{NAMESPACE}/shared is older" in accepted["message"]
     assert promotions.reaches("shared", at("Promoted", good))
     # With the older one goes the alias; the younger one then has it.
     promotions.installation.delete("modelpromotion", "shared")

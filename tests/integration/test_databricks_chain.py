@@ -83,7 +83,7 @@ def test_from_a_job_to_an_endpoint(world: World, workspace: Workspace) -> None:
                 "alias": "champion",
                 "source": {"type": "FineTuneJob", "fineTuneJobRef": {"name": "tune"}},
                 "tracking": {"uri": "databricks", "registryUri": "databricks-uc"} | reference,
-                "serving": {"type": "Databricks", "databricks": {"endpoint": "support"} | reference},
+                "serving": {"type": "Databricks", "endpoint": "support", "databricks": reference},
             },
         }
     )

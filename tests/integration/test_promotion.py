@@ -106,7 +106,8 @@ def test_data_that_differ_and_metrics_that_are_missing_are_waited_for(watched: R
     watched.apply(
         gates=[NO_WORSE, {"name": "reviewed", "type": "Tag", "tag": {"name": "reviewed", "equals": "yes"}}]
     )
-    watched.wait("Evaluating", good)
+    watched.wait("Pending", good)
+    assert watched.condition("Ready")["reason"] == "GateInconclusive"
     assert watched.condition("GatesPassed")["message"] == (
         "version 2 cannot be judged yet: no-worse: version 2 was evaluated on other data, or with another objective "
         "(d2), than version 1, which has the alias (d1): evaluate both in the same way; "

@@ -16,7 +16,7 @@ from finetune_crds.modelpromotion import Source
 from finetune_crds.objective import ObjectiveType
 from finetune_crds.reference import SAMPLES as FOLDER
 from finetune_crds.reference import sample_files
-from finetune_crds.serving import DatabricksServing
+from finetune_crds.serving import DatabricksServing, Serving
 from finetune_crds.training import MethodType
 from support.manifests import parse
 from support.waiting import wait_for
@@ -178,11 +178,10 @@ def test_every_method_and_objective_has_a_sample() -> None:
 
 def test_every_source_gate_and_answer_to_drift_has_a_sample() -> None:
     specs = promotions()
-    served = [spec.serving.databricks for spec in specs if spec.serving and spec.serving.databricks]
-    steps = [endpoint.canary for endpoint in served if endpoint.canary]
-    gates = [gate for spec in specs for gate in spec.gates] + [
-        gate for canary in steps for gate in canary.gates
-    ]
+    endpoints = [spec.serving for spec in specs if spec.serving]
+    canaries = [endpoint.canary for endpoint in endpoints if endpoint.canary]
+    gates = [gate for spec in specs for gate in spec.gates]
+    gates += [gate for canary in canaries for gate in canary.gates]
     comparisons = [gate.comparison for gate in gates if gate.comparison]
     assert {name for spec in specs for name in spec.source.model_fields_set} == set(Source.model_fields)
     assert {name for gate in gates for name in gate.model_fields_set} == set(Gate.model_fields)
@@ -191,7 +190,8 @@ def test_every_source_gate_and_answer_to_drift_has_a_sample() -> None:
     )
     assert {spec.on_drift for spec in specs} == {"Repair", "Warn", "Adopt"}
     assert {spec.on_delete for spec in specs} == {"KeepAlias", "RemoveAlias"}
-    assert {name for endpoint in served for name in endpoint.model_fields_set} == set(
+    assert {name for endpoint in endpoints for name in endpoint.model_fields_set} == set(Serving.model_fields)
+    assert {name for endpoint in endpoints for name in endpoint.databricks.model_fields_set} == set(
         DatabricksServing.model_fields
     )
 

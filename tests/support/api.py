@@ -14,6 +14,7 @@ _KINDS = {
     "FineTuneJob": "finetune.dev/v1alpha1",
     "ModelPromotion": "finetune.dev/v1alpha1",
     "OlderJob": "finetune.dev/v1alpha1",
+    "OlderPromotion": "finetune.dev/v1alpha1",
     "Application": "argoproj.io/v1alpha1",
     "Job": "batch/v1",
     "Deployment": "apps/v1",

@@ -120,18 +120,13 @@ HEALTH = {
     },
     "ModelPromotion": {
         "Pending": "Progressing",
-        "Evaluating": "Progressing",
         "AwaitingApproval": "Suspended",
         "Soaking": "Progressing",
         "Promoting": "Progressing",
-        "RollingOut": "Progressing",
         "Promoted": "Healthy",
-        "RolledBack": "Healthy",
-        "Suspended": "Suspended",
         "Refused": "Degraded",
-        "Drifted": "Degraded",
-        "Conflict": "Degraded",
-        "Failed": "Degraded",
+        "Blocked": "Degraded",
+        "Suspended": "Suspended",
     },
 }
 

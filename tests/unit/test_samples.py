@@ -29,7 +29,8 @@ from finetune_operator.finetunejob.decide.accept import unsupported_fields
 from finetune_operator.finetunejob.draft import mistakes
 from finetune_operator.modelpromotion.decide import accept as promotion
 from finetune_operator.policy.address import find_passwords
-from finetune_operator.serving import traffic
+from finetune_operator.serving.choose import choose_backend
+from finetune_operator.serving.databricks import traffic
 from finetune_operator.settings import Settings
 
 Json = dict[str, Any]
@@ -68,7 +69,9 @@ def test_no_sample_is_refused(sample: Path) -> None:
             ] == []
             assert [*unsupported_fields(spec)] == []
         if part["kind"] == "ModelPromotion":
-            assert [*promotion.mistakes(ModelPromotion.model_validate(part).spec, INSTALLED)] == []
+            promotion_spec = ModelPromotion.model_validate(part).spec
+            backend = choose_backend(promotion_spec.serving) if promotion_spec.serving else None
+            assert [*promotion.mistakes(promotion_spec, backend, INSTALLED)] == []
 
 
 def comment(sample: Path) -> str:
@@ -184,8 +187,7 @@ def test_a_promotion_gates_on_numbers_that_a_sample_gives_its_model(body: Json) 
     model = spec.model or body["metadata"]["name"]
     written = {number for name, job in registered() if name == model for number in measured(job)}
     assert judged(spec.gates) <= written
-    endpoint = spec.serving.databricks if spec.serving else None
-    canary = endpoint.canary if endpoint else None
+    canary = spec.serving.canary if spec.serving else None
     assert judged(canary.gates if canary else []) <= written | {*traffic.parse_traffic(EXPORTED, "a")}
 
 

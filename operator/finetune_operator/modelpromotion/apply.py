@@ -71,11 +71,12 @@ class ModelPromotionApplier:
             await self._finalizer(promotion, is_needed=decision.finalizer)
 
     async def _act(self, promotion: Promotion, action: PromotionAction, version: str) -> None:
+        spec, backend = promotion.spec, promotion.backend
         if not isinstance(action, MoveAlias):
-            serving = await self.observer.serving(promotion)
-            await asyncio.to_thread(serving.act, action)
+            if backend:
+                client = await self.observer.open_endpoint(promotion, backend)
+                await asyncio.to_thread(client.act, action)
             return
-        spec = promotion.spec
         if spec is None:
             return
 

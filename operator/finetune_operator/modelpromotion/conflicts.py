@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.env import LocalReference
 from finetune_crds.modelpromotion import ModelPromotionSpec
-from finetune_crds.serving import DatabricksServing
+from finetune_crds.serving import Serving
 from finetune_operator import names, secrets
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
 from finetune_operator.modelpromotion.model import Promotion
-from finetune_operator.registry.choose import find_metastore, resolve_registry
-from finetune_operator.serving.choose import workspace_host
+from finetune_operator.registry.choose import find_metastore, find_workspace, resolve_registry
+from finetune_operator.serving.choose import choose_backend
+from finetune_operator.serving.model import ServingBackend
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
 # Problems of a registry that block a promotion until a user solves them.
@@ -39,6 +42,13 @@ class Claim(NamedTuple):
     registry: str
     model: str
     alias: str
+
+
+class Login(NamedTuple):
+    """The credentials of a promotion, and the address of the server that they are for."""
+
+    address: str
+    secret: Secret
 
 
 class Rival(NamedTuple):
@@ -75,16 +85,21 @@ class ConflictFinder:
                 return rival.key
         return None
 
-    async def find_endpoint_conflict(self, promotion: Promotion, serving: DatabricksServing) -> str | None:
+    async def find_endpoint_conflict(self, promotion: Promotion, backend: ServingBackend) -> str | None:
         """The oldest other promotion for the same endpoint, as namespace/name, if it is older than this one.
 
         Raises:
-            ExternalError: this promotion's workspace is not known.
+            ExternalError: the server of this promotion's endpoint is not known.
         """
-        for rival in self._older(promotion, lambda spec: _endpoint(spec) == serving.endpoint):
-            secret, rival_secret = serving.secret_ref, _reference(rival.spec["serving"]["databricks"])
-            both = await self._secrets(promotion, secret, rival, rival_secret, secrets.SERVING)
-            if both and self._same_host(both):
+        for rival in self._older(promotion, lambda spec: _names_endpoint(spec, backend.spec)):
+            rival_backend = _read_backend(rival.spec)
+            if rival_backend is None:
+                continue
+            references = backend.secret_ref, rival_backend.secret_ref
+            logins = await self._logins(
+                promotion, rival, references, backend.secret_field, backend.find_address
+            )
+            if logins and logins[0].address == logins[1].address:
                 return rival.key
         return None
 
@@ -143,42 +158,54 @@ class ConflictFinder:
         # NB: each metastore has its own Unity Catalog, and all of them have the same URI.
         if resolve_registry(self.settings, tracking) != UNITY_CATALOG:
             return True
-        secret, rival_secret = spec.tracking.secret_ref, _reference(tracking)
-        both = await self._secrets(promotion, secret, rival, rival_secret, secrets.TRACKING)
-        return both is not None and (self._same_host(both) or await self._same_metastore(both, rival))
+        references = spec.tracking.secret_ref, _reference(tracking)
+        logins = await self._logins(promotion, rival, references, secrets.TRACKING, find_workspace)
+        if logins is None:
+            return False
+        return logins[0].address == logins[1].address or await self._same_metastore(logins, rival)
 
-    async def _secrets(
+    async def _logins(
         self,
         promotion: Promotion,
-        reference: LocalReference | None,
         rival: Rival,
-        rival_reference: LocalReference | None,
+        references: tuple[LocalReference | None, LocalReference | None],
         field: str,
-    ) -> tuple[Secret, Secret] | None:
-        """The Databricks credentials of both promotions; None when the other has none for any workspace."""
-        secret = await secrets.read(self.kube, promotion.namespace, reference, field)
-        workspace_host(secret, self.settings)
+        find_address: Callable[[Settings, Secret], str],
+    ) -> tuple[Login, Login] | None:
+        """The logins of both promotions; None when the other has none for any server.
+
+        Args:
+            references: the Secret of each.
+            field: the field that names the Secret.
+            find_address: the address of the server that a Secret is for.
+        """
+        login = await self._login(promotion.namespace, references[0], field, find_address)
         try:
-            rival_secret = await secrets.read(self.kube, rival.key.partition("/")[0], rival_reference, field)
-            workspace_host(rival_secret, self.settings)
+            rival_login = await self._login(rival.key.partition("/")[0], references[1], field, find_address)
         except ExternalError:
             return None
-        return secret, rival_secret
+        return login, rival_login
 
-    def _same_host(self, both: tuple[Secret, Secret]) -> bool:
-        host, rival_host = (workspace_host(secret, self.settings).casefold() for secret in both)
-        return host == rival_host
+    async def _login(
+        self,
+        namespace: str,
+        reference: LocalReference | None,
+        field: str,
+        find_address: Callable[[Settings, Secret], str],
+    ) -> Login:
+        secret = await secrets.read(self.kube, namespace, reference, field)
+        return Login(find_address(self.settings, secret), secret)
 
-    async def _same_metastore(self, both: tuple[Secret, Secret], rival: Rival) -> bool:
+    async def _same_metastore(self, logins: tuple[Login, Login], rival: Rival) -> bool:
         """Whether two workspaces share a metastore. Unknown counts as shared, so that the younger promotion waits."""
-        metastore_id = await asyncio.to_thread(self.metastore, self.settings, both[0])
+        metastore_id = await asyncio.to_thread(self.metastore, self.settings, logins[0].secret)
         if metastore_id is None:
             return True
         # NB: do not wait for a workspace that is unreachable according to its own promotion.
         reachable = condition_state(rival.body, ConditionType.REGISTRY_READY)[0] != "False"
         try:
             rival_metastore_id = await asyncio.to_thread(
-                self.metastore, self.settings, both[1], fetch=reachable
+                self.metastore, self.settings, logins[1].secret, fetch=reachable
             )
         except ExternalError:
             return True
@@ -198,8 +225,18 @@ def _is_blocked(rival: Rival) -> bool:
     return status == "False" and reason in _BLOCKING_REASONS
 
 
-def _endpoint(spec: Json) -> object:
-    return ((spec.get("serving") or {}).get("databricks") or {}).get("endpoint")
+def _names_endpoint(spec: Json, serving: Serving) -> bool:
+    """Whether a spec, which need not fit this version's schema, names an endpoint of the same type and name."""
+    rival_serving = spec.get("serving") or {}
+    return (rival_serving.get("type"), rival_serving.get("endpoint")) == (serving.type, serving.endpoint)
+
+
+def _read_backend(spec: Json) -> ServingBackend | None:
+    """The backend of a promotion; None when its spec does not fit this version's schema, so that it changes no endpoint."""
+    try:
+        return choose_backend(Serving.model_validate(spec["serving"]))
+    except ValidationError:
+        return None
 
 
 def _reference(part: Json) -> LocalReference | None:

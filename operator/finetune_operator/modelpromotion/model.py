@@ -10,7 +10,7 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_operator.errors import Problem
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
-from finetune_operator.serving.model import Endpoint, EndpointAction
+from finetune_operator.serving.model import Endpoint, EndpointAction, ServingBackend
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Promotion:
     """A ModelPromotion as the API server holds it.
 
     `spec` is None when it does not fit this version's schema; `invalid` then says why. `version` is its resource
-    version, `editor` the field manager that last changed its spec, `edited` when.
+    version, `editor` the field manager that last changed its spec, `edited` when. `backend` serves it; None without spec.serving.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Promotion:
     edited: datetime | None = None
     deleting: bool = False
     finalizers: tuple[str, ...] = ()
+    backend: ServingBackend | None = None
 
     @property
     def key(self) -> str:

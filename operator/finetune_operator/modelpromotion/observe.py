@@ -13,7 +13,6 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_crds.modelpromotion import ModelPromotionSpec, PromotionTracking
 from finetune_crds.promotion_status import ModelPromotionStatus
-from finetune_crds.serving import DatabricksServing
 from finetune_operator import names, secrets
 from finetune_operator.controller.reading import read_spec, read_status
 from finetune_operator.controller.store import Store
@@ -27,8 +26,8 @@ from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJo
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.registry.choose import open_registry, resolve_registry
 from finetune_operator.registry.outages import Outages
-from finetune_operator.serving.choose import open_serving
-from finetune_operator.serving.model import Endpoint, Serving
+from finetune_operator.serving.choose import choose_backend
+from finetune_operator.serving.model import Endpoint, EndpointClient, ServingBackend
 from finetune_operator.settings import Settings
 from finetune_operator.text import normalize_address, strip_user
 
@@ -65,6 +64,7 @@ def read_promotion(body: Json) -> Promotion:
         edited=edited,
         deleting="deletionTimestamp" in meta,
         finalizers=tuple(meta.get("finalizers") or ()),
+        backend=choose_backend(spec.serving) if spec and spec.serving else None,
     )
 
 
@@ -99,7 +99,6 @@ class ModelPromotionObserver:
     settings: Settings
     clock: Callable[[], float]
     open: Open = open_registry
-    open_serving: Callable[[Settings, Mapping[str, str] | None], Serving] = open_serving
     _models: dict[tuple[str, str, str], _CachedModel] = field(default_factory=dict)
     """By registry, model and credentials: what one Secret may read is not shown to another."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -143,18 +142,16 @@ class ModelPromotionObserver:
         login = (self.settings.servers(tracking), secrets.build_key(secret))
         return await self._outages.log_in(login, partial(self.open, self.settings, tracking, secret))
 
-    async def serving(self, promotion: Promotion) -> Serving:
-        """The serving workspace of a promotion, with its credentials.
+    async def open_endpoint(self, promotion: Promotion, backend: ServingBackend) -> EndpointClient:
+        """The endpoint of a promotion, with its credentials.
 
         Raises:
-            ExternalError: the Secret with the credentials is missing, or no workspace is known.
+            ExternalError: the Secret with the credentials is missing, or the server of the endpoint is not known.
         """
-        serving = promotion.spec.serving if promotion.spec else None
-        databricks = serving.databricks if serving else None
-        reference = databricks.secret_ref if databricks else None
-        secret = await secrets.read(self.kube, promotion.namespace, reference, secrets.SERVING)
-        login = ("serving", secrets.build_key(secret))
-        return await self._outages.log_in(login, partial(self.open_serving, self.settings, secret))
+        namespace, reference = promotion.namespace, backend.secret_ref
+        secret = await secrets.read(self.kube, namespace, reference, backend.secret_field)
+        login = ("serving", backend.spec.type, secrets.build_key(secret))
+        return await self._outages.log_in(login, partial(backend.open_client, self.settings, secret))
 
     def forget(self, registry_uri: str, model: str) -> None:
         """Drop a model that was written to from the cache, and ignore reads that are in flight."""
@@ -207,21 +204,19 @@ class ModelPromotionObserver:
             self._models = {name: item for name, item in self._models.items() if now - item.at <= patience}
 
     async def _endpoint(self, promotion: Promotion, spec: ModelPromotionSpec) -> Endpoint | None:
-        databricks = spec.serving.databricks if spec.serving else None
-        if databricks is None or spec.suspend or promotion.deleting:
+        backend = promotion.backend
+        if backend is None or spec.suspend or promotion.deleting:
             return None
         try:
-            rival = await self._conflicts.find_endpoint_conflict(promotion, databricks)
+            rival = await self._conflicts.find_endpoint_conflict(promotion, backend)
             if rival:
                 message = (
-                    f"ModelPromotion {rival} is older and keeps the endpoint {databricks.endpoint} of the same workspace: "
+                    f"ModelPromotion {rival} is older and keeps the endpoint {backend.spec.endpoint} on the same server: "
                     "name another endpoint"
                 )
                 return Endpoint(problem=Problem(ConditionReason.CONFLICT, message))
-            serving = await self.serving(promotion)
-            return await self._outages.ask(
-                _serving_place(promotion, databricks), partial(serving.endpoint, databricks)
-            )
+            client = await self.open_endpoint(promotion, backend)
+            return await self._outages.ask(_serving_place(promotion, backend), client.read)
         except ExternalError as error:
             return Endpoint(problem=error.problem)
 
@@ -244,10 +239,10 @@ def _credentials(promotion: Promotion, spec: ModelPromotionSpec) -> str:
     return f"{promotion.namespace}/{reference.name}" if reference else ""
 
 
-def _serving_place(promotion: Promotion, serving: DatabricksServing) -> Hashable:
-    """Whose workspace serves: that of a Secret, as namespace/name, or that of the installation."""
-    reference = serving.secret_ref
-    return "serving", f"{promotion.namespace}/{reference.name}" if reference else ""
+def _serving_place(promotion: Promotion, backend: ServingBackend) -> Hashable:
+    """Whose server has the endpoint: that of a Secret, as namespace/name, or that of the installation."""
+    reference = backend.secret_ref
+    return "serving", backend.spec.type, f"{promotion.namespace}/{reference.name}" if reference else ""
 
 
 def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: RegisteredModel | None) -> bool:

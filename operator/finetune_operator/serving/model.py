@@ -1,53 +1,16 @@
-"""The state of a serving endpoint, and the actions on it."""
+"""The state of a serving endpoint, the actions on it, and what a backend of `spec.serving` must do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from finetune_crds.serving import DatabricksServing, InferenceTable
+from finetune_crds.conditions import ConditionReason
+from finetune_crds.env import LocalReference
+from finetune_crds.serving import InferenceTable, Serving
 from finetune_operator.errors import Problem
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The machines behind each version, where no throughput is reserved.
-
-    Attributes:
-        size: Databricks' name of a range of concurrent requests; None where `concurrency` is set.
-        concurrency: the smallest and the largest number of concurrent requests.
-    """
-
-    size: str | None = "Small"
-    kind: str = "CPU"
-    scale_to_zero: bool = True
-    concurrency: tuple[int, int] | None = None
-
-
-_WORKLOAD_TYPES = {
-    "CPU": "CPU",
-    "CPUMedium": "CPU_MEDIUM",
-    "CPULarge": "CPU_LARGE",
-    "GPUSmall": "GPU_SMALL",
-    "GPUMedium": "GPU_MEDIUM",
-    "GPULarge": "GPU_LARGE",
-    "GPUXLarge": "GPU_XLARGE",
-    "GPUXLarge8": "GPU_XLARGE_8",
-    "MultiGPUMedium": "MULTIGPU_MEDIUM",
-}
-"""Databricks' name of each workload type."""
-
-
-def resolve_workload(spec: DatabricksServing) -> Workload:
-    """The machines in a spec, with defaults."""
-    concurrency = (spec.concurrency.min, spec.concurrency.max) if spec.concurrency else None
-    return Workload(
-        spec.workload_size or (None if concurrency else Workload.size),
-        _WORKLOAD_TYPES[spec.workload_type or Workload.kind],
-        Workload.scale_to_zero if spec.scale_to_zero is None else spec.scale_to_zero,
-        concurrency,
-    )
+from finetune_operator.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -64,7 +27,7 @@ class ServedVersion:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A serving endpoint as Databricks last reported it. When `problem` is set, nothing else is known.
+    """A serving endpoint as last read. When `problem` is set, nothing else is known.
 
     Attributes:
         exists: whether the endpoint exists.
@@ -73,8 +36,8 @@ class Endpoint:
         failed: whether the last change failed or was cancelled; `message` then says why.
         message: why the last change failed, or why an endpoint that is configured does not answer.
         served: the configuration in force.
-        pending: the configuration that it is changing to, or failed to change to; empty when Databricks reports none.
-        matches_spec: whether the configuration in force has the size, machine type and environment of the spec.
+        pending: the configuration that it is changing to, or failed to change to; empty when none is reported.
+        matches_spec: whether the configuration in force has the settings of the spec.
         logged_to: the table that requests are logged to; None when they are not logged.
         traffic: numbers of each served version in the last minute, by version; empty when the endpoint exports none.
         revision: changes with every requested change, also of the logging.
@@ -100,33 +63,77 @@ class Endpoint:
 class ConfigureEndpoint:
     """Create the endpoint, or change it, so that it serves these versions with these shares, and no others."""
 
-    spec: DatabricksServing
     served: tuple[ServedVersion, ...]
     create: bool
 
 
 @dataclass(frozen=True)
 class LogRequests:
-    """Configure the AI gateway to log the endpoint's requests as in the spec. Nothing may be logged to another table."""
-
-    spec: DatabricksServing
+    """Have the endpoint's requests logged to the table of the spec. Nothing may be logged to another table."""
 
 
 @dataclass(frozen=True)
 class StopLogging:
-    """Configure the AI gateway to log no more requests of the endpoint."""
-
-    spec: DatabricksServing
+    """Have no more requests of the endpoint logged."""
 
 
 EndpointAction = ConfigureEndpoint | LogRequests | StopLogging
 
 
-class Serving(Protocol):
-    """A workspace with serving endpoints. Every method blocks, and raises ExternalError."""
+class EndpointClient(Protocol):
+    """The endpoint of one spec, with a login. Every method blocks."""
 
-    def endpoint(self, spec: DatabricksServing) -> Endpoint:
-        """The current state of the endpoint."""
+    def read(self) -> Endpoint:
+        """The current state of the endpoint. Never raises: `problem` says why it could not be read."""
 
     def act(self, action: EndpointAction) -> None:
-        """Request a change, without waiting until it is complete."""
+        """Request a change, without waiting until it is complete.
+
+        Raises:
+            ExternalError: the change is rejected. With the reason EndpointBusy another change is in progress: retry after it.
+        """
+
+
+class ServingBackend(Protocol):
+    """`spec.serving` as the backend of its type reads it. Only the client that it opens does I/O."""
+
+    @property
+    def spec(self) -> Serving:
+        """spec.serving."""
+
+    @property
+    def secret_ref(self) -> LocalReference | None:
+        """The Secret with the login; None for the login of the installation."""
+
+    @property
+    def secret_field(self) -> str:
+        """The field that names this Secret, for messages."""
+
+    @property
+    def configuration(self) -> object:
+        """What the endpoint is configured with apart from the versions that it serves, as JSON."""
+
+    @property
+    def inference_table(self) -> InferenceTable | None:
+        """The table that the spec has requests logged to."""
+
+    @property
+    def rejection_reasons(self) -> Collection[ConditionReason]:
+        """The reasons with which a request of the client may be rejected, apart from EndpointBusy."""
+
+    def find_mistakes(self, registry: str) -> Iterator[str]:
+        """What the schema cannot see, for example that the endpoint serves no models of this registry."""
+
+    def find_address(self, settings: Settings, secret: Mapping[str, str] | None) -> str:
+        """The address of the server that has the endpoint.
+
+        Raises:
+            ExternalError: no server is known, or the Secret is incomplete.
+        """
+
+    def open_client(self, settings: Settings, secret: Mapping[str, str] | None) -> EndpointClient:
+        """Log in with a Secret or, without one, as the installation. Blocks.
+
+        Raises:
+            ExternalError: no server is known, or the login failed.
+        """

@@ -38,14 +38,18 @@ def compared(**comparison: Any) -> Json:
 
 
 def served(**databricks: Any) -> Json:
-    """One with an endpoint."""
-    return promotion(serving={"type": "Databricks", "databricks": {"endpoint": "support", **databricks}})
+    """One with an endpoint, and settings of Databricks for it."""
+    return _with_endpoint(databricks=databricks)
 
 
 def canary(*percents: int, **fields: Any) -> Json:
     """One whose endpoint goes forward in steps."""
     steps = [{"percent": percent, "durationSeconds": 600} for percent in percents]
-    return served(canary={"steps": steps, **fields})
+    return _with_endpoint(canary={"steps": steps, **fields})
+
+
+def _with_endpoint(**serving: Any) -> Json:
+    return promotion(serving={"type": "Databricks", "endpoint": "support", **serving})
 
 
 YEAR = 366 * 24 * 3600

@@ -51,10 +51,9 @@ ACCEPTED: dict[str, Json] = {
         ]
     ),
     "an approval": promotion(
-        approval={"required": True, "version": 3, "by": "kim", "bypassSoak": True, "timeoutSeconds": YEAR}
+        approval={"version": 3, "by": "kim", "bypassSoak": True, "timeoutSeconds": YEAR}
     ),
     "an approval that is still to come": promotion(approval={}),
-    "no approval": promotion(approval={"required": False}),
     "a soak of a year": promotion(soakSeconds=YEAR),
     **{f"onDrift {answer}": promotion(onDrift=answer) for answer in ("Repair", "Warn", "Adopt")},
     **{f"onDelete {end}": promotion(onDelete=end) for end in ("KeepAlias", "RemoveAlias")},
@@ -68,10 +67,12 @@ ACCEPTED: dict[str, Json] = {
         workloadSize="Large",
         workloadType="GPULarge",
         scaleToZero=False,
-        previousPercent=10,
         environment={"TOKEN": "{{secrets/ml/token}}"},
         inferenceTable={"catalog": "ml", "schema": "logs", "tablePrefix": "support"},
         secretRef={"name": "databricks"},
+    ),
+    "an endpoint of which the name alone is set": promotion(
+        serving={"type": "Databricks", "endpoint": "support"}
     ),
     "throughput": served(provisionedThroughput={"modelUnits": 50, "burstScaling": True}),
     "steps": canary(
@@ -87,15 +88,15 @@ def test_the_schema_accepts(api: Api, case: str) -> None:
 
 
 def test_the_api_server_fills_in_the_defaults(api: Api) -> None:
-    body = promotion(approval={}, serving={"type": "Databricks", "databricks": {"endpoint": "support"}})
+    body = promotion(approval={}, serving={"type": "Databricks", "endpoint": "support"})
     assert dry_run.create(api, body)["spec"] == LEAST | {
-        "approval": {"required": True},
+        "approval": {},
         "soakSeconds": 0,
         "onDrift": "Repair",
         "onDelete": "KeepAlias",
         "suspend": False,
         "tracking": {},
-        "serving": {"type": "Databricks", "databricks": {"endpoint": "support", "previousPercent": 0}},
+        "serving": {"type": "Databricks", "endpoint": "support"},
     }
 
 

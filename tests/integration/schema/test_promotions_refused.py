@@ -24,9 +24,6 @@ WHAT_TYPE_NAMES = (
 ONE_KIND = f"spec.gates[0]: Invalid value: {WHAT_TYPE_NAMES}"
 ONE_WAY = "spec.gates[0].comparison: Invalid value: set betterBy or notWorseThan"
 ONE_TOLERANCE = "Invalid value: set absolute or relative"
-NOT_REQUIRED = (
-    "approval.required is false: remove version, by, bypassSoak and timeoutSeconds, or set it to true"
-)
 THREE_NAMES = "a model in Unity Catalog has three names: write spec.model as catalog.schema.name"
 NO_SLASH = "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them"
 TOO_LONG = "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts"
@@ -200,13 +197,6 @@ REFUSED: dict[str, tuple[Json, str]] = {
         compared(notWorseThan={"relative": 5}),
         "relative is a share of the value of the version that the alias points at: 0.05 for five percent",
     ),
-    "a version approved without a required approval": (
-        promotion(approval={"required": False, "version": 3}),
-        f"spec.approval: Invalid value: {NOT_REQUIRED}",
-    ),
-    "a person for no approval": (promotion(approval={"required": False, "by": "kim"}), NOT_REQUIRED),
-    "a bypass for no approval": (promotion(approval={"required": False, "bypassSoak": True}), NOT_REQUIRED),
-    "a limit for no approval": (promotion(approval={"required": False, "timeoutSeconds": 60}), NOT_REQUIRED),
     "an approval by an empty name": (promotion(approval={"by": ""}), "spec.approval.by: Invalid value"),
     "no time to approve": (
         promotion(approval={"timeoutSeconds": 0}),
@@ -248,17 +238,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
         promotion(tags={f"t{number}": "x" for number in range(65)}),
         "spec.tags: Too many: 65: must have at most 64 items",
     ),
-    "serving nowhere": (
-        promotion(serving={"type": "Databricks"}),
-        "spec.serving.databricks: Invalid value: type Databricks needs databricks",
-    ),
     "an endpoint without a name": (
-        promotion(serving={"type": "Databricks", "databricks": {}}),
-        "spec.serving.databricks.endpoint: Required value",
+        promotion(serving={"type": "Databricks"}),
+        "spec.serving.endpoint: Invalid value: set endpoint to the name of the endpoint",
+    ),
+    "an endpoint without a type": (
+        promotion(serving={"endpoint": "support"}),
+        "spec.serving.type: Required value",
     ),
     "an endpoint with a dot": (
-        served(endpoint="a.b"),
-        "spec.serving.databricks.endpoint in body should match",
+        promotion(serving={"type": "Databricks", "endpoint": "a.b"}),
+        "spec.serving.endpoint in body should match",
     ),
     "an unknown size": (served(workloadSize="Huge"), 'workloadSize: Unsupported value: "Huge"'),
     "an unknown machine": (served(workloadType="TPU"), 'workloadType: Unsupported value: "TPU"'),
@@ -273,31 +263,33 @@ REFUSED: dict[str, tuple[Json, str]] = {
         served(provisionedThroughput={"modelUnits": 0}),
         "provisionedThroughput.modelUnits: Invalid value: 0",
     ),
-    "everything stays with the previous": (
-        served(previousPercent=100),
-        "spec.serving.databricks.previousPercent in body should be less than or equal to 99",
-    ),
     "a table without a schema": (
         served(inferenceTable={"catalog": "ml"}),
         "spec.serving.databricks.inferenceTable.schema: Required value",
     ),
-    "no steps": (canary(), "spec.serving.databricks.canary.steps"),
+    "no steps": (canary(), "spec.serving.canary.steps"),
     "too many steps": (canary(*range(1, 12)), "canary.steps: Too many: 11: must have at most 10 items"),
     "a step of everything": (canary(100), "percent in body should be less than or equal to 99"),
     "a step of nothing": (canary(0), "percent in body should be greater than or equal to 1"),
     "a step without an end": (
-        served(canary={"steps": [{"percent": 5, "durationSeconds": 604801}]}),
+        promotion(
+            serving={
+                "type": "Databricks",
+                "endpoint": "support",
+                "canary": {"steps": [{"percent": 5, "durationSeconds": 604801}]},
+            }
+        ),
         "durationSeconds in body should be less than or equal to 604800",
     ),
-    "steps that fall": (canary(50, 10), f"spec.serving.databricks.canary: Invalid value: {RISING}"),
+    "steps that fall": (canary(50, 10), f"spec.serving.canary: Invalid value: {RISING}"),
     "steps that stand still": (canary(10, 10, 50), RISING),
     "two gates of a name on the way": (
         canary(5, gates=[{"name": "a", "type": "Comparison", "comparison": BETTER}] * 2),
-        "spec.serving.databricks.canary.gates[1]: Duplicate value",
+        "spec.serving.canary.gates[1]: Duplicate value",
     ),
     "a gate of nothing on the way": (
         canary(5, gates=[{"name": "a", "type": "Tag"}]),
-        f"spec.serving.databricks.canary.gates[0]: Invalid value: {WHAT_TYPE_NAMES}",
+        f"spec.serving.canary.gates[0]: Invalid value: {WHAT_TYPE_NAMES}",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Fields that spec.pods replaces: the API server refuses each and names the field to write instead, as the upgrade guide does."""
+"""Fields of an earlier version: the API server refuses each and says what to write instead, as the upgrade guide does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 
 from finetune_crds.base import REPLACED
 from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.modelpromotion import ModelPromotion
 from integration.schema import dry_run
+from integration.schema.promotions import promotion
 from support.api import Api
 from support.documents import Page
 from support.refusals import refused
@@ -22,6 +24,10 @@ VALUES: dict[str, Any] = {
     "envFrom": [{"secretRef": {"name": "s"}}],
     "serviceAccountName": "mine",
     "podTemplate": {"spec": {"containers": [{"name": "trainer", "tty": True}]}},
+    "endpoint": "support",
+    "canary": {"steps": [{"percent": 5, "durationSeconds": 600}]},
+    "previousPercent": 10,
+    "required": True,
 }
 
 
@@ -30,33 +36,46 @@ def prepared(**prepare: Any) -> Json:
 
 
 def with_field(path: str) -> Json:
-    """A job with a field of an earlier version."""
+    """A resource with a field of an earlier version, and without the field that replaced it."""
     part, _, name = path.rpartition(".")
     field = {name: VALUES[name]}
-    parts: dict[str, Json] = {
-        "": field,
-        "trainer": {"trainer": field},
-        "evaluation": {"evaluation": field},
-        "data.prepare": prepared(**field),
-        "data.prepare.spark": prepared(spark=field),
+    endpoint = {} if name == "endpoint" else {"endpoint": "support"}
+    bodies: dict[str, Json] = {
+        "": job(**field),
+        "trainer": job(trainer=field),
+        "evaluation": job(evaluation=field),
+        "data.prepare": job(**prepared(**field)),
+        "data.prepare.spark": job(**prepared(spark=field)),
+        "approval": promotion(approval=field),
+        "serving.databricks": promotion(serving={"type": "Databricks", **endpoint, "databricks": field}),
     }
-    return job(**parts[part])
+    return bodies[part]
 
 
-def replacements() -> dict[str, str]:
-    """What the upgrade guide says to write, by the path of the field that went."""
+def replacements() -> dict[str, str | None]:
+    """What the upgrade guide says to write, by the path of the field that went; None where nothing replaces it."""
     text = Page("docs/operations/upgrade.md").text.partition("## Replaced fields")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
-    return {cells[0].strip("`"): cells[1].split("`")[1] for cells in rows}
+    return {cells[0].strip("`"): _first_code(cells[1]) for cells in rows}
+
+
+def _first_code(cell: str) -> str | None:
+    return None if cell.startswith("None") else cell.split("`")[1]
 
 
 @pytest.mark.parametrize(("path", "new"), replacements().items())
-def test_a_replaced_field_is_refused_with_the_one_to_write(api: Api, path: str, new: str) -> None:
-    with refused(f"{path} was replaced by {new}"):
+def test_a_field_of_an_earlier_version_is_refused_with_what_to_write(
+    api: Api, path: str, new: str | None
+) -> None:
+    with refused(f"{path} was replaced by {new}" if new else f"{path} was removed: "):
         dry_run.create(api, with_field(path))
 
 
-def test_the_upgrade_guide_has_every_replaced_field() -> None:
-    definitions = FineTuneJob.model_json_schema()["$defs"].values()
-    messages = [message for found in definitions for _, message in found.get(REPLACED, {}).values()]
-    assert {message.partition(" was replaced")[0] for message in messages} == replacements().keys()
+def test_the_upgrade_guide_has_every_field_that_is_refused() -> None:
+    definitions = [
+        definition
+        for resource in (FineTuneJob, ModelPromotion)
+        for definition in resource.model_json_schema()["$defs"].values()
+    ]
+    messages = [message for definition in definitions for _, message in definition.get(REPLACED, {}).values()]
+    assert {message.partition(" was ")[0] for message in messages} == replacements().keys()

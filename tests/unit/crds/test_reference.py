@@ -39,7 +39,7 @@ JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
         (JOB, "spec.data", "source", "[object](#specdatasource)"),
         (JOB, "RolePodSettings", "env", "list of [object](#envvar)"),
         (PROMOTION, "spec.source", "version", "integer or string"),
-        (PROMOTION, "spec.serving.databricks.canary", "gates", "list of [object](#gate)"),
+        (PROMOTION, "spec.serving.canary", "gates", "list of [object](#gate)"),
         (JOB, "spec.tracking", "secretRef", "[object](#localreference)"),
         (JOB, "spec.trainer.code", "configMapRef", "[object](#localreference)"),
         (JOB, "EnvFromSource", "secretRef", "[object](#localreference)"),

@@ -41,8 +41,8 @@ LINES: dict[str, tuple[Json, str]] = {
         "champion   Refused            current 1  candidate 2  gates 1/2",
     ),
     "gates of another version": (
-        promotion(phase="Evaluating", current="1", candidate="3", gates=GATES),
-        "champion   Evaluating         current 1  candidate 3",
+        promotion(phase="Pending", current="1", candidate="3", gates=GATES),
+        "champion   Pending            current 1  candidate 3",
     ),
     "soaking": (
         promotion(phase="Soaking", candidate="2", gates=GATES, soak=SOAK),

@@ -115,17 +115,17 @@ def test_an_earlier_promotion_is_deleted_with_its_alias(demo: Recorded) -> None:
 
 
 def test_a_rollback_is_followed_to_its_end(demo: Recorded) -> None:
-    demo.answer("modelpromotion", "champion", champion("Promoting", "2"), champion("RolledBack", "1"))
+    demo.answer("modelpromotion", "champion", champion("Promoting", "2"), champion("Promoted", "1"))
     promotions.roll_back(demo.installation, "1")
     change = json.dumps({"spec": {"rollbackTo": {"type": "Previous"}}})
     patch = f"kubectl patch modelpromotion champion --namespace {NAMESPACE} --type merge --patch {change}"
     assert demo.calls() == [patch]
     shown = [line.split()[2] for line in demo.out.getvalue().splitlines() if "current" in line]
-    assert shown == ["Promoting", "RolledBack"]
+    assert shown == ["Promoting", "Promoted"]
 
 
 def test_a_promotion_that_fails_ends_the_demo_with_the_operators_message(demo: Recorded) -> None:
     ready = {"type": "Ready", "status": "False", "message": "no previous version is known"}
-    demo.answer("modelpromotion", "champion", champion("Failed", "2", ready))
-    with pytest.raises(DemoError, match="champion is Failed: no previous version is known"):
+    demo.answer("modelpromotion", "champion", champion("Blocked", "2", ready))
+    with pytest.raises(DemoError, match="champion is Blocked: no previous version is known"):
         promotions.roll_back(demo.installation, "1")

@@ -212,15 +212,17 @@ class Operator:
 
 
 def check_ready(world: World, name: str) -> None:
-    """Ready contradicts neither the phase, nor the alias, nor the registry."""
+    """Ready contradicts neither the phase, nor the alias, nor the endpoint, nor the registry."""
     body = world.kube.objects.get(("ModelPromotion", "team", name))
     if body is None or not (body.get("status") or {}).get("conditions"):
         return
     status = world.status(name)
     ready = next(item for item in status.conditions if item.type == ConditionType.READY)
-    if status.phase in ("Promoted", "RolledBack"):
+    if status.phase == "Promoted":
         assert ready.status == "True"
-    if status.phase in ("Failed", "Conflict", "Drifted", "RollingOut"):
+    if status.phase == "Blocked" or any(
+        item.type == "Served" and item.status != "True" for item in status.conditions
+    ):
         assert ready.status == "False"
     if ready.status == "True":
         assert status.current == status.promoted
@@ -317,6 +319,11 @@ class World:
     def status(self, name: str = "champion") -> ModelPromotionStatus:
         body = self.kube.objects["ModelPromotion", "team", name]
         return ModelPromotionStatus.model_validate(body.get("status") or {})
+
+    def phase_and_reason(self, name: str = "champion") -> str:
+        """The phase, and the reason of the condition Ready."""
+        reason, _ = self.says(ConditionType.READY, name) or ("", "")
+        return f"{self.status(name).phase}: {reason}"
 
     def says(self, kind: str, name: str = "champion") -> tuple[str, str] | None:
         """Reason and message of a condition."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.databricks.workspace import open_workspace
+from finetune_operator.modelpromotion.observe import read_promotion
 from finetune_operator.registry.unity import UnityRegistry
+from finetune_operator.serving.model import EndpointClient
 from finetune_operator.settings import Settings
 from standins.databricks import Workspace
 from worlds.memory.promotions import World
@@ -22,7 +23,7 @@ STEPS = [{"percent": 10, "durationSeconds": 600}, {"percent": 50, "durationSecon
 class Databricks(World):
     """A world whose registry is Unity Catalog, in the stand-in workspace that serves the endpoint too."""
 
-    def __init__(self, state: Workspace, **parts: Any) -> None:
+    def __init__(self, state: Workspace, canary: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.state = state
         secret = state.secret
@@ -32,11 +33,18 @@ class Databricks(World):
         reference = {"secretRef": {"name": "databricks"}}
         for version in (1, 2, 3):
             state.add_version(MODEL, version, {"error_rate": 0.001})
+        serving = {"type": "Databricks", "endpoint": "support", "databricks": reference}
         self.submit(
             model=MODEL,
             tracking={"uri": "databricks", "registryUri": "databricks-uc"} | reference,
-            serving={"type": "Databricks", "databricks": {"endpoint": "support"} | reference | parts},
+            serving=serving | ({"canary": canary} if canary else {}),
         )
+
+    async def open_endpoint(self) -> EndpointClient:
+        """The client of the promotion's endpoint, for a person who configures it."""
+        promotion = read_promotion(self.held)
+        assert promotion.backend
+        return await self.operator.reconciler.observer.open_endpoint(promotion, promotion.backend)
 
     async def stage(self, version: int) -> None:
         """The version is staging's, and everything comes of it that comes at once."""
@@ -57,10 +65,6 @@ class Databricks(World):
     def held(self) -> dict[str, Any]:
         """The ModelPromotion as the API server holds it."""
         return self.kube.objects["ModelPromotion", "team", "champion"]
-
-    @property
-    def spec(self) -> ModelPromotionSpec:
-        return ModelPromotionSpec.model_validate(self.held["spec"])
 
     @property
     def now(self) -> tuple[str | None, dict[str, int], dict[str, int]]:

@@ -309,12 +309,14 @@ async def failed_job(world: World) -> None:
     )
 
 
-def served(*stories: Callable[[Databricks], Awaitable[None]], **parts: Any) -> Callable[[], Awaitable[Json]]:
+def served(
+    *stories: Callable[[Databricks], Awaitable[None]], canary: Json | None = None
+) -> Callable[[], Awaitable[Json]]:
     """A ModelPromotion with an endpoint, whose version 1 is served."""
 
     async def body() -> Json:
         with databricks() as state:
-            world = Databricks(state, **parts)
+            world = Databricks(state, canary)
             await world.stage(1)
             for story in stories:
                 await story(world)
@@ -334,7 +336,7 @@ async def no_secret(world: Databricks) -> None:
     await world.settle()
 
 
-APPROVAL = {"required": True, "timeoutSeconds": 600}
+APPROVAL = {"timeoutSeconds": 600}
 CANARY = {"steps": [{"percent": 10, "durationSeconds": 600}]}
 
 PROMOTED: dict[str, Verdict] = {

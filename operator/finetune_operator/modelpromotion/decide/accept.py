@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
-from finetune_operator.databricks import secret_scopes
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.policy.address import find_passwords
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.policy.unity_catalog import find_wrong_tags
+from finetune_operator.serving.model import ServingBackend
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
-from finetune_operator.text import strip_user
 
 _NO_REGISTRY = (
     "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri"
@@ -26,7 +25,7 @@ def accept(draft: Draft) -> Outcome:
             draft, ConditionReason.INVALID_SPEC, draft.promotion.invalid or "the spec cannot be read"
         )
     draft.update(model=draft.spec.model)
-    wrong = [*mistakes(draft.spec, draft.settings)]
+    wrong = [*mistakes(draft.spec, draft.promotion.backend, draft.settings)]
     if wrong:
         return _refuse(draft, ConditionReason.INVALID_SPEC, "; ".join(wrong))
     if not draft.settings.servers(draft.spec.tracking)[1]:
@@ -53,21 +52,12 @@ def _refuse(draft: Draft, reason: ConditionReason, message: str) -> Outcome:
     return Stop
 
 
-def mistakes(spec: ModelPromotionSpec, settings: Settings) -> Iterator[str]:
+def mistakes(spec: ModelPromotionSpec, backend: ServingBackend | None, settings: Settings) -> Iterator[str]:
     """What the schema cannot see."""
     server, registry = settings.servers(spec.tracking)
     yield from find_passwords(spec.tracking)
-    if spec.serving and registry and registry != UNITY_CATALOG:
-        yield (
-            f"a Databricks endpoint can serve only models in Unity Catalog, but the registry is {strip_user(registry)}: set "
-            f"spec.tracking.registryUri to {UNITY_CATALOG}, or remove spec.serving"
-        )
-    serving = spec.serving.databricks if spec.serving else None
-    if serving and not secret_scopes.is_own_login(serving.secret_ref):
-        field = "spec.serving.databricks"
-        yield from secret_scopes.find_unreadable(
-            serving.environment, f"{field}.environment", f"{field}.secretRef"
-        )
+    if backend:
+        yield from backend.find_mistakes(registry)
     if registry == UNITY_CATALOG:
         if spec.tracking.uri not in (None, DATABRICKS):
             yield (

@@ -16,10 +16,10 @@ def skips_canary(draft: Draft, version: str) -> bool:
     """Whether the version skips the canary: it was served before, and the version served now must be replaced."""
     last = next(iter(draft.status.history), None)
     returned = last is not None and last.to_version == version and last.reason in _REASONS_WITHOUT_CANARY
-    return returned or replaces_bad_version(draft, version)
+    return returned or _replaces_bad_version(draft, version)
 
 
-def replaces_bad_version(draft: Draft, version: str) -> bool:
+def _replaces_bad_version(draft: Draft, version: str) -> bool:
     """Whether the version got the alias back because its successor was bad: by spec.rollbackTo, or a git revert."""
     if draft.spec.rollback_to is not None:
         return True

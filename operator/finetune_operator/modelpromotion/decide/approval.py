@@ -12,11 +12,11 @@ from finetune_operator.text import format_time
 
 
 def await_approval(draft: Draft) -> Outcome:
-    """End the pass until the candidate is approved, if the spec requires an approval."""
+    """End the pass until the candidate is approved, if the spec has an approval."""
     approval = draft.spec.approval
     version = draft.status.candidate or ""
     _start_soak(draft, version)
-    if approval is None or not approval.required:
+    if approval is None:
         draft.update(approval=None)
         draft.unset(ConditionType.APPROVED)
         return Continue

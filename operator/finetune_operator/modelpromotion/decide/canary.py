@@ -122,8 +122,7 @@ def describe_step(draft: Draft) -> str | None:
 
 
 def _canary(draft: Draft) -> Canary | None:
-    serving = draft.spec.serving
-    return serving.databricks.canary if serving and serving.databricks else None
+    return draft.spec.serving.canary if draft.spec.serving else None
 
 
 def serving_status(draft: Draft) -> ServingStatus:

@@ -1,29 +1,22 @@
-"""The endpoint as Databricks reports it, compared with the spec and with the change that the status records."""
+"""The endpoint as it was read, compared with the spec and with the change that the status records."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.serving import DatabricksServing, Route
+from finetune_crds.serving import Route, Serving
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.digests import digest
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.serving.model import Endpoint, ServedVersion, resolve_workload
+from finetune_operator.serving.model import Endpoint, ServedVersion
 from finetune_operator.settings import UNITY_CATALOG
-
-
-def spec_of(draft: Draft) -> DatabricksServing | None:
-    """spec.serving.databricks, or None."""
-    return draft.spec.serving.databricks if draft.spec.serving else None
 
 
 def name_of(draft: Draft) -> str:
     """The name of the endpoint; empty when the spec has none."""
-    spec = spec_of(draft)
-    return spec.endpoint if spec else ""
+    return draft.spec.serving.endpoint if draft.spec.serving else ""
 
 
 def update_status(draft: Draft, **fields: Any) -> None:
@@ -31,7 +24,7 @@ def update_status(draft: Draft, **fields: Any) -> None:
     draft.update(serving=canary.serving_status(draft).model_copy(update=fields))
 
 
-def record_endpoint(draft: Draft, spec: DatabricksServing) -> Endpoint | None:
+def record_endpoint(draft: Draft, spec: Serving) -> Endpoint | None:
     """The endpoint, copied into the status; None when it cannot be read, or serves another model."""
     endpoint = draft.observed.endpoint
     if endpoint is None:
@@ -63,7 +56,7 @@ def _state(endpoint: Endpoint) -> str:
     return "Ready" if endpoint.ready else "NotReady"
 
 
-def _is_foreign(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
+def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
     """NB: the endpoint of another model is never overwritten, since the name in the spec may be a mistake."""
     served = {item.model for item in (*endpoint.served, *endpoint.pending)}
     foreign_models = {name for name in served if not _is_same_model(draft, name)}
@@ -73,8 +66,8 @@ def _is_foreign(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bo
         sorted(f"the model {name}" if name else "another provider's model" for name in foreign_models)
     )
     message = (
-        f"endpoint {spec.endpoint} serves {what}, and the operator does not change it: set spec.serving.databricks.endpoint to another "
-        "name, or delete it"
+        f"endpoint {spec.endpoint} serves {what}, and the operator does not change it: set spec.serving.endpoint to another name, "
+        "or delete it"
     )
     draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_FAILED, message)
     return True
@@ -87,9 +80,13 @@ def _is_same_model(draft: Draft, name: str) -> bool:
 
 
 def is_ours(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bool:
-    """Whether the change that is in progress at Databricks, or failed there, is the one that the status records."""
+    """Whether the change that is in progress at the endpoint, or failed there, is the one that the status records."""
     change = canary.serving_status(draft).change
-    if change is None or not are_same(change.routes, routes) or change.settings != settings_digest(draft):
+    if (
+        change is None
+        or not are_same(change.routes, routes)
+        or change.settings != configuration_digest(draft)
+    ):
         return False
     pending = routes_of(endpoint.pending)
     if pending and not are_same(pending, routes):
@@ -98,7 +95,7 @@ def is_ours(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bool:
 
 
 def has_failed(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bool:
-    """Whether the change to these routes failed at Databricks."""
+    """Whether the change to these routes failed."""
     return endpoint.failed and not endpoint.updating and is_ours(draft, endpoint, routes)
 
 
@@ -106,24 +103,19 @@ def is_in_place(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bo
     """Whether the endpoint has these routes and the settings of the spec."""
     if not endpoint.exists or not are_same(routes_of(endpoint.served), routes):
         return False
-    status, settings = canary.serving_status(draft), settings_digest(draft)
+    status, settings = canary.serving_status(draft), configuration_digest(draft)
     if endpoint.revision is None or (status.settings is None and status.change is None):
         return endpoint.matches_spec
     if is_ours(draft, endpoint, routes):
-        # Databricks applied the change, even if it reports the settings in another form.
+        # The change was applied, even if the settings are reported in another form.
         return True
     return status.settings == settings and (endpoint.matches_spec or endpoint.revision == status.revision)
 
 
-def settings_digest(draft: Draft) -> str:
+def configuration_digest(draft: Draft) -> str:
     """Digest of the endpoint's spec except for the versions that it serves."""
-    spec = spec_of(draft)
-    if spec is None:
-        return ""
-    reserved = spec.provisioned_throughput
-    machines = reserved.to_json() if reserved else dataclasses.asdict(resolve_workload(spec))
-    machine = {name: value for name, value in machines.items() if value is not None}
-    return digest([machine, dict(spec.environment)])
+    backend = draft.promotion.backend
+    return digest(backend.configuration) if backend else ""
 
 
 def routes_of(served: Sequence[ServedVersion]) -> list[Route]:

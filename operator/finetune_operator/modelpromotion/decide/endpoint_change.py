@@ -1,4 +1,4 @@
-"""A change of the endpoint: recorded in the status by one pass, requested from Databricks by the next.
+"""A change of the endpoint: recorded in the status by one pass, requested by the next.
 
 Because the status is written first, a change that fails is known as the operator's own, the routes to restore are known
 before the endpoint is touched, and a restart loses nothing.
@@ -13,31 +13,21 @@ from finetune_crds.serving import EndpointChange, Route
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.endpoint import (
+    configuration_digest,
     describe_routes,
     is_ours,
     name_of,
-    settings_digest,
-    spec_of,
     update_status,
 )
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, ServedVersion
 
-# The reasons that `failed_action` leaves in the condition when Databricks rejects a request.
-_REFUSED = (
-    ConditionReason.ENDPOINT_BUSY,
-    ConditionReason.DATABRICKS_ERROR,
-    ConditionReason.DATABRICKS_FORBIDDEN,
-    ConditionReason.DATABRICKS_NOT_CONFIGURED,
-    ConditionReason.DATABRICKS_UNREACHABLE,
-)
-
 
 def request(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
-    """Record the change to these routes or, when the written status records it, request it from Databricks."""
-    spec, written_status = spec_of(draft), draft.promotion.status.serving
-    if spec is None:
-        return
-    change = EndpointChange(routes=list(routes), settings=settings_digest(draft), revision=endpoint.revision)
+    """Record the change to these routes or, when the written status records it, request it."""
+    written_status = draft.promotion.status.serving
+    change = EndpointChange(
+        routes=list(routes), settings=configuration_digest(draft), revision=endpoint.revision
+    )
     update_status(draft, change=change)
     if written_status is None or written_status.change != change:
         # The time of a canary step starts when the step is in force.
@@ -49,14 +39,15 @@ def request(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
     if not canary.serving_status(draft).failure and not was_refused(draft):
         _report_updating(draft, routes)
     served = tuple(ServedVersion(draft.spec.model, item.version, item.percent) for item in routes)
-    draft.actions.append(ConfigureEndpoint(spec, served, create=not endpoint.exists))
+    draft.actions.append(ConfigureEndpoint(served, create=not endpoint.exists))
     draft.requeue_after(draft.settings.poll_seconds)
 
 
 def was_refused(draft: Draft) -> bool:
-    """Whether Databricks rejected the last request. The condition keeps saying so until a request is accepted."""
-    condition = draft.condition(ConditionType.SERVED)
-    return condition is not None and condition.reason in _REFUSED
+    """Whether the last request was rejected: `failed_action` says so in the condition, until a request is accepted."""
+    condition, backend = draft.condition(ConditionType.SERVED), draft.promotion.backend
+    rejections = (ConditionReason.ENDPOINT_BUSY, *(backend.rejection_reasons if backend else ()))
+    return condition is not None and condition.reason in rejections
 
 
 def wait(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
@@ -71,7 +62,7 @@ def wait(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
 
 def complete(draft: Draft, endpoint: Endpoint) -> None:
     """Record that the endpoint is as requested."""
-    update_status(draft, change=None, settings=settings_digest(draft), revision=endpoint.revision)
+    update_status(draft, change=None, settings=configuration_digest(draft), revision=endpoint.revision)
 
 
 def is_answering(draft: Draft, endpoint: Endpoint) -> bool:

@@ -40,8 +40,8 @@ def fail(
         draft.withdraw(None, message)
     else:
         message = (
-            f"{failed}; {back}: correct spec.serving.databricks or point the alias at another version; the operator "
-            "does not retry until the spec changes"
+            f"{failed}; {back}: correct spec.serving or point the alias at another version; the operator does not retry until the "
+            "spec changes"
         )
     failure = EndpointFailure(
         version=version, generation=draft.promotion.generation, reason=reason, message=message

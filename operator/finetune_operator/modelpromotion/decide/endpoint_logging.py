@@ -7,38 +7,38 @@ the operator's own, and what another client has logged without a word of the spe
 from __future__ import annotations
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.serving import DatabricksServing, EndpointChange, InferenceTable
+from finetune_crds.serving import EndpointChange, InferenceTable
 from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.decide.endpoint import routes_of, update_status
+from finetune_operator.modelpromotion.decide.endpoint import name_of, routes_of, update_status
 from finetune_operator.modelpromotion.decide.endpoint_change import was_refused
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequests, StopLogging
 
 
-def stop_logging(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> None:
+def stop_logging(draft: Draft, endpoint: Endpoint) -> None:
     """Have no more requests logged to a table that the spec no longer names.
 
     It waits for no rollout: after the spec says so, nobody may find requests in that table.
     """
     table = endpoint.logged_to
-    if table is None or not _is_stale(draft, spec, table):
-        if spec.inference_table is None:
+    if table is None or not _is_stale(draft, table):
+        if _spec_table(draft) is None:
             update_status(draft, inference_table=None)
         return
     if not was_refused(draft):
         where = f"{table.catalog}.{table.schema_}"
-        message = f"endpoint {spec.endpoint} is being configured to stop logging requests to {where}"
+        message = f"endpoint {name_of(draft)} is being configured to stop logging requests to {where}"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
     _expect_revision(draft, endpoint)
     # NB: after the other actions. An endpoint that goes back must not wait for a gateway that refuses.
-    draft.actions.append(StopLogging(spec))
+    draft.actions.append(StopLogging())
     draft.requeue_after(draft.settings.poll_seconds)
 
 
-def is_logging(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> bool:
+def is_logging(draft: Draft, endpoint: Endpoint) -> bool:
     """Whether the endpoint logs requests as in the spec; requests it if not."""
-    spec_table, table = spec.inference_table, endpoint.logged_to
-    if table is not None and _is_stale(draft, spec, table):
+    spec_table, table = _spec_table(draft), endpoint.logged_to
+    if table is not None and _is_stale(draft, table):
         return False
     if spec_table is None:
         return True
@@ -48,27 +48,31 @@ def is_logging(draft: Draft, spec: DatabricksServing, endpoint: Endpoint) -> boo
     if table is not None:
         return True
     if not was_refused(draft):
-        message = f"endpoint {spec.endpoint} is being configured to log its requests"
+        message = f"endpoint {name_of(draft)} is being configured to log its requests"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
     if recorded != spec_table:
         draft.requeue_after(0)
         return False
     _expect_revision(draft, endpoint)
-    draft.actions.append(LogRequests(spec))
+    draft.actions.append(LogRequests())
     draft.requeue_after(draft.settings.poll_seconds)
     return False
 
 
-def _is_stale(draft: Draft, spec: DatabricksServing, table: InferenceTable) -> bool:
+def _spec_table(draft: Draft) -> InferenceTable | None:
+    return draft.promotion.backend.inference_table if draft.promotion.backend else None
+
+
+def _is_stale(draft: Draft, table: InferenceTable) -> bool:
     """Whether requests are logged to another table than the spec names, or to one that it named before."""
-    spec_table, recorded_table = spec.inference_table, canary.serving_status(draft).inference_table
+    spec_table, recorded_table = _spec_table(draft), canary.serving_status(draft).inference_table
     if spec_table is None:
         return recorded_table is not None and _is_table(table, recorded_table)
     return not _is_table(table, spec_table)
 
 
 def _is_table(table: InferenceTable, expected: InferenceTable) -> bool:
-    """Whether a table is the wanted one. Without a prefix in the spec, Databricks chooses it."""
+    """Whether a table is the expected one. Without a prefix in the spec, the endpoint chooses it."""
     same = (table.catalog, table.schema_) == (expected.catalog, expected.schema_)
     return same and expected.table_prefix in (None, table.table_prefix)
 

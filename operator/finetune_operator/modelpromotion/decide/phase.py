@@ -7,30 +7,32 @@ from collections.abc import Sequence
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.promotion_status import PromotionPhase
 
-_WHILE_NOT_PROMOTED: dict[str, PromotionPhase] = {
-    ConditionReason.INVALID_SPEC: "Failed",
+# Of a condition Accepted or Promoted that is not True.
+_PHASES: dict[str, PromotionPhase] = {
     ConditionReason.MLFLOW_NOT_CONFIGURED: "Pending",
-    ConditionReason.CONFLICT: "Conflict",
-    ConditionReason.JOB_FAILED: "Failed",
-    ConditionReason.NOTHING_TO_ROLL_BACK_TO: "Failed",
-    ConditionReason.GATE_FAILED: "Refused",
-    ConditionReason.APPROVAL_TIMED_OUT: "Refused",
-    ConditionReason.WITHDRAWN: "Refused",
-    ConditionReason.GATE_INCONCLUSIVE: "Evaluating",
+    ConditionReason.GATE_INCONCLUSIVE: "Pending",
     ConditionReason.AWAITING_APPROVAL: "AwaitingApproval",
     ConditionReason.SOAKING: "Soaking",
     ConditionReason.PROMOTING: "Promoting",
     ConditionReason.MOVE_DELAYED: "Promoting",
     ConditionReason.MOVE_REFUSED: "Promoting",
-    ConditionReason.REGISTRY_CHANGED: "Drifted",
-    ConditionReason.ALIAS_MOVED: "Drifted",
-    ConditionReason.ALIAS_REMOVED: "Drifted",
+    ConditionReason.GATE_FAILED: "Refused",
+    ConditionReason.APPROVAL_TIMED_OUT: "Refused",
+    ConditionReason.WITHDRAWN: "Refused",
+    ConditionReason.INVALID_SPEC: "Blocked",
+    ConditionReason.CONFLICT: "Blocked",
+    ConditionReason.JOB_FAILED: "Blocked",
+    ConditionReason.NOTHING_TO_ROLL_BACK_TO: "Blocked",
+    ConditionReason.REGISTRY_CHANGED: "Blocked",
+    ConditionReason.ALIAS_MOVED: "Blocked",
+    ConditionReason.ALIAS_REMOVED: "Blocked",
 }
-_WHILE_NOT_SERVED: dict[str, PromotionPhase] = {
-    ConditionReason.ENDPOINT_FAILED: "Failed",
-    ConditionReason.CANARY_FAILED: "Failed",
-    ConditionReason.CONFLICT: "Conflict",
-}
+# Of a condition Served that is not True. All other reasons pass without a person.
+_BLOCKED_ENDPOINT = (
+    ConditionReason.ENDPOINT_FAILED,
+    ConditionReason.CANARY_FAILED,
+    ConditionReason.CONFLICT,
+)
 
 
 def phase(conditions: Sequence[Condition]) -> PromotionPhase:
@@ -38,13 +40,13 @@ def phase(conditions: Sequence[Condition]) -> PromotionPhase:
     by_type = {item.type: item for item in conditions}
     accepted, suspended = by_type.get(ConditionType.ACCEPTED), by_type.get(ConditionType.SUSPENDED)
     if accepted and accepted.status == "False":
-        return _WHILE_NOT_PROMOTED.get(accepted.reason, "Failed")
+        return _PHASES.get(accepted.reason, "Blocked")
     if suspended and suspended.status == "True":
         return "Suspended"
     promoted = by_type.get(ConditionType.PROMOTED)
     if promoted is None or promoted.status != "True":
-        return _WHILE_NOT_PROMOTED.get(promoted.reason, "Pending") if promoted else "Pending"
+        return _PHASES.get(promoted.reason, "Pending") if promoted else "Pending"
     served = by_type.get(ConditionType.SERVED)
     if served and served.status != "True":
-        return _WHILE_NOT_SERVED.get(served.reason, "RollingOut")
-    return "RolledBack" if promoted.reason == ConditionReason.ROLLED_BACK else "Promoted"
+        return "Blocked" if served.reason in _BLOCKED_ENDPOINT else "Promoting"
+    return "Promoted"

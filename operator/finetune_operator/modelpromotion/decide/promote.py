@@ -110,8 +110,8 @@ def _still_passes(draft: Draft, version: str) -> bool:
 
 def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
     """Whether this move promoted the source's version, on the same gates, and with an approval if one is required."""
-    approval, since = draft.spec.approval, draft.status.watch_start_time
-    approved = move.approved or approval is None or not approval.required
+    since = draft.status.watch_start_time
+    approved = move.approved or draft.spec.approval is None
     passed = move.reason in ("Promoted", "Reverted") and move.gates == gates and approved
     return (
         passed and move.to_version == draft.spec.source.version and since is not None and move.time >= since
@@ -124,12 +124,8 @@ def promote(draft: Draft) -> Outcome:
     gates = draft.status.gates
     passed = f", which passed {gates.summary} gates" if gates and gates.verdicts else ""
     approval = draft.spec.approval
-    approved = approval is not None and approval.required
-    by = (
-        ((approval.by if approval else None) or draft.promotion.editor)
-        if approved
-        else promotion_actor(draft)
-    )
-    message = f"{draft.spec.alias} is version {version}{passed}{f', approved by {by}' if approved else ''}"
+    by = (approval.by or draft.promotion.editor) if approval else promotion_actor(draft)
+    message = f"{draft.spec.alias} is version {version}{passed}{f', approved by {by}' if approval else ''}"
     gates_passed = gates_digest(draft.spec.gates)
-    return begin(draft, version, "Promoted", message, by=by, gates=gates_passed, approved=approved or None)
+    approved = True if approval else None
+    return begin(draft, version, "Promoted", message, by=by, gates=gates_passed, approved=approved)

@@ -16,9 +16,6 @@ from finetune_operator.modelpromotion.decide.phase import phase
 from finetune_operator.modelpromotion.model import Promotion
 from finetune_operator.policy.ready import Readiness, summarize
 
-_READY: tuple[PromotionPhase, ...] = ("Promoted", "RolledBack")
-# The spec cannot be carried out, or the alias is not where it should be.
-_NOT_READY: tuple[PromotionPhase, ...] = ("Failed", "Conflict", "Drifted")
 # Moves to a version that passed its gates, or that a person chose.
 _APPROVED_REASONS: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack", "Withdrawn", "Adopted")
 
@@ -58,9 +55,9 @@ def _companions(word: PromotionPhase, explanation: Condition, *, holds: bool) ->
         return (ConditionType.RECONCILING,)
     if word in ("Refused", "Suspended") and holds:
         return ()
-    if word in _READY and explanation.status == "True":
+    if word == "Promoted" and explanation.status == "True":
         return ()
-    if word in ("Refused", *_NOT_READY):
+    if word in ("Refused", "Blocked"):
         return (ConditionType.STALLED,)
     return (ConditionType.RECONCILING,)
 
@@ -97,8 +94,8 @@ def _is_at_passed_version(promotion: Promotion, status: ModelPromotionStatus, wo
     """Whether the alias is at a version that passed."""
     if _is_elsewhere(status):
         return False
-    if promotion.spec is None or word in (*_READY, *_NOT_READY):
-        return word in _READY
+    if promotion.spec is None or word in ("Promoted", "Blocked"):
+        return word == "Promoted"
     return _is_settled(promotion.spec, status) and status.passed == status.promoted
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.serving import DatabricksServing, Route
+from finetune_crds.serving import Route
 from finetune_operator.modelpromotion.decide import alias_history, canary
 from finetune_operator.modelpromotion.decide import endpoint as endpoints
 from finetune_operator.modelpromotion.decide import endpoint_change as change
@@ -17,7 +17,7 @@ from finetune_operator.serving.model import Endpoint
 
 def serve(draft: Draft) -> None:
     """Bring the endpoint one step closer to serving the version that has the alias."""
-    spec, version = endpoints.spec_of(draft), draft.status.promoted
+    spec, version = draft.spec.serving, draft.status.promoted
     if spec is None:
         return
     if version is None and not canary.serving_status(draft).failure:
@@ -32,8 +32,8 @@ def serve(draft: Draft) -> None:
     if version is None or canary.serving_status(draft).failure:
         go_back(draft, endpoint)
     else:
-        _advance(draft, spec, endpoint, version)
-    stop_logging(draft, spec, endpoint)
+        _advance(draft, endpoint, version)
+    stop_logging(draft, endpoint)
 
 
 def hold(draft: Draft) -> None:
@@ -41,10 +41,10 @@ def hold(draft: Draft) -> None:
 
     NB: this may last long: the registry may reject the move, or the drift may wait for a decision.
     """
-    spec = endpoints.spec_of(draft)
+    spec = draft.spec.serving
     endpoint = endpoints.record_endpoint(draft, spec) if spec else None
     status, version = canary.serving_status(draft), draft.status.promoted
-    if spec is None or endpoint is None:
+    if endpoint is None:
         return
     failed = ""
     if not status.failure and version is not None and status.version == version:
@@ -55,7 +55,7 @@ def hold(draft: Draft) -> None:
         fail(draft, endpoint, "CanaryFailed", f"a canary gate failed: {failed}")
     else:
         _report_hold(draft)
-    stop_logging(draft, spec, endpoint)
+    stop_logging(draft, endpoint)
 
 
 def _report_hold(draft: Draft) -> None:
@@ -105,47 +105,34 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
         )
 
 
-def _advance(draft: Draft, spec: DatabricksServing, endpoint: Endpoint, version: str) -> None:
+def _advance(draft: Draft, endpoint: Endpoint, version: str) -> None:
     verdicts = canary.judge_step(draft, version)
     if verdicts.failed:
         fail(draft, endpoint, "CanaryFailed", f"a canary gate failed: {verdicts.failed}")
         return
-    routes = canary.canary_routes(draft, version) or _final_routes(draft, spec, version)
+    routes = _current_routes(draft, version)
     if endpoint.updating:
         change.wait(draft, endpoint, routes)
     elif endpoints.has_failed(draft, endpoint, routes):
-        fail(draft, endpoint, "EndpointFailed", f"Databricks could not deploy it: {endpoint.message}")
+        fail(draft, endpoint, "EndpointFailed", f"its deployment failed: {endpoint.message}")
     elif not endpoints.is_in_place(draft, endpoint, routes):
         change.request(draft, endpoint, routes)
     else:
         change.complete(draft, endpoint)
-        if not change.is_answering(draft, endpoint) or not is_logging(draft, spec, endpoint):
+        if not change.is_answering(draft, endpoint) or not is_logging(draft, endpoint):
             return
         if not canary.serving_status(draft).step:
-            _conclude(draft, spec, routes)
+            _conclude(draft, routes)
         elif canary.take_next_step(draft, verdicts):
-            routes = canary.canary_routes(draft, version) or _final_routes(draft, spec, version)
-            change.request(draft, endpoint, routes)
+            change.request(draft, endpoint, _current_routes(draft, version))
 
 
-def _final_routes(draft: Draft, spec: DatabricksServing, version: str) -> list[Route]:
-    """The routes after the rollout. A version that was replaced because it is bad gets no traffic."""
-    previous, share = draft.status.previous, spec.previous_percent
-    alone = [Route(version=version, percent=100)]
-    if previous is None or not share:
-        return alone
-    withheld = draft.status.withheld
-    if (
-        previous == version
-        or alias_history.replaces_bad_version(draft, version)
-        or draft.observed.lacks(previous)
-        or (withheld and withheld.version == previous)
-    ):
-        return alone
-    return [Route(version=version, percent=100 - share), Route(version=previous, percent=share)]
+def _current_routes(draft: Draft, version: str) -> list[Route]:
+    """The routes of the current step of the canary; without a step, all traffic goes to the version."""
+    return canary.canary_routes(draft, version) or [Route(version=version, percent=100)]
 
 
-def _conclude(draft: Draft, spec: DatabricksServing, routes: Sequence[Route]) -> None:
+def _conclude(draft: Draft, routes: Sequence[Route]) -> None:
     endpoints.update_status(draft, saved=None, **canary.NO_STEP)
-    message = f"endpoint {spec.endpoint} serves {endpoints.describe_routes(routes)}"
+    message = f"endpoint {endpoints.name_of(draft)} serves {endpoints.describe_routes(routes)}"
     draft.set(ConditionType.SERVED, True, ConditionReason.ENDPOINT_READY, message)

@@ -59,6 +59,11 @@ class World:
         assert promotion.spec
         return await self.conflicts.find_alias_conflict(promotion, promotion.spec)
 
+    async def endpoint_rival(self, namespace: str) -> str | None:
+        promotion = read_promotion(self.store.promotions[namespace, "prod"])
+        assert promotion.backend
+        return await self.conflicts.find_endpoint_conflict(promotion, promotion.backend)
+
     async def loop(self, namespace: str) -> str | None:
         promotion = read_promotion(self.store.promotions[namespace, "prod"])
         assert promotion.spec
@@ -219,3 +224,42 @@ async def test_a_loop_in_one_metastore_alone(two: tuple[Workspace, Workspace]) -
     unity._metastores.clear()
     two[0].metastore = "other"
     assert await simulation.loop("mine") is None
+
+
+def serving(endpoint: str = "support", **databricks: Any) -> Json:
+    """spec.serving with an endpoint in the workspace of the Secret."""
+    settings = {"secretRef": {"name": "login"}, **databricks}
+    return {"type": "Databricks", "endpoint": endpoint, "databricks": settings}
+
+
+ENDPOINTS: dict[str, tuple[Json | None, bool]] = {
+    "none": (None, False),
+    "the same": (serving(), True),
+    "the same, on another machine": (serving(workloadType="GPUSmall"), True),
+    "another": (serving("other"), False),
+    "one as an earlier version stored it": (
+        {"type": "Databricks", "databricks": {"endpoint": "support", "secretRef": {"name": "login"}}},
+        False,
+    ),
+    "the same, with a spec that cannot be read": (serving(workloadType="later"), False),
+    "the same, with a Secret that does not exist": (serving(secretRef={"name": "missing"}), False),
+}
+
+
+@pytest.mark.parametrize(("older", "rival"), ENDPOINTS.values(), ids=ENDPOINTS)
+@pytest.mark.parametrize("host", ["https://one", "https://ONE"])
+async def test_an_endpoint_that_an_older_promotion_has(older: Json | None, rival: bool, host: str) -> None:
+    simulation = World()
+    for namespace, address in (("first", host), ("second", "https://one")):
+        simulation.login(namespace, address)
+    simulation.submit("first", alias="other", **({"serving": older} if older else {}))
+    simulation.submit("second", serving=serving())
+    assert await simulation.endpoint_rival("second") == ("first/prod" if rival else None)
+
+
+async def test_endpoints_of_two_workspaces_are_two() -> None:
+    simulation = World()
+    for namespace in ("one", "other"):
+        simulation.login(namespace, f"https://{namespace}")
+        simulation.submit(namespace, serving=serving())
+    assert await simulation.endpoint_rival("other") is None

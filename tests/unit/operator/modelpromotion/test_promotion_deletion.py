@@ -15,7 +15,10 @@ async def test_the_older_of_two_wins_and_the_younger_takes_over_when_it_goes() -
     objects = simulation.kube.objects["ModelPromotion", "team", "other"]
     objects["metadata"]["creationTimestamp"] = "2026-08-01T12:00:01Z"
     await simulation.settle()
-    assert (simulation.status("other").phase, simulation.status().phase) == ("Conflict", "Promoted")
+    assert (simulation.phase_and_reason("other"), simulation.status().phase) == (
+        "Blocked: Conflict",
+        "Promoted",
+    )
     assert simulation.says("Accepted", "other") == (
         "Conflict",
         "ModelPromotion team/champion is older and keeps the alias champion of support-llama: delete one of the two",
@@ -86,6 +89,9 @@ async def test_the_younger_waits_until_the_older_has_taken_its_alias_away() -> N
     simulation.remove()
     simulation.seconds += 5
     await simulation.operator.look("other")
-    assert (simulation.status("other").phase, simulation.registry.aliases["champion"]) == ("Conflict", "2")
+    assert (simulation.phase_and_reason("other"), simulation.registry.aliases["champion"]) == (
+        "Blocked: Conflict",
+        "2",
+    )
     await simulation.settle()
     assert (simulation.names(), simulation.moves("other")) == (["other"], [("Promoted", None, "1")])

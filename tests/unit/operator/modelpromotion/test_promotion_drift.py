@@ -7,9 +7,9 @@ import pytest
 from unit.operator.modelpromotion.champion import GATES, world
 
 DRIFT = {
-    "Repair": ("Promoted", "2", ["Promoted", "Repaired"]),
-    "Warn": ("Drifted", "1", ["Promoted"]),
-    "Adopt": ("Promoted", "1", ["Promoted", "Adopted"]),
+    "Repair": ("Promoted: Repaired", "2", ["Promoted", "Repaired"]),
+    "Warn": ("Blocked: AliasMoved", "1", ["Promoted"]),
+    "Adopt": ("Promoted: Adopted", "1", ["Promoted", "Adopted"]),
 }
 
 
@@ -21,7 +21,7 @@ async def test_an_alias_that_somebody_else_moved(on_drift: str, expected: tuple[
     simulation.registry.aliases["champion"] = "1"
     await simulation.settle()
     assert (
-        simulation.status().phase,
+        simulation.phase_and_reason(),
         simulation.registry.aliases["champion"],
         [move[0] for move in simulation.moves()],
     ) == expected
@@ -43,7 +43,11 @@ async def test_what_was_adopted_stays_until_a_new_version_comes() -> None:
     assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("Promoted", "3")
 
 
-REMOVED = {"Repair": ("Promoted", "2"), "Warn": ("Drifted", None), "Adopt": ("Promoted", None)}
+REMOVED = {
+    "Repair": ("Promoted: Repaired", "2"),
+    "Warn": ("Blocked: AliasRemoved", None),
+    "Adopt": ("Promoted: Adopted", None),
+}
 
 
 @pytest.mark.parametrize(("on_drift", "expected"), REMOVED.items(), ids=REMOVED)
@@ -53,7 +57,7 @@ async def test_an_alias_that_somebody_else_removed(on_drift: str, expected: tupl
     await simulation.settle()
     del simulation.registry.aliases["champion"]
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases.get("champion")) == expected
+    assert (simulation.phase_and_reason(), simulation.registry.aliases.get("champion")) == expected
     assert simulation.status().current == expected[1]
 
 
@@ -66,7 +70,10 @@ async def test_a_version_that_was_deleted_under_the_alias_is_not_brought_back() 
     assert (simulation.status().phase, simulation.status().current) == ("Pending", None)
     simulation.registry.aliases["staging"] = "3"
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases) == ("Evaluating", {"staging": "3"})
+    assert (simulation.phase_and_reason(), simulation.registry.aliases) == (
+        "Pending: GateInconclusive",
+        {"staging": "3"},
+    )
     simulation.edit(gates=GATES[:1])
     await simulation.settle()
     assert simulation.registry.aliases["champion"] == "3"
@@ -87,21 +94,21 @@ async def test_a_version_that_was_refused_is_drift_when_somebody_points_the_alia
     assert simulation.status().phase == "Refused"
     simulation.registry.aliases["champion"] = "4"
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases) == (
-        "Drifted",
+    assert (simulation.phase_and_reason(), simulation.registry.aliases) == (
+        "Blocked: AliasMoved",
         {"staging": "4", "champion": "4"},
     )
     assert "4" not in {to for _, _, to in simulation.moves()}
 
 
 async def test_a_move_that_was_overtaken_is_no_promotion_to_go_back_to() -> None:
-    simulation = world(source={"type": "Version", "version": 2}, approval={"required": True, "version": 2})
+    simulation = world(source={"type": "Version", "version": 2}, approval={"version": 2})
     simulation.registry.aliases["champion"] = "1"
     simulation.seconds += 5
     await simulation.operator.look("champion")
     assert simulation.status().move is not None
     simulation.registry.aliases["champion"] = "3"
-    simulation.edit(approval={"required": True})
+    simulation.edit(approval={})
     await simulation.settle()
     assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("AwaitingApproval", "1")
     assert [move[0] for move in simulation.moves()] == ["Overtaken", "Repaired"]

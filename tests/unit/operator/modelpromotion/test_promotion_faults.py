@@ -173,7 +173,7 @@ async def test_a_replica_that_slept_does_not_make_an_old_move() -> None:
     simulation.seconds += 5
     await sleeper.reconciler.reconcile(journalled)
     await simulation.settle()
-    assert (simulation.registry.aliases["champion"], simulation.status().phase) == ("3", "RolledBack")
+    assert (simulation.registry.aliases["champion"], simulation.status().phase) == ("3", "Promoted")
 
 
 async def test_a_promotion_that_is_suspended_while_its_move_waits_for_the_lease(

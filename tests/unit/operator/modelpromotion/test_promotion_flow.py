@@ -86,7 +86,7 @@ async def test_a_worse_version_is_refused_with_its_numbers() -> None:
 
 
 async def test_approval_counts_for_its_version_alone() -> None:
-    simulation = world(approval={"required": True, "version": "2", "by": "jane"})
+    simulation = world(approval={"version": "2", "by": "jane"})
     simulation.registry.aliases |= {"staging": "3", "champion": "1"}
     await simulation.settle()
     assert simulation.status().phase == "AwaitingApproval"
@@ -94,21 +94,21 @@ async def test_approval_counts_for_its_version_alone() -> None:
         "AwaitingApproval",
         "version 3 passed its gates and waits for approval: set spec.approval.version to 3; approval.version is 2",
     )
-    simulation.edit(approval={"required": True, "version": 3, "by": "jane"})
+    simulation.edit(approval={"version": 3, "by": "jane"})
     await simulation.settle()
     assert (simulation.status().phase, simulation.status().history[0].by) == ("Promoted", "jane")
     assert simulation.registry.aliases["champion"] == "3"
 
 
 async def test_approval_that_takes_too_long_is_no_approval() -> None:
-    simulation = world(approval={"required": True, "timeoutSeconds": 3600})
+    simulation = world(approval={"timeoutSeconds": 3600})
     simulation.registry.aliases |= {"staging": "3", "champion": "1"}
     await simulation.settle()
     simulation.seconds += 3600
-    simulation.edit(approval={"required": True, "timeoutSeconds": 3600, "version": "3"})
+    simulation.edit(approval={"timeoutSeconds": 3600, "version": "3"})
     await simulation.settle()
     assert simulation.status().phase == "Refused"
-    simulation.edit(approval={"required": True, "timeoutSeconds": 7200, "version": "3"})
+    simulation.edit(approval={"timeoutSeconds": 7200, "version": "3"})
     await simulation.settle()
     assert simulation.status().phase == "Promoted"
 
@@ -147,11 +147,11 @@ async def test_another_candidate_soaks_anew_and_a_deleted_one_no_longer() -> Non
 
 
 async def test_an_approval_may_do_without_the_soak() -> None:
-    simulation = world(soakSeconds=600, approval={"required": True, "bypassSoak": True})
+    simulation = world(soakSeconds=600, approval={"bypassSoak": True})
     simulation.registry.aliases |= {"staging": "3", "champion": "1"}
     await simulation.settle()
     assert simulation.status().phase == "AwaitingApproval"
-    simulation.edit(approval={"required": True, "bypassSoak": True, "version": "3"})
+    simulation.edit(approval={"bypassSoak": True, "version": "3"})
     await simulation.settle()
     assert simulation.status().phase == "Promoted"
 
@@ -281,7 +281,7 @@ async def test_aliases_in_a_loop_move_nothing() -> None:
         simulation.registry.aliases[alias] = version
     await simulation.settle()
     assert simulation.registry.moves == []
-    assert {simulation.status(alias).phase for alias in "abc"} == {"Conflict"}
+    assert {simulation.phase_and_reason(alias) for alias in "abc"} == {"Blocked: Conflict"}
     simulation.edit("c", source={"type": "Version", "version": "3"})
     await simulation.settle()
     assert simulation.registry.aliases == {"a": "3", "b": "3", "c": "3"}
@@ -304,17 +304,17 @@ JOBS: dict[str, tuple[dict[str, Any] | None, str, tuple[str, str]]] = {
     "under way": (job("Training"), "Pending", ("WaitingForJob", "FineTuneJob tune is Training")),
     "failed": (
         job("Failed"),
-        "Failed",
+        "Blocked",
         ("JobFailed", "FineTuneJob tune has failed: there is no version to promote"),
     ),
     "another model": (
         job("Succeeded", registers="other"),
-        "Failed",
+        "Blocked",
         ("JobFailed", "FineTuneJob tune registered other, not support-llama: name its model"),
     ),
     "another registry": (
         job("Succeeded", uri="http://elsewhere"),
-        "Failed",
+        "Blocked",
         (
             "JobFailed",
             "FineTuneJob tune registered its version in http://elsewhere, which is another registry: set that registry "

@@ -74,7 +74,10 @@ async def test_a_refused_version_gets_no_chance_by_the_deletion_of_the_one_it_wa
     await then(simulation, source={"type": "Version", "version": "5"})
     simulation.registry.delete("2")
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases) == ("Evaluating", {"staging": "1"})
+    assert (simulation.phase_and_reason(), simulation.registry.aliases) == (
+        "Pending: GateInconclusive",
+        {"staging": "1"},
+    )
     assert simulation.moves()[-1] == ("VersionDeleted", "2", None)
     assert simulation.says("GatesPassed") == (
         "GateInconclusive",
@@ -121,7 +124,10 @@ async def test_a_repair_removes_no_alias() -> None:
     assert (simulation.status().phase, "champion" in simulation.registry.aliases) == ("Refused", False)
     simulation.registry.aliases["champion"] = "3"
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("Drifted", "3")
+    assert (simulation.phase_and_reason(), simulation.registry.aliases["champion"]) == (
+        "Blocked: AliasMoved",
+        "3",
+    )
     assert simulation.says("Drifted") == (
         "AliasMoved",
         "somebody else pointed alias champion at version 3, and there is no version to move it back to: set "
@@ -137,8 +143,8 @@ async def test_a_version_that_never_passed_is_left_and_said_when_the_deleted_one
     simulation.registry.aliases["champion"] = "5"
     simulation.registry.delete("2")
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases) == (
-        "Drifted",
+    assert (simulation.phase_and_reason(), simulation.registry.aliases) == (
+        "Blocked: AliasMoved",
         {"staging": "1", "champion": "5"},
     )
     assert simulation.moves()[-1] == ("VersionDeleted", "2", None)
@@ -168,14 +174,14 @@ async def test_the_first_move_that_comes_late_is_a_move() -> None:
         simulation.registry.add(version, loss=2.0)
     simulation.submit(source={"type": "Version", "version": "1"})
     await without_answer(simulation, soakSeconds=0)
-    await then(simulation, source={"type": "Version", "version": "2"}, approval={"required": True})
+    await then(simulation, source={"type": "Version", "version": "2"}, approval={})
     assert (simulation.status().phase, simulation.status().move) == ("AwaitingApproval", None)
     simulation.registry.refusal = None
     simulation.registry.aliases["champion"] = "1"
     await simulation.settle()
     assert (simulation.status().phase, simulation.moves()) == ("AwaitingApproval", [("Promoted", None, "1")])
     assert (simulation.status().abandoned, simulation.says("Drifted")) == (None, None)
-    await then(simulation, approval={"required": True, "version": "2"})
+    await then(simulation, approval={"version": "2"})
     assert (simulation.status().phase, simulation.registry.aliases) == ("Promoted", {"champion": "2"})
 
 
@@ -224,7 +230,7 @@ async def test_the_younger_of_two_has_nothing_to_repair_once_the_older_is_gone()
     older["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
     simulation.kube.keep(older)
     await simulation.settle()
-    assert simulation.status().phase == "Conflict"
+    assert simulation.phase_and_reason() == "Blocked: Conflict"
     assert (
         simulation.status().current,
         simulation.status().promoted,
@@ -255,14 +261,14 @@ async def test_a_move_by_hand_that_a_rollback_approves_of_is_in_the_history() ->
     simulation = await seized(onDrift="Warn")
     await then(simulation, rollbackTo={"type": "Version", "version": "3"})
     assert simulation.moves()[-1] == ("RolledBack", "2", "3")
-    assert (simulation.status().phase, simulation.status().previous) == ("RolledBack", "2")
+    assert (simulation.phase_and_reason(), simulation.status().previous) == ("Promoted: RolledBack", "2")
 
 
 async def test_a_rollback_to_a_version_that_is_not_ready_says_so() -> None:
     simulation = await world()
     simulation.registry.versions["3"] = replace(simulation.registry.versions["3"], ready=False)
     await then(simulation, rollbackTo={"type": "Version", "version": "3"})
-    assert simulation.status().phase == "Failed"
+    assert simulation.status().phase == "Blocked"
     assert simulation.says("Promoted") == (
         "NothingToRollBackTo",
         "spec.rollbackTo: version 3 of support-llama is not ready: name another",
@@ -270,7 +276,7 @@ async def test_a_rollback_to_a_version_that_is_not_ready_says_so() -> None:
 
 
 async def test_an_approval_in_time_counts_although_the_operator_was_away() -> None:
-    approval = {"required": True, "timeoutSeconds": 600}
+    approval = {"timeoutSeconds": 600}
     simulation = await world(approval=approval)
     simulation.seconds += 500
     simulation.edit(approval={**approval, "version": "1", "by": "kim"})
@@ -281,7 +287,7 @@ async def test_an_approval_in_time_counts_although_the_operator_was_away() -> No
 
 
 async def test_an_approval_that_comes_late_does_not_count() -> None:
-    approval = {"required": True, "timeoutSeconds": 600}
+    approval = {"timeoutSeconds": 600}
     simulation = await world(approval=approval)
     simulation.seconds += 700
     await then(simulation, approval={**approval, "version": "1", "by": "kim"})
@@ -293,7 +299,7 @@ async def test_a_long_name_of_data_is_cut() -> None:
     simulation.registry.add("2", data="x" * 4500, loss=2.0)
     simulation.registry.aliases["staging"] = "2"
     await simulation.settle()
-    assert simulation.status().phase == "Evaluating"
+    assert simulation.phase_and_reason() == "Pending: GateInconclusive"
 
 
 @pytest.mark.parametrize(("safe", "end"), [("yes", "Promoted"), ("no", "Refused")])
@@ -341,12 +347,12 @@ async def test_a_stored_comparison_without_a_goal_promotes_nothing() -> None:
         simulation.registry.add(version, accuracy=accuracy)
     simulation.registry.aliases["champion"] = "1"
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("Failed", "1")
+    assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("Blocked", "1")
     assert simulation.says("Accepted") == ("InvalidSpec", "spec.gates.0.comparison.goal: Field required")
 
 
 async def test_a_spec_that_cannot_be_read_leaves_the_finalizer_and_what_is_known_of_the_endpoint() -> None:
-    serving = {"type": "Databricks", "databricks": {"endpoint": "support"}}
+    serving = {"type": "Databricks", "endpoint": "support"}
     simulation = await world(
         source={"type": "Version", "version": "1"}, serving=serving, onDelete="RemoveAlias"
     )
@@ -365,7 +371,7 @@ async def test_a_spec_that_cannot_be_read_leaves_the_finalizer_and_what_is_known
         ],
     )
     objects = simulation.kube.objects["ModelPromotion", "team", "champion"]
-    assert simulation.status().phase == "Failed"
+    assert simulation.phase_and_reason() == "Blocked: InvalidSpec"
     assert (objects["metadata"]["finalizers"], objects["status"]["serving"]) == (
         ["finetune.dev/remove-alias"],
         serving_json,

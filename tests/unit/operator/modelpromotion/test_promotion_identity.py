@@ -59,8 +59,8 @@ async def test_another_registry_is_not_written_to() -> None:
     before, new_registry = exchange(simulation)
     memory = simulation.status()
     await simulation.settle()
-    assert (simulation.status().phase, new_registry.moves, new_registry.aliases) == (
-        "Drifted",
+    assert (simulation.phase_and_reason(), new_registry.moves, new_registry.aliases) == (
+        "Blocked: RegistryChanged",
         [],
         {"champion": "1"},
     )
@@ -95,8 +95,8 @@ async def test_nothing_is_rolled_back_or_promoted_in_another_registry(spec: dict
     simulation = await world()
     _, new_registry = exchange(simulation, "2")
     await then(simulation, **spec)
-    assert (simulation.status().phase, new_registry.aliases, new_registry.moves) == (
-        "Drifted",
+    assert (simulation.phase_and_reason(), new_registry.aliases, new_registry.moves) == (
+        "Blocked: RegistryChanged",
         {"champion": "2"},
         [],
     )
@@ -124,8 +124,8 @@ async def test_adopt_that_stood_before_is_no_answer() -> None:
     memory = simulation.status()
     before, new_registry = exchange(simulation)
     await simulation.settle()
-    assert (simulation.status().phase, simulation.status().history, new_registry.moves) == (
-        "Drifted",
+    assert (simulation.phase_and_reason(), simulation.status().history, new_registry.moves) == (
+        "Blocked: RegistryChanged",
         memory.history,
         [],
     )
@@ -141,7 +141,7 @@ async def test_adopt_that_stood_before_is_no_answer() -> None:
     simulation.registry = new_registry
     await simulation.settle()
     await then(simulation, onDrift="Warn")
-    assert (simulation.status().phase, new_registry.moves) == ("Drifted", [])
+    assert (simulation.phase_and_reason(), new_registry.moves) == ("Blocked: RegistryChanged", [])
     await then(simulation, onDrift="Adopt")
     assert (simulation.moves()[0], new_registry.moves) == (("Adopted", None, "1"), [("champion", "2")])
 
@@ -150,7 +150,7 @@ async def test_an_edit_before_the_difference_was_said_is_no_answer() -> None:
     simulation = await world()
     _, new_registry = exchange(simulation)
     await then(simulation, onDrift="Adopt")
-    assert (simulation.status().phase, new_registry.moves) == ("Drifted", [])
+    assert (simulation.phase_and_reason(), new_registry.moves) == ("Blocked: RegistryChanged", [])
 
 
 async def test_a_promotion_that_is_made_anew_goes_on_in_the_other_registry() -> None:
@@ -170,7 +170,10 @@ async def test_a_restored_database_whose_versions_were_registered_again() -> Non
     simulation.registry.versions["2"] = replace(old_version, run_id="another")
     simulation.registry.aliases["champion"] = "1"
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("Drifted", "1")
+    assert (simulation.phase_and_reason(), simulation.registry.aliases["champion"]) == (
+        "Blocked: RegistryChanged",
+        "1",
+    )
     condition = simulation.says("RegistryReady")
     assert condition
     assert condition[1].startswith(
@@ -186,10 +189,8 @@ async def approved_and_lost() -> World:
         simulation.registry.add(version, loss=2.0)
     simulation.submit(source={"type": "Version", "version": "1"})
     await simulation.settle()
-    await then(
-        simulation, source={"type": "Version", "version": "2"}, approval={"required": True, "version": "2"}
-    )
-    await then(simulation, approval={"required": True})
+    await then(simulation, source={"type": "Version", "version": "2"}, approval={"version": "2"})
+    await then(simulation, approval={})
     assert simulation.moves() == [("Promoted", None, "1"), ("Promoted", "1", "2")]
     simulation.registry.versions.pop("2")
     simulation.registry.aliases["champion"] = "1"
@@ -207,7 +208,10 @@ async def test_a_version_of_the_history_is_known_after_it_was_lost() -> None:
         added, run_id="another", created=added.created + timedelta(days=9)
     )
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases) == ("Drifted", {"champion": "1"})
+    assert (simulation.phase_and_reason(), simulation.registry.aliases) == (
+        "Blocked: RegistryChanged",
+        {"champion": "1"},
+    )
     condition = simulation.says("RegistryReady")
     assert condition
     assert condition[0] == "RegistryChanged"
@@ -249,8 +253,8 @@ async def test_a_model_that_disappears_is_remembered_and_one_made_anew_is_anothe
     assert simulation.says("Promoted") == ("WaitingForModel", "registered model support-llama does not exist")
     simulation.registry.exists = True
     await simulation.settle()
-    assert (simulation.status().phase, simulation.status().promoted, simulation.status().previous) == (
-        "RolledBack",
+    assert (simulation.phase_and_reason(), simulation.status().promoted, simulation.status().previous) == (
+        "Promoted: RolledBack",
         "1",
         "2",
     )

@@ -13,14 +13,20 @@ async def test_rollback_in_one_line_holds_until_the_spec_says_otherwise() -> Non
     await simulation.settle()
     simulation.edit(rollbackTo={"type": "Previous"})
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("RolledBack", "2")
+    assert (simulation.phase_and_reason(), simulation.registry.aliases["champion"]) == (
+        "Promoted: RolledBack",
+        "2",
+    )
     simulation.restart()
     await simulation.settle()
     assert simulation.registry.aliases["champion"] == "2"
     simulation.registry.add("4", eval_loss=1.0)
     simulation.registry.aliases["staging"] = "4"
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("RolledBack", "2")
+    assert (simulation.phase_and_reason(), simulation.registry.aliases["champion"]) == (
+        "Promoted: RolledBack",
+        "2",
+    )
     simulation.edit(rollbackTo=None)
     await simulation.settle()
     assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("Promoted", "4")
@@ -37,7 +43,7 @@ async def test_rollback_to_what_is_not_there_moves_nothing_and_says_so() -> None
     simulation = world(rollbackTo={"type": "Previous"})
     simulation.registry.aliases |= {"staging": "2", "champion": "1"}
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.moves) == ("Failed", [])
+    assert (simulation.phase_and_reason(), simulation.registry.moves) == ("Blocked: NothingToRollBackTo", [])
     simulation.edit(rollbackTo={"type": "Version", "version": "9"})
     await simulation.settle()
     assert simulation.says("Promoted") == (
@@ -47,23 +53,26 @@ async def test_rollback_to_what_is_not_there_moves_nothing_and_says_so() -> None
 
 
 async def test_git_revert_brings_a_version_back_that_passed_the_same_gates() -> None:
-    simulation = world(source={"type": "Version", "version": 2}, approval={"required": True, "version": 2})
+    simulation = world(source={"type": "Version", "version": 2}, approval={"version": 2})
     simulation.registry.aliases["champion"] = "1"
     await simulation.settle()
     simulation.edit(
         source={"type": "Version", "version": 3},
-        approval={"required": True, "version": 3},
+        approval={"version": 3},
         by="argocd-controller",
     )
     await simulation.settle()
     assert simulation.registry.aliases["champion"] == "3"
     simulation.edit(
         source={"type": "Version", "version": 2},
-        approval={"required": True, "version": 2},
+        approval={"version": 2},
         by="argocd-controller",
     )
     await simulation.settle()
-    assert (simulation.status().phase, simulation.registry.aliases["champion"]) == ("Promoted", "2")
+    assert (simulation.phase_and_reason(), simulation.registry.aliases["champion"]) == (
+        "Promoted: Reverted",
+        "2",
+    )
     assert (simulation.status().history[0].reason, simulation.status().history[0].by) == (
         "Reverted",
         "argocd-controller",
@@ -86,7 +95,7 @@ async def test_with_other_gates_a_version_is_judged_anew() -> None:
 async def test_going_back_asks_for_the_approval_that_was_not_asked_for_then() -> None:
     simulation = world(source={"type": "Version", "version": 1}, gates=GATES[:1])
     await simulation.settle()
-    simulation.edit(source={"type": "Version", "version": 2}, approval={"required": True, "version": 2})
+    simulation.edit(source={"type": "Version", "version": 2}, approval={"version": 2})
     await simulation.settle()
     simulation.edit(source={"type": "Version", "version": 1})
     await simulation.settle()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.modelpromotion.observe import read_promotion
 from finetune_operator.serving.model import ConfigureEndpoint, ServedVersion
 from standins.databricks import Fault, Workspace, running
 from worlds.memory.promotions import KilledError
@@ -27,10 +26,10 @@ async def test_a_canary_to_its_end(state: Workspace) -> None:
     await simulation.stage(1)
     assert simulation.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
     await simulation.stage(2)
-    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    assert simulation.now == ("Promoting", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
     simulation.restart()
     await simulation.later(10)
-    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 50, "1": 50})
+    assert simulation.now == ("Promoting", {"staging": 2, "champion": 2}, {"2": 50, "1": 50})
     await simulation.later(11)
     assert simulation.now == ("Promoted", {"staging": 2, "champion": 2}, {"2": 100})
     assert simulation.configured() == 4
@@ -66,25 +65,22 @@ async def test_a_gate_of_the_canary_takes_both_back(state: Workspace) -> None:
     assert simulation.configured() == configured
     # A better one has its own chance.
     await simulation.stage(3)
-    assert simulation.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+    assert simulation.now == ("Promoting", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
 
 
 async def served_by_hand(state: Workspace, version: str, **spec: Any) -> Databricks:
     """The endpoint serves a version that somebody deployed, and there is no alias yet."""
     simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
     simulation.edit(**spec)
-    workspace = await simulation.operator.reconciler.observer.serving(read_promotion(simulation.held))
-    serving = simulation.spec.serving
-    assert serving
-    assert serving.databricks
-    workspace.act(ConfigureEndpoint(serving.databricks, (ServedVersion(MODEL, version, 100),), create=True))
+    client = await simulation.open_endpoint()
+    client.act(ConfigureEndpoint((ServedVersion(MODEL, version, 100),), create=True))
     return simulation
 
 
 async def test_a_canary_that_fails_with_no_version_before_withdraws_the_alias(state: Workspace) -> None:
     simulation = await served_by_hand(state, "1")
     await simulation.stage(2)
-    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    assert simulation.now == ("Promoting", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     for _ in range(3):
         await simulation.later(1)
@@ -98,7 +94,7 @@ async def test_a_canary_that_fails_with_no_version_before_withdraws_the_alias(st
     )
     # Another version gets its own canary.
     await simulation.stage(3)
-    assert simulation.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+    assert simulation.now == ("Promoting", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
 
 
 async def test_an_alias_that_a_person_set_is_not_withdrawn(state: Workspace) -> None:
@@ -106,10 +102,10 @@ async def test_an_alias_that_a_person_set_is_not_withdrawn(state: Workspace) -> 
     state.set_alias(MODEL, "champion", 2)
     simulation = await served_by_hand(state, "1", source={"type": "Version", "version": "2"})
     await simulation.settle()
-    assert simulation.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
+    assert simulation.now == ("Promoting", {"champion": 2}, {"2": 10, "1": 90})
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     await simulation.later(1)
-    assert simulation.now == ("Failed", {"champion": 2}, {"1": 100})
+    assert simulation.now == ("Blocked", {"champion": 2}, {"1": 100})
     assert simulation.moves() == []
 
 
@@ -124,7 +120,7 @@ async def test_a_failed_version_that_a_person_sets_again_is_adopted(state: Works
     state.add_version(MODEL, 2, {"error_rate": 0.001})
     state.set_alias(MODEL, "champion", 2)
     await simulation.settle()
-    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    assert simulation.now == ("Promoting", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
     assert simulation.moves()[2:] == [("Withdrawn", "2", "1"), ("Adopted", "1", "2")]
 
 
@@ -136,7 +132,7 @@ async def test_neither_alias_nor_endpoint_follows_another_registry(state: Worksp
     state.models[MODEL].created += 1
     state.add_version(MODEL, 2, {"error_rate": 0.5})
     await simulation.later(20)
-    assert simulation.now == ("Drifted", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    assert simulation.now == ("Blocked", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
     assert len(state.writes()) == writes
     condition = simulation.says("RegistryReady")
     assert condition
@@ -149,7 +145,7 @@ async def test_alias_and_endpoint_go_back_to_the_version_that_proved_itself(stat
     await simulation.stage(1)
     await simulation.stage(2)
     await simulation.stage(3)
-    assert simulation.now == ("RollingOut", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
+    assert simulation.now == ("Promoting", {"staging": 3, "champion": 3}, {"3": 10, "1": 90})
     for version in (2, 3):
         state.add_version(MODEL, version, {"error_rate": 0.5})
     for _ in range(3):
@@ -165,11 +161,8 @@ async def test_a_hand_at_the_endpoint_says_nothing_of_the_alias(state: Workspace
     """What somebody else had the endpoint serve never had the alias, and does not get it."""
     simulation = Databricks(state, canary={"steps": STEPS, "gates": [GATE]})
     await simulation.stage(1)
-    workspace = await simulation.operator.reconciler.observer.serving(read_promotion(simulation.held))
-    spec = simulation.spec.serving
-    assert spec
-    assert spec.databricks
-    workspace.act(ConfigureEndpoint(spec.databricks, (ServedVersion(MODEL, "3", 100),), create=False))
+    client = await simulation.open_endpoint()
+    client.act(ConfigureEndpoint((ServedVersion(MODEL, "3", 100),), create=False))
     state.add_version(MODEL, 2, {"error_rate": 0.5})
     await simulation.stage(2)
     assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})
@@ -187,34 +180,30 @@ async def test_an_endpoint_that_cannot_be_changed_takes_the_alias_back(state: Wo
 
 
 async def test_a_rollback_takes_the_endpoint_along(state: Workspace) -> None:
-    simulation = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
+    simulation = Databricks(state, canary={"steps": STEPS})
     await simulation.stage(1)
     await simulation.stage(2)
     simulation.edit(rollbackTo={"type": "Previous"})
     await simulation.settle()
-    assert simulation.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
+    assert simulation.now == ("Promoted", {"staging": 2, "champion": 1}, {"1": 100})
+    assert simulation.phase_and_reason() == "Promoted: RolledBack"
     await simulation.later(60)
-    assert simulation.now == ("RolledBack", {"staging": 2, "champion": 1}, {"1": 100})
+    assert simulation.now == ("Promoted", {"staging": 2, "champion": 1}, {"1": 100})
 
 
 async def test_a_git_revert_takes_the_endpoint_along_at_once(state: Workspace) -> None:
-    simulation = Databricks(state, canary={"steps": STEPS}, previousPercent=20)
+    simulation = Databricks(state, canary={"steps": STEPS})
     simulation.edit(source={"type": "Version", "version": "1"})
     await simulation.settle()
     simulation.edit(source={"type": "Version", "version": "2"})
     for minutes in (0, 11, 11):
         await simulation.later(minutes)
-    assert simulation.now == ("Promoted", {"champion": 2}, {"2": 80, "1": 20})
+    assert simulation.now == ("Promoted", {"champion": 2}, {"2": 100})
     simulation.edit(source={"type": "Version", "version": "1"})
     await simulation.settle()
     assert simulation.now == ("Promoted", {"champion": 1}, {"1": 100})
     await simulation.later(60)
     assert simulation.now == ("Promoted", {"champion": 1}, {"1": 100})
-    # The share is for the version before a new one: one that comes later leaves it again.
-    simulation.edit(source={"type": "Version", "version": "3"})
-    for minutes in (0, 11, 11):
-        await simulation.later(minutes)
-    assert simulation.now == ("Promoted", {"champion": 3}, {"3": 80, "1": 20})
 
 
 async def test_the_revert_of_a_revert_has_its_canary(state: Workspace) -> None:
@@ -225,7 +214,7 @@ async def test_the_revert_of_a_revert_has_its_canary(state: Workspace) -> None:
         assert simulation.now[2] == routes
     simulation.edit(source={"type": "Version", "version": "2"})
     await simulation.settle()
-    assert simulation.now == ("RollingOut", {"champion": 2}, {"2": 10, "1": 90})
+    assert simulation.now == ("Promoting", {"champion": 2}, {"2": 10, "1": 90})
 
 
 async def test_a_suspended_promotion_leaves_the_endpoint_alone(state: Workspace) -> None:
@@ -300,7 +289,7 @@ async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace)
     await simulation.stage(2)
     state.set_alias(MODEL, "champion", 3)
     await simulation.later(120)
-    assert simulation.now == ("Drifted", {"staging": 2, "champion": 3}, {"2": 10, "1": 90})
+    assert simulation.now == ("Blocked", {"staging": 2, "champion": 3}, {"2": 10, "1": 90})
     assert simulation.says("Served") == (
         "AliasMoved",
         "version 2 gets 10% of the traffic, step 1 of 2, and no further step is taken until champion is at version 2, as "
@@ -308,7 +297,7 @@ async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace)
     )
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     await simulation.later(1)
-    assert simulation.now == ("Drifted", {"staging": 2, "champion": 3}, {"1": 100})
+    assert simulation.now == ("Blocked", {"staging": 2, "champion": 3}, {"1": 100})
     assert simulation.says("Served") == (
         "CanaryFailed",
         "endpoint support cannot serve version 2 as specified: a canary gate failed: few-errors: error_rate is 0.2, "
@@ -345,7 +334,7 @@ async def test_an_endpoint_stays_as_it_is_while_the_alias_is_elsewhere(
         state.set_alias(MODEL, "champion", version)
     await simulation.later(1)
     assert (simulation.status().phase, simulation.now[2], simulation.says("Served")) == (
-        "Drifted",
+        "Blocked",
         {"1": 100},
         sentence,
     )

@@ -109,10 +109,10 @@ async def test_every_step_of_an_endpoint_is_asked_for(state: Workspace) -> None:
     await simulation.stage(1)
     assert simulation.now == ("Promoted", {"staging": 1, "champion": 1}, {"1": 100})
     await simulation.stage(2)
-    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
+    assert simulation.now == ("Promoting", {"staging": 2, "champion": 2}, {"2": 10, "1": 90})
     watch.passes = 0
     await watch.run(700)
-    assert simulation.now == ("RollingOut", {"staging": 2, "champion": 2}, {"2": 50, "1": 50})
+    assert simulation.now == ("Promoting", {"staging": 2, "champion": 2}, {"2": 50, "1": 50})
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     await simulation.settle()
     assert simulation.now == ("Refused", {"staging": 2, "champion": 1}, {"1": 100})

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from databricks.sdk import WorkspaceClient
 from databricks.sdk.service.serving import AiGatewayConfig, ServingModelWorkloadType
 
 from finetune_crds.conditions import ConditionReason
-from finetune_crds.serving import DatabricksServing, InferenceTable
-from finetune_operator.databricks.workspace import open_workspace
+from finetune_crds.serving import DatabricksServing, InferenceTable, Serving
 from finetune_operator.errors import ExternalError, Problem
-from finetune_operator.serving.databricks import read_endpoint, request_change
+from finetune_operator.serving.choose import choose_backend
 from finetune_operator.serving.model import (
     ConfigureEndpoint,
     Endpoint,
     EndpointAction,
+    EndpointClient,
     LogRequests,
     ServedVersion,
     StopLogging,
@@ -30,26 +29,29 @@ PATH = "/api/2.0/serving-endpoints"
 SCHEMA = DatabricksServing.model_json_schema()
 
 
-def spec(**parts: Any) -> DatabricksServing:
-    return DatabricksServing.model_validate({"endpoint": "support"} | parts)
-
-
 def served(**shares: int) -> tuple[ServedVersion, ...]:
     """v3=90 is version 3 with 90%."""
     return tuple(ServedVersion(MODEL, name[1:], percent) for name, percent in shares.items())
 
 
-def client(state: Workspace) -> WorkspaceClient:
-    return open_workspace(state.secret, Settings())
+def client(state: Workspace, **parts: Any) -> EndpointClient:
+    """The client of an endpoint with these settings of Databricks."""
+    spec = Serving.model_validate({"type": "Databricks", "endpoint": "support", "databricks": parts})
+    return choose_backend(spec).open_client(Settings(), state.secret)
 
 
-def found(state: Workspace, **parts: Any) -> Endpoint:
-    return read_endpoint(client(state), spec(**parts))
+def read(state: Workspace, **parts: Any) -> Endpoint:
+    return client(state, **parts).read()
 
 
-def refused(state: Workspace, action: EndpointAction) -> tuple[ConditionReason, str]:
+def act(state: Workspace, action: EndpointAction, **parts: Any) -> None:
+    client(state, **parts).act(action)
+
+
+def rejection(state: Workspace, action: EndpointAction, **parts: Any) -> tuple[ConditionReason, str]:
+    """The reason and the message with which an action is rejected."""
     with pytest.raises(ExternalError) as raised:
-        request_change(client(state), action)
+        act(state, action, **parts)
     return raised.value.problem.reason, raised.value.problem.message
 
 
@@ -63,20 +65,20 @@ def bodies(state: Workspace) -> list[dict[str, Any]]:
 
 
 def test_no_endpoint(databricks: Workspace) -> None:
-    assert found(databricks) == Endpoint()
+    assert read(databricks) == Endpoint()
 
 
 def test_create_and_change(databricks: Workspace) -> None:
     databricks.endpoints.polls = None
     url = f"{databricks.uri}/serving-endpoints/support/invocations"
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    creating = found(databricks)
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True))
+    creating = read(databricks)
     databricks.endpoints.finish("support")
-    created = found(databricks)
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v4=10, v3=90), create=False))
-    changing = found(databricks)
+    created = read(databricks)
+    act(databricks, ConfigureEndpoint(served(v4=10, v3=90), create=False))
+    changing = read(databricks)
     databricks.endpoints.finish("support")
-    changed = found(databricks)
+    changed = read(databricks)
     first, second = creating.revision, changing.revision
     assert first != second
     assert [creating, created, changing, changed] == [
@@ -131,8 +133,8 @@ ENTITIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("parts", "fields"), ENTITIES.values(), ids=ENTITIES)
 def test_entities(databricks: Workspace, parts: dict[str, Any], fields: dict[str, Any]) -> None:
-    request_change(client(databricks), ConfigureEndpoint(spec(**parts), served(v3=100), create=True))
-    assert found(databricks, **parts).matches_spec
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True), **parts)
+    assert read(databricks, **parts).matches_spec
     assert bodies(databricks) == [PLAIN | fields]
 
 
@@ -151,10 +153,8 @@ KINDS = {
 
 @pytest.mark.parametrize(("kind", "name"), KINDS.items())
 def test_machines(databricks: Workspace, kind: str, name: str) -> None:
-    request_change(
-        client(databricks), ConfigureEndpoint(spec(workloadType=kind), served(v3=100), create=True)
-    )
-    assert found(databricks, workloadType=kind).matches_spec
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True), workloadType=kind)
+    assert read(databricks, workloadType=kind).matches_spec
     assert [entity["workload_type"] for entity in bodies(databricks)] == [name]
 
 
@@ -168,12 +168,10 @@ def test_the_machines_are_all_that_the_schema_and_databricks_have() -> None:
 
 def test_provisioned_throughput_has_its_own_paths(databricks: Workspace) -> None:
     reserved = {"provisionedThroughput": {"modelUnits": 50}}
-    request_change(client(databricks), ConfigureEndpoint(spec(**reserved), served(v3=100), create=True))
-    assert found(databricks, **reserved).ready
-    request_change(
-        client(databricks), ConfigureEndpoint(spec(**reserved), served(v4=50, v3=50), create=False)
-    )
-    assert found(databricks, **reserved).served == served(v4=50, v3=50)
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True), **reserved)
+    assert read(databricks, **reserved).ready
+    act(databricks, ConfigureEndpoint(served(v4=50, v3=50), create=False), **reserved)
+    assert read(databricks, **reserved).served == served(v4=50, v3=50)
     assert databricks.writes() == [("POST", f"{PATH}/pt"), ("PUT", f"{PATH}/pt/support/config")]
 
 
@@ -189,30 +187,30 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("parts", OTHERWISE.values(), ids=OTHERWISE)
 def test_another_configuration_is_seen(databricks: Workspace, parts: dict[str, Any]) -> None:
     environment = {"environment": {"A": "b"}}
-    request_change(client(databricks), ConfigureEndpoint(spec(**environment), served(v3=100), create=True))
-    assert found(databricks, **environment).matches_spec
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True), **environment)
+    assert read(databricks, **environment).matches_spec
     if "provisionedThroughput" not in parts:
-        assert not found(databricks, **environment, **parts).matches_spec
-    assert not found(databricks, environment={"A": "c"}).matches_spec
-    assert not found(databricks).matches_spec
+        assert not read(databricks, **environment, **parts).matches_spec
+    assert not read(databricks, environment={"A": "c"}).matches_spec
+    assert not read(databricks).matches_spec
 
 
 def test_what_databricks_does_not_say_does_not_differ(databricks: Workspace) -> None:
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    found(databricks)
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True))
+    read(databricks)
     config = databricks.endpoints.held["support"].config
     assert config
     assert config.served_entities
     config.served_entities[0].workload_size = None
-    assert found(databricks, workloadSize="Medium").matches_spec
+    assert read(databricks, workloadSize="Medium").matches_spec
 
 
 def test_a_change_that_fails(databricks: Workspace) -> None:
     databricks.endpoints.broken = {"4": "no machine of this kind"}
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    found(databricks)
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v4=100), create=False))
-    failed = found(databricks)
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True))
+    read(databricks)
+    act(databricks, ConfigureEndpoint(served(v4=100), create=False))
+    failed = read(databricks)
     assert failed == Endpoint(
         exists=True,
         ready=True,
@@ -228,8 +226,8 @@ def test_a_change_that_fails(databricks: Workspace) -> None:
 def test_a_change_that_fails_without_a_word(databricks: Workspace) -> None:
     databricks.endpoints.broken = {"4": "no machine of this kind"}
     databricks.endpoints.keeps_failed = False
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v4=100), create=True))
-    assert found(databricks).message == "Databricks reports no reason: see the endpoint's events"
+    act(databricks, ConfigureEndpoint(served(v4=100), create=True))
+    assert read(databricks).message == "Databricks reports no reason: see the endpoint's events"
 
 
 @pytest.mark.parametrize("answer", BUSY, ids=[f"{status} {code}" for status, code, _ in BUSY])
@@ -239,18 +237,18 @@ def test_another_change_under_way_is_no_error(databricks: Workspace, answer: tup
         ConditionReason.ENDPOINT_BUSY,
         "another change of the serving endpoint support is in progress: waiting until it is complete",
     )
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    assert refused(databricks, ConfigureEndpoint(spec(), served(v3=100), create=True)) == busy
-    assert refused(databricks, ConfigureEndpoint(spec(), served(v4=100), create=False)) == busy
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True))
+    assert rejection(databricks, ConfigureEndpoint(served(v3=100), create=True)) == busy
+    assert rejection(databricks, ConfigureEndpoint(served(v4=100), create=False)) == busy
 
 
 def test_a_version_that_recovers(databricks: Workspace) -> None:
     databricks.endpoints.recovering = {"3": "the node was lost"}
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    found(databricks)
-    recovering = found(databricks)
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True))
+    read(databricks)
+    recovering = read(databricks)
     databricks.endpoints.recover("support")
-    answering = found(databricks)
+    answering = read(databricks)
     assert [
         (endpoint.ready, endpoint.updating, endpoint.message) for endpoint in (recovering, answering)
     ] == [
@@ -260,14 +258,14 @@ def test_a_version_that_recovers(databricks: Workspace) -> None:
 
 
 def test_what_databricks_refuses(databricks: Workspace) -> None:
-    wrong = ConfigureEndpoint(spec(), served(v3=50, v4=10), create=True)
-    assert refused(databricks, wrong) == (
+    wrong = ConfigureEndpoint(served(v3=50, v4=10), create=True)
+    assert rejection(databricks, wrong) == (
         ConditionReason.DATABRICKS_ERROR,
         f"Databricks at {databricks.uri} failed to change the serving endpoint support (INVALID_PARAMETER_VALUE, HTTP 400): "
         "see the log of the operator for the reason",
     )
     databricks.denied = {f"POST {PATH}"}
-    assert refused(databricks, wrong)[0] == ConditionReason.DATABRICKS_FORBIDDEN
+    assert rejection(databricks, wrong)[0] == ConditionReason.DATABRICKS_FORBIDDEN
 
 
 def test_problems_are_told(databricks: Workspace) -> None:
@@ -277,62 +275,60 @@ def test_problems_are_told(databricks: Workspace) -> None:
         ConditionReason.DATABRICKS_UNREACHABLE,
         f"Databricks at {databricks.uri} is too busy to read the serving endpoint support: REQUEST_LIMIT_EXCEEDED, HTTP 429",
     )
-    assert found(databricks) == Endpoint(problem=problem)
+    assert read(databricks) == Endpoint(problem=problem)
 
 
 TABLE = {"inferenceTable": {"catalog": "main", "schema": "logs", "tablePrefix": "support"}}
 
 
 def test_requests_are_logged(databricks: Workspace) -> None:
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    assert found(databricks).logged_to is None
-    request_change(client(databricks), LogRequests(spec(**TABLE)))
-    assert found(databricks).logged_to == spec(**TABLE).inference_table
-    request_change(client(databricks), StopLogging(spec()))
-    assert found(databricks).logged_to is None
-    request_change(client(databricks), StopLogging(spec()))
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True))
+    assert read(databricks).logged_to is None
+    act(databricks, LogRequests(), **TABLE)
+    assert read(databricks).logged_to == InferenceTable.model_validate(TABLE["inferenceTable"])
+    act(databricks, StopLogging())
+    assert read(databricks).logged_to is None
+    act(databricks, StopLogging())
     assert databricks.writes() == [("POST", PATH), *[("PUT", f"{PATH}/support/ai-gateway")] * 3]
 
 
 def test_nothing_was_ever_logged(databricks: Workspace) -> None:
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    request_change(client(databricks), StopLogging(spec()))
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True))
+    act(databricks, StopLogging())
     assert databricks.writes() == [("POST", PATH)]
 
 
 def test_another_table_before_the_first_was_disabled(
     databricks: Workspace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    request_change(client(databricks), LogRequests(spec(**TABLE)))
-    log_elsewhere = LogRequests(spec(inferenceTable={"catalog": "main", "schema": "other"}))
-    reason, _ = refused(databricks, log_elsewhere)
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True))
+    act(databricks, LogRequests(), **TABLE)
+    elsewhere = {"inferenceTable": {"catalog": "main", "schema": "other"}}
+    reason, _ = rejection(databricks, LogRequests(), **elsewhere)
     assert (reason, caplog.records[-1].getMessage().rpartition(": ")[2]) == (
         ConditionReason.DATABRICKS_ERROR,
         "Disable the inference table before you change its catalog, schema or table name prefix.",
     )
-    request_change(client(databricks), StopLogging(spec()))
-    request_change(client(databricks), log_elsewhere)
-    assert found(databricks).logged_to == InferenceTable.model_validate(
-        {"catalog": "main", "schema": "other"}
-    )
+    act(databricks, StopLogging())
+    act(databricks, LogRequests(), **elsewhere)
+    assert read(databricks).logged_to == InferenceTable.model_validate({"catalog": "main", "schema": "other"})
 
 
 def test_logging_moves_the_revision(databricks: Workspace) -> None:
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
-    before = found(databricks).revision
-    request_change(client(databricks), LogRequests(spec(**TABLE)))
-    assert found(databricks).revision != before
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True))
+    before = read(databricks).revision
+    act(databricks, LogRequests(), **TABLE)
+    assert read(databricks).revision != before
 
 
 def test_logging_keeps_limits_that_exist(databricks: Workspace) -> None:
-    request_change(client(databricks), ConfigureEndpoint(spec(), served(v3=100), create=True))
+    act(databricks, ConfigureEndpoint(served(v3=100), create=True))
     limits = {
         "rate_limits": [{"calls": 5, "key": "user", "renewal_period": "minute"}],
         "usage_tracking_config": {"enabled": True},
     }
     databricks.endpoints.held["support"].ai_gateway = AiGatewayConfig.from_dict(limits)
-    request_change(client(databricks), LogRequests(spec(**TABLE)))
+    act(databricks, LogRequests(), **TABLE)
     gateway = databricks.endpoints.held["support"].ai_gateway
     assert gateway
     table = {
@@ -350,7 +346,7 @@ def test_another_providers_model_has_no_name(databricks: Workspace) -> None:
         "traffic_config": {"routes": [{"served_entity_name": "outside", "traffic_percentage": 100}]},
     }
     databricks.endpoints.create({"name": "support", "config": config})
-    assert found(databricks).served == (ServedVersion("", "", 100),)
+    assert read(databricks).served == (ServedVersion("", "", 100),)
 
 
 _EXTERNAL = {"name": "gpt", "provider": "openai", "task": "llm/v1/chat"}

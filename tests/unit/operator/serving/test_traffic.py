@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_operator.serving.traffic import parse_traffic
+from finetune_operator.serving.databricks.traffic import parse_traffic
 from standins.databricks.endpoints import exported
 
 LATENCY = """\

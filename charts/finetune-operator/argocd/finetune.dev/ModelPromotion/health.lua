@@ -4,18 +4,13 @@
 -- Promoted always explains what delays a promotion.
 local phases = {
   Pending = { "Progressing", { "Promoted", "SourceReady", "Accepted" } },
-  Evaluating = { "Progressing", { "Promoted" } },
   AwaitingApproval = { "Suspended", { "Promoted" } },
   Soaking = { "Progressing", { "Promoted" } },
-  Promoting = { "Progressing", { "Promoted" } },
-  RollingOut = { "Progressing", { "Served" } },
+  Promoting = { "Progressing", { "Promoted", "Served" } },
   Promoted = { "Healthy", { "Promoted" } },
-  RolledBack = { "Healthy", { "Promoted" } },
-  Suspended = { "Suspended", { "Suspended" } },
   Refused = { "Degraded", { "Promoted" } },
-  Drifted = { "Degraded", { "Promoted" } },
-  Conflict = { "Degraded", { "Accepted", "Served" } },
-  Failed = { "Degraded", { "Accepted", "Promoted", "Served" } },
+  Blocked = { "Degraded", { "Accepted", "Promoted", "Served" } },
+  Suspended = { "Suspended", { "Suspended" } },
 }
 
 local function health(status, message)

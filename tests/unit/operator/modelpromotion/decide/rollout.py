@@ -10,16 +10,14 @@ from typing import Any
 from finetune_crds.conditions import ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReason
-from finetune_crds.serving import DatabricksServing
-from finetune_operator.databricks.workspace import open_workspace
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.serving import serve
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionDecision
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredModel
-from finetune_operator.serving.databricks import read_endpoint, request_change
-from finetune_operator.serving.model import ConfigureEndpoint, Endpoint
+from finetune_operator.serving.choose import choose_backend
+from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, EndpointClient, ServedVersion
 from finetune_operator.settings import Settings
 from standins.databricks import Workspace
 
@@ -34,9 +32,12 @@ CANARY: Json = {
 }
 
 
-def serving(**parts: Any) -> Json:
+def serving(*, canary: Json | None = None, **databricks: Any) -> Json:
     """spec.serving for the endpoint named support."""
-    return {"type": "Databricks", "databricks": {"endpoint": "support"} | parts}
+    parts = {"canary": canary, "databricks": databricks}
+    return {"type": "Databricks", "endpoint": "support"} | {
+        name: part for name, part in parts.items() if part
+    }
 
 
 def promotion(status: ModelPromotionStatus, generation: int = 1, **parts: Any) -> Promotion:
@@ -47,6 +48,7 @@ def promotion(status: ModelPromotionStatus, generation: int = 1, **parts: Any) -
         "source": {"type": "Alias", "alias": "candidate"},
         "serving": serving(),
     } | parts
+    spec = ModelPromotionSpec.model_validate(body)
     return Promotion(
         name="champion",
         namespace="team",
@@ -54,8 +56,9 @@ def promotion(status: ModelPromotionStatus, generation: int = 1, **parts: Any) -
         version="1",
         generation=generation,
         created=NOW,
-        spec=ModelPromotionSpec.model_validate(body),
+        spec=spec,
         status=status,
+        backend=choose_backend(spec.serving) if spec.serving else None,
     )
 
 
@@ -109,7 +112,7 @@ class Rollout:
                 assert resource.status.serving
                 assert resource.status.serving.change
             try:
-                request_change(self.client, action)
+                self.open_endpoint().act(action)
             except ExternalError as error:
                 self.refused.append(error.problem.reason)
                 self._say(error.problem)
@@ -166,18 +169,15 @@ class Rollout:
         self.promote(back, "Withdrawn")
         self.status = self.status.model_copy(update={"previous": None})
 
-    @property
-    def client(self) -> Any:
-        secret = self.workspace.secret
-        return open_workspace(secret, SETTINGS)
+    def open_endpoint(self, **spec: Any) -> EndpointClient:
+        """The client of the endpoint, for the operator or, with another spec, for another client."""
+        backend = promotion(self.status, **self.spec | spec).backend
+        assert backend
+        return backend.open_client(SETTINGS, self.workspace.secret)
 
     def observe(self) -> Endpoint:
         """The endpoint, as the SDK has it."""
-        spec = promotion(self.status, **self.spec).spec
-        assert spec
-        assert spec.serving
-        assert spec.serving.databricks
-        return read_endpoint(self.client, spec.serving.databricks)
+        return self.open_endpoint().read()
 
     @property
     def routes(self) -> Mapping[str, int]:
@@ -202,12 +202,9 @@ class Rollout:
 
     def by_hand(self, *shares: tuple[str, int], **parts: Any) -> None:
         """Another client configures the endpoint."""
-        from finetune_operator.serving.model import ServedVersion
-
-        serving_spec = DatabricksServing.model_validate({"endpoint": "support"} | parts)
         served = tuple(ServedVersion(MODEL, version, percent) for version, percent in shares)
         create = "support" not in self.workspace.endpoints.held
-        request_change(self.client, ConfigureEndpoint(serving_spec, served, create))
+        self.open_endpoint(serving=serving(**parts)).act(ConfigureEndpoint(served, create))
 
 
 def changed(status: ModelPromotionStatus) -> Json:

@@ -7,7 +7,7 @@ from typing import Any
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus, Move, MoveReason
-from finetune_crds.serving import DatabricksServing, ServingStatus
+from finetune_crds.serving import ServingStatus
 from finetune_operator.modelpromotion.model import Observed, PromotionAction
 from finetune_operator.registry.base import ModelVersion, RegisteredModel
 from finetune_operator.serving.model import (
@@ -55,7 +55,7 @@ def described(state: str = "Ready", shares: dict[str, int] | None = None, **part
 
 @dataclass
 class Case:
-    """The inputs of a decision, and the decision. `asks`: the routes that this pass requests from Databricks."""
+    """The inputs of a decision, and the decision. `asks`: the routes that this pass requests."""
 
     endpoint: Endpoint | None
     condition: tuple[bool | None, ConditionReason, str] | None
@@ -78,10 +78,9 @@ SAVED = routes(v1=100)
 WAITING = "another change of endpoint support is in progress: waiting until it is complete"
 TO_ALL = "endpoint support is being changed to serve version 2 with 100%"
 TO_SOME = "endpoint support is being changed to serve version 2 with 10% and version 1 with 90%"
-TO_BOTH = "endpoint support is being changed to serve version 2 with 80% and version 1 with 20%"
-NO_WITHDRAWAL = "correct spec.serving.databricks or point the alias at another version; the operator does not retry until the spec changes"
+NO_WITHDRAWAL = "correct spec.serving or point the alias at another version; the operator does not retry until the spec changes"
 CANNOT = (
-    "endpoint support cannot serve version 2 as specified: Databricks could not deploy it: no machine; it is restored to "
+    "endpoint support cannot serve version 2 as specified: its deployment failed: no machine; it is restored to "
     "version 1 with 100%, and champion to version 1"
 )
 FAILURE = {"version": "2", "generation": 1, "reason": "EndpointFailed", "message": "it failed"}
@@ -125,7 +124,7 @@ def check(case: Case) -> None:
     ) == (
         case.serving,
         [case.condition] if case.condition else [],
-        _actions(case, resource.spec.serving.databricks if resource.spec and resource.spec.serving else None),
+        _actions(case),
         case.requeue,
         case.withheld,
     )
@@ -134,8 +133,7 @@ def check(case: Case) -> None:
     assert after.model_copy(update=cleared) == status.model_copy(update=cleared)
 
 
-def _actions(case: Case, spec: DatabricksServing | None) -> tuple[PromotionAction, ...]:
-    assert spec
+def _actions(case: Case) -> tuple[PromotionAction, ...]:
     if case.logs:
-        return (case.logs(spec),)
-    return (ConfigureEndpoint(spec, case.asks, case.creates),) if case.asks else ()
+        return (case.logs(),)
+    return (ConfigureEndpoint(case.asks, case.creates),) if case.asks else ()

@@ -1,4 +1,4 @@
-"""The endpoint as Databricks reports it: whose it is, and whether it is as the spec wants it."""
+"""The endpoint as it was read: whose it is, and whether it is as the spec wants it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES: dict[str, Case] = {
             False,
             ConditionReason.ENDPOINT_FAILED,
             "endpoint support serves another provider's model and the model main.llm.other, and the operator does not "
-            "change it: set spec.serving.databricks.endpoint to another name, or delete it",
+            "change it: set spec.serving.endpoint to another name, or delete it",
         ),
         serving={
             "endpoint": "support",
@@ -64,7 +64,7 @@ CASES: dict[str, Case] = {
             False,
             ConditionReason.ENDPOINT_FAILED,
             "endpoint support serves the model Main.LLM.support, and the operator does not "
-            "change it: set spec.serving.databricks.endpoint to another name, or delete it",
+            "change it: set spec.serving.endpoint to another name, or delete it",
         ),
         serving={
             "endpoint": "support",

@@ -42,7 +42,7 @@ CASES: dict[str, Case] = {
         condition=(
             False,
             ConditionReason.ENDPOINT_FAILED,
-            "endpoint support cannot serve version 2 as specified: Databricks could not deploy it: no machine; it is restored "
+            "endpoint support cannot serve version 2 as specified: its deployment failed: no machine; it is restored "
             f"to version 1 with 100%: {NO_WITHDRAWAL}",
         ),
         serving=described(
@@ -51,7 +51,7 @@ CASES: dict[str, Case] = {
             saved=SAVED,
             failure=FAILURE
             | {
-                "message": "endpoint support cannot serve version 2 as specified: Databricks could not deploy it: no "
+                "message": "endpoint support cannot serve version 2 as specified: its deployment failed: no "
                 f"machine; it is restored to version 1 with 100%: {NO_WITHDRAWAL}"
             },
             **STEADY,

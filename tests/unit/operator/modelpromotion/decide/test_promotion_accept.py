@@ -8,13 +8,14 @@ import pytest
 
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.accept import mistakes
+from finetune_operator.serving.choose import choose_backend
 from finetune_operator.settings import Settings
 
 Json = dict[str, Any]
 MLFLOW = Settings(tracking_uri="http://mlflow:5000")
 SPEC: Json = {"model": "m", "alias": "champion", "source": {"type": "Version", "version": 1}}
 IN_CATALOG = {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}
-SERVING = {"type": "Databricks", "databricks": {"endpoint": "support"}}
+SERVING = {"type": "Databricks", "endpoint": "support"}
 UNREADABLE = (
     "spec.serving.databricks.environment sets HF_TOKEN to a secret of the workspace, which would be read as the "
     "installation's service principal: set spec.serving.databricks.secretRef to a Secret with your own credentials"
@@ -24,12 +25,7 @@ UNREADABLE = (
 def serving(secret: Json | None = None) -> Json:
     """An endpoint whose model gets a secret of the workspace."""
     variables = {"HF_TOKEN": "{{secrets/hub/token}}", "MODE": "fast"}
-    serving_json = {
-        "endpoint": "support",
-        "environment": variables,
-        **({"secretRef": secret} if secret else {}),
-    }
-    return {"type": "Databricks", "databricks": serving_json}
+    return SERVING | {"databricks": {"environment": variables, **({"secretRef": secret} if secret else {})}}
 
 
 CASES: dict[str, tuple[Json, Settings, list[str]]] = {
@@ -97,4 +93,6 @@ CASES: dict[str, tuple[Json, Settings, list[str]]] = {
 
 @pytest.mark.parametrize(("parts", "settings", "expected"), CASES.values(), ids=CASES)
 def test_mistakes(parts: Json, settings: Settings, expected: list[str]) -> None:
-    assert [*mistakes(ModelPromotionSpec.model_validate(SPEC | parts), settings)] == expected
+    spec = ModelPromotionSpec.model_validate(SPEC | parts)
+    backend = choose_backend(spec.serving) if spec.serving else None
+    assert [*mistakes(spec, backend, settings)] == expected

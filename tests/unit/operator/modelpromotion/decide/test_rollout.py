@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from finetune_crds.promotion_status import MoveReason
 from standins.databricks import Fault, Workspace
 from standins.databricks.endpoints import exported
 from unit.operator.modelpromotion.decide.rollout import CANARY, MODEL, Rollout, changed, served, serving
@@ -53,19 +52,6 @@ def test_the_next_version_at_once(databricks: Workspace) -> None:
     assert databricks.writes() == [CHANGE]
 
 
-def test_the_previous_version_keeps_a_share(databricks: Workspace) -> None:
-    rollout = served(databricks, serving=serving(previousPercent=20))
-    rollout.promote("2")
-    rollout.settle()
-    assert rollout.routes == {"2": 80, "1": 20}
-    assert databricks.writes() == [CHANGE]
-    # Rolled back from: it is bad, and gets nothing.
-    rollout.edit(rollbackTo={"type": "Previous"})
-    rollout.promote("1", "RolledBack")
-    rollout.settle()
-    assert rollout.routes == {"1": 100}
-
-
 @pytest.mark.parametrize("keeps_failed", [True, False])
 def test_an_update_that_fails_takes_everything_back(databricks: Workspace, keeps_failed: bool) -> None:
     rollout = served(databricks)
@@ -77,7 +63,7 @@ def test_an_update_that_fails_takes_everything_back(databricks: Workspace, keeps
     )
     assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
     assert rollout.message == (
-        f"endpoint support cannot serve version 2 as specified: Databricks could not deploy it: {why}; it is restored to "
+        f"endpoint support cannot serve version 2 as specified: its deployment failed: {why}; it is restored to "
         "version 1 with 100%, and champion to version 1"
     )
     rollout.withdraw()
@@ -107,8 +93,8 @@ def test_the_first_version_that_fails(databricks: Workspace) -> None:
     rollout.promote("1")
     assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
     assert rollout.message == (
-        "endpoint support cannot serve version 1 as specified: Databricks could not deploy it: version 1: no machine; there "
-        "are no routes to restore: correct spec.serving.databricks or point the alias at another version; the operator "
+        "endpoint support cannot serve version 1 as specified: its deployment failed: version 1: no machine; there "
+        "are no routes to restore: correct spec.serving or point the alias at another version; the operator "
         "does not retry until the spec changes"
     )
     assert rollout.requeue is None
@@ -453,36 +439,15 @@ def test_an_endpoint_of_another_model(databricks: Workspace) -> None:
     rollout.promote("1")
     assert rollout.settle() == ["EndpointFailed"]
     assert rollout.message == (
-        "endpoint support serves the model main.llm.other, and the operator does not change it: set spec.serving.databricks.endpoint to "
-        "another name, or delete it"
+        "endpoint support serves the model main.llm.other, and the operator does not change it: set spec.serving.endpoint to another "
+        "name, or delete it"
     )
     assert databricks.writes() == []
 
 
-BACK: dict[str, tuple[MoveReason, ...]] = {
-    "reverted": ("Reverted",),
-    "rolled back": ("RolledBack",),
-    "reverted, and repaired after a manual move": ("Reverted", "Repaired"),
-}
-
-
-@pytest.mark.parametrize("reasons", BACK.values(), ids=BACK)
-def test_what_was_left_for_an_older_version_keeps_no_share(
-    databricks: Workspace, reasons: tuple[MoveReason, ...]
-) -> None:
-    rollout = served(databricks, serving=serving(previousPercent=20))
-    rollout.promote("2")
-    rollout.settle()
-    for reason in reasons:
-        rollout.promote("1", reason)
-        rollout.status = rollout.status.model_copy(update={"previous": "2"})
-        rollout.settle()
-        assert (reason, rollout.routes) == (reason, {"1": 100})
-
-
 def test_another_endpoint(databricks: Workspace) -> None:
     rollout = served(databricks)
-    rollout.edit(serving={"type": "Databricks", "databricks": {"endpoint": "second"}})
+    rollout.edit(serving=serving() | {"endpoint": "second"})
     rollout.settle()
     assert rollout.status.serving
     assert rollout.status.serving.endpoint == "second"

@@ -1,0 +1,174 @@
+"""Reads endpoints of Databricks Model Serving."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from finetune_crds.serving import DatabricksServing, InferenceTable, Serving
+from finetune_operator.databricks.workspace import translate_errors
+from finetune_operator.errors import ExternalError
+from finetune_operator.serving.databricks.entities import (
+    build_entity,
+    build_entity_name,
+    build_provisioned_entity,
+)
+from finetune_operator.serving.databricks.traffic import parse_traffic
+from finetune_operator.serving.model import Endpoint, ServedVersion
+
+if TYPE_CHECKING:
+    from databricks.sdk import WorkspaceClient
+    from databricks.sdk.service import serving as api
+
+log = logging.getLogger(__name__)
+
+
+def read_endpoint(workspace: WorkspaceClient, spec: Serving) -> Endpoint:
+    """The current state of the endpoint. Never raises: `problem` says why it could not be read."""
+    from databricks.sdk.errors import NotFound
+
+    try:
+        with translate_errors(workspace, f"read the serving endpoint {spec.endpoint}"):
+            try:
+                details = workspace.serving_endpoints.get(spec.endpoint)
+            except NotFound:
+                return Endpoint()
+            state = _parse_endpoint(details, spec, workspace.config.host)
+            gated = spec.canary is not None and bool(spec.canary.gates)
+            return (
+                dataclasses.replace(state, traffic=_read_traffic(workspace, spec, state)) if gated else state
+            )
+    except ExternalError as error:
+        return Endpoint(problem=error.problem)
+
+
+def _read_traffic(
+    workspace: WorkspaceClient, spec: Serving, state: Endpoint
+) -> dict[str, Mapping[str, float]]:
+    """The numbers of each served version; none where the endpoint exports no metrics."""
+    from databricks.sdk.errors import NotFound, PermissionDenied
+
+    try:
+        contents = workspace.serving_endpoints.export_metrics(spec.endpoint).contents
+        text = contents.read().decode() if contents else ""
+        return {item.version: parse_traffic(text, build_entity_name(item.version)) for item in state.served}
+    except (NotFound, PermissionDenied, ValueError) as error:
+        # Gates that need them are inconclusive, and say so.
+        log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
+        return {}
+
+
+def _parse_endpoint(details: api.ServingEndpointDetailed, spec: Serving, host: str) -> Endpoint:
+    from databricks.sdk.service import serving as api
+
+    update = details.state.config_update if details.state else None
+    failed = update in (
+        api.EndpointStateConfigUpdate.UPDATE_FAILED,
+        api.EndpointStateConfigUpdate.UPDATE_CANCELED,
+    )
+    served = _parse_served_versions(details.config)
+    # NB: the API returns no URL for endpoints that are reached through the workspace's host.
+    url = details.endpoint_url or f"{host}/serving-endpoints/{spec.endpoint}/invocations"
+    return Endpoint(
+        exists=True,
+        ready=bool(details.state and details.state.ready == api.EndpointStateReady.READY),
+        updating=update == api.EndpointStateConfigUpdate.IN_PROGRESS,
+        failed=failed,
+        message=_describe_failure(details) if failed else _describe_recovery(details.config),
+        served=served,
+        pending=_parse_served_versions(details.pending_config),
+        matches_spec=_matches_options(details.config, spec.databricks),
+        logged_to=_parse_table(details.ai_gateway),
+        revision=None if details.last_updated_timestamp is None else str(details.last_updated_timestamp),
+        url=url,
+    )
+
+
+def _parse_served_versions(
+    config: api.EndpointCoreConfigOutput | api.EndpointPendingConfig | None,
+) -> tuple[ServedVersion, ...]:
+    entities = (config.served_entities if config else None) or []
+    traffic = config.traffic_config if config else None
+    routes = (traffic.routes if traffic else None) or []
+    shares = {
+        (route.served_entity_name or route.served_model_name): route.traffic_percentage for route in routes
+    }
+    everything = 100 if len(entities) == 1 and not routes else 0
+    return tuple(
+        # External and foundation models have no name in a registry.
+        ServedVersion(item.entity_name or "", item.entity_version or "", shares.get(item.name, everything))
+        for item in entities
+    )
+
+
+def _matches_options(config: api.EndpointCoreConfigOutput | None, options: DatabricksServing) -> bool:
+    """Whether every field that Databricks reports of the served versions is as in the spec; it may omit some."""
+    throughput = options.provisioned_throughput
+    for entity in (config.served_entities if config else None) or []:
+        item = ServedVersion(entity.entity_name or "", entity.entity_version or "")
+        expected: dict[str, Any] = (
+            build_provisioned_entity(throughput, item) if throughput else build_entity(options, item)
+        ).as_dict()
+        reported = entity.as_dict()
+        fields = set(expected) - {"name"} | (set() if throughput else _OPTIONAL_FIELDS)
+        if any(field in reported and reported[field] != expected.get(field) for field in fields):
+            return False
+    return True
+
+
+# Fields that are left out of a request when the spec does not set them.
+_OPTIONAL_FIELDS = {
+    "environment_vars",
+    "workload_size",
+    "min_provisioned_concurrency",
+    "max_provisioned_concurrency",
+}
+
+
+def _parse_table(gateway: api.AiGatewayConfig | None) -> InferenceTable | None:
+    table = gateway.inference_table_config if gateway else None
+    if table is None or not table.enabled or not table.catalog_name or not table.schema_name:
+        return None
+    return InferenceTable.model_validate(
+        {
+            "catalog": table.catalog_name,
+            "schema": table.schema_name,
+            "tablePrefix": table.table_name_prefix or None,
+        }
+    )
+
+
+def _describe_failure(details: api.ServingEndpointDetailed) -> str:
+    """Databricks' messages about the served entities that it could not deploy."""
+    from databricks.sdk.service import serving as api
+
+    failed = (
+        api.ServedModelStateDeployment.DEPLOYMENT_FAILED,
+        api.ServedModelStateDeployment.DEPLOYMENT_ABORTED,
+    )
+    for config in (details.pending_config, details.config):
+        messages = [
+            f"version {item.entity_version}: {item.state.deployment_state_message}"
+            for item in (config.served_entities if config else None) or []
+            if item.state and item.state.deployment in failed and item.state.deployment_state_message
+        ]
+        if messages:
+            return "; ".join(messages)[:1000]
+    cancelled = details.state and details.state.config_update == api.EndpointStateConfigUpdate.UPDATE_CANCELED
+    return (
+        "the update was cancelled" if cancelled else "Databricks reports no reason: see the endpoint's events"
+    )
+
+
+def _describe_recovery(config: api.EndpointCoreConfigOutput | None) -> str:
+    """Databricks' messages about the served versions that it starts again."""
+    from databricks.sdk.service import serving as api
+
+    recovering = api.ServedModelStateDeployment.DEPLOYMENT_RECOVERING
+    return "; ".join(
+        f"version {item.entity_version} is recovering: {item.state.deployment_state_message or 'no reason reported'}"
+        for item in (config.served_entities if config else None) or []
+        if item.state and item.state.deployment == recovering
+    )[:1000]

@@ -1,0 +1,88 @@
+"""What an endpoint serves, in the words of the API of Databricks Model Serving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from finetune_crds.serving import DatabricksServing, ProvisionedThroughput
+from finetune_operator.serving.model import ServedVersion
+
+if TYPE_CHECKING:
+    from databricks.sdk.service import serving as api
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The machines behind each version, where no throughput is reserved.
+
+    Attributes:
+        size: Databricks' name of a range of concurrent requests; None where `concurrency` is set.
+        concurrency: the smallest and the largest number of concurrent requests.
+    """
+
+    size: str | None = "Small"
+    kind: str = "CPU"
+    scale_to_zero: bool = True
+    concurrency: tuple[int, int] | None = None
+
+
+_WORKLOAD_TYPES = {
+    "CPU": "CPU",
+    "CPUMedium": "CPU_MEDIUM",
+    "CPULarge": "CPU_LARGE",
+    "GPUSmall": "GPU_SMALL",
+    "GPUMedium": "GPU_MEDIUM",
+    "GPULarge": "GPU_LARGE",
+    "GPUXLarge": "GPU_XLARGE",
+    "GPUXLarge8": "GPU_XLARGE_8",
+    "MultiGPUMedium": "MULTIGPU_MEDIUM",
+}
+"""Databricks' name of each workload type."""
+
+
+def resolve_workload(options: DatabricksServing) -> Workload:
+    """The machines in a spec, with defaults."""
+    concurrency = (options.concurrency.min, options.concurrency.max) if options.concurrency else None
+    return Workload(
+        options.workload_size or (None if concurrency else Workload.size),
+        _WORKLOAD_TYPES[options.workload_type or Workload.kind],
+        Workload.scale_to_zero if options.scale_to_zero is None else options.scale_to_zero,
+        concurrency,
+    )
+
+
+def build_entity_name(version: str) -> str:
+    """The name of a version among the endpoint's served entities, by which routes name it."""
+    return f"version-{version}"
+
+
+def build_entity(options: DatabricksServing, item: ServedVersion) -> api.ServedEntityInput:
+    """A version as a served entity, on machines."""
+    from databricks.sdk.service import serving as api
+
+    machines = resolve_workload(options)
+    return api.ServedEntityInput(
+        name=build_entity_name(item.version),
+        entity_name=item.model,
+        entity_version=item.version,
+        workload_size=machines.size,
+        min_provisioned_concurrency=machines.concurrency[0] if machines.concurrency else None,
+        max_provisioned_concurrency=machines.concurrency[1] if machines.concurrency else None,
+        workload_type=api.ServingModelWorkloadType(machines.kind),
+        scale_to_zero_enabled=machines.scale_to_zero,
+        environment_vars=dict(options.environment) or None,
+    )
+
+
+def build_provisioned_entity(throughput: ProvisionedThroughput, item: ServedVersion) -> api.PtServedModel:
+    """A version as a served entity, with reserved throughput."""
+    from databricks.sdk.service import serving as api
+
+    return api.PtServedModel(
+        name=build_entity_name(item.version),
+        entity_name=item.model,
+        entity_version=item.version,
+        provisioned_model_units=throughput.model_units,
+        burst_scaling_enabled=throughput.burst_scaling,
+    )

@@ -1,0 +1,123 @@
+"""A ModelPromotion that an earlier version stored, with fields that are refused by now and a phase that is no more."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+from kubernetes.dynamic.exceptions import DynamicApiError, ResourceNotFoundError
+
+from integration.schema.promotions import promotion
+from support.api import Api
+from support.manifests import parse
+from support.refusals import refused
+from support.waiting import wait_for
+from worlds.processes.operators import new_namespace
+from worlds.processes.servers import CRDS
+
+Json = dict[str, Any]
+
+# The API server of the earlier version filled in `required` and `previousPercent` where nobody wrote them.
+OLDER: Json = promotion(
+    approval={"required": True, "version": 1},
+    serving={
+        "type": "Databricks",
+        "databricks": {
+            "endpoint": "support",
+            "previousPercent": 0,
+            "canary": {"steps": [{"percent": 5, "durationSeconds": 60}]},
+        },
+    },
+)
+CHANGES: dict[str, Json] = {
+    "suspended": {"suspend": True},
+    "approved": {"approval": {"version": 2}},
+    "rolled back": {"rollbackTo": {"type": "Previous"}},
+    "another machine": {"serving": {"databricks": {"workloadType": "GPUSmall"}}},
+    "written anew": {
+        "approval": {"required": None},
+        "serving": {
+            "endpoint": "support",
+            "databricks": {"endpoint": None, "previousPercent": None, "canary": None},
+        },
+    },
+}
+
+
+def of_older(name: str, namespace: str) -> Json:
+    """The promotion as an object of the test's own kind."""
+    return {**OLDER, "kind": "OlderPromotion", "metadata": {"name": name, "namespace": namespace}}
+
+
+def without_rules(schema: Any) -> Any:
+    """A schema without rules, which takes any phase."""
+    if isinstance(schema, list):
+        return [without_rules(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {name: without_rules(part) for name, part in schema.items() if name != "x-kubernetes-validations"}
+    if "Blocked" in parts.get("enum", []):
+        del parts["enum"]
+    return parts
+
+
+@pytest.fixture(scope="module")
+def older(api: Api) -> str:
+    """A namespace with a promotion for each change, all of them older than the rules."""
+    namespace = new_namespace(api)
+    # A copy of the CRD: other tests use the one that there is meanwhile.
+    (crd,) = parse((CRDS / "finetune.dev_modelpromotions.yaml").read_text(encoding="utf-8"))
+    crd["metadata"]["name"] = "olderpromotions.finetune.dev"
+    crd["spec"]["names"] = {
+        "kind": "OlderPromotion",
+        "plural": "olderpromotions",
+        "singular": "olderpromotion",
+        "listKind": "OlderPromotionList",
+    }
+    before = copy.deepcopy(crd)
+    before["spec"]["versions"] = without_rules(crd["spec"]["versions"])
+    api.create(before)
+    for number in range(len(CHANGES)):
+        name = name_of(number)
+        wait_for("the promotion is stored", partial(is_taken, api, of_older(name, namespace)))
+        api.patch("OlderPromotion", namespace, name, {"status": {"phase": "Drifted"}}, status=True)
+    api.patch(
+        "CustomResourceDefinition",
+        "",
+        crd["metadata"]["name"],
+        {"spec": {"versions": crd["spec"]["versions"]}},
+    )
+    wait_for("the rules count", lambda: not is_taken(api, of_older("new", namespace), dry_run=True))
+    return namespace
+
+
+def name_of(number: int) -> str:
+    return f"promotion-{number}"
+
+
+def is_taken(api: Api, body: Json, *, dry_run: bool = False) -> bool:
+    """Whether the API server takes an object."""
+    try:
+        api.create(body, dry_run=dry_run)
+    except (DynamicApiError, ResourceNotFoundError):
+        return False
+    return True
+
+
+def test_a_new_one_is_refused(api: Api, older: str) -> None:
+    with refused("serving.databricks.endpoint was replaced by serving.endpoint"):
+        api.create(of_older("new", older))
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_one_that_exists_can_be_changed_and_reported_on(api: Api, older: str, case: str) -> None:
+    name = name_of([*CHANGES].index(case))
+    # What leaves the phase of the earlier version where it is.
+    api.patch("OlderPromotion", older, name, {"status": {"current": "1"}}, status=True)
+    api.patch("OlderPromotion", older, name, {"spec": CHANGES[case]})
+    api.patch("OlderPromotion", older, name, {"status": {"phase": "Blocked"}}, status=True)
+    written = api.get("OlderPromotion", older, name)
+    assert written
+    assert {"phase": "Blocked", "current": "1"}.items() <= written["status"].items()
