@@ -117,7 +117,10 @@ _REFUSED: dict[str, Schema] = {
 
 def _refused_field(kind: str, message: str) -> Schema:
     """A field that is refused. NB: the rule is on the field itself, so an object that has it already can be changed elsewhere."""
-    refusal = Rule("false", message).to_json()
+    refusal: Schema = Rule("false", message).to_json()
+    if kind == "object":
+        # NB: the API server compares no fields that it does not know, so it takes every object of them for a changed one.
+        refusal |= {"rule": "oldSelf.hasValue() && self == oldSelf.value()", "optionalOldSelf": True}
     return {**_REFUSED[kind], "description": f"Refused: {message}.", VALIDATIONS: [refusal]}
 
 

@@ -39,6 +39,14 @@ STRICTER: dict[str, tuple[Json, str]] = {
         ),
         "output is s3://bucket/folder",
     ),
+    "a pod template that is in pods by now": (
+        job(podTemplate={"spec": {"containers": [{"name": "trainer", "tty": True}]}}),
+        "podTemplate was replaced by pods.train.template",
+    ),
+    "variables that are in pods by now": (
+        job(env=[{"name": "A", "value": "b"}]),
+        "env was replaced by pods.all.env",
+    ),
     "a tokenizer in a store that a run has no credentials for": (
         job(
             model={"base": "gs://bucket/base"},
