@@ -99,11 +99,15 @@ async def test_a_request_that_is_rejected_is_reported_until_it_is_accepted(serve
     simulation = await promoted()
     simulation.registry.aliases["staging"] = "2"
     server.is_full = True
-    for _ in range(6):
+    writes = []
+    for _ in range(8):
         simulation.seconds += 5
         await simulation.operator.look("champion")
+        writes.append(simulation.writes.count)
     assert simulation.says("Served") == ("QuotaExceeded", "no accelerator is free")
     assert simulation.phase_and_reason() == "Promoting: QuotaExceeded"
+    # The condition does not alternate between the request and its rejection.
+    assert writes[-3] == writes[-1]
     server.is_full = False
     await simulation.settle()
     assert simulation.phase_and_reason() == "Promoting: Canary"
