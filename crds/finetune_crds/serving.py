@@ -17,7 +17,7 @@ _Concurrent = Annotated[int, Field(ge=4, le=1024, multiple_of=4)]
 
 
 class InferenceTable(ApiModel):
-    """Where the AI gateway logs requests and responses."""
+    """The table that an endpoint logs requests and responses to."""
 
     catalog: _UcName
     """Catalog in Unity Catalog."""
