@@ -52,7 +52,11 @@ def build_dry_run_objects(draft: Draft) -> list[Json]:
     job = gang.build_job(draft, draft.status.attempt or 1)
     evaluations = _build_evaluation_jobs(draft)
     jobs = [*([job] if draft.spec.prepare else []), *evaluations]
-    reviews = [executors.review(draft.ftj, draft.spec)] if executors.wanted(draft.spec) else []
+    reviews = (
+        [executors.build_access_review(draft.ftj, draft.spec)]
+        if executors.count_executors(draft.spec)
+        else []
+    )
     return [*jobs, *(_build_first_pod(draft, item) for item in (job, *evaluations)), *reviews]
 
 

@@ -38,27 +38,27 @@ class ExecutorReader:
 
     async def read(self, ftj: FineTuneJob, pods: Sequence[Json], now: datetime) -> Executors:
         """The executors of a preparation that runs; none of any other job, or when they cannot be listed."""
-        if ftj.spec is None or not executors.wanted(ftj.spec) or ftj.holds(ConditionType.PREPARED):
+        if ftj.spec is None or not executors.count_executors(ftj.spec) or ftj.holds(ConditionType.PREPARED):
             return Executors()
         drivers = [pod for pod in pods if _is_driver(pod) and is_alive(pod)]
         if not drivers:
             return Executors()
         try:
-            listed = await self.kube.list("Pod", ftj.namespace, labelSelector=executors.selector(ftj))
+            listed = await self.kube.list("Pod", ftj.namespace, labelSelector=executors.build_selector(ftj))
         except KubeError as error:
             log.warning("%s: cannot list its executors: %s", ftj.key, error)
             return Executors()
-        executor_pods = executors.of_drivers(listed.objects, drivers)
-        lacks = executors.missing(ftj, drivers, executor_pods, now)
+        executor_pods = executors.select_executors(listed.objects, drivers)
+        lacks = executors.count_missing(ftj, drivers, executor_pods, now)
         return Executors(tuple(executor_pods), await self._refusal(ftj, lacks) if lacks else None)
 
-    async def _refusal(self, ftj: FineTuneJob, lacks: executors.Missing) -> str | None:
+    async def _refusal(self, ftj: FineTuneJob, lacks: executors.MissingExecutors) -> str | None:
         """Why the API server would not create another executor, as a dry run says. Nobody records why Spark's were refused."""
         try:
             await self.kube.create(prepare.executor_trial(ftj, self.settings), dry_run=True)
         except KubeError as error:
             if error.status in _REFUSAL_STATUSES:
-                return f"{lacks.number} of {lacks.wanted} executors cannot be created: {error}"
+                return f"{lacks.missing} of {lacks.desired} executors cannot be created: {error}"
             log.warning("%s: cannot try whether its executors can be created: %s", ftj.key, error)
         return None
 

@@ -157,11 +157,11 @@ def _with_container_name(user_template: Json, name: str) -> Json:
     listed = spec.get("containers") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(listed, list):
         return user_template
-    named = [
+    renamed_containers = [
         {**item, "name": name} if isinstance(item, dict) and item.get("name") == MAIN_CONTAINER else item
         for item in listed
     ]
-    return {**user_template, "spec": {**spec, "containers": named}}
+    return {**user_template, "spec": {**spec, "containers": renamed_containers}}
 
 
 def _cached_models(cache: ModelCache) -> tuple[list[Json], list[Json]]:

@@ -14,8 +14,8 @@ from finetune_operator.finetunejob.preparation import executors, spark_manifest
 def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
     """What is wrong with spec.pods, which can be corrected."""
     yield from templates.of_preparation(spec)
-    yield from executors.unshared(spec)
-    yield from executors.oversized(spec)
+    yield from executors.find_unshared_folders(spec)
+    yield from executors.find_oversized_template(spec)
     yield from spark_manifest.mistakes(spec)
 
 

@@ -35,19 +35,19 @@ _OF_THE_DRIVER = frozenset(
 # The containers of drivers: in the prep pod, and in a pod that spark-submit makes.
 _DRIVERS = (names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
 # How long a driver takes to create its executors.
-_PATIENCE = timedelta(seconds=20)
+_CREATION_TIMEOUT = timedelta(seconds=20)
 # Executors are numbered from 1. So many more than are wanted at once: they end one after the other.
-_MOST_REPLACED = 5
+_MAX_REPLACED = 5
 # Linux takes 128 KiB for a variable (MAX_ARG_STRLEN). The rest is for what the operator adds to a template.
 _MAX_TEMPLATE_BYTES = 100_000
 
 
-def wanted(spec: FineTuneJobSpec) -> int:
+def count_executors(spec: FineTuneJobSpec) -> int:
     """The number of executor pods; 0 where Spark needs none."""
     return spec.prepare.spark.executor_pods if spec.prepare else 0
 
 
-def account(spec: FineTuneJobSpec) -> str:
+def find_driver_account(spec: FineTuneJobSpec) -> str:
     """The ServiceAccount of the driver."""
     pod = (spec.pods.prepare.template or {}).get("spec")
     account_name = pod.get("serviceAccountName") if isinstance(pod, dict) else None
@@ -60,13 +60,13 @@ def build_service(ftj: FineTuneJob) -> Json:
     return template.build_headless_service(ftj, names.prep_name(ftj.name), names.PREP, ports)
 
 
-def submitted_driver_env(ftj: FineTuneJob) -> list[Json]:
+def build_submitted_driver_env(ftj: FineTuneJob) -> list[Json]:
     """The variables of a driver whose pod spark-submit makes, and tells the rest."""
-    values = {contract.ENV_POD_NAMESPACE: ftj.namespace, contract.ENV_EXECUTOR_SELECTOR: selector(ftj)}
+    values = {contract.ENV_POD_NAMESPACE: ftj.namespace, contract.ENV_EXECUTOR_SELECTOR: build_selector(ftj)}
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def driver_env(ftj: FineTuneJob, executor: Json) -> list[Json]:
+def build_driver_env(ftj: FineTuneJob, executor: Json) -> list[Json]:
     """The variables from which a driver in the prep pod knows itself and its executors.
 
     Args:
@@ -79,7 +79,7 @@ def driver_env(ftj: FineTuneJob, executor: Json) -> list[Json]:
     pod = {"name": contract.ENV_POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return [
         pod,
-        *submitted_driver_env(ftj),
+        *build_submitted_driver_env(ftj),
         *({"name": name, "value": value} for name, value in values.items()),
     ]
 
@@ -89,14 +89,14 @@ def _as_value(body: Json) -> str:
     return json.dumps(body, separators=(",", ":")).replace("$", "$$")
 
 
-def selector(ftj: FineTuneJob) -> str:
+def build_selector(ftj: FineTuneJob) -> str:
     """The labels of a job's executors."""
     return f"{names.LABEL_UID}={ftj.uid},{names.LABEL_COMPONENT}={names.EXECUTOR}"
 
 
 def as_driver(pod: Json, spec: FineTuneJobSpec) -> Json:
     """The prep pod with the API token of an account that may create pods. No other pod of a job has a token."""
-    allowed = {"serviceAccountName": account(spec), "automountServiceAccountToken": True}
+    allowed = {"serviceAccountName": find_driver_account(spec), "automountServiceAccountToken": True}
     return {**pod, "spec": {**pod["spec"], **allowed}}
 
 
@@ -114,18 +114,18 @@ def as_executor(ftj: FineTuneJob, pod: Json, spec: FineTuneJobSpec) -> Json:
         "metadata": {**meta, "labels": labels},
         "spec": {
             **pod_spec,
-            "serviceAccountName": account(spec),
+            "serviceAccountName": find_driver_account(spec),
             "automountServiceAccountToken": False,
             "volumes": volumes,
             "containers": [
-                _executor(item) if _name(item) == names.PREP_CONTAINER else item
+                _build_container(item) if _name(item) == names.PREP_CONTAINER else item
                 for item in pod_spec["containers"]
             ],
         },
     }
 
 
-def _executor(container: Json) -> Json:
+def _build_container(container: Json) -> Json:
     executor_fields = {name: value for name, value in container.items() if name not in _OF_THE_DRIVER}
     executor_mounts = [item for item in container["volumeMounts"] if _name(item) != contract.RECIPE_VOLUME]
     return {
@@ -142,7 +142,7 @@ def _name(item: object) -> object:
     return item.get("name") if isinstance(item, dict) else None
 
 
-def trial(executor: Json, ftj: FineTuneJob) -> Json:
+def build_trial_pod(executor: Json, ftj: FineTuneJob) -> Json:
     """An executor's pod for a dry run, about as large as Spark's: a quota counts its memory and cores."""
     spark = ftj.spec.prepare.spark if ftj.spec and ftj.spec.prepare else Spark()
     amounts = {"cpu": str(spark.cores_of_executor), "memory": spark.memory_of_executor}
@@ -163,7 +163,7 @@ def trial(executor: Json, ftj: FineTuneJob) -> Json:
     }
 
 
-def review(ftj: FineTuneJob, spec: FineTuneJobSpec) -> Json:
+def build_access_review(ftj: FineTuneJob, spec: FineTuneJobSpec) -> Json:
     """The question whether the driver's account may create pods, which the API server answers in its status."""
     group = "system:serviceaccounts"
     return {
@@ -172,20 +172,24 @@ def review(ftj: FineTuneJob, spec: FineTuneJobSpec) -> Json:
         # NB: a review has no name.
         "metadata": {"namespace": ftj.namespace},
         "spec": {
-            "user": f"system:serviceaccount:{ftj.namespace}:{account(spec)}",
+            "user": f"system:serviceaccount:{ftj.namespace}:{find_driver_account(spec)}",
             "groups": [group, f"{group}:{ftj.namespace}", "system:authenticated"],
             "resourceAttributes": {"namespace": ftj.namespace, "verb": "create", "resource": "pods"},
         },
     }
 
 
-def unshared(spec: FineTuneJobSpec) -> Iterator[str]:
+def find_unshared_folders(spec: FineTuneJobSpec) -> Iterator[str]:
     """Folders of source and output that are not on a volume which all pods mount."""
     data, prepare = spec.data, spec.prepare
-    if data is None or prepare is None or not wanted(spec):
+    if data is None or prepare is None or not count_executors(spec):
         return
     shared = mounts(spec.pods.prepare.template, MAIN_CONTAINER, but=LOST_WITH_POD)
-    folders = {**_folders(data.source), **_evaluation_sets(prepare), "data.prepare.output": prepare.output}
+    folders = {
+        **_list_folders(data.source),
+        **_list_evaluation_sets(prepare),
+        "data.prepare.output": prepare.output,
+    }
     for field, path in folders.items():
         if path and path.startswith("/") and not any(is_below(path, mount) for mount in shared):
             yield (
@@ -194,7 +198,7 @@ def unshared(spec: FineTuneJobSpec) -> Iterator[str]:
             )
 
 
-def oversized(spec: FineTuneJobSpec) -> Iterator[str]:
+def find_oversized_template(spec: FineTuneJobSpec) -> Iterator[str]:
     """A pod template that is too long for the variable of the driver that holds it."""
     prepare = spec.prepare
     if prepare is None or prepare.spark.mode != "Kubernetes":
@@ -207,44 +211,44 @@ def oversized(spec: FineTuneJobSpec) -> Iterator[str]:
         )
 
 
-def _folders(source: Source | None) -> dict[str, str | None]:
+def _list_folders(source: Source | None) -> dict[str, str | None]:
     """The path of each source, by the field that holds it."""
     if source is None or source.sources is None:
         return {"data.source.path": source.path if source else None}
     return {f"data.source.sources[{part.name}].path": part.path for part in source.sources}
 
 
-def _evaluation_sets(prepare: Prepare) -> dict[str, str | None]:
+def _list_evaluation_sets(prepare: Prepare) -> dict[str, str | None]:
     """The path of each evaluation set that no example may share text with, by the field that holds it."""
     sources = prepare.decontaminate.sources if prepare.decontaminate else []
     return {f"data.prepare.decontaminate.sources[{part.name}].path": part.path for part in sources}
 
 
-def of_drivers(executor_pods: Sequence[Json], drivers: Sequence[Json]) -> list[Json]:
+def select_executors(executor_pods: Sequence[Json], drivers: Sequence[Json]) -> list[Json]:
     """The executors that these prep pods control. Labels only find candidates."""
     uids = {pod["metadata"]["uid"] for pod in drivers}
     return [pod for pod in executor_pods if children.controlling_pod(pod) in uids]
 
 
-class Missing(NamedTuple):
+class MissingExecutors(NamedTuple):
     """Executors that do not exist: how many of how many."""
 
-    number: int
-    wanted: int
+    missing: int
+    desired: int
 
 
-def missing(
+def count_missing(
     ftj: FineTuneJob, drivers: Sequence[Json], executor_pods: Sequence[Json], now: datetime
-) -> Missing | None:
+) -> MissingExecutors | None:
     """How many executors a driver that has run for a while lacks; None where none, or where Spark chooses their number."""
     prepare = ftj.spec.prepare if ftj.spec else None
     since = max((start for pod in drivers if (start := _running_since(pod))), default=None)
-    if prepare is None or since is None or now - since < _PATIENCE:
+    if prepare is None or since is None or now - since < _CREATION_TIMEOUT:
         return None
     if prepare.spark.is_dynamic:
         return None
     lacks = prepare.spark.executor_pods - len(pod_state.alive(executor_pods))
-    return Missing(lacks, prepare.spark.executor_pods) if lacks > 0 else None
+    return MissingExecutors(lacks, prepare.spark.executor_pods) if lacks > 0 else None
 
 
 def _running_since(pod: Json) -> datetime | None:
@@ -255,21 +259,21 @@ def _running_since(pod: Json) -> datetime | None:
     return None
 
 
-def report(draft: Draft, drivers: Sequence[Json]) -> list[Json]:
+def report_executors(draft: Draft, drivers: Sequence[Json]) -> list[Json]:
     """Report in a condition what keeps driver and executors from running; the executors that have not ended.
 
     Args:
         drivers: the pod of the driver, if it has not ended.
     """
-    number, at_work = wanted(draft.spec), pod_state.alive(draft.observed.executors)
+    number, at_work = count_executors(draft.spec), pod_state.alive(draft.observed.executors)
     health.report_health(draft, [*drivers, *at_work], names.prep_name(draft.ftj.name), desired=1 + number)
-    trouble = restless(draft.observed.executors, number)
+    trouble = find_crash_loop(draft.observed.executors, number)
     if trouble and draft.holds(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.EXECUTORS_FAIL, trouble)
     return at_work
 
 
-def progress(executor_pods: Sequence[Json], number: int) -> str:
+def describe_progress(executor_pods: Sequence[Json], number: int) -> str:
     """What Spark runs on, as a part of a sentence; `number` executors are wanted."""
     return (
         f"Spark is running on {pod_state.count_ready(executor_pods)} of {number} executors"
@@ -278,10 +282,10 @@ def progress(executor_pods: Sequence[Json], number: int) -> str:
     )
 
 
-def restless(executor_pods: Sequence[Json], number: int) -> str | None:
+def find_crash_loop(executor_pods: Sequence[Json], number: int) -> str | None:
     """Executors that end one after the other before they run, as a sentence."""
     newest = max((_executor_number(pod) for pod in executor_pods), default=0)
-    if pod_state.count_ready(executor_pods) or newest <= number + _MOST_REPLACED:
+    if pod_state.count_ready(executor_pods) or newest <= number + _MAX_REPLACED:
         return None
     return (
         f"Spark has created {newest} executors for {number}, and none runs: they end soon after their start; look into the "

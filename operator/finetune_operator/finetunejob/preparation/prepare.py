@@ -73,10 +73,10 @@ def _in_a_pod(draft: Draft) -> Outcome:
         _fail(draft, attempt_pods, failed)
         return Stop
     alive = pod_state.alive(attempt_pods)
-    at_work = executors.report(draft, alive)
+    at_work = executors.report_executors(draft, alive)
     _note_retry(draft, attempt_pods)
     running = (
-        executors.progress(at_work, executors.wanted(draft.spec))
+        executors.describe_progress(at_work, executors.count_executors(draft.spec))
         if pod_state.count_ready(attempt_pods)
         else f"the prep pod is starting{health.describe_image_pull(draft, alive)}"
     )
@@ -104,7 +104,7 @@ def _start(draft: Draft, prep_children: ComponentChildren) -> None:
         return
     draft.record_start()
     health.forget_refusal(draft)
-    driver = [executors.build_service(draft.ftj)] if executors.wanted(draft.spec) else []
+    driver = [executors.build_service(draft.ftj)] if executors.count_executors(draft.spec) else []
     draft.apply += [*driver, _recipe(draft), _job(draft)]
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "the prep pod is starting")
 
@@ -173,12 +173,12 @@ def executor_trial(ftj: FineTuneJob, settings: Settings) -> Json:
     """
     if ftj.spec is None:
         raise ValueError(f"{ftj.key} has no spec that can be read")
-    return executors.trial(_executor(ftj, ftj.spec, settings), ftj)
+    return executors.build_trial_pod(_executor(ftj, ftj.spec, settings), ftj)
 
 
 def _driver(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings, run_id: str | None) -> Json:
     """The prep pod."""
-    number = executors.wanted(spec)
+    number = executors.count_executors(spec)
     contract_env = [
         *rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=run_id),
         *(_driver_env(ftj, spec, settings) if number else ()),
@@ -192,8 +192,8 @@ def _driver(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings, run_id:
 
 def _driver_env(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> list[Json]:
     if spark_application.is_spark_application(spec):
-        return executors.submitted_driver_env(ftj)
-    return executors.driver_env(ftj, _executor(ftj, spec, settings))
+        return executors.build_submitted_driver_env(ftj)
+    return executors.build_driver_env(ftj, _executor(ftj, spec, settings))
 
 
 def _pod(

@@ -72,7 +72,7 @@ def build_manifest(
             "driver": {
                 "podName": names.driver_name(name),
                 "memory": jvm_memory(spark.driver_memory),
-                "serviceAccount": executors.account(spec),
+                "serviceAccount": executors.find_driver_account(spec),
                 **_cores(main),
                 "template": _driver_template(ftj, driver),
             },

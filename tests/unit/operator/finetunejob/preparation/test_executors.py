@@ -128,7 +128,7 @@ ACCOUNTS: dict[str, tuple[Json, str]] = {
 
 @pytest.mark.parametrize(("settings", "expected"), ACCOUNTS.values(), ids=ACCOUNTS)
 def test_the_account_of_the_driver(settings: Json, expected: str) -> None:
-    assert executors.account(resolved(data=data(), pods=settings)) == expected
+    assert executors.find_driver_account(resolved(data=data(), pods=settings)) == expected
 
 
 USERS: Json = {
@@ -208,15 +208,19 @@ def test_the_kubelet_expands_nothing_in_the_template_of_executors() -> None:
 
 def test_a_template_that_is_too_long_for_a_variable_is_refused() -> None:
     variables = [{"name": f"V{number}", "value": "x" * 16_000} for number in range(7)]
-    [sentence] = executors.oversized(resolved(data=data(), **pods(env=variables)))
+    [sentence] = executors.find_oversized_template(resolved(data=data(), **pods(env=variables)))
     assert sentence.startswith("env, envFrom and template of the preparation's pods have 112,")
     assert sentence.endswith(
         "and executors get at most 100,000: move long values into a ConfigMap or a Secret that envFrom names"
     )
-    assert [*executors.oversized(resolved(data=data(spark={"mode": "Local"}), **pods(env=variables)))] == []
-    assert [*executors.oversized(resolved(data=data(), **pods(env=variables[:6])))] == []
+    assert [
+        *executors.find_oversized_template(
+            resolved(data=data(spark={"mode": "Local"}), **pods(env=variables))
+        )
+    ] == []
+    assert [*executors.find_oversized_template(resolved(data=data(), **pods(env=variables[:6])))] == []
     dollars = [{"name": f"V{number}", "value": "$" * 15_000} for number in range(4)]
-    [doubled] = executors.oversized(resolved(data=data(), **pods(env=dollars)))
+    [doubled] = executors.find_oversized_template(resolved(data=data(), **pods(env=dollars)))
     assert doubled.startswith("env, envFrom and template of the preparation's pods have 120,")
 
 
@@ -334,7 +338,7 @@ FOLDERS: dict[str, tuple[Json, Json, list[str]]] = {
 
 @pytest.mark.parametrize(("parts", "template", "expected"), FOLDERS.values(), ids=FOLDERS)
 def test_folders_that_pods_do_not_share(parts: Json, template: Json, expected: list[str]) -> None:
-    parsed = [*executors.unshared(resolved(data=parts, **pods(template=template)))]
+    parsed = [*executors.find_unshared_folders(resolved(data=parts, **pods(template=template)))]
     ending = (
         " is on no volume that the driver and its executors share: use s3://bucket/folder, or mount a "
         "PersistentVolumeClaim there in the container main of spec.pods.prepare.template"
@@ -452,7 +456,7 @@ def test_executors_are_those_of_the_drivers_pod() -> None:
     forged["metadata"]["ownerReferences"] = [controller("batch/v1", "Job", f"uid-of-{DRIVER}")]
     foreign_executor = executor(3)
     foreign_executor["metadata"]["ownerReferences"] = [controller("v1", "Pod", "another")]
-    assert executors.of_drivers([executor_pod, forged, foreign_executor], [driver]) == [executor_pod]
+    assert executors.select_executors([executor_pod, forged, foreign_executor], [driver]) == [executor_pod]
 
 
 def running(seconds: float) -> Json:
@@ -476,14 +480,14 @@ LACKS: dict[str, tuple[Json, list[Json], list[Json], tuple[int, int] | None]] = 
 def test_executors_that_do_not_exist(
     prepare: Json, drivers: list[Json], parsed: list[Json], expected: tuple[int, int] | None
 ) -> None:
-    lacks = executors.missing(ftj(BEFORE, data=data(**prepare)), drivers, parsed, later(30))
+    lacks = executors.count_missing(ftj(BEFORE, data=data(**prepare)), drivers, parsed, later(30))
     assert lacks == expected
 
 
 def test_a_quota_is_tried_with_what_an_executor_requests() -> None:
     variables = {"mode": "Kubernetes", "executorCores": 4, "executorMemory": "8Gi"}
     parsed = ftj(BEFORE, data=data(spark=variables))
-    bodies = executors.trial(template(children({"spark": variables})), parsed)
+    bodies = executors.build_trial_pod(template(children({"spark": variables})), parsed)
     assert bodies["metadata"]["name"] == "tune-prep-executor"
     assert bodies["spec"]["containers"][0]["resources"] == {
         "requests": {"cpu": "4", "memory": "8Gi"},
