@@ -96,6 +96,11 @@ class Spark(ApiModel):
         return self.executor_memory or "2Gi"
 
     @property
+    def has_catalog(self) -> bool:
+        """Whether Spark finds tables by their names where it runs, without `catalog`."""
+        return self.mode == "Databricks"
+
+    @property
     def is_dynamic(self) -> bool:
         """Whether Spark chooses the number of executors, up to `executor_pods`."""
         return self.conf.get("spark.dynamicAllocation.enabled", "").lower() == "true"

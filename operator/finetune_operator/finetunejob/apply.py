@@ -35,7 +35,7 @@ from finetune_operator.finetunejob.model import (
 from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
 from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
-from finetune_operator.finetunejob.preparation import spark_application
+from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.mlflow.runs import Server
@@ -46,8 +46,6 @@ from finetune_operator.registry.writer import ANYWHERE, AliasWriter
 log = logging.getLogger(__name__)
 
 
-# A Job's template cannot change; a SparkApplication that changes starts again.
-_CREATED_ONCE = ("Job", "SparkApplication")
 # The role in spec.pods of a Job's pods, by its component.
 _ROLES = {names.PREP: "prepare", names.TRAIN: "train", names.EVALUATE: "evaluate"}
 
@@ -142,21 +140,26 @@ class FineTuneJobApplier:
 
     async def _delete(self, ftj: FineTuneJob, decision: Decision) -> None:
         if decision.sweep:
-            for kind in ("Service", "ConfigMap", *spark_application.leftover_kinds(ftj)):
+            for kind in ("Service", "ConfigMap"):
                 await self._sweep(ftj, kind)
+            for kind in backends.list_leftover_kinds(ftj):
+                await self._sweep_leftovers(ftj, kind)
         for item in decision.delete:
             await self._delete_child(ftj, item)
 
     async def _sweep(self, ftj: FineTuneJob, kind: str) -> None:
         selector = f"{names.LABEL_UID}={ftj.uid}"
+        for body in (await self.kube.list(kind, ftj.namespace, labelSelector=selector)).objects:
+            meta = body["metadata"]
+            if is_child(body, ftj):
+                await self.kube.delete(kind, ftj.namespace, meta["name"], meta["uid"])
+
+    async def _sweep_leftovers(self, ftj: FineTuneJob, kind: str) -> None:
         try:
-            for body in (await self.kube.list(kind, ftj.namespace, labelSelector=selector)).objects:
-                meta = body["metadata"]
-                if is_child(body, ftj):
-                    await self.kube.delete(kind, ftj.namespace, meta["name"], meta["uid"])
+            await self._sweep(ftj, kind)
         except KubeError as error:
-            # The spark-operator may be uninstalled by then, or its resources no longer the operator's to delete.
-            if kind not in spark_application.KINDS or error.status not in (403, 404):
+            # The operator of a custom kind may be uninstalled by then, or its resources no longer this operator's to delete.
+            if error.status not in (403, 404):
                 raise
             log.warning("%s: its children of kind %s cannot be deleted: %s", ftj.key, kind, error)
 
@@ -168,7 +171,8 @@ class FineTuneJobApplier:
 
     async def _child(self, ftj: FineTuneJob, body: Json) -> None:
         kind, name = body["kind"], body["metadata"]["name"]
-        created_once = kind in _CREATED_ONCE
+        # A Job's template cannot change; an object of a custom kind that changes may start again.
+        created_once = kind == "Job" or backends.find_custom_kind(kind) is not None
         try:
             if created_once:
                 self._keep(kind, await self.kube.create(body))
@@ -196,7 +200,7 @@ class FineTuneJobApplier:
         self._keep(kind, existing)
 
     def _keep(self, kind: str, body: Json) -> None:
-        """Put a Job into the cache, which the watch would do later. SparkApplications are not watched."""
+        """Put a Job into the cache, which the watch would do later. Custom kinds are not watched."""
         if kind == "Job":
             self.store.put(kind, body)
 
@@ -262,8 +266,9 @@ def _update(server: Server, ftj: FineTuneJob, action: FinishRun | LogMetrics) ->
 
 def _remedy(body: Json) -> str:
     """What to correct when the API server rejects a Job: the user writes the template of its pods."""
-    if body["kind"] == "SparkApplication":
-        return "install spark-operator 2.1 or later, or correct spec.pods.prepare, and the job continues"
+    custom_kind = backends.find_custom_kind(body["kind"])
+    if custom_kind:
+        return custom_kind.remedy
     role = _ROLES.get(body["metadata"]["labels"].get(names.LABEL_COMPONENT), "train")
     return f"correct spec.pods.{role}, and the job continues"
 

@@ -84,16 +84,15 @@ class Preparation:
     problem: Problem | None = None
 
 
-APPLICATION_ENDED = ("Completed", "Failed", "Deleted")
-"""States in which nothing of a SparkApplication runs."""
-
-
 @dataclass(frozen=True)
-class Applications:
-    """The SparkApplications of a preparation, by name, and their driver pods; `problem` if they cannot be read."""
+class CustomChildren:
+    """What prepares for a job besides Jobs: objects of another operator's kind, by name, and the pods that the job itself controls.
+
+    `problem` if they cannot be read.
+    """
 
     by_name: Mapping[str, Json] = field(default_factory=dict)
-    drivers: tuple[Json, ...] = ()
+    pods: tuple[Json, ...] = ()
     problem: Problem | None = None
 
 
@@ -202,8 +201,8 @@ class Observed:
     None when none is suspended, or Kueue cannot be read. `node_labels` are labels by node, as far as nodes were read.
     `offered_resources` are the resources that any node offers, where a pod waits for a GPU; None where that is not known.
     `dry_run_answer` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
-    while it runs. `preparation` is the Databricks run that the status names, while it is followed. `applications` are the
-    SparkApplications of a preparation that has them, until it is complete. `lease` is that of the preparation that the job is
+    while it runs. `preparation` is the Databricks run that the status names, while it is followed. `custom_children` are the
+    objects of a kind of another operator, such as SparkApplications, of a preparation that has them, until it is complete. `lease` is that of the preparation that the job is
     about to begin; None where nothing is shared with other jobs. `resumed` is the job that checkpoint.resumeFrom names, until its
     checkpoints are known. `alias_versions` are the versions that the aliases of the job's models point at, by the field of
     `status.pinned`, until they are pinned. `code` is the commit of trainer.code.git, until the status has it.
@@ -221,7 +220,7 @@ class Observed:
     dry_run_answer: DryRunAnswer | None = None
     executors: tuple[Json, ...] = ()
     preparation: Preparation | None = None
-    applications: Applications | None = None
+    custom_children: CustomChildren | None = None
     lease: PreparationLease | None = None
     resumed: ResumedJob | None = None
     alias_versions: Mapping[str, AliasVersion] = field(default_factory=dict)

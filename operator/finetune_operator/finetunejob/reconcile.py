@@ -20,7 +20,7 @@ from finetune_operator.finetunejob.decide.action_results import record_results
 from finetune_operator.finetunejob.decide.ready import summarize_status
 from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, Observed
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
-from finetune_operator.finetunejob.preparation import databricks
+from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.kube import KubeError
 from finetune_operator.policy.status import with_condition
 from finetune_operator.settings import Settings
@@ -73,7 +73,7 @@ class FineTuneJobReconciler(Reconciler):
         try:
             await self._carry_out(ftj, decision, now)
         except ExternalError as error:
-            if not databricks.may_delete(ftj, error.problem):
+            if not backends.may_release(ftj, error.problem):
                 raise
             log.warning("%s is deleted without a look for its Databricks run: %s", ftj.key, error)
             await self.applier.set_finalizer(ftj, is_needed=False)

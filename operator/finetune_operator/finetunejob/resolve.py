@@ -89,7 +89,7 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog:
         return prepare.catalog if prepare else None
-    reads_named_tables = prepare.spark.mode != "Databricks" and any(tables.named(data))
+    reads_named_tables = not prepare.spark.has_catalog and any(tables.named(data))
     return defaults.catalog if reads_named_tables else None
 
 

@@ -25,7 +25,7 @@ from finetune_operator.finetunejob.decide import (
 )
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
-from finetune_operator.finetunejob.preparation import databricks, prepare
+from finetune_operator.finetunejob.preparation import backends, prepare
 from finetune_operator.policy.result import run_policies
 from finetune_operator.settings import Settings
 
@@ -61,7 +61,7 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
         track.show_preparation(draft)
     if finish.is_finished(draft):
         finish.clean_up(draft)
-    databricks.set_finalizer(draft)
+    backends.set_finalizer(draft)
     draft.status = ready.summarize_status(ftj, draft.status, draft.now)
     return draft.conclude()
 
@@ -69,6 +69,6 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
 def decide_deletion(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
     """What to do for a job that is being deleted and has the operator's finalizer."""
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
-    databricks.release(draft)
+    backends.release(draft)
     draft.status = ready.summarize_status(ftj, draft.status, draft.now)
     return draft.conclude()

@@ -15,7 +15,7 @@ from finetune_operator.finetunejob.draft.wait import Refusal, refuse
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import own_code
 from finetune_operator.finetunejob.pods.workspace import workspace_mistakes
-from finetune_operator.finetunejob.preparation import catalog, databricks, driver_pod
+from finetune_operator.finetunejob.preparation import backends, catalog
 from finetune_operator.finetunejob.resolve import resolve, resolved
 from finetune_operator.policy.address import find_passwords
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -118,13 +118,17 @@ def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Itera
     yield from own_code.mistakes(spec.trainer)
     yield from parameters.unreadable_secrets(spec)
     yield from workspace_mistakes(spec, settings)
-    yield from databricks.mistakes(spec, settings)
+    backend = backends.find_backend(spec)
+    if backend:
+        yield from backend.find_mistakes(spec, settings)
     yield from catalog.mistakes(spec)
 
 
 def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:
     """What is wrong with pods, which can be corrected. What is wrong with all of them is said once."""
-    of_roles = (mistakes.of_training(spec), driver_pod.mistakes(spec), mistakes.of_evaluation(spec))
+    backend = backends.find_backend(spec)
+    of_preparation = backend.find_pod_mistakes(spec) if backend else ()
+    of_roles = (mistakes.of_training(spec), of_preparation, mistakes.of_evaluation(spec))
     yield from dict.fromkeys(itertools.chain(*of_roles))
 
 
@@ -144,17 +148,25 @@ def obstacles(
     wrong = [*mistakes_of_fixed_fields(spec, settings)]
     if wrong:
         yield ConditionReason.INSTALLATION_MISMATCH, _MISMATCH.format(mistakes="; ".join(wrong))
-    yield from databricks.obstacles(spec, settings, namespace)
+    yield from _find_preparation_obstacles(spec, settings, namespace)
+    if spec.training.select == "Best" and spec.checkpoint is None:
+        yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint")
+    if spec.checkpoint and not spec.checkpoint.uri:
+        yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint.uri")
+
+
+def _find_preparation_obstacles(
+    spec: FineTuneJobSpec, settings: Settings, namespace: str
+) -> Iterator[tuple[ConditionReason, str]]:
+    backend = backends.find_backend(spec)
+    if backend:
+        yield from backend.find_obstacles(spec, settings, namespace)
     if lacking := catalog.find_missing_catalog(spec):
         yield ConditionReason.CATALOG_NOT_CONFIGURED, lacking
     if lacking := catalog.find_missing_workspace(spec, settings):
         yield ConditionReason.DATABRICKS_NOT_CONFIGURED, lacking
     if spec.prepare and not spec.prepare.output:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.data.prepare.output")
-    if spec.training.select == "Best" and spec.checkpoint is None:
-        yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint")
-    if spec.checkpoint and not spec.checkpoint.uri:
-        yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint.uri")
 
 
 def unsupported_fields(spec: FineTuneJobSpec) -> Iterator[str]:

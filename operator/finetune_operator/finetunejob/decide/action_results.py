@@ -14,7 +14,7 @@ from finetune_operator.finetunejob.model import (
     FineTuneJob,
     SubmitRun,
 )
-from finetune_operator.finetunejob.preparation import databricks
+from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.settings import Settings
 
 
@@ -31,7 +31,7 @@ def record_results(
         if result.problem:
             decision = record_failed_action(ftj, decision, result.action, result.problem, now=now)
         elif isinstance(result.action, SubmitRun | CancelRun):
-            decision = databricks.record_run_id(decision, result.databricks_run_id)
+            decision = backends.record_run(decision, result.databricks_run_id)
         elif result.run:
             decision = record_run(ftj, decision, result.run, result.server, settings, now=now)
     return decision

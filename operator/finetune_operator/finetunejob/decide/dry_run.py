@@ -16,7 +16,7 @@ from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import BLOCKING_REASONS, DryRunAnswer
 from finetune_operator.finetunejob.pods import evaluation_pod, gang, queueing
-from finetune_operator.finetunejob.preparation import executors
+from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
 
@@ -47,16 +47,13 @@ def check_pods(draft: Draft) -> Outcome:
 def build_dry_run_objects(draft: Draft) -> list[Json]:
     """One of the training pods, since quotas and Pod Security do not check Jobs; and the Job, if the preparation delays it.
 
-    Both also of the evaluation. With executors, also the question whether Spark's driver may create them.
+    Both also of the evaluation; and what the backend of the preparation asks, such as whether Spark's driver may create executors.
     """
     job = gang.build_job(draft, draft.status.attempt or 1)
     evaluations = _build_evaluation_jobs(draft)
     jobs = [*([job] if draft.spec.prepare else []), *evaluations]
-    reviews = (
-        [executors.build_access_review(draft.ftj, draft.spec)]
-        if executors.count_executors(draft.spec)
-        else []
-    )
+    backend = backends.find_backend(draft.spec)
+    reviews = backend.build_dry_runs(draft) if backend else ()
     return [*jobs, *(_build_first_pod(draft, item) for item in (job, *evaluations)), *reviews]
 
 

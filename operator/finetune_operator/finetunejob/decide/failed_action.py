@@ -18,6 +18,7 @@ from finetune_operator.finetunejob.model import (
     SubmitRun,
     TagVersion,
 )
+from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.policy.status import with_condition
 
 
@@ -39,11 +40,6 @@ def record_failed_action(
         # What the workspace takes for invalid stays so: the compute of a job cannot change.
         failed = ConditionType.FAILED
         status = with_condition(status, failed, True, reason, message, now=now, generation=ftj.generation)
-        run = status.databricks_run
-        status = status.model_copy(
-            update={
-                "completion_time": now.replace(microsecond=0),
-                "databricks_run": run.model_copy(update={"state": "Failed"}) if run else None,
-            }
-        )
+        status = backends.record_refusal(status)
+        status = status.model_copy(update={"completion_time": now.replace(microsecond=0)})
     return dataclasses.replace(decision, status=summarize_status(ftj, status, now))

@@ -7,7 +7,7 @@ from datetime import timedelta
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FinishRun
-from finetune_operator.finetunejob.preparation import databricks, spark_application
+from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.policy.result import Continue, Outcome
 
 
@@ -33,8 +33,7 @@ def clean_up(draft: Draft) -> None:
     draft.stop_children()
     _close_run(draft)
     # NB: actions after one that fails wait, and a workspace may be away for good.
-    databricks.stop(draft)
-    spark_application.stop(draft)
+    backends.stop(draft)
     _delete_children(draft)
 
 

@@ -7,6 +7,7 @@ from urllib.parse import quote
 from finetune_crds.finetunejob import Tracking
 from finetune_crds.status_parts import Links
 from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.settings import Settings
 from finetune_operator.text import normalize_address
 
@@ -50,11 +51,10 @@ def record_links(draft: Draft) -> None:
     if draft.ftj.spec is None:
         return
     mlflow = draft.status.mlflow
-    prepared_by = draft.status.databricks_run
     links = Links(
         run=mlflow.url if mlflow else None,
         model=_model_page(draft),
-        preparation=prepared_by.url if prepared_by else None,
+        preparation=backends.find_page(draft.status),
         dashboard=_dashboard_page(draft),
     )
     draft.update(links=links if links.to_json() else None)

@@ -11,7 +11,7 @@ from finetune_operator.finetunejob.children import has_ended, is_being_deleted
 from finetune_operator.finetunejob.decide import checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import pod_state
-from finetune_operator.finetunejob.preparation import databricks, spark_application
+from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
@@ -33,7 +33,7 @@ def resume(draft: Draft) -> Outcome:
 def _stop(draft: Draft) -> None:
     # A Job that ended by itself is kept: its result is read when the job is resumed.
     draft.stop_children()
-    run = databricks.stop(draft) or spark_application.stop(draft)
+    preparation_wait = backends.stop(draft)
     alive = pod_state.alive(draft.observed.pods)
     if draft.status.nodes:
         draft.update(nodes=Nodes(desired=0, ready=0, summary="0/0"))
@@ -42,7 +42,7 @@ def _stop(draft: Draft) -> None:
     message = (
         f"waiting for {pod_state.describe_pods(alive)} to stop"
         if alive
-        else run or "no pod runs; set suspend to false to resume"
+        else preparation_wait or "no pod runs; set suspend to false to resume"
     )
     draft.set(ConditionType.SUSPENDED, True, ConditionReason.SUSPENDED, message)
     if draft.condition(ConditionType.PODS_HEALTHY):

@@ -15,6 +15,7 @@ from finetune_operator.finetunejob.decide import checkout, links
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import EnsureRun
+from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.finetunejob.questions import is_unpinned
 from finetune_operator.mlflow.model import Run
 from finetune_operator.policy.result import Continue, Outcome
@@ -202,9 +203,9 @@ def show_preparation(draft: Draft) -> None:
     """Show the step of the preparation while it runs, and remove it afterwards."""
     before, mlflow = draft.status.progress, draft.observed.mlflow
     run = mlflow.run if mlflow else None
-    preparation = draft.observed.preparation
-    step = preparation.run.progress if preparation and preparation.run else ""
-    step = (step or (run.tags.get(contract.TAG_PREPARATION, "") if run else ""))[:_MAX_STEP_CHARS]
+    step = (
+        backends.find_progress(draft.observed) or (run.tags.get(contract.TAG_PREPARATION, "") if run else "")
+    )[:_MAX_STEP_CHARS]
     if phase(draft.status.conditions) != "Preparing":
         if before and before.summary and not (before.step or before.max_steps):
             draft.update(progress=None)

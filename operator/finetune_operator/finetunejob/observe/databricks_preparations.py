@@ -12,7 +12,7 @@ from finetune_operator import secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import CancelRun, FineTuneJob, Preparation, SubmitRun
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, ReadPace, max_age_seconds
-from finetune_operator.finetunejob.preparation import databricks
+from finetune_operator.finetunejob.preparation import databricks, databricks_submission
 from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
 from finetune_operator.settings import Settings
@@ -45,11 +45,11 @@ class PreparationReader:
         Raises:
             KubeError: the Secret with the credentials could not be read.
         """
-        run_id = databricks.run_to_follow(ftj)
+        run_id = databricks.find_run_to_follow(ftj)
         if run_id is None:
             self.forget(ftj)
             return None
-        reference = databricks.login(ftj, self.settings)
+        reference = databricks_submission.find_login(ftj, self.settings)
         workspace = (ftj.namespace, reference.name if reference else "")
         return await self._reads.read(ftj, workspace, run_id, partial(self._read, ftj, run_id))
 
@@ -71,13 +71,13 @@ class PreparationReader:
     async def _read(self, ftj: FineTuneJob, run_id: str) -> Preparation:
         try:
             client = await self._workspace(ftj)
-            read = partial(_read, client, run_id, databricks.folder(ftj))
+            read = partial(_read, client, run_id, databricks_submission.find_folder(ftj))
             return await self._outages.ask(client.config.host, read)
         except ExternalError as error:
             return Preparation(problem=error.problem)
 
     async def _workspace(self, ftj: FineTuneJob) -> WorkspaceClient:
-        reference = databricks.login(ftj, self.settings)
+        reference = databricks_submission.find_login(ftj, self.settings)
         secret = await secrets.read(self.kube, ftj.namespace, reference, _FIELD)
         # NB: the SDK takes a second to import, and most installations have no Databricks.
         from finetune_operator.databricks.workspace import open_workspace

@@ -18,6 +18,7 @@ from finetune_operator.finetunejob.model import FineTuneJob, Observed, ResumedJo
 from finetune_operator.finetunejob.observe.alias_versions import AliasVersionReader
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.child_cache import ChildCache
+from finetune_operator.finetunejob.observe.custom_children import CustomChildReader
 from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
 from finetune_operator.finetunejob.observe.dry_run import DryRunner
 from finetune_operator.finetunejob.observe.git_revisions import RevisionReader
@@ -28,7 +29,6 @@ from finetune_operator.finetunejob.observe.preparation_leases import Preparation
 from finetune_operator.finetunejob.observe.promoted_aliases import promoted_aliases
 from finetune_operator.finetunejob.observe.rejections import read_rejections
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
-from finetune_operator.finetunejob.observe.spark_applications import ApplicationReader
 from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader
 from finetune_operator.finetunejob.questions import resumed_job_name
 from finetune_operator.finetunejob.resolve import pinned, resolve
@@ -90,7 +90,7 @@ class FineTuneJobObserver:
         self._pod_events = PodEventReader(self.kube, clock)
         self._workloads = WorkloadReader(self.kube, self.pace)
         self._executors = ExecutorReader(self.kube, self.settings)
-        self._applications = ApplicationReader(self.kube)
+        self._custom_children = CustomChildReader(self.kube)
         self._revisions = RevisionReader(self.kube, clock, self.pace.wake)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.pace)
@@ -109,8 +109,8 @@ class FineTuneJobObserver:
         mlflow = await self.poller.poll(ftj)
         jobs, pods = await self.cache.jobs_and_pods(ftj)
         refused = await read_rejections(self.kube, ftj, jobs, pods, now)
-        applications = await self._applications.read(ftj)
-        drivers = applications.drivers if applications else ()
+        custom_children = await self._custom_children.read(ftj)
+        drivers = custom_children.pods if custom_children else ()
         executors = await self._executors.read(ftj, [*pods, *drivers], now)
         if executors.refusal:
             refused[names.prep_name(ftj.name)] = executors.refusal
@@ -128,7 +128,7 @@ class FineTuneJobObserver:
             executors=executors.pods,
             offered_resources=await self._nodes.offered_resources(alive, device.configured_resource(ftj)),
             preparation=await self.preparations.read(ftj),
-            applications=applications,
+            custom_children=custom_children,
             lease=await self.leases.read(ftj, jobs),
             resumed=await self._resumed(ftj),
             alias_versions=await self._alias_versions.read(ftj),

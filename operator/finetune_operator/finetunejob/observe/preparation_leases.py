@@ -10,7 +10,7 @@ from finetune_crds.base import Json
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.children import Owner, find_owner, is_child
 from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, TakeLease
-from finetune_operator.finetunejob.preparation import preparation_lease
+from finetune_operator.finetunejob.preparation import backends, preparation_lease
 from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class PreparationLeases:
         Raises:
             KubeError: the API server could not be read.
         """
-        name = preparation_lease.lease_name(ftj) if preparation_lease.has_to_prepare(ftj, jobs) else None
+        name = preparation_lease.lease_name(ftj) if backends.has_to_prepare(ftj, jobs) else None
         if name is None:
             return None
         try:

@@ -13,7 +13,7 @@ from finetune_crds.conditions import ConditionType
 from finetune_operator import names
 from finetune_operator.finetunejob.children import is_alive
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.finetunejob.preparation import executors, prepare
+from finetune_operator.finetunejob.preparation import driver_pod, executors
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.settings import Settings
 
@@ -55,7 +55,7 @@ class ExecutorReader:
     async def _refusal(self, ftj: FineTuneJob, lacks: executors.MissingExecutors) -> str | None:
         """Why the API server would not create another executor, as a dry run says. Nobody records why Spark's were refused."""
         try:
-            await self.kube.create(prepare.executor_trial(ftj, self.settings), dry_run=True)
+            await self.kube.create(driver_pod.build_executor_trial(ftj, self.settings), dry_run=True)
         except KubeError as error:
             if error.status in _REFUSAL_STATUSES:
                 return f"{lacks.missing} of {lacks.desired} executors cannot be created: {error}"

@@ -21,7 +21,7 @@ def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
 def find_missing_catalog(spec: FineTuneJobSpec) -> str | None:
     """What a job that names a table lacks if no catalog is configured."""
     data, prepare = spec.data, spec.prepare
-    if data is None or prepare is None or prepare.catalog or prepare.spark.mode == "Databricks":
+    if data is None or prepare is None or prepare.catalog or prepare.spark.has_catalog:
         return None
     field, table = next(tables.named(data), ("", ""))
     if not table:

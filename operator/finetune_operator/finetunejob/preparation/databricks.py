@@ -6,25 +6,25 @@ the status is found by its name, and the same submission again gives the same ru
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from finetune_crds import JobRecipe
+from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.databricks import Databricks
-from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_crds.status import LastFailure
+from finetune_crds.status import FineTuneJobStatus, LastFailure
 from finetune_crds.status_parts import DatabricksRunStatus, RunWord
 from finetune_operator import names
 from finetune_operator.databricks import secret_scopes
-from finetune_operator.databricks.model import ENDED, Run, Submission
+from finetune_operator.databricks.model import ENDED, Run
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.draft import pending_run
+from finetune_operator.finetunejob.draft import mistakes, pending_run
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, SubmitRun
+from finetune_operator.finetunejob.model import CancelRun, Decision, FineTuneJob, Observed, SubmitRun
 from finetune_operator.finetunejob.pods import pod_state
+from finetune_operator.finetunejob.preparation import databricks_submission as submissions
 from finetune_operator.finetunejob.preparation import preparation_lease, result
+from finetune_operator.finetunejob.preparation.backend import Backend
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.settings import Settings
 
@@ -34,53 +34,167 @@ NO_WHEEL = (
 )
 # As often as a preparation in pods: a first run, and two more after failures that neither the recipe nor the data caused.
 _MAX_FAILURES = 3
-
-
+# Reasons with which nothing can have been submitted.
 _NO_LOGIN = (
     ConditionReason.CREDENTIALS_MISSING,
     ConditionReason.CREDENTIALS_UNREADABLE,
     ConditionReason.DATABRICKS_NOT_CONFIGURED,
     ConditionReason.DATABRICKS_FORBIDDEN,
 )
-
-
 _LOGIN = "spec.data.prepare.spark.databricks.secretRef"
 
 
-def is_databricks(spec: FineTuneJobSpec) -> bool:
-    """Whether the preparation is a Databricks run."""
-    return _settings_of(spec) is not None
+class DatabricksBackend(Backend):
+    """Mode Databricks."""
 
+    modes = ("Databricks",)
 
-def _settings_of(spec: FineTuneJobSpec) -> Databricks | None:
-    preparation = spec.prepare
-    return preparation.spark.databricks if preparation and preparation.spark.mode == "Databricks" else None
+    def find_mistakes(self, spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
+        preparation = spec.prepare
+        if preparation is None:
+            return
+        if preparation.spark.databricks is None:
+            yield "spec.data.prepare.spark.databricks is missing: mode Databricks needs a volume for the operator's wheel"
+        if preparation.output.startswith("/"):
+            yield (
+                f"spec.data.prepare.output {preparation.output} is a folder of the pods, which a Databricks run cannot write: use "
+                "s3://bucket/folder"
+            )
+        if (
+            spec.model
+            and spec.model.base.startswith("models:/")
+            and not settings.on_databricks(spec.tracking)
+        ):
+            yield (
+                f"a Databricks run cannot read the tokenizer of {spec.model.base} from this cluster's MLflow: set "
+                "spec.tracking.uri to databricks, or use a model of the Hub"
+            )
+        yield from _find_unreadable_secrets(spec, settings)
 
+    def find_pod_mistakes(self, spec: FineTuneJobSpec) -> Iterator[str]:
+        return mistakes.of_preparation(spec)
 
-def mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
-    """What is wrong with such a job once the defaults of the installation count."""
-    preparation = spec.prepare
-    if preparation is None or preparation.spark.mode != "Databricks":
-        return
-    if preparation.spark.databricks is None:
-        yield "spec.data.prepare.spark.databricks is missing: mode Databricks needs a volume for the operator's wheel"
-    if preparation.output.startswith("/"):
-        yield (
-            f"spec.data.prepare.output {preparation.output} is a folder of the pods, which a Databricks run cannot write: use "
-            "s3://bucket/folder"
+    def find_obstacles(
+        self, spec: FineTuneJobSpec, settings: Settings, namespace: str
+    ) -> Iterator[tuple[ConditionReason, str]]:
+        if (
+            submissions.find_named_login(spec, settings) is None
+            and namespace not in settings.databricks_namespaces
+        ):
+            message = (
+                f"jobs of namespace {namespace} may not run on Databricks as the installation's service principal: apply the job again with "
+                f"{_LOGIN} under another name, or have the chart list the namespace in databricks.namespaces"
+            )
+            yield ConditionReason.DATABRICKS_FORBIDDEN, message
+        if not settings.prep_wheels:
+            yield ConditionReason.DATABRICKS_NOT_CONFIGURED, NO_WHEEL
+
+    def has_begun(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
+        return self.needs_finalizer(ftj.status)
+
+    def prepare(self, draft: Draft) -> Outcome:
+        run, preparation = draft.status.databricks_run, draft.observed.preparation
+        if run is None or run.state in ("Canceled", "Failed"):
+            if pending_run.is_run_pending(draft):
+                draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
+            elif not preparation_lease.wait_for_lease(draft):
+                _begin(draft, run, failures=run.failures if run else 0)
+            return Stop
+        draft.record_start()
+        draft.requeue_after(draft.settings.poll_seconds)
+        if run.run_id is None:
+            _submit(draft)
+            return Stop
+        if preparation is None:
+            return Stop
+        if preparation.problem:
+            message = f"Databricks run {run.run_id} continues, but the operator cannot read its state: {preparation.problem.message}"
+            draft.set(ConditionType.PREPARED, False, preparation.problem.reason, message)
+            return Stop
+        if preparation.run is None or not preparation.run.has_ended:
+            _follow(draft, run, preparation.run)
+            return Stop
+        return _handle_end(draft, run, preparation.run)
+
+    def stop(self, draft: Draft) -> str | None:
+        run, preparation = draft.status.databricks_run, draft.observed.preparation
+        if run is None or run.state in ENDED:
+            return None
+        if run.run_id is None:
+            if names.RUN_FINALIZER not in draft.ftj.finalizers:
+                # Nothing was submitted without it.
+                draft.update(databricks_run=run.model_copy(update={"state": "Canceled"}))
+                return None
+            draft.actions.append(CancelRun(submissions.build_run_name(draft)))
+            draft.requeue_after(0.0)
+            return "waiting for Databricks, where a run of this job may exist"
+        if preparation and preparation.run and preparation.run.has_ended:
+            draft.update(databricks_run=run.model_copy(update={"state": preparation.run.word}))
+            return None
+        draft.requeue_after(draft.settings.poll_seconds)
+        draft.update(databricks_run=run.model_copy(update={"state": "Canceling"}))
+        if preparation and preparation.problem:
+            return f"waiting for Databricks, to cancel run {run.run_id}: {preparation.problem.message}"
+        if preparation and preparation.run and preparation.run.word != "Canceling":
+            draft.actions.append(CancelRun(submissions.build_run_name(draft), run.run_id))
+        return f"waiting for {_describe_run(run)} to end after its cancellation"
+
+    def needs_finalizer(self, status: FineTuneJobStatus) -> bool:
+        run = status.databricks_run
+        return run is not None and run.state not in ENDED
+
+    def release(self, draft: Draft) -> None:
+        preparation = draft.observed.preparation
+        if (
+            preparation
+            and preparation.problem
+            and preparation.problem.reason == ConditionReason.CREDENTIALS_MISSING
+        ):
+            # NB: the Secret cannot be created again in a namespace that is being deleted.
+            draft.finalizer = False
+            return
+        waiting = self.stop(draft)
+        if waiting is None:
+            draft.finalizer = False
+            return
+        reason = (
+            preparation.problem.reason if preparation and preparation.problem else ConditionReason.PREPARING
         )
-    if spec.model and spec.model.base.startswith("models:/") and not settings.on_databricks(spec.tracking):
-        yield (
-            f"a Databricks run cannot read the tokenizer of {spec.model.base} from this cluster's MLflow: set "
-            "spec.tracking.uri to databricks, or use a model of the Hub"
+        message = f"deletion is {waiting}; without the finalizer {names.RUN_FINALIZER} the job is deleted and the run continues"
+        draft.set(ConditionType.PREPARED, False, reason, message)
+
+    def may_release(self, ftj: FineTuneJob, problem: Problem) -> bool:
+        # NB: most likely there is no run: nothing tells of one, and the login with which it would have been submitted does not work.
+        run = ftj.status.databricks_run
+        return run is not None and run.run_id is None and problem.reason in _NO_LOGIN
+
+    def record_run(self, decision: Decision, run_id: str | None) -> Decision:
+        run = decision.status.databricks_run
+        if run is None or run.run_id is not None:
+            return decision
+        state: RunWord = (
+            "Pending" if any(isinstance(item, SubmitRun) for item in decision.actions) else "Canceling"
         )
-    yield from _unreadable_secrets(spec, settings)
+        after = run.model_copy(update={"run_id": run_id, "state": state if run_id else "Canceled"})
+        return replace(decision, status=decision.status.model_copy(update={"databricks_run": after}))
+
+    def record_refusal(self, status: FineTuneJobStatus) -> FineTuneJobStatus:
+        run = status.databricks_run
+        failed = run.model_copy(update={"state": "Failed"}) if run else None
+        return status.model_copy(update={"databricks_run": failed})
+
+    def find_page(self, status: FineTuneJobStatus) -> str | None:
+        return status.databricks_run.url if status.databricks_run else None
+
+    def find_progress(self, observed: Observed) -> str:
+        run = observed.preparation.run if observed.preparation else None
+        return run.progress if run else ""
 
 
-def _unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
+def _find_unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
     """Secrets of the workspace that a run with the login of the installation would read."""
-    databricks, preparation = _settings_of(spec), spec.prepare
-    if databricks is None or preparation is None or _named_login(spec, settings):
+    databricks, preparation = submissions.find_databricks(spec), spec.prepare
+    if databricks is None or preparation is None or submissions.find_named_login(spec, settings):
         return
     cluster = databricks.compute.new_cluster
     if cluster:
@@ -89,76 +203,13 @@ def _unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Iterator[s
     yield from secret_scopes.find_unreadable(preparation.spark.conf, "spec.data.prepare.spark.conf", _LOGIN)
 
 
-def obstacles(
-    spec: FineTuneJobSpec, settings: Settings, namespace: str
-) -> Iterator[tuple[ConditionReason, str]]:
-    """What such a job of a namespace waits for: a login of its own or the permission to use that of the installation, and a wheel."""
-    if not is_databricks(spec):
-        return
-    if _named_login(spec, settings) is None and namespace not in settings.databricks_namespaces:
-        message = (
-            f"jobs of namespace {namespace} may not run on Databricks as the installation's service principal: apply the job again with "
-            f"{_LOGIN} under another name, or have the chart list the namespace in databricks.namespaces"
-        )
-        yield ConditionReason.DATABRICKS_FORBIDDEN, message
-    if not settings.prep_wheels:
-        yield ConditionReason.DATABRICKS_NOT_CONFIGURED, NO_WHEEL
-
-
-def login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
-    """The Secret of the workspace; None for the workspace of the installation."""
-    return _named_login(ftj.spec, settings) if ftj.spec else None
-
-
-def _named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
-    """The Secret that a spec names, also where it is optional: without it, a run would have the login of the installation."""
-    databricks, tracking = _settings_of(spec), spec.tracking
-    secret = databricks.secret_ref if databricks else None
-    if secret is None and settings.on_databricks(tracking):
-        secret = tracking.secret_ref
-    return secret.model_copy(update={"optional": False}) if secret else None
-
-
-def run_to_follow(ftj: FineTuneJob) -> str | None:
+def find_run_to_follow(ftj: FineTuneJob) -> str | None:
     """The run to read: one that is at work, or whose result the status does not have."""
     run = ftj.status.databricks_run
-    if run is None or ftj.spec is None or not is_databricks(ftj.spec):
+    if run is None or ftj.spec is None or not submissions.find_databricks(ftj.spec):
         return None
     unread = run.state == "Succeeded" and not ftj.holds(ConditionType.PREPARED) and not ftj.is_finished
     return run.run_id if unread or run.state not in ENDED else None
-
-
-def folder(ftj: FineTuneJob) -> str:
-    """The folder of the current run in the volume."""
-    run, databricks = ftj.status.databricks_run, _settings_of(ftj.spec) if ftj.spec else None
-    volume = databricks.volume if databricks else ""
-    return f"{volume}/jobs/{ftj.namespace}-{ftj.name}-{ftj.uid[:8]}/{run.attempt if run else 1}"
-
-
-def prepare(draft: Draft) -> Outcome:
-    """Create the splits; the pass ends until they exist."""
-    run, preparation = draft.status.databricks_run, draft.observed.preparation
-    if run is None or run.state in ("Canceled", "Failed"):
-        if pending_run.is_run_pending(draft):
-            draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
-        elif not preparation_lease.wait_for_lease(draft):
-            _begin(draft, run, failures=run.failures if run else 0)
-        return Stop
-    draft.record_start()
-    draft.requeue_after(draft.settings.poll_seconds)
-    if run.run_id is None:
-        _submit(draft)
-        return Stop
-    if preparation is None:
-        return Stop
-    if preparation.problem:
-        message = f"Databricks run {run.run_id} continues, but the operator cannot read its state: {preparation.problem.message}"
-        draft.set(ConditionType.PREPARED, False, preparation.problem.reason, message)
-        return Stop
-    if preparation.run is None or not preparation.run.has_ended:
-        _follow(draft, run, preparation.run)
-        return Stop
-    return _handle_end(draft, run, preparation.run)
 
 
 def _begin(draft: Draft, before: DatabricksRunStatus | None, *, failures: int, why: str = "") -> None:
@@ -177,49 +228,14 @@ def _begin(draft: Draft, before: DatabricksRunStatus | None, *, failures: int, w
 
 def _submit(draft: Draft) -> None:
     if names.RUN_FINALIZER not in draft.ftj.finalizers:
-        # `set_finalizer` sets it, and the pass after that submits.
+        # `backends.set_finalizer` sets it, and the pass after that submits.
         return
     # NB: the run is given the address of MLflow too, which only MLflow's answer has.
     if pending_run.is_run_pending(draft) or pending_run.is_unread(draft):
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
         return
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "a Databricks run is being submitted")
-    draft.actions.append(SubmitRun(build_submission(draft)))
-
-
-def build_submission(draft: Draft) -> Submission:
-    """The run to submit.
-
-    Raises:
-        ValueError: the job has no such preparation.
-    """
-    databricks, run, ftj = _settings_of(draft.spec), draft.status.databricks_run, draft.ftj
-    if databricks is None or run is None or draft.spec.prepare is None:
-        raise ValueError(f"{ftj.key} has no preparation on Databricks")
-    recipe, mlflow = _build_recipe(draft), draft.observed.mlflow
-    return Submission(
-        name=_run_name(draft),
-        token=f"{ftj.uid}-{recipe.digest()}-{run.attempt}",
-        volume=databricks.volume,
-        folder=folder(replace(ftj, status=draft.status)),
-        recipe=recipe.to_yaml(),
-        compute=databricks.compute,
-        conf=draft.spec.prepare.spark.conf,
-        mlflow_run=mlflow.run.run_id if mlflow and mlflow.run else "",
-        mlflow_host=mlflow.server if mlflow else "",
-    )
-
-
-def _run_name(draft: Draft) -> str:
-    run = draft.status.databricks_run
-    return f"finetune-prep {draft.ftj.key} {draft.ftj.uid} {run.attempt if run else 1}"
-
-
-def _build_recipe(draft: Draft) -> JobRecipe:
-    """The recipe, without the claim of a cache, which only pods mount."""
-    spec, ftj = draft.spec, draft.ftj
-    model = spec.model.model_copy(update={"cache": None}) if spec.model else None
-    return JobRecipe.of(ftj.reference, spec.model_copy(update={"model": model}))
+    draft.actions.append(SubmitRun(submissions.build_submission(draft)))
 
 
 def _follow(draft: Draft, run: DatabricksRunStatus, reported_run: Run | None) -> None:
@@ -268,7 +284,7 @@ def _handle_end(draft: Draft, run: DatabricksRunStatus, reported_run: Run) -> Ou
     else:
         error = termination.error if termination else None
         missing = (
-            f"it wrote no report to {folder(draft.ftj)}"
+            f"it wrote no report to {submissions.find_folder(draft.ftj)}"
             if reported_run.word == "Succeeded"
             else reported_run.message
         )
@@ -321,84 +337,3 @@ def _record_failure(
 
 def _describe_run(run: DatabricksRunStatus) -> str:
     return f"Databricks run {run.run_id}" + (f" ({run.url})" if run.url else "")
-
-
-def stop(draft: Draft) -> str | None:
-    """Cancel the run if it may be at work; what to wait for, or None when nothing is left of it."""
-    run, preparation = draft.status.databricks_run, draft.observed.preparation
-    if run is None or run.state in ENDED:
-        return None
-    if run.run_id is None:
-        if names.RUN_FINALIZER not in draft.ftj.finalizers:
-            # Nothing was submitted without it.
-            draft.update(databricks_run=run.model_copy(update={"state": "Canceled"}))
-            return None
-        draft.actions.append(CancelRun(_run_name(draft)))
-        draft.requeue_after(0.0)
-        return "waiting for Databricks, where a run of this job may exist"
-    if preparation and preparation.run and preparation.run.has_ended:
-        draft.update(databricks_run=run.model_copy(update={"state": preparation.run.word}))
-        return None
-    draft.requeue_after(draft.settings.poll_seconds)
-    draft.update(databricks_run=run.model_copy(update={"state": "Canceling"}))
-    if preparation and preparation.problem:
-        return f"waiting for Databricks, to cancel run {run.run_id}: {preparation.problem.message}"
-    if preparation and preparation.run and preparation.run.word != "Canceling":
-        draft.actions.append(CancelRun(_run_name(draft), run.run_id))
-    return f"waiting for {_describe_run(run)} to end after its cancellation"
-
-
-def record_run_id(decision: Decision, run_id: str | None) -> Decision:
-    """The decision after its run was submitted or canceled; None: there was none to cancel."""
-    run = decision.status.databricks_run
-    if run is None or run.run_id is not None:
-        return decision
-    state: RunWord = (
-        "Pending" if any(isinstance(item, SubmitRun) for item in decision.actions) else "Canceling"
-    )
-    after = run.model_copy(update={"run_id": run_id, "state": state if run_id else "Canceled"})
-    return replace(decision, status=decision.status.model_copy(update={"databricks_run": after}))
-
-
-def set_finalizer(draft: Draft) -> None:
-    """Have the operator's finalizer on the job while its run may be at work, and only then."""
-    run = draft.status.databricks_run
-    needed = run is not None and run.state not in ENDED
-    if needed != (names.RUN_FINALIZER in draft.ftj.finalizers):
-        draft.finalizer = needed
-
-
-def may_delete(ftj: FineTuneJob, problem: Problem) -> bool:
-    """Whether a job that is being deleted may be removed although its run cannot be looked up: most likely there is no run.
-
-    Nothing tells of a run, and the login with which it would have been submitted does not work.
-    """
-    run = ftj.status.databricks_run
-    return run is not None and run.run_id is None and problem.reason in _NO_LOGIN
-
-
-def release(draft: Draft) -> None:
-    """Cancel the run of a job that is being deleted, and let the job go when it has ended."""
-    if draft.ftj.spec is None:
-        message = (
-            f"this version of the operator cannot read the spec ({draft.ftj.invalid}), so it cannot cancel the Databricks run: "
-            f"cancel it in the workspace and remove the finalizer {names.RUN_FINALIZER}, or install a version that can read it"
-        )
-        draft.set(ConditionType.PREPARED, False, ConditionReason.SPEC_UNREADABLE, message)
-        return
-    preparation = draft.observed.preparation
-    if (
-        preparation
-        and preparation.problem
-        and preparation.problem.reason == ConditionReason.CREDENTIALS_MISSING
-    ):
-        # NB: the Secret cannot be created again in a namespace that is being deleted.
-        draft.finalizer = False
-        return
-    waiting = stop(draft)
-    if waiting is None:
-        draft.finalizer = False
-        return
-    reason = preparation.problem.reason if preparation and preparation.problem else ConditionReason.PREPARING
-    message = f"deletion is {waiting}; without the finalizer {names.RUN_FINALIZER} the job is deleted and the run continues"
-    draft.set(ConditionType.PREPARED, False, reason, message)

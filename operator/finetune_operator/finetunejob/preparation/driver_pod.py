@@ -1,33 +1,124 @@
-"""What is wrong with the pods of a preparation: judged when its job is accepted, and again when they are about to be created."""
+"""The pods of a preparation in this cluster: the driver's, and the template of Spark's executors; and what is wrong with them.
+
+Mistakes are looked for when a job is accepted, and again when its pods are about to be created.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from finetune_crds import JobRecipe, contract
+from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import FineTuneJobSpec
-from finetune_operator.finetunejob.draft import mistakes as templates
+from finetune_operator import names
+from finetune_operator.finetunejob.draft import mistakes
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.preparation import executors, spark_manifest
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.pods import rendezvous, template, workspace
+from finetune_operator.finetunejob.preparation import catalog, executors
+from finetune_operator.settings import Settings
+from finetune_operator.template_merge import merge
+
+_CONTAINER = names.PREP_CONTAINER
 
 
-def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with spec.pods, which can be corrected."""
-    yield from templates.of_preparation(spec)
+def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
+    """What is wrong with the pods of a driver and its executors, which can be corrected."""
+    yield from mistakes.of_preparation(spec)
     yield from executors.find_unshared_folders(spec)
-    yield from executors.find_oversized_template(spec)
-    yield from spark_manifest.mistakes(spec)
 
 
-def wait_for_a_correction(draft: Draft) -> bool:
+def wait_for_correction(draft: Draft, pod_mistakes: Iterable[str]) -> bool:
     """Have the preparation wait where its pods would be wrong; whether it does.
 
     NB: the template may have changed since the job was accepted.
     """
-    wrong = "; ".join(mistakes(draft.spec))
+    wrong = "; ".join(pod_mistakes)
     if wrong:
         reason = ConditionReason.POD_TEMPLATE_INVALID
         draft.set(ConditionType.PODS_HEALTHY, False, reason, wrong)
         message = "the preparation waits for a correction of spec.pods"
         draft.set(ConditionType.PREPARED, False, reason, message)
     return bool(wrong)
+
+
+def build_recipe(draft: Draft) -> Json:
+    """The ConfigMap with the recipe."""
+    ftj = draft.ftj
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": template.metadata(ftj, names.prep_name(ftj.name), names.PREP),
+        "data": {contract.RECIPE_FILE: JobRecipe.of(ftj.reference, draft.spec).to_yaml()},
+    }
+
+
+def build_driver(draft: Draft, driver_env: list[Json]) -> Json:
+    """The template of the pod that drives Spark: the prep pod.
+
+    Args:
+        driver_env: the variables from which the driver knows its executors.
+    """
+    spec, settings = draft.spec, draft.settings
+    run_env = rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=draft.status.run_id)
+    login = workspace.pod_login(spec, settings, _CONTAINER)
+    secret = None if login else spec.tracking.secret_of_pods
+    pod = _build_pod(draft.ftj, spec, settings, secret=secret, contract_env=[*run_env, *driver_env])
+    pod = dict(merge(merge(pod, login), catalog.login(spec, settings, _CONTAINER)))
+    return executors.as_driver(pod, spec) if executors.count_executors(spec) else pod
+
+
+def build_executor(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) -> Json:
+    """The pod of an executor.
+
+    NB: executors talk to no MLflow server, so they get none of its credentials.
+    """
+    return executors.as_executor(ftj, _build_pod(ftj, spec, settings, secret=None, contract_env=[]), spec)
+
+
+def build_executor_trial(ftj: FineTuneJob, settings: Settings) -> Json:
+    """An executor's pod, to be created as a dry run.
+
+    Raises:
+        ValueError: the job has no spec, or nothing to prepare.
+    """
+    if ftj.spec is None:
+        raise ValueError(f"{ftj.key} has no spec that can be read")
+    return executors.build_trial_pod(build_executor(ftj, ftj.spec, settings), ftj)
+
+
+def build_access_reviews(draft: Draft) -> list[Json]:
+    """The question whether the driver may create executors; none where Spark needs none."""
+    spec = draft.spec
+    return [executors.build_access_review(draft.ftj, spec)] if executors.count_executors(spec) else []
+
+
+def _build_pod(
+    ftj: FineTuneJob,
+    spec: FineTuneJobSpec,
+    settings: Settings,
+    *,
+    secret: LocalReference | None,
+    contract_env: list[Json],
+) -> Json:
+    if spec.prepare is None:
+        raise ValueError(f"{ftj.key} has nothing to prepare")
+    pods = spec.pods.prepare
+    return template.pod_template(
+        container=_CONTAINER,
+        image=pods.image or settings.prep_image,
+        own_image=pods.image is None,
+        pull_policy=settings.prep_pull_policy,
+        user=settings.pod_user,
+        command=["finetune-prep"],
+        args=[],
+        secret=secret,
+        contract_env=contract_env,
+        config_map=names.prep_name(ftj.name),
+        model_cache=spec.model_cache,
+        pod_labels=template.labels(ftj, names.PREP),
+        subdomain=None,
+        user_template=pods.template,
+    )

@@ -200,8 +200,7 @@ def find_unshared_folders(spec: FineTuneJobSpec) -> Iterator[str]:
 
 def find_oversized_template(spec: FineTuneJobSpec) -> Iterator[str]:
     """A pod template that is too long for the variable of the driver that holds it."""
-    prepare = spec.prepare
-    if prepare is None or prepare.spark.mode != "Kubernetes":
+    if not count_executors(spec):
         return
     size = len(_as_value(spec.pods.prepare.template or {}))
     if size > _MAX_TEMPLATE_BYTES:

@@ -8,18 +8,16 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.preparation import digest_of, settings_digest
 from finetune_operator import names
-from finetune_operator.databricks.model import ENDED
 from finetune_operator.finetunejob.children import find_owner, is_being_deleted
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import Wait, wait
-from finetune_operator.finetunejob.model import APPLICATION_ENDED, FineTuneJob, TakeLease
+from finetune_operator.finetunejob.model import FineTuneJob, TakeLease
 from finetune_operator.finetunejob.pods import template
 
 # What Prepared says of a job that prepares, or is about to. With any other reason, it waits for people.
@@ -57,22 +55,6 @@ def lease_name(ftj: FineTuneJob) -> str | None:
         return None
     settings = settings_digest(spec.data, spec.model, spec.objective)
     return names.prep_lease_name(digest_of(settings, prepare.output.rstrip("/")))
-
-
-def has_to_prepare(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
-    """Whether the job has its preparation still before it, so that the Lease matters.
-
-    Args:
-        jobs: its child Jobs, by name.
-    """
-    if ftj.spec is None or ftj.spec.suspend or ftj.is_finished or ftj.holds(ConditionType.PREPARED):
-        return False
-    run, application = ftj.status.databricks_run, ftj.status.spark_application
-    return (
-        names.prep_name(ftj.name) not in jobs
-        and (run is None or run.state in ENDED)
-        and (application is None or application.state in APPLICATION_ENDED)
-    )
 
 
 def wait_for_lease(draft: Draft) -> bool:

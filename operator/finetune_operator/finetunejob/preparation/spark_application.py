@@ -7,7 +7,7 @@ follows from the attempt. One that ends without fault of recipe and data is foll
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from finetune_crds import contract
@@ -17,25 +17,30 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import LastFailure
 from finetune_crds.status_parts import SparkApplicationStatus
 from finetune_operator import names
+from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.children import is_being_deleted
 from finetune_operator.finetunejob.draft import pending_run
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import APPLICATION_ENDED, Applications, FineTuneJob
+from finetune_operator.finetunejob.model import CustomChildren, FineTuneJob
 from finetune_operator.finetunejob.pods import health, pod_state
-from finetune_operator.finetunejob.preparation import driver_pod, executors, preparation_lease, result
+from finetune_operator.finetunejob.preparation import (
+    driver_pod,
+    executors,
+    preparation_lease,
+    result,
+    spark_manifest,
+)
+from finetune_operator.finetunejob.preparation.backend import Backend, CustomKind
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.text import shorten
-
-KINDS = ("SparkApplication", "Pod")
-"""What such a preparation leaves besides the children of every job."""
-BuildChildren = Callable[[str], list[Json]]
-"""What to create for a SparkApplication of a name."""
 
 _CONTAINER = contract.APPLICATION_DRIVER_CONTAINER
 # As often as a preparation in a prep pod: a first attempt, and two more after failures that neither the recipe nor the data
 # caused.
 _MAX_FAILURES = 3
 _NEW, _COMPLETED, _FAILED, _DELETED = "New", "Completed", "Failed", "Deleted"
+# States in which nothing of a SparkApplication runs.
+_ENDED = (_COMPLETED, _FAILED, _DELETED)
 # The spark-operator would run it again: because somebody changed it.
 _RERUN_STATES = ("PendingRerun", "Invalidating")
 # How long the spark-operator may take to see a SparkApplication.
@@ -59,50 +64,96 @@ _OUT_OF_MEMORY = (
 )
 
 
-def is_spark_application(spec: FineTuneJobSpec) -> bool:
-    """Whether the preparation is a SparkApplication."""
-    return spec.prepare is not None and spec.prepare.spark.mode == "SparkApplication"
+_KIND = CustomKind(
+    name="SparkApplication",
+    missing=Problem(
+        ConditionReason.SPARK_OPERATOR_MISSING,
+        "data.prepare.spark.mode SparkApplication needs Kubeflow's spark-operator, and this cluster has no SparkApplications "
+        "(sparkoperator.k8s.io/v1beta2): install the spark-operator, and the job continues; or create a FineTuneJob with another "
+        "name and spark.mode Kubernetes, which needs none",
+    ),
+    forbidden=Problem(
+        ConditionReason.SPARK_OPERATOR_FORBIDDEN,
+        "the operator may not read SparkApplications ({error}): install the chart with rbac.sparkApplications, and the job continues",
+    ),
+    remedy="install spark-operator 2.1 or later, or correct spec.pods.prepare, and the job continues",
+)
 
 
-def is_followed(ftj: FineTuneJob) -> bool:
-    """Whether SparkApplications are to be read: until the result is known, or what a finished job had is gone."""
-    if ftj.spec is None or not is_spark_application(ftj.spec):
-        return False
-    if ftj.is_finished:
+class SparkApplicationBackend(Backend):
+    """Mode SparkApplication."""
+
+    modes = ("SparkApplication",)
+    custom_kind = _KIND
+
+    def find_pod_mistakes(self, spec: FineTuneJobSpec) -> Iterator[str]:
+        return _find_pod_mistakes(spec)
+
+    def build_dry_runs(self, draft: Draft) -> list[Json]:
+        return driver_pod.build_access_reviews(draft)
+
+    def has_begun(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
         application = ftj.status.spark_application
-        return application is not None and application.state not in APPLICATION_ENDED
-    return not ftj.holds(ConditionType.PREPARED)
+        return application is not None and application.state not in _ENDED
 
+    def reads_custom_kind(self, ftj: FineTuneJob) -> bool:
+        # NB: until the result is known, or what a finished job had is gone.
+        return self.has_begun(ftj, {}) if ftj.is_finished else not ftj.holds(ConditionType.PREPARED)
 
-def leftover_kinds(ftj: FineTuneJob) -> tuple[str, ...]:
-    """The kinds of children that a finished job has besides those of every job."""
-    return KINDS if ftj.spec and is_spark_application(ftj.spec) else ()
-
-
-def prepare(draft: Draft, children: BuildChildren) -> Outcome:
-    """Create the splits; the pass ends until they exist."""
-    draft.requeue_after(draft.settings.poll_seconds)
-    applications, status = draft.observed.applications or Applications(), draft.status.spark_application
-    if applications.problem:
-        draft.set(ConditionType.PREPARED, False, applications.problem.reason, applications.problem.message)
+    def prepare(self, draft: Draft) -> Outcome:
+        draft.requeue_after(draft.settings.poll_seconds)
+        applications, status = (
+            draft.observed.custom_children or CustomChildren(),
+            draft.status.spark_application,
+        )
+        if applications.problem:
+            draft.set(
+                ConditionType.PREPARED, False, applications.problem.reason, applications.problem.message
+            )
+            return Stop
+        application = applications.by_name.get(status.name) if status else None
+        if status is None or application is None or _is_lost(application):
+            _begin(draft, applications, failures=status.failures if status else 0)
+            return Stop
+        draft.record_start()
+        status = status.model_copy(update={"state": state_of(application)})
+        draft.update(spark_application=status)
+        if status.state == _COMPLETED:
+            return _complete(draft, applications, status, application)
+        if status.state == _FAILED:
+            _fail(draft, applications, status, application)
+        elif status.state in _RERUN_STATES:
+            draft.remove(application, _KIND.name)
+            _report_progress(draft, f"SparkApplication {status.name} was changed and is being replaced")
+        else:
+            _follow(draft, applications, status, application)
         return Stop
-    application = applications.by_name.get(status.name) if status else None
-    if status is None or application is None or _is_lost(application):
-        _begin(draft, applications, children, failures=status.failures if status else 0)
-        return Stop
-    draft.record_start()
-    status = status.model_copy(update={"state": state_of(application)})
-    draft.update(spark_application=status)
-    if status.state == _COMPLETED:
-        return _complete(draft, applications, status, application, children)
-    if status.state == _FAILED:
-        _fail(draft, applications, status, application, children)
-    elif status.state in _RERUN_STATES:
-        draft.remove(application, "SparkApplication")
-        _report_progress(draft, f"SparkApplication {status.name} was changed and is being replaced")
-    else:
-        _follow(draft, applications, status, application)
-    return Stop
+
+    def stop(self, draft: Draft) -> str | None:
+        applications, status = draft.observed.custom_children, draft.status.spark_application
+        if applications is None:
+            return None
+        if applications.problem:
+            is_gone = status is None or applications.problem.reason == ConditionReason.SPARK_OPERATOR_MISSING
+            return None if is_gone else applications.problem.message
+        waits_for = _stop(draft, applications)
+        if waits_for:
+            draft.requeue_after(draft.settings.poll_seconds)
+            return f"waiting for {waits_for} to stop"
+        if status and status.state not in _ENDED:
+            if _may_come_late(draft):
+                draft.requeue_after(draft.settings.poll_seconds)
+                return None
+            # What is left has ended by itself, and its result is read when the job is resumed.
+            application = applications.by_name.get(status.name)
+            after = state_of(application) if application else _DELETED
+            draft.update(spark_application=status.model_copy(update={"state": after}))
+        return None
+
+
+def _find_pod_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
+    yield from driver_pod.find_mistakes(spec)
+    yield from spark_manifest.find_mistakes(spec)
 
 
 def state_of(application: Json) -> str:
@@ -121,14 +172,14 @@ def _is_lost(application: Json) -> bool:
     return is_being_deleted(application) and state_of(application) != _COMPLETED
 
 
-def _begin(
-    draft: Draft, applications: Applications, children: BuildChildren, *, failures: int, why: str = ""
-) -> None:
+def _begin(draft: Draft, applications: CustomChildren, *, failures: int, why: str = "") -> None:
     """Create the next SparkApplication, when nothing of an earlier one runs: two at once would write the same table."""
     status = draft.ftj.status.spark_application
     attempt = status.attempt + 1 if status else 1
     name = names.application_name(draft.ftj.name, attempt)
-    if name not in applications.by_name and driver_pod.wait_for_a_correction(draft):
+    if name not in applications.by_name and driver_pod.wait_for_correction(
+        draft, _find_pod_mistakes(draft.spec)
+    ):
         return
     if preparation_lease.wait_for_lease(draft):
         return
@@ -142,18 +193,25 @@ def _begin(
             _report_progress(draft, pending_run.RUN_PENDING)
             return
         health.forget_refusal(draft)
-        draft.apply += children(name)
+        draft.apply += [driver_pod.build_recipe(draft), _build_application(draft, name)]
     draft.update(
         spark_application=SparkApplicationStatus(attempt=attempt, failures=failures, name=name, state=_NEW)
     )
     _report_progress(draft, f"{why}SparkApplication {name} waits for the spark-operator")
 
 
+def _build_application(draft: Draft, name: str) -> Json:
+    ftj, spec = draft.ftj, draft.spec
+    driver = driver_pod.build_driver(draft, executors.build_submitted_driver_env(ftj))
+    executor = driver_pod.build_executor(ftj, spec, draft.settings)
+    return spark_manifest.build_manifest(ftj, spec, name, driver=driver, executor=executor)
+
+
 def _follow(
-    draft: Draft, applications: Applications, status: SparkApplicationStatus, application: Json
+    draft: Draft, applications: CustomChildren, status: SparkApplicationStatus, application: Json
 ) -> None:
     driver = _driver(applications, status)
-    for pod in pod_state.alive(applications.drivers):
+    for pod in pod_state.alive(applications.pods):
         if pod not in driver:
             # NB: the spark-submit of an earlier attempt may make it late, and it would delete the executors of this one.
             draft.remove(pod, "Pod")
@@ -191,10 +249,9 @@ def _describe_wait(draft: Draft, name: str, application: Json) -> str:
 
 def _complete(
     draft: Draft,
-    applications: Applications,
+    applications: CustomChildren,
     status: SparkApplicationStatus,
     application: Json,
-    children: BuildChildren,
 ) -> Outcome:
     succeeded = [
         ended for ended in pod_state.exits(_driver(applications, status), _CONTAINER) if ended.code == 0
@@ -208,18 +265,17 @@ def _complete(
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return Stop
     # The pod no longer exists, nor does its result. A second run finds the version and writes nothing.
-    draft.remove(application, "SparkApplication")
+    draft.remove(application, _KIND.name)
     why = "the driver's result was lost with its pod: the preparation runs again and finds its version; "
-    _begin(draft, applications, children, failures=status.failures, why=why)
+    _begin(draft, applications, failures=status.failures, why=why)
     return Stop
 
 
 def _fail(
     draft: Draft,
-    applications: Applications,
+    applications: CustomChildren,
     status: SparkApplicationStatus,
     application: Json,
-    children: BuildChildren,
 ) -> None:
     """Fail the job where the recipe or the data are wrong, and try again otherwise, a few times."""
     driver = _driver(applications, status)
@@ -249,7 +305,7 @@ def _fail(
             f"{where} failed ({failure.message}): the next attempt starts in {math.ceil(pause.total_seconds())} s",
         )
         return
-    _begin(draft, applications, children, failures=failures, why=f"{where} failed ({failure.message}): ")
+    _begin(draft, applications, failures=failures, why=f"{where} failed ({failure.message}): ")
 
 
 def _failure(driver: list[Json], status: SparkApplicationStatus, application: Json) -> LastFailure:
@@ -272,9 +328,9 @@ def _error(application: Json) -> str:
     return shorten(str(_application_state(application).get("errorMessage") or ""), 500)
 
 
-def _driver(applications: Applications, status: SparkApplicationStatus) -> list[Json]:
+def _driver(applications: CustomChildren, status: SparkApplicationStatus) -> list[Json]:
     """The pod of the driver, if it exists."""
-    return [pod for pod in applications.drivers if pod["metadata"]["name"] == names.driver_name(status.name)]
+    return [pod for pod in applications.pods if pod["metadata"]["name"] == names.driver_name(status.name)]
 
 
 def _report_progress(draft: Draft, message: str) -> None:
@@ -286,36 +342,13 @@ def _give_up(draft: Draft, reason: ConditionReason, message: str) -> None:
     draft.fail(reason, message)
 
 
-def stop(draft: Draft) -> str | None:
-    """Delete what may be at work; what to wait for, or None when nothing is left of it."""
-    applications, status = draft.observed.applications, draft.status.spark_application
-    if applications is None:
-        return None
-    if applications.problem:
-        is_gone = status is None or applications.problem.reason == ConditionReason.SPARK_OPERATOR_MISSING
-        return None if is_gone else applications.problem.message
-    waits_for = _stop(draft, applications)
-    if waits_for:
-        draft.requeue_after(draft.settings.poll_seconds)
-        return f"waiting for {waits_for} to stop"
-    if status and status.state not in APPLICATION_ENDED:
-        if _may_come_late(draft):
-            draft.requeue_after(draft.settings.poll_seconds)
-            return None
-        # What is left has ended by itself, and its result is read when the job is resumed.
-        application = applications.by_name.get(status.name)
-        after = state_of(application) if application else _DELETED
-        draft.update(spark_application=status.model_copy(update={"state": after}))
-    return None
-
-
 def _may_come_late(draft: Draft) -> bool:
     """Whether a spark-submit that was under way when the job ended may still make a driver."""
     ended = draft.status.completion_time
     return ended is not None and draft.now - ended < 2 * _OPERATOR_TIMEOUT
 
 
-def _stop(draft: Draft, applications: Applications, *, but: str = "") -> str | None:
+def _stop(draft: Draft, applications: CustomChildren, *, but: str = "") -> str | None:
     """Delete SparkApplications and drivers that have not ended, but one of a name; the first that is left.
 
     NB: the spark-operator deletes the driver of a SparkApplication only where it sees the deletion in time.
@@ -326,12 +359,10 @@ def _stop(draft: Draft, applications: Applications, *, but: str = "") -> str | N
         if name != but and (is_being_deleted(body) or state_of(body) not in (_COMPLETED, _FAILED))
     ]
     drivers = [
-        pod
-        for pod in pod_state.alive(applications.drivers)
-        if pod["metadata"]["name"] != names.driver_name(but)
+        pod for pod in pod_state.alive(applications.pods) if pod["metadata"]["name"] != names.driver_name(but)
     ]
     for _, body in running:
-        draft.remove(body, "SparkApplication")
+        draft.remove(body, _KIND.name)
     for pod in drivers:
         draft.remove(pod, "Pod")
     if drivers:

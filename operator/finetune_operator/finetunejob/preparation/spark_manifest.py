@@ -25,11 +25,8 @@ _OVERHEAD = "0.4"
 _BY_SPARK = ("cpu", "memory")
 
 
-def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
+def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
     """What a pod template says that spark-submit overrides."""
-    prepare = spec.prepare
-    if prepare is None or prepare.spark.mode != "SparkApplication":
-        return
     for container in containers(spec.pods.prepare.template, MAIN_CONTAINER):
         if any("memory" in amounts for amounts in _amounts(container).values()):
             yield (

@@ -27,7 +27,7 @@ from finetune_operator.finetunejob.model import (
     Preparation,
     SubmitRun,
 )
-from finetune_operator.finetunejob.preparation import databricks
+from finetune_operator.finetunejob.preparation import databricks, databricks_submission
 from finetune_operator.mlflow.model import Run as MlflowRun
 from finetune_operator.settings import Settings
 from worlds.memory.decisions import (
@@ -48,6 +48,7 @@ from worlds.memory.decisions import (
 )
 
 Json = dict[str, Any]
+BACKEND = databricks.DatabricksBackend()
 SETTINGS = dataclasses.replace(NO_MLFLOW, prep_wheels="/wheels")
 DATABRICKS: Json = {"volume": "/Volumes/main/llm/work", "secretRef": {"name": "databricks"}}
 DATA: Json = {
@@ -437,7 +438,7 @@ def test_what_an_action_brings_is_noted(
     parts: Json = {"suspend": kinds == [CancelRun]}
     decision = decided(run("Submitting", run_id=None), **parts)
     assert [type(item) for item in decision.actions] == kinds
-    databricks_run = databricks.record_run_id(decision, run_id).status.databricks_run
+    databricks_run = BACKEND.record_run(decision, run_id).status.databricks_run
     assert databricks_run
     assert (databricks_run.state, databricks_run.run_id) == expected
 
@@ -463,7 +464,7 @@ def test_a_job_whose_login_never_worked_may_go() -> None:
     forbidden = Problem(ConditionReason.DATABRICKS_FORBIDDEN, "grant it")
     unknown, submitted_run = run("Submitting", run_id=None), run()
     outcomes = [
-        databricks.may_delete(the_job(item), problem)
+        BACKEND.may_release(the_job(item), problem)
         for item in (unknown, submitted_run)
         for problem in (forbidden, AWAY)
     ]
@@ -521,7 +522,7 @@ WRONG: dict[str, tuple[Json, Settings, list[str]]] = {
 def test_mistakes(parts: Json, settings: Settings, expected: list[str]) -> None:
     spec = ftj(**parts).spec
     assert spec
-    assert [*databricks.mistakes(spec, settings)] == expected
+    assert [*BACKEND.find_mistakes(spec, settings)] == expected
 
 
 def test_it_waits_for_an_operator_with_a_wheel() -> None:
@@ -553,13 +554,17 @@ def with_login(databricks_fields: Json, **spark: Any) -> Json:
 
 @pytest.mark.parametrize(("databricks_fields", "tracking", "expected"), LOGINS.values(), ids=LOGINS)
 def test_logins(databricks_fields: Json, tracking: Json, expected: str | None) -> None:
-    reference = databricks.login(ftj(data=with_login(databricks_fields), tracking=tracking), SETTINGS)
+    reference = databricks_submission.find_login(
+        ftj(data=with_login(databricks_fields), tracking=tracking), SETTINGS
+    )
     assert (reference.name if reference else None) == expected
 
 
 def test_a_secret_that_may_be_missing_gives_no_login_of_the_installation() -> None:
     databricks_fields = {"volume": "/Volumes/a/b/c", "secretRef": {"name": "mine", "optional": True}}
-    assert databricks.login(ftj(data=with_login(databricks_fields)), SETTINGS) == LocalReference(name="mine")
+    assert databricks_submission.find_login(
+        ftj(data=with_login(databricks_fields)), SETTINGS
+    ) == LocalReference(name="mine")
 
 
 NO_OWN_LOGIN: Json = {"volume": "/Volumes/main/llm/work"}
@@ -615,4 +620,4 @@ def test_secrets_of_the_workspace_need_a_login_of_the_namespace(
     compute = {"type": "NewCluster", "newCluster": CLUSTER}
     spec = ftj(data=with_login({**databricks_fields, "compute": compute}, conf=CONF)).spec
     assert spec
-    assert [*databricks.mistakes(spec, LISTED)] == expected
+    assert [*BACKEND.find_mistakes(spec, LISTED)] == expected

@@ -11,8 +11,8 @@ from finetune_crds.base import API_VERSION
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status_parts import DatabricksRunStatus, SparkApplicationStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.model import Applications, FineTuneJob, PreparationLease, TakeLease
-from finetune_operator.finetunejob.preparation import preparation_lease
+from finetune_operator.finetunejob.model import CustomChildren, FineTuneJob, PreparationLease, TakeLease
+from finetune_operator.finetunejob.preparation import backends, preparation_lease
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
@@ -216,8 +216,8 @@ BEFORE: dict[str, tuple[FineTuneJob, bool]] = {
 
 @pytest.mark.parametrize(("ours", "expected"), BEFORE.values(), ids=BEFORE)
 def test_when_the_lease_matters(ours: FineTuneJob, expected: bool) -> None:
-    assert preparation_lease.has_to_prepare(ours, {}) == expected
-    assert not preparation_lease.has_to_prepare(ours, {names.prep_name("tune"): child("tune-prep")})
+    assert backends.has_to_prepare(ours, {}) == expected
+    assert not backends.has_to_prepare(ours, {names.prep_name("tune"): child("tune-prep")})
 
 
 def test_a_databricks_run_waits_too() -> None:
@@ -238,11 +238,13 @@ def test_a_spark_application_waits_too() -> None:
     finetunejob = job(output="s3://lake/splits", spark={"mode": "SparkApplication"})
     finetunejob = dataclasses.replace(finetunejob, status=status(ACCEPTED, ADMITTED))
     simulation = PreparationLease(lease(), holder(PREPARING))
-    waiting = conclude(finetunejob, observed(lease=simulation, applications=Applications()), at=later(10))
+    waiting = conclude(
+        finetunejob, observed(lease=simulation, custom_children=CustomChildren()), at=later(10)
+    )
     assert (applied(waiting), waiting.status.start_time) == ([], None)
     assert said(waiting, ConditionType.PREPARED) == WAITS
     free = conclude(
-        finetunejob, observed(lease=PreparationLease(), applications=Applications()), at=later(10)
+        finetunejob, observed(lease=PreparationLease(), custom_children=CustomChildren()), at=later(10)
     )
     assert free.lease
     assert applied(free) == ["ConfigMap/tune-prep", "SparkApplication/tune-prep-1"]

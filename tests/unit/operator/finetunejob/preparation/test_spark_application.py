@@ -12,8 +12,8 @@ from finetune_crds.status import FineTuneJobStatus, SplitCounts
 from finetune_crds.status_parts import SparkApplicationStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import Applications, Decision, FineTuneJob, Observed
-from finetune_operator.finetunejob.preparation import spark_application
+from finetune_operator.finetunejob.model import CustomChildren, Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.preparation import backends
 from unit.operator.finetunejob.preparation.test_spark_manifest import data
 from worlds.memory.decisions import (
     ACCEPTED,
@@ -104,12 +104,12 @@ def ended(code: int, message: TerminationMessage | str = "", reason: str = "", *
     return driver(phase, ready=False, containerStatuses=statuses, **more)
 
 
-def seen(*reported: Json, drivers: tuple[Json, ...] = (), problem: Problem | None = None) -> Applications:
-    return Applications({body["metadata"]["name"]: body for body in reported}, drivers, problem)
+def seen(*reported: Json, drivers: tuple[Json, ...] = (), problem: Problem | None = None) -> CustomChildren:
+    return CustomChildren({body["metadata"]["name"]: body for body in reported}, drivers, problem)
 
 
-def decided(job: FineTuneJob, applications: Applications | None, *, at: float = 5, **more: Any) -> Decision:
-    return conclude(job, Observed(applications=applications, **more), at=later(at))
+def decided(job: FineTuneJob, applications: CustomChildren | None, *, at: float = 5, **more: Any) -> Decision:
+    return conclude(job, Observed(custom_children=applications, **more), at=later(at))
 
 
 def summary(decision: Decision) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ def summary(decision: Decision) -> tuple[Any, ...]:
 
 FIRST, SECOND = "SparkApplication/tune-prep-1", "SparkApplication/tune-prep-2"
 DRIVER = "Pod/tune-prep-1-driver"
-STATES: dict[str, tuple[Json | None, Applications, tuple[Any, ...]]] = {
+STATES: dict[str, tuple[Json | None, CustomChildren, tuple[Any, ...]]] = {
     "the first": (None, seen(), ((NAME, 0, "New"), [FIRST], [], "Preparing", "")),
     "one that a crash hid": (None, seen(application("")), ((NAME, 0, "New"), [], [], "Preparing", "")),
     "a driver of an earlier job": (
@@ -266,7 +266,7 @@ STATES: dict[str, tuple[Json | None, Applications, tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize(("before", "applications", "expected"), STATES.values(), ids=STATES)
 def test_each_state_has_its_answer(
-    before: Json | None, applications: Applications, expected: tuple[Any, ...]
+    before: Json | None, applications: CustomChildren, expected: tuple[Any, ...]
 ) -> None:
     decision = decided(the_job(before), applications)
     assert summary(decision) == expected
@@ -274,7 +274,7 @@ def test_each_state_has_its_answer(
     assert finished or decision.requeue_seconds is not None
 
 
-SENTENCES: dict[str, tuple[Applications, float, str]] = {
+SENTENCES: dict[str, tuple[CustomChildren, float, str]] = {
     "new": (seen(application("")), 5, "SparkApplication tune-prep-1 waits for the spark-operator"),
     "not seen": (
         seen(application("")),
@@ -339,7 +339,7 @@ SENTENCES: dict[str, tuple[Applications, float, str]] = {
 
 
 @pytest.mark.parametrize(("applications", "at", "sentence"), SENTENCES.values(), ids=SENTENCES)
-def test_what_is_said_of_it(applications: Applications, at: float, sentence: str) -> None:
+def test_what_is_said_of_it(applications: CustomChildren, at: float, sentence: str) -> None:
     reported = said(decided(the_job(known()), applications, at=at), ConditionType.PREPARED)
     assert reported
     assert reported[2] == sentence
@@ -365,7 +365,7 @@ def test_a_failure_stands_in_the_status() -> None:
     )
 
 
-STOPS: dict[str, tuple[Json | None, Applications, tuple[Any, ...]]] = {
+STOPS: dict[str, tuple[Json | None, CustomChildren, tuple[Any, ...]]] = {
     "nothing yet": (None, seen(), (None, [], "no pod runs; set suspend to false to resume")),
     "at work": (
         known(),
@@ -413,7 +413,7 @@ STOPS: dict[str, tuple[Json | None, Applications, tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize(("before", "applications", "expected"), STOPS.values(), ids=STOPS)
 def test_a_suspended_job_stops_it(
-    before: Json | None, applications: Applications, expected: tuple[Any, ...]
+    before: Json | None, applications: CustomChildren, expected: tuple[Any, ...]
 ) -> None:
     decision = decided(the_job(before, suspend=True), applications)
     application_status, reported = decision.status.spark_application, said(decision, ConditionType.SUSPENDED)
@@ -454,7 +454,7 @@ FOLLOWED: dict[str, tuple[FineTuneJob, bool]] = {
 
 @pytest.mark.parametrize(("job", "expected"), FOLLOWED.values(), ids=FOLLOWED)
 def test_which_jobs_it_is_read_for(job: FineTuneJob, expected: bool) -> None:
-    assert spark_application.is_followed(job) is expected
+    assert (backends.find_kind_to_read(job) is not None) is expected
 
 
 def test_executors_that_cannot_run_are_told_of() -> None:

@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus
 from finetune_operator.finetunejob.model import Mlflow
-from finetune_operator.finetunejob.preparation import spark_manifest
+from finetune_operator.finetunejob.preparation import backends
 from worlds.memory.decisions import (
     ACCEPTED,
     ADMITTED,
@@ -247,7 +247,10 @@ def test_what_spark_submit_overrides_is_refused(given: Json, expected: bool) -> 
     wanted = data()
     wanted["prepare"] |= {"spark": given["spark"]} if "spark" in given else {}
     pods = {"prepare": {"template": given.get("template")}}
-    assert [*spark_manifest.mistakes(spec(data=wanted, pods=pods))] == (
+    job_spec = spec(data=wanted, pods=pods)
+    backend = backends.find_backend(job_spec)
+    assert backend
+    assert [*backend.find_pod_mistakes(job_spec)] == (
         [
             "spec.pods.prepare.template sets the memory of the container main, and with data.prepare.spark.mode SparkApplication "
             "the driver gets driverMemory and 40% more: remove the memory from the template"

@@ -1,4 +1,4 @@
-"""Which SparkApplications the operator reads, and what it says where it cannot."""
+"""Which objects of another operator's kind the operator reads, and the pods that the job controls, and what it says where it cannot."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import Applications
-from finetune_operator.finetunejob.observe.spark_applications import ApplicationReader
+from finetune_operator.finetunejob.model import CustomChildren
+from finetune_operator.finetunejob.observe.custom_children import CustomChildReader
 from finetune_operator.kube import KubeError
 from standins.kube import StandIn
 from unit.operator.finetunejob.preparation.test_spark_application import application, driver
@@ -27,9 +27,9 @@ async def test_what_the_job_controls_is_read() -> None:
     pods: list[Json] = [{"kind": "Pod", **driver()}, {"kind": "Pod", **driver(name="forged")}]
     del pods[1]["metadata"]["ownerReferences"]
     kube = StandIn(own_application, forged, *pods)
-    answer = await ApplicationReader(kube).read(ftj(data=data()))
+    answer = await CustomChildReader(kube).read(ftj(data=data()))
     assert answer
-    assert ([*answer.by_name], [pod["metadata"]["name"] for pod in answer.drivers]) == (
+    assert ([*answer.by_name], [pod["metadata"]["name"] for pod in answer.pods]) == (
         ["tune-prep-1"],
         ["tune-prep-1-driver"],
     )
@@ -42,7 +42,7 @@ async def test_what_the_job_controls_is_read() -> None:
 async def test_nothing_is_read_of_other_jobs() -> None:
     kube = StandIn()
     for job in (ftj(data=data({"mode": "Kubernetes"})), ftj(status(PREPARED), data=data())):
-        assert await ApplicationReader(kube).read(job) is None
+        assert await CustomChildReader(kube).read(job) is None
     assert kube.asked == []
 
 
@@ -58,8 +58,8 @@ async def test_without_the_spark_operator_or_its_rights(
 ) -> None:
     kube = StandIn()
     kube.refuse["list", "SparkApplication"] = KubeError(code, "no")
-    answer = await ApplicationReader(kube).read(ftj(data=data()))
-    assert isinstance(answer, Applications)
+    answer = await CustomChildReader(kube).read(ftj(data=data()))
+    assert isinstance(answer, CustomChildren)
     assert isinstance(answer.problem, Problem)
     assert (answer.problem.reason, expected[1] in answer.problem.message) == (expected[0], True)
 
@@ -68,4 +68,4 @@ async def test_an_api_server_that_is_away_is_asked_again() -> None:
     kube = StandIn()
     kube.refuse["list", "SparkApplication"] = KubeError(0, "no answer")
     with pytest.raises(KubeError):
-        await ApplicationReader(kube).read(ftj(data=data()))
+        await CustomChildReader(kube).read(ftj(data=data()))

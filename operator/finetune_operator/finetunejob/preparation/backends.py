@@ -1,0 +1,133 @@
+"""The backends of preparations, and what is asked of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_crds.status import FineTuneJobStatus
+from finetune_operator import names
+from finetune_operator.errors import Problem
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.model import Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.preparation.backend import Backend, CustomKind
+from finetune_operator.finetunejob.preparation.databricks import DatabricksBackend
+from finetune_operator.finetunejob.preparation.prep_job import JobBackend
+from finetune_operator.finetunejob.preparation.spark_application import SparkApplicationBackend
+
+BACKENDS: tuple[Backend, ...] = (JobBackend(), SparkApplicationBackend(), DatabricksBackend())
+
+
+def find_backend(spec: FineTuneJobSpec | None) -> Backend | None:
+    """The backend of a spec; None where nothing is prepared, or where the spec cannot be read.
+
+    Raises:
+        ValueError: no backend has the mode.
+    """
+    if spec is None or spec.prepare is None:
+        return None
+    mode = spec.prepare.spark.mode
+    for backend in BACKENDS:
+        if mode in backend.modes:
+            return backend
+    raise ValueError(f"no backend runs data.prepare.spark.mode {mode}")
+
+
+def has_to_prepare(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
+    """Whether the job has its preparation still before it, so that the Lease matters.
+
+    Args:
+        jobs: its child Jobs, by name.
+    """
+    if ftj.spec is None or ftj.spec.suspend or ftj.is_finished or ftj.holds(ConditionType.PREPARED):
+        return False
+    return not any(backend.has_begun(ftj, jobs) for backend in BACKENDS)
+
+
+def stop(draft: Draft) -> str | None:
+    """Stop what may run besides Jobs; what to wait for, or None when nothing is left."""
+    waits = [waiting for backend in _list_candidates(draft) if (waiting := backend.stop(draft))]
+    return waits[0] if waits else None
+
+
+def clean_up(draft: Draft) -> None:
+    """Delete what a preparation that is complete still runs."""
+    for backend in _list_candidates(draft):
+        backend.clean_up(draft)
+
+
+def _list_candidates(draft: Draft) -> tuple[Backend, ...]:
+    """The backend of the job. Where the spec cannot tell, each: they go by what was observed."""
+    backend = find_backend(draft.ftj.spec)
+    return (backend,) if backend else BACKENDS
+
+
+def find_custom_kind(kind: str) -> CustomKind | None:
+    """The custom kind of this name, if a backend has one."""
+    return next((item for backend in BACKENDS if (item := backend.custom_kind) and item.name == kind), None)
+
+
+def list_leftover_kinds(ftj: FineTuneJob) -> tuple[str, ...]:
+    """The kinds of children that a finished job has besides those of every job."""
+    backend = find_backend(ftj.spec)
+    return (backend.custom_kind.name, "Pod") if backend and backend.custom_kind else ()
+
+
+def find_kind_to_read(ftj: FineTuneJob) -> CustomKind | None:
+    """The custom kind whose objects are to be read in this pass."""
+    backend = find_backend(ftj.spec)
+    return backend.custom_kind if backend and backend.reads_custom_kind(ftj) else None
+
+
+def set_finalizer(draft: Draft) -> None:
+    """Have the operator's finalizer on the job while a run outside the cluster may be at work, and only then."""
+    is_needed = any(backend.needs_finalizer(draft.status) for backend in BACKENDS)
+    if is_needed != (names.RUN_FINALIZER in draft.ftj.finalizers):
+        draft.finalizer = is_needed
+
+
+def release(draft: Draft) -> None:
+    """Cancel the run of a job that is being deleted, and remove the finalizer when it has ended."""
+    if draft.ftj.spec is None:
+        message = (
+            f"this version of the operator cannot read the spec ({draft.ftj.invalid}), so it cannot cancel the Databricks run: "
+            f"cancel it in the workspace and remove the finalizer {names.RUN_FINALIZER}, or install a version that can read it"
+        )
+        draft.set(ConditionType.PREPARED, False, ConditionReason.SPEC_UNREADABLE, message)
+        return
+    backend = find_backend(draft.ftj.spec)
+    if backend is None:
+        draft.finalizer = False
+    else:
+        backend.release(draft)
+
+
+def may_release(ftj: FineTuneJob, problem: Problem) -> bool:
+    """Whether a job that is being deleted may go although its run cannot be looked up."""
+    return any(backend.may_release(ftj, problem) for backend in BACKENDS)
+
+
+def record_run(decision: Decision, run_id: str | None) -> Decision:
+    """The decision after its run was submitted or canceled; None: there was none to cancel."""
+    for backend in BACKENDS:
+        decision = backend.record_run(decision, run_id)
+    return decision
+
+
+def record_refusal(status: FineTuneJobStatus) -> FineTuneJobStatus:
+    """The status after the submission of its run was refused for good."""
+    for backend in BACKENDS:
+        status = backend.record_refusal(status)
+    return status
+
+
+def find_page(status: FineTuneJobStatus) -> str | None:
+    """The page of the preparation, for a browser."""
+    return next((page for backend in BACKENDS if (page := backend.find_page(status))), None)
+
+
+def find_progress(observed: Observed) -> str:
+    """The step that the preparation reports by itself; empty where it reports to MLflow."""
+    return next((step for backend in BACKENDS if (step := backend.find_progress(observed))), "")

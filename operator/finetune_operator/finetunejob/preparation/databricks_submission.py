@@ -1,0 +1,76 @@
+"""The Databricks run of a preparation: what is submitted, as whom, and where its files are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from finetune_crds import JobRecipe
+from finetune_crds.databricks import Databricks
+from finetune_crds.env import LocalReference
+from finetune_crds.finetunejob import FineTuneJobSpec
+from finetune_operator.databricks.model import Submission
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.settings import Settings
+
+
+def find_databricks(spec: FineTuneJobSpec) -> Databricks | None:
+    """The settings of the run."""
+    return spec.prepare.spark.databricks if spec.prepare else None
+
+
+def find_login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
+    """The Secret of the workspace; None for the workspace of the installation."""
+    return find_named_login(ftj.spec, settings) if ftj.spec else None
+
+
+def find_named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
+    """The Secret that a spec names, also where it is optional: without it, a run would have the login of the installation."""
+    databricks, tracking = find_databricks(spec), spec.tracking
+    secret = databricks.secret_ref if databricks else None
+    if secret is None and settings.on_databricks(tracking):
+        secret = tracking.secret_ref
+    return secret.model_copy(update={"optional": False}) if secret else None
+
+
+def find_folder(ftj: FineTuneJob) -> str:
+    """The folder of the current run in the volume."""
+    run, databricks = ftj.status.databricks_run, find_databricks(ftj.spec) if ftj.spec else None
+    volume = databricks.volume if databricks else ""
+    return f"{volume}/jobs/{ftj.namespace}-{ftj.name}-{ftj.uid[:8]}/{run.attempt if run else 1}"
+
+
+def build_submission(draft: Draft) -> Submission:
+    """The run to submit.
+
+    Raises:
+        ValueError: the job has no such preparation.
+    """
+    databricks, run, ftj = find_databricks(draft.spec), draft.status.databricks_run, draft.ftj
+    if databricks is None or run is None or draft.spec.prepare is None:
+        raise ValueError(f"{ftj.key} has no preparation on Databricks")
+    recipe, mlflow = _build_recipe(draft), draft.observed.mlflow
+    return Submission(
+        name=build_run_name(draft),
+        token=f"{ftj.uid}-{recipe.digest()}-{run.attempt}",
+        volume=databricks.volume,
+        folder=find_folder(replace(ftj, status=draft.status)),
+        recipe=recipe.to_yaml(),
+        compute=databricks.compute,
+        conf=draft.spec.prepare.spark.conf,
+        mlflow_run=mlflow.run.run_id if mlflow and mlflow.run else "",
+        mlflow_host=mlflow.server if mlflow else "",
+    )
+
+
+def build_run_name(draft: Draft) -> str:
+    """The name by which a run is found whose id the status does not have."""
+    run = draft.status.databricks_run
+    return f"finetune-prep {draft.ftj.key} {draft.ftj.uid} {run.attempt if run else 1}"
+
+
+def _build_recipe(draft: Draft) -> JobRecipe:
+    """The recipe, without the claim of a cache, which only pods mount."""
+    spec, ftj = draft.spec, draft.ftj
+    model = spec.model.model_copy(update={"cache": None}) if spec.model else None
+    return JobRecipe.of(ftj.reference, spec.model_copy(update={"model": model}))
