@@ -13,7 +13,8 @@ from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob.decide import checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
-from finetune_operator.finetunejob.pods import backoff, gang, own_code, pod_state
+from finetune_operator.finetunejob.pods import backoff, own_code, pod_state
+from finetune_operator.finetunejob.pods.step_state import Failed
 from finetune_operator.text import shorten
 
 # The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.37).
@@ -48,27 +49,21 @@ class Retryable:
 FailureCause = Preempted | NotStarted | Fatal | Retryable
 
 
-def after_failure(draft: Draft, number: int, attempt_pods: list[Json], job: Json, failed: Json) -> None:
-    """Record the failure, then restart the gang or fail the job.
-
-    Args:
-        attempt_pods: the pods of the attempt.
-        job: the attempt's Job.
-        failed: the Job's condition Failed; empty where the Job has not failed.
-    """
+def after_failure(draft: Draft, number: int, state: Failed) -> None:
+    """Record the failure, then restart the gang or fail the job."""
     policy = draft.spec.run_policy
-    failure = _explain_failure(draft, number, attempt_pods, failed)
-    deleted_pod = _find_deleted_pod(failure, attempt_pods)
-    step = own_code.find_failed_step(failure, attempt_pods, draft.spec.trainer)
-    cause = classify_failure(failure, step, attempt_pods, job=job, failed=failed, policy=policy)
+    failure = state.failure or _explain_lost_pods(number, state.condition)
+    deleted_pod = _find_deleted_pod(failure, state.ends)
+    init_reason = own_code.find_failed_step(failure, state.ends, draft.spec.trainer)
+    cause = classify_failure(failure, init_reason, state, policy)
     previous_step = draft.status.last_failure.checkpoint_step if draft.status.last_failure else None
     saved_step = draft.status.checkpoint.step if draft.status.checkpoint else None
-    reason = _failure_reason(failure, deleted_pod, step)
+    reason = _failure_reason(failure, deleted_pod, init_reason)
     draft.update(last_failure=failure.model_copy(update={"reason": reason, "checkpoint_step": saved_step}))
     sentence = _describe_failure(failure, deleted_pod)
     match cause:
         case Preempted():
-            seconds = backoff.run_seconds(job, draft.now)
+            seconds = backoff.run_seconds(state.job, draft.now)
             backoff.record_delay(draft, backoff.Attempt(seconds, saved_step, previous_step))
             why = _describe_interruption(draft, number, failure, deleted_pod)
             restart(draft, number + 1, counted=False, why=why)
@@ -87,30 +82,21 @@ def after_failure(draft: Draft, number: int, attempt_pods: list[Json], job: Json
 
 
 def classify_failure(
-    failure: LastFailure,
-    step: ConditionReason | None,
-    attempt_pods: list[Json],
-    *,
-    job: Json,
-    failed: Json,
-    policy: RunPolicy,
+    failure: LastFailure, init_reason: ConditionReason | None, state: Failed, policy: RunPolicy
 ) -> FailureCause:
     """Why an attempt failed, as far as it decides what follows.
 
     Args:
         failure: the failure that ended the attempt.
-        step: the reason of the init container of the operator that failed; None where the command failed.
-        attempt_pods: the pods of the attempt.
-        job: the attempt's Job.
-        failed: the Job's condition Failed; empty where the Job has not failed.
+        init_reason: the reason of the init container of the operator that failed; None where the command failed.
     """
-    if was_preempted(failure, attempt_pods, job, failed, policy.fatal_exit_codes):
+    if was_preempted(failure, state, policy.fatal_exit_codes):
         return Preempted()
-    if step and failure.exit_code == contract.EXIT_UNAVAILABLE:
+    if init_reason and failure.exit_code == contract.EXIT_UNAVAILABLE:
         return NotStarted()
-    if step:
+    if init_reason:
         # NB: the codes of runPolicy are those of the command, which has not begun.
-        return Fatal(step) if failure.exit_code == contract.EXIT_RECIPE else Retryable()
+        return Fatal(init_reason) if failure.exit_code == contract.EXIT_RECIPE else Retryable()
     fatal_reason = find_fatal_reason(failure, policy)
     return Fatal(fatal_reason) if fatal_reason else Retryable()
 
@@ -120,13 +106,9 @@ def _fail(draft: Draft, reason: ConditionReason, message: str) -> None:
     draft.fail(reason, message)
 
 
-def _explain_failure(draft: Draft, number: int, attempt_pods: list[Json], failed: Json) -> LastFailure:
-    """The failure that ended an attempt, as its pods report it."""
-    has_command = bool(draft.spec.trainer.command)
-    use_less = "have your command use less" if has_command else "lower training.perDeviceBatchSize"
-    per_node = draft.spec.distributed.ranks_per_node
-    failure = pod_state.first_failure(attempt_pods, gang.CONTAINER, number, per_node, use_less)
-    return failure or LastFailure(
+def _explain_lost_pods(number: int, failed: Json) -> LastFailure:
+    """The failure of an attempt whose pods no longer exist, as its Job reports it."""
+    return LastFailure(
         reason=failed.get("reason"),
         message=f"the pods that could explain it no longer exist: {failed.get('message', '')}",
         attempt=number,
@@ -134,17 +116,17 @@ def _explain_failure(draft: Draft, number: int, attempt_pods: list[Json], failed
 
 
 def _failure_reason(
-    failure: LastFailure, deleted_pod: pod_state.Exit | None, step: ConditionReason | None
+    failure: LastFailure, deleted_pod: pod_state.Exit | None, init_reason: ConditionReason | None
 ) -> str | None:
     """The reason of a failure in the status."""
     if deleted_pod:
         return _POD_DELETED
-    return step.value if step and failure.reason == pod_state.UNEXPLAINED else failure.reason
+    return init_reason.value if init_reason and failure.reason == pod_state.UNEXPLAINED else failure.reason
 
 
-def _find_deleted_pod(failure: LastFailure, attempt_pods: list[Json]) -> pod_state.Exit | None:
+def _find_deleted_pod(failure: LastFailure, ends: list[pod_state.Exit]) -> pod_state.Exit | None:
     """The pod whose deletion by a person caused the failure; None where the failure has another cause."""
-    deleted_pod = pod_state.find_deleted_pod(attempt_pods, gang.CONTAINER)
+    deleted_pod = pod_state.find_deleted_pod(ends)
     # NB: the ranks of the other pods agree on the end, with the same exit code.
     is_cause = deleted_pod is not None and (
         failure.pod == deleted_pod.pod or failure.exit_code == contract.EXIT_PREEMPTED
@@ -194,14 +176,10 @@ def cause_of(draft: Draft, number: int) -> str:
     )
 
 
-def was_preempted(
-    failure: LastFailure, attempt_pods: list[Json], job: Json, failed: Json, fatal_codes: list[int]
-) -> bool:
+def was_preempted(failure: LastFailure, state: Failed, fatal_codes: list[int]) -> bool:
     """Whether the gang was preempted: by a drained or lost node, or by SIGTERM after a checkpoint."""
-    rule = _matched_rule(job, failed)
-    if "onPodConditions" in rule or any(
-        ended.evicted for ended in pod_state.exits(attempt_pods, gang.CONTAINER)
-    ):
+    rule = _matched_rule(state.job, state.condition)
+    if "onPodConditions" in rule or any(ended.evicted for ended in state.ends):
         return True
     by_rule = rule.get("onExitCodes", {}).get("values") == [contract.EXIT_PREEMPTED]
     return (

@@ -9,19 +9,24 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.evaluation import EvaluationStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.children import ComponentChildren, classify_children
 from finetune_operator.finetunejob.decide import evaluation_result
 from finetune_operator.finetunejob.decide.evaluation_result import InvalidMetricsError
 from finetune_operator.finetunejob.decide.version import wait_for_lost_version
 from finetune_operator.finetunejob.draft import mistakes
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import LogMetrics, Mlflow, TagVersion
-from finetune_operator.finetunejob.pods import evaluation_pod, health, pod_state, queueing, sidecars
+from finetune_operator.finetunejob.pods import (
+    evaluation_pod,
+    health,
+    pod_state,
+    queueing,
+    sidecars,
+    step_state,
+)
 from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.registry.base import RegisteredVersion
 
 _CONTAINER = evaluation_pod.CONTAINER
-_USE_LESS = "lower evaluation.batchSize"
 
 
 def evaluate(draft: Draft) -> Outcome:
@@ -39,47 +44,48 @@ def evaluate(draft: Draft) -> Outcome:
 
 def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
     """The result of the evaluation pod; None until it exists."""
-    name = names.evaluate_name(draft.ftj.name)
-    children = classify_children(draft.observed.jobs, draft.observed.pods, names.EVALUATE, name)
-    child, evaluation_pods = children.current_job, children.pods
-    if child is None:
-        _start(draft, children)
+    state = step_state.classify_step(draft, evaluation_pod.build_step(draft))
+    if isinstance(state, step_state.Absent):
+        _start(draft, state)
         return None
-    if _evaluated_version(child) != _recorded_version(draft):
-        draft.remove(child)
+    if _evaluated_version(state.job) != _recorded_version(draft):
+        draft.remove(state.job)
         _wait(
             draft,
-            f"version {_recorded_version(draft)} was registered after version {_evaluated_version(child)}: starting again",
+            f"version {_recorded_version(draft)} was registered after version {_evaluated_version(state.job)}: starting again",
         )
         return None
-    if sidecars.has_completed(child, evaluation_pods, _CONTAINER):
-        return _finish(draft, child, evaluation_pods)
-    failed = sidecars.find_failure(child, evaluation_pods, _CONTAINER, draft.now)
-    if failed is not None:
-        _handle_failure(draft, evaluation_pods, failed)
-        return None
-    _follow(draft, child, evaluation_pods)
+    match state:
+        case step_state.Succeeded() | step_state.Lost():
+            return _finish(draft, state)
+        case step_state.Failed():
+            _handle_failure(draft, state)
+        case step_state.Queued():
+            queueing.report_queue(draft, ConditionType.EVALUATED, "the evaluation", state.job)
+            draft.requeue_after(draft.settings.poll_seconds)
+        case step_state.Starting() | step_state.Stuck() | step_state.Running():
+            _follow(draft, state)
     return None
 
 
-def _evaluated_version(child: Json) -> str | None:
-    return (child["metadata"].get("annotations") or {}).get(names.ANNOTATION_VERSION)
+def _evaluated_version(job: Json) -> str | None:
+    return (job["metadata"].get("annotations") or {}).get(names.ANNOTATION_VERSION)
 
 
 def _recorded_version(draft: Draft) -> str | None:
     return draft.status.model.version if draft.status.model else None
 
 
-def _start(draft: Draft, children: ComponentChildren) -> None:
+def _start(draft: Draft, state: step_state.Absent) -> None:
     wrong = "; ".join(mistakes.of_evaluation(draft.spec))
     if wrong:
         # NB: the template may have changed since the job was accepted.
         draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, wrong)
         _wait(draft, "the evaluation waits for a correction of spec.pods")
         return
-    if children.stale_jobs or children.stale_pods:
+    if state.has_stale_children:
         # Two evaluations at once would write the same table of answers.
-        _wait(draft, f"the evaluation starts when {pod_state.describe_stale(children)} has stopped")
+        _wait(draft, f"the evaluation starts when {pod_state.describe_stale(state.children)} has stopped")
         return
     mlflow, version = draft.observed.mlflow, _observed_version(draft)
     if version is None:
@@ -114,35 +120,24 @@ def _wait_for_version(draft: Draft, mlflow: Mlflow | None, message: str) -> None
     _wait(draft, f"{message}: {mlflow.problem.message}" if mlflow and mlflow.problem else message)
 
 
-def _follow(draft: Draft, child: Json, evaluation_pods: list[Json]) -> None:
-    name = child["metadata"]["name"]
-    alive = pod_state.alive(evaluation_pods)
-    if queueing.is_queued(child) and not alive:
-        queueing.report_queue(draft, ConditionType.EVALUATED, "the evaluation", child)
-        draft.requeue_after(draft.settings.poll_seconds)
-        return
-    health.report_health(draft, alive, name, desired=1)
-    failure = pod_state.last_failure(evaluation_pods, _CONTAINER, 0, _USE_LESS)
-    if failure:
-        draft.update(last_failure=failure)
+def _follow(draft: Draft, state: step_state.AtWork) -> None:
+    step_state.report_pods(draft, state)
     running = (
         f"version {_recorded_version(draft)} is being evaluated"
-        if pod_state.count_ready(evaluation_pods)
-        else f"the evaluation pod is starting{health.describe_image_pull(draft, alive)}"
+        if isinstance(state, step_state.Running)
+        else f"the evaluation pod is starting{health.describe_image_pull(draft, state.alive)}"
     )
-    _wait(draft, f"{running}; kubectl logs job/{name} shows its progress")
+    _wait(draft, f"{running}; kubectl logs job/{state.job['metadata']['name']} shows its progress")
 
 
-def _finish(draft: Draft, child: Json, evaluation_pods: list[Json]) -> EvaluationStatus | None:
+def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> EvaluationStatus | None:
     draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")
-    succeeded = [ended for ended in pod_state.exits(evaluation_pods, _CONTAINER) if ended.code == 0]
-    if not succeeded:
-        # The pod no longer exists, nor does its result.
-        draft.remove(child)
+    if isinstance(state, step_state.Lost):
+        draft.remove(state.job)
         _wait(draft, "the evaluation pod's result was lost with its node: the evaluation runs again")
         return None
     try:
-        evaluation = _read_result(draft, child, succeeded[-1])
+        evaluation = _read_result(draft, state.job, state.ends[-1])
     except InvalidMetricsError as error:
         _fail_job(draft, ConditionReason.EVALUATION_FAILED, f"evaluation failed: {error}")
         return None
@@ -150,14 +145,14 @@ def _finish(draft: Draft, child: Json, evaluation_pods: list[Json]) -> Evaluatio
     return evaluation
 
 
-def _read_result(draft: Draft, child: Json, ended: pod_state.Exit) -> EvaluationStatus:
+def _read_result(draft: Draft, job: Json, ended: pod_state.Exit) -> EvaluationStatus:
     """The result of a pod that succeeded.
 
     Raises:
         WrongNumbersError: it reported no metrics, or invalid ones.
     """
     if evaluation_pod.evaluation_of(draft).command:
-        digest = child["metadata"]["annotations"][names.ANNOTATION_DIGEST]
+        digest = job["metadata"]["annotations"][names.ANNOTATION_DIGEST]
         try:
             return evaluation_result.from_command(ended.text, digest)
         except InvalidMetricsError as error:
@@ -171,16 +166,12 @@ def _read_result(draft: Draft, child: Json, ended: pod_state.Exit) -> Evaluation
     return evaluation_result.from_built_in(result)
 
 
-def _handle_failure(draft: Draft, evaluation_pods: list[Json], failed: Json) -> None:
-    failure = pod_state.last_failure(evaluation_pods, _CONTAINER, 0, _USE_LESS)
-    if failure is None:
-        _fail_job(draft, ConditionReason.EVALUATION_FAILED, f"evaluation failed: {failed.get('message', '')}")
-        return
-    draft.update(last_failure=failure)
-    reason = pod_state.REASON_OF_EXIT.get(failure.exit_code or 0, ConditionReason.EVALUATION_FAILED)
-    where = pod_state.describe_pod(failure.pod or "", failure.node)
-    no_retry = sidecars.explain_no_retry(evaluation_pods, _CONTAINER)
-    _fail_job(draft, reason, f"evaluation failed in {where}: {failure.message}{no_retry}")
+def _handle_failure(draft: Draft, state: step_state.Failed) -> None:
+    step = evaluation_pod.build_step(draft)
+    reason, why = step_state.explain_failure(state, step, ConditionReason.EVALUATION_FAILED)
+    if state.failure:
+        draft.update(last_failure=state.failure)
+    _fail_job(draft, reason, f"evaluation failed{why}")
 
 
 def _fail_job(draft: Draft, reason: ConditionReason, what: str) -> None:

@@ -6,7 +6,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import ModelStatus
 from finetune_operator import names
-from finetune_operator.finetunejob.children import ComponentChildren, classify_children, job_condition
+from finetune_operator.finetunejob.children import job_condition
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import checkpoint, track
 from finetune_operator.finetunejob.draft import device, mistakes
@@ -20,6 +20,7 @@ from finetune_operator.finetunejob.pods import (
     pod_state,
     queueing,
     sidecars,
+    step_state,
 )
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
@@ -41,30 +42,32 @@ def train(draft: Draft) -> Outcome:
         draft.set(ConditionType.TRAINED, False, reason, f"training waits for MLflow: {why}")
         return Stop
     number = draft.status.attempt or 1
-    name = names.train_name(draft.ftj.name, number)
-    children = classify_children(draft.observed.jobs, draft.observed.pods, names.TRAIN, name)
-    child, attempt_pods = children.current_job, children.pods
-    if child is None:
-        _start(draft, number, children)
+    state = step_state.classify_step(draft, gang.build_step(draft, number))
+    if isinstance(state, step_state.Absent):
+        _start(draft, number, state)
         return Stop
     # NB: the pass that created the Job may have ended before it wrote the status.
     _record_start(draft, number)
-    nodes = draft.spec.distributed.nodes
-    draft.update(nodes=placement.summarize_nodes(attempt_pods, desired=nodes))
-    device.record_device(draft, pod_state.alive(attempt_pods))
-    checkpoint.record_checkpoint(draft, attempt_pods)
-    if sidecars.has_completed(child, attempt_pods, gang.CONTAINER, nodes=nodes):
-        _finish(draft, attempt_pods)
-        return Continue
-    failed = sidecars.find_failure(child, attempt_pods, gang.CONTAINER, draft.now)
-    if failed is not None:
-        attempts.after_failure(draft, number, attempt_pods, child, failed)
-        return Stop
-    _follow(draft, number, child, attempt_pods)
+    draft.update(nodes=placement.summarize_nodes(state.pods, desired=draft.spec.distributed.nodes))
+    device.record_device(draft, pod_state.alive(state.pods))
+    checkpoint.record_checkpoint(draft, state.pods)
+    match state:
+        case step_state.Succeeded() | step_state.Lost():
+            _finish(draft, state)
+            return Continue
+        case step_state.Failed():
+            attempts.after_failure(draft, number, state)
+        case step_state.Queued():
+            draft.requeue_after(draft.settings.poll_seconds)
+            queueing.report_queue(draft, ConditionType.TRAINED, f"attempt {number}", state.job)
+        case step_state.Starting() | step_state.Stuck() | step_state.Running():
+            draft.requeue_after(draft.settings.poll_seconds)
+            step_state.report_pods(draft, state)
+            _follow(draft, number, state)
     return Stop
 
 
-def _start(draft: Draft, number: int, children: ComponentChildren) -> None:
+def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
     """Create the children of an attempt, after the pods of the previous one have stopped."""
     if not backoff.may_start(draft):
         return
@@ -76,14 +79,14 @@ def _start(draft: Draft, number: int, children: ComponentChildren) -> None:
         message = f"attempt {number} waits for a correction of spec.pods"
         draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, message)
         return
-    for stale_job in children.stale_jobs:
+    for stale_job in state.children.stale_jobs:
         draft.remove(stale_job)
-    if children.stale_jobs or children.stale_pods:
-        message = f"attempt {number} starts when {pod_state.describe_stale(children)} of the previous one has stopped"
+    if state.has_stale_children:
+        message = f"attempt {number} starts when {pod_state.describe_stale(state.children)} of the previous one has stopped"
         draft.set(ConditionType.TRAINED, False, ConditionReason.RESTARTING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return
-    _delete_old_jobs(draft, number, children)
+    _delete_old_jobs(draft, number, state.children.ended_jobs)
     health.forget_refusal(draft)
     draft.apply += [gang.build_service(draft), gang.build_recipe(draft), gang.build_job(draft, number)]
     nodes = draft.spec.distributed.nodes
@@ -98,24 +101,17 @@ def _record_start(draft: Draft, number: int) -> None:
     draft.update(attempt=number, restarts=draft.status.restarts or 0)
 
 
-def _delete_old_jobs(draft: Draft, number: int, children: ComponentChildren) -> None:
+def _delete_old_jobs(draft: Draft, number: int, ended_jobs: list[Json]) -> None:
     """Delete the Jobs of older attempts, since preemptions are not limited in number."""
     kept_names = {names.train_name(draft.ftj.name, number - back) for back in range(_KEPT_ATTEMPTS + 1)}
-    for child in children.ended_jobs:
-        if child["metadata"]["name"] not in kept_names:
-            draft.remove(child)
+    for job in ended_jobs:
+        if job["metadata"]["name"] not in kept_names:
+            draft.remove(job)
 
 
-def _follow(draft: Draft, number: int, child: Json, attempt_pods: list[Json]) -> None:
-    name, nodes = child["metadata"]["name"], draft.spec.distributed.nodes
-    alive = pod_state.alive(attempt_pods)
-    draft.requeue_after(draft.settings.poll_seconds)
-    if queueing.is_queued(child) and not alive:
-        queueing.report_queue(draft, ConditionType.TRAINED, f"attempt {number}", child)
-        return
-    health.report_health(draft, alive, name, desired=nodes)
-    ready = draft.status.nodes.ready if draft.status.nodes else 0
-    if ready == nodes:
+def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
+    name, nodes = state.job["metadata"]["name"], draft.spec.distributed.nodes
+    if isinstance(state, step_state.Running):
         reason = ConditionReason.TRAINING
         gang_size = "1 pod" if nodes == 1 else f"{nodes} pods"
         message = f"attempt {number} runs on {gang_size}; kubectl logs job/{name} shows its progress"
@@ -123,21 +119,20 @@ def _follow(draft: Draft, number: int, child: Json, attempt_pods: list[Json]) ->
         reason = ConditionReason.STARTING
         earlier = attempts.cause_of(draft, number - 1)
         message = (
-            f"attempt {number}: {ready} of {nodes} pods are ready{health.describe_image_pull(draft, alive)}"
-            f"{own_code.describe_step(alive)}{earlier}"
+            f"attempt {number}: {state.ready} of {nodes} pods are ready{health.describe_image_pull(draft, state.alive)}"
+            f"{own_code.describe_step(state.alive)}{earlier}"
         )
-    if job_condition(child, "FailureTarget") and alive:
+    if job_condition(state.job, "FailureTarget") and state.alive:
         # NB: the pods of a lost node do not end, and neither does the attempt.
-        message = f"attempt {number} has failed and ends when {pod_state.describe_pods(alive)} has stopped"
+        message = (
+            f"attempt {number} has failed and ends when {pod_state.describe_pods(state.alive)} has stopped"
+        )
     draft.set(ConditionType.TRAINED, False, reason, message)
 
 
-def _finish(draft: Draft, attempt_pods: list[Json]) -> None:
-    results = [
-        ended.message.train
-        for ended in pod_state.exits(attempt_pods, gang.CONTAINER)
-        if ended.message and ended.message.train
-    ]
+def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> None:
+    ends = state.ends if isinstance(state, step_state.Succeeded) else []
+    results = [ended.message.train for ended in ends if ended.message and ended.message.train]
     if results:
         result = results[0]
         before = draft.status.model or ModelStatus()

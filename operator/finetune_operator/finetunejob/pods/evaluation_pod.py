@@ -12,10 +12,17 @@ from finetune_crds.recipe import as_yaml
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import gang, queueing, rendezvous, template, workspace
+from finetune_operator.finetunejob.pods.step_state import Step
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.template_merge import merge
 
 CONTAINER = names.EVALUATE_CONTAINER
+
+
+def build_step(draft: Draft) -> Step:
+    """The step of the evaluation."""
+    name = names.evaluate_name(draft.ftj.name)
+    return Step(names.EVALUATE, name, CONTAINER, use_less="lower evaluation.batchSize")
 
 
 def evaluation_of(draft: Draft) -> Evaluation:

@@ -12,12 +12,27 @@ from finetune_crds.recipe import as_yaml
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import own_code, queueing, rendezvous, template, workspace
+from finetune_operator.finetunejob.pods.step_state import Step
 from finetune_operator.template_merge import merge
 
 CONTAINER = names.TRAINER_CONTAINER
 BUILT_IN_COMMAND = ["finetune-train"]
 # The part of the grace period that torchrun needs after its workers have exited.
 _TORCHRUN_SECONDS = 10
+
+
+def build_step(draft: Draft, attempt: int) -> Step:
+    """The step of one attempt."""
+    distributed, has_command = draft.spec.distributed, bool(draft.spec.trainer.command)
+    return Step(
+        names.TRAIN,
+        names.train_name(draft.ftj.name, attempt),
+        CONTAINER,
+        nodes=distributed.nodes,
+        attempt=attempt,
+        ranks_per_node=distributed.ranks_per_node,
+        use_less="have your command use less" if has_command else "lower training.perDeviceBatchSize",
+    )
 
 
 def build_service(draft: Draft) -> Json:

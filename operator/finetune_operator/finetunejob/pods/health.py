@@ -57,8 +57,8 @@ def forget_refusal(draft: Draft) -> None:
         draft.unset(ConditionType.PODS_HEALTHY)
 
 
-def report_health(draft: Draft, alive: Sequence[Json], job_name: str, *, desired: int) -> None:
-    """Report in a condition what keeps pods from running, and which one.
+def find_blockage(draft: Draft, alive: Sequence[Json], job_name: str, *, desired: int) -> Problem | None:
+    """What keeps pods from running, and which one; None where nothing is known to.
 
     Args:
         alive: the pods of a Job that have not ended.
@@ -66,14 +66,19 @@ def report_health(draft: Draft, alive: Sequence[Json], job_name: str, *, desired
     """
     problems = _find_problems(alive, draft.observed.pod_events, draft.now)
     if problems:
-        lacking = _describe_missing_resources(draft, alive)
         reason, message = min(problems, key=lambda item: _PRIORITY.index(item.reason))
         more = f" ({len(problems)} of {desired} pods wait)" if len(problems) > 1 else ""
-        also = lacking if reason == ConditionReason.UNSCHEDULABLE else ""
-        draft.set(ConditionType.PODS_HEALTHY, False, reason, message + more + also)
-    elif len(alive) < desired and job_name in draft.observed.rejections:
-        refusal = draft.observed.rejections[job_name]
-        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_REJECTED, refusal)
+        lacking = _describe_missing_resources(draft, alive) if reason == ConditionReason.UNSCHEDULABLE else ""
+        return Problem(reason, message + more + lacking)
+    if len(alive) < desired and job_name in draft.observed.rejections:
+        return Problem(ConditionReason.POD_REJECTED, draft.observed.rejections[job_name])
+    return None
+
+
+def report_blockage(draft: Draft, alive: Sequence[Json], blockage: Problem | None) -> None:
+    """Report in a condition what keeps pods from running; without pods and without a blockage, what is known stays."""
+    if blockage:
+        draft.set(ConditionType.PODS_HEALTHY, False, *blockage)
     elif alive:
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
 

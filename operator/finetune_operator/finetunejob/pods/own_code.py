@@ -81,19 +81,18 @@ def describe_step(alive: Sequence[Json]) -> str:
 
 
 def find_failed_step(
-    failure: LastFailure, attempt_pods: Sequence[Json], trainer: Trainer
+    failure: LastFailure, ends: Sequence[pod_state.Exit], trainer: Trainer
 ) -> ConditionReason | None:
     """Which step failed, where the failure of an attempt is that of one.
 
     Its exit code is 64 where no attempt can succeed, and 69 where a server did not answer or refused the login.
 
     Args:
-        mine: the pods of the attempt.
+        ends: how the pods of the attempt ended.
     """
     # NB: the container says so, not the reason in its message: one that is killed leaves none, and a command, or an init container
     # of the pod template, may end with the same words.
-    ended = pod_state.exits(attempt_pods, names.TRAINER_CONTAINER)
-    container = next((item.container for item in ended if item.pod == failure.pod), None)
+    container = next((item.container for item in ends if item.pod == failure.pod), None)
     has_code = trainer.code is not None and trainer.code.git is not None
     steps = {names.CHECKOUT_CONTAINER: has_code, names.DEPENDENCIES_CONTAINER: bool(trainer.dependencies)}
     return _REASONS[container] if container and steps.get(container) else None

@@ -162,12 +162,11 @@ def _deletion_request_time(pod: Json) -> datetime | None:
     return datetime.fromisoformat(meta["deletionTimestamp"]) - grace
 
 
-def find_deleted_pod(pods: Iterable[Json], container: str) -> Exit | None:
+def find_deleted_pod(ends: Sequence[Exit]) -> Exit | None:
     """The pod that somebody deleted while all main containers ran; None where none was, or where it was evicted or preempted.
 
     NB: once a container has ended, the Job controller deletes the pods of the other ones.
     """
-    ends = exits(pods, container)
     first = min((datetime.fromisoformat(item.finished_at) for item in ends if item.finished_at), default=None)
     for item in ends:
         at = item.deletion_request_time

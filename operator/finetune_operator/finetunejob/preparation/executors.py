@@ -258,25 +258,31 @@ def _running_since(pod: Json) -> datetime | None:
     return None
 
 
-def report_executors(draft: Draft, drivers: Sequence[Json]) -> list[Json]:
-    """Report in a condition what keeps driver and executors from running; the executors that have not ended.
+def report_executors(draft: Draft, drivers: Sequence[Json]) -> None:
+    """Report in a condition what keeps driver and executors from running.
 
     Args:
         drivers: the pod of the driver, if it has not ended.
     """
-    number, at_work = count_executors(draft.spec), pod_state.alive(draft.observed.executors)
-    health.report_health(draft, [*drivers, *at_work], names.prep_name(draft.ftj.name), desired=1 + number)
-    trouble = find_crash_loop(draft.observed.executors, number)
+    alive, name = [*drivers, *pod_state.alive(draft.observed.executors)], names.prep_name(draft.ftj.name)
+    blockage = health.find_blockage(draft, alive, name, desired=1 + count_executors(draft.spec))
+    health.report_blockage(draft, alive, blockage)
+    report_crash_loop(draft)
+
+
+def report_crash_loop(draft: Draft) -> None:
+    """Report in a condition that executors end one after the other, where nothing else keeps pods from running."""
+    trouble = find_crash_loop(draft.observed.executors, count_executors(draft.spec))
     if trouble and draft.holds(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.EXECUTORS_FAIL, trouble)
-    return at_work
 
 
-def describe_progress(executor_pods: Sequence[Json], number: int) -> str:
-    """What Spark runs on, as a part of a sentence; `number` executors are wanted."""
+def describe_progress(draft: Draft) -> str:
+    """What Spark runs on, as a part of a sentence."""
+    desired, alive = count_executors(draft.spec), pod_state.alive(draft.observed.executors)
     return (
-        f"Spark is running on {pod_state.count_ready(executor_pods)} of {number} executors"
-        if number
+        f"Spark is running on {pod_state.count_ready(alive)} of {desired} executors"
+        if desired
         else "Spark is running"
     )
 

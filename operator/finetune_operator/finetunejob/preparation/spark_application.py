@@ -216,12 +216,12 @@ def _follow(
             # NB: the spark-submit of an earlier attempt may make it late, and it would delete the executors of this one.
             draft.remove(pod, "Pod")
     alive = pod_state.alive(driver)
-    at_work = executors.report_executors(draft, alive)
+    executors.report_executors(draft, alive)
     if status.state == _NEW:
         _report_progress(draft, _describe_wait(draft, status.name, application))
     elif status.state == "Running":
         running = (
-            executors.describe_progress(at_work, executors.count_executors(draft.spec))
+            executors.describe_progress(draft)
             if pod_state.count_ready(driver)
             else f"the driver of SparkApplication {status.name} is starting{health.describe_image_pull(draft, alive)}"
         )

@@ -310,6 +310,7 @@ FAILURES: dict[str, tuple[list[Json], str, str]] = {
 def test_it_fails(pods: list[Json], reason: str, message: str) -> None:
     decision = prepare(child(JOB, "Failed", "it was over"), pods=pods)
     assert failure_of(decision) == ("True", reason, message)
+    assert said(decision, ConditionType.PREPARED) == ("False", reason, message)
     assert (decision.status.phase, applied(decision)) == ("Failed", [])
 
 

@@ -1,0 +1,200 @@
+"""How a step of a job fares: its batch Job and the Job's pods, classed once as one state with its cause.
+
+Preparation, training and evaluation classify their step, then act on the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finetune_crds.base import Json
+from finetune_crds.conditions import ConditionReason
+from finetune_crds.status import LastFailure
+from finetune_operator.finetunejob.children import ComponentChildren, classify_children
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import health, pod_state, queueing, sidecars
+
+
+@dataclass(frozen=True)
+class Step:
+    """What runs as one batch Job.
+
+    Attributes:
+        component: the label of its Jobs and pods.
+        job_name: the name of its current Job.
+        container: the name of the main container.
+        nodes: the number of its pods.
+        executors: the number of pods that the main container creates.
+        attempt: the number of the attempt, whose pods fail together; 0 for a Job that replaces a pod that failed.
+        ranks_per_node: the processes of each pod.
+        use_less: how the main container can use less memory, as a part of a sentence; empty if unknown.
+    """
+
+    component: str
+    job_name: str
+    container: str
+    nodes: int = 1
+    executors: int = 0
+    attempt: int = 0
+    ranks_per_node: int = 1
+    use_less: str = ""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """The Job does not exist. Jobs and pods of earlier ones may still stop."""
+
+    children: ComponentChildren
+
+    @property
+    def has_stale_children(self) -> bool:
+        """Whether Jobs or pods of earlier ones have not stopped."""
+        return bool(self.children.stale_jobs or self.children.stale_pods)
+
+
+@dataclass(frozen=True)
+class _WithJob:
+    """The Job exists.
+
+    Attributes:
+        job: the Job.
+        pods: its pods, by completion index.
+    """
+
+    job: Json
+    pods: list[Json]
+
+
+@dataclass(frozen=True)
+class Queued(_WithJob):
+    """The Job is suspended and has no pods: it waits in a queue."""
+
+
+@dataclass(frozen=True)
+class _AtWork(_WithJob):
+    """The Job has not ended.
+
+    Attributes:
+        alive: the pods that have not ended, with those that the main container created.
+        ready: how many of its pods are ready.
+        blockage: what keeps a pod from running.
+        failure: how the last pod failed that the Job has replaced.
+    """
+
+    alive: list[Json]
+    ready: int
+    blockage: health.Problem | None
+    failure: LastFailure | None
+
+
+@dataclass(frozen=True)
+class Starting(_AtWork):
+    """Pods are yet to be ready, and nothing is known to keep them from it."""
+
+
+@dataclass(frozen=True)
+class Stuck(_AtWork):
+    """Pods are yet to be ready, and `blockage` keeps them from it."""
+
+
+@dataclass(frozen=True)
+class Running(_AtWork):
+    """All pods are ready. An executor may have a `blockage`."""
+
+
+@dataclass(frozen=True)
+class Succeeded(_WithJob):
+    """The main containers have succeeded.
+
+    Attributes:
+        ends: how they ended, the earliest first.
+    """
+
+    ends: list[pod_state.Exit]
+
+
+@dataclass(frozen=True)
+class Lost(_WithJob):
+    """The Job is complete, and the pods that would report its result no longer exist."""
+
+
+@dataclass(frozen=True)
+class Failed(_WithJob):
+    """The Job has failed, or its main container has while another container runs on.
+
+    Attributes:
+        ends: how the main containers ended, the earliest first.
+        condition: the condition Failed of the Job; empty where the Job has not failed.
+        failure: the failure that ended it; None where the pods that would report it no longer exist.
+    """
+
+    ends: list[pod_state.Exit]
+    condition: Json
+    failure: LastFailure | None
+
+
+AtWork = Starting | Stuck | Running
+StepState = Absent | Queued | AtWork | Succeeded | Lost | Failed
+
+
+def classify_step(draft: Draft, step: Step) -> StepState:
+    """The state of a step, from what was observed."""
+    children = classify_children(draft.observed.jobs, draft.observed.pods, step.component, step.job_name)
+    job, pods = children.current_job, children.pods
+    if job is None:
+        return Absent(children)
+    ends = pod_state.exits(pods, step.container)
+    if sidecars.has_completed(job, pods, step.container, nodes=step.nodes):
+        succeeded = [ended for ended in ends if ended.code == 0]
+        return Succeeded(job, pods, succeeded) if succeeded else Lost(job, pods)
+    condition = sidecars.find_failure(job, pods, step.container, draft.now)
+    if condition is not None:
+        return Failed(job, pods, ends, condition, _find_failure(pods, step))
+    if queueing.is_queued(job) and not pod_state.alive(pods):
+        return Queued(job, pods)
+    return _classify_pods(draft, step, job, pods)
+
+
+def _classify_pods(draft: Draft, step: Step, job: Json, pods: list[Json]) -> AtWork:
+    executors = draft.observed.executors if step.executors else ()
+    alive, ready = pod_state.alive([*pods, *executors]), pod_state.count_ready(pods)
+    blockage = health.find_blockage(draft, alive, step.job_name, desired=step.nodes + step.executors)
+    failure = None if step.attempt else _find_failure(pods, step)
+    if ready >= step.nodes:
+        return Running(job, pods, alive, ready, blockage, failure)
+    if blockage:
+        return Stuck(job, pods, alive, ready, blockage, failure)
+    return Starting(job, pods, alive, ready, None, failure)
+
+
+def _find_failure(pods: list[Json], step: Step) -> LastFailure | None:
+    if step.attempt:
+        return pod_state.first_failure(pods, step.container, step.attempt, step.ranks_per_node, step.use_less)
+    return pod_state.last_failure(pods, step.container, 0, step.use_less)
+
+
+def has_completed(draft: Draft, step: Step) -> bool:
+    """Whether a step is complete, with or without a result that can still be read."""
+    return isinstance(classify_step(draft, step), Succeeded | Lost)
+
+
+def report_pods(draft: Draft, state: AtWork) -> None:
+    """Report in a condition what keeps pods from running, and in the status how the last pod failed that was replaced."""
+    health.report_blockage(draft, state.alive, state.blockage)
+    if state.failure:
+        draft.update(last_failure=state.failure)
+
+
+def explain_failure(state: Failed, step: Step, reason: ConditionReason) -> tuple[ConditionReason, str]:
+    """The reason and the end of a sentence about a step that has failed, whose Job replaces pods.
+
+    Args:
+        reason: the reason of an exit code that has none of its own.
+    """
+    failure = state.failure
+    if failure is None:
+        return reason, f": {state.condition.get('message', '')}"
+    exit_reason = pod_state.REASON_OF_EXIT.get(failure.exit_code or 0, reason)
+    where = pod_state.describe_pod(failure.pod or "", failure.node)
+    no_retry = sidecars.explain_no_retry(state.pods, step.container)
+    return exit_reason, f" in {where}: {failure.message}{no_retry}"

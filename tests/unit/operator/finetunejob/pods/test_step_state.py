@@ -1,0 +1,177 @@
+"""How a step fares: one state with its cause, for preparation, training and evaluation alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from finetune_crds.conditions import ConditionReason
+from finetune_crds.contract import PodError, TerminationMessage
+from finetune_operator import names
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.model import Observed
+from finetune_operator.finetunejob.pods import step_state
+from finetune_operator.finetunejob.pods.step_state import (
+    Absent,
+    Failed,
+    Lost,
+    Queued,
+    Running,
+    Starting,
+    Step,
+    StepState,
+    Stuck,
+    Succeeded,
+)
+from worlds.memory.decisions import NOW, SETTINGS, child, ended, ftj, later, observed, pod
+
+Json = dict[str, Any]
+PREP, TRAIN = "tune-prep", "tune-train-1"
+RETRIED = Step(names.PREP, PREP, names.PREP_CONTAINER, use_less="lower it")
+WITH_EXECUTORS = Step(names.PREP, PREP, names.PREP_CONTAINER, executors=2)
+GANG = Step(names.TRAIN, TRAIN, names.TRAINER_CONTAINER, nodes=2, attempt=1)
+BOOM = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
+PEER_LOST = TerminationMessage(error=PodError(reason="PeerLost", message="rank 0 is gone"))
+NO_IMAGE: Json = {"name": "main", "image": "a:1", "state": {"waiting": {"reason": "ErrImagePull"}}}
+PULLS = "pod {} cannot pull a:1: ErrImagePull: ErrImagePull"
+
+
+def prep_pod(index: int = 0, **more: Any) -> Json:
+    return pod(PREP, index, component=names.PREP, **more)
+
+
+def prep_end(index: int, code: int, message: Any = "", at: int = 0) -> Json:
+    return ended(PREP, index, code, message, container="prep", component=names.PREP, at=at)
+
+
+def suspended(job: Json) -> Json:
+    return {**job, "spec": {**job["spec"], "suspend": True}}
+
+
+def cause(state: StepState) -> Any:
+    """What a state says of its cause: of stale children, blockages, ends and failures."""
+    match state:
+        case Absent():
+            return state.has_stale_children
+        case Starting() | Stuck() | Running():
+            blockage = state.blockage
+            failure = state.failure.message if state.failure else None
+            return state.ready, (blockage.reason, blockage.message) if blockage else None, failure
+        case Succeeded():
+            return [item.pod for item in state.ends]
+        case Failed():
+            failed = state.failure
+            return (failed.pod, failed.exit_code, failed.reason, failed.message) if failed else None
+    return None
+
+
+STATES: dict[str, tuple[Step, Observed, type, Any]] = {
+    "no Job": (RETRIED, observed(), Absent, False),
+    "a pod of an earlier Job": (
+        RETRIED,
+        observed(pods=[prep_pod(owner="earlier")]),
+        Absent,
+        True,
+    ),
+    "a Job that is being deleted": (RETRIED, observed(child(PREP, deletionTimestamp="t")), Absent, True),
+    "a Job of another step": (RETRIED, observed(child(TRAIN)), Absent, False),
+    "in a queue": (GANG, observed(suspended(child(TRAIN))), Queued, None),
+    "in a queue, and pods still stop": (
+        GANG,
+        observed(suspended(child(TRAIN)), pods=[pod(TRAIN)]),
+        Starting,
+        (1, None, None),
+    ),
+    "no pod yet": (RETRIED, observed(child(PREP)), Starting, (0, None, None)),
+    "one of two pods": (GANG, observed(child(TRAIN), pods=[pod(TRAIN, 0)]), Starting, (1, None, None)),
+    "all pods": (
+        GANG,
+        observed(child(TRAIN), pods=[pod(TRAIN, 0), pod(TRAIN, 1)]),
+        Running,
+        (2, None, None),
+    ),
+    "a pod that was replaced": (
+        RETRIED,
+        observed(child(PREP), pods=[prep_end(0, 1, BOOM), prep_pod(1)]),
+        Running,
+        (1, None, "it blew up"),
+    ),
+    "a rank that failed in a gang that has not ended": (
+        GANG,
+        observed(child(TRAIN), pods=[ended(TRAIN, 0, 1, BOOM), pod(TRAIN, 1)]),
+        Starting,
+        (1, None, None),
+    ),
+    "no image": (
+        RETRIED,
+        observed(child(PREP), pods=[prep_pod(phase="Pending", containerStatuses=[NO_IMAGE])]),
+        Stuck,
+        (0, (ConditionReason.IMAGE_PULL_FAILED, PULLS.format("tune-prep-0-abcde")), None),
+    ),
+    "a quota": (
+        RETRIED,
+        observed(child(PREP), rejections={PREP: "exceeded quota"}),
+        Stuck,
+        (0, (ConditionReason.POD_REJECTED, "exceeded quota"), None),
+    ),
+    "an executor that is stuck": (
+        WITH_EXECUTORS,
+        observed(
+            child(PREP),
+            pods=[prep_pod()],
+            executors=(pod("exec", 7, "Pending", containerStatuses=[NO_IMAGE]),),
+        ),
+        Running,
+        (1, (ConditionReason.IMAGE_PULL_FAILED, PULLS.format("exec-7-abcde")), None),
+    ),
+    "complete": (
+        RETRIED,
+        observed(child(PREP, "Complete"), pods=[prep_end(1, 1, BOOM), prep_end(0, 0, at=9)]),
+        Succeeded,
+        ["tune-prep-0-abcde"],
+    ),
+    "complete, and its pods are gone": (RETRIED, observed(child(PREP, "Complete")), Lost, None),
+    "failed, and the last pod counts": (
+        RETRIED,
+        observed(
+            child(PREP, "Failed", "backoff"),
+            pods=[prep_end(1, 1, BOOM, at=1), prep_end(0, 65, PEER_LOST, at=2)],
+        ),
+        Failed,
+        ("tune-prep-0-abcde", 65, "PeerLost", "rank 0 is gone"),
+    ),
+    "failed, and the rank counts that others lost": (
+        GANG,
+        observed(
+            child(TRAIN, "Failed"), pods=[ended(TRAIN, 0, 1, BOOM, at=2), ended(TRAIN, 1, 1, PEER_LOST, at=1)]
+        ),
+        Failed,
+        ("tune-train-1-0-abcde", 1, "Boom", "it blew up"),
+    ),
+    "failed, and its pods are gone": (RETRIED, observed(child(PREP, "Failed", "backoff")), Failed, None),
+}
+
+
+@pytest.mark.parametrize(("step", "observation", "expected", "why"), STATES.values(), ids=STATES)
+def test_states(step: Step, observation: Observed, expected: type, why: Any) -> None:
+    state = step_state.classify_step(Draft(ftj(), observation, later(60), SETTINGS), step)
+    assert (type(state), cause(state)) == (expected, why)
+
+
+EXPLAINED: dict[str, tuple[list[Json], tuple[str, str]]] = {
+    "wrong data": (
+        [prep_end(0, 65, BOOM)],
+        ("DataWrong", " in pod tune-prep-0-abcde: it blew up"),
+    ),
+    "a crash": ([prep_end(0, 1, BOOM)], ("PreparationFailed", " in pod tune-prep-0-abcde: it blew up")),
+    "no pod is left": ([], ("PreparationFailed", ": backoff")),
+}
+
+
+@pytest.mark.parametrize(("pods", "expected"), EXPLAINED.values(), ids=EXPLAINED)
+def test_why_a_step_has_failed(pods: list[Json], expected: tuple[str, str]) -> None:
+    draft = Draft(ftj(), observed(child(PREP, "Failed", "backoff"), pods=pods), NOW, SETTINGS)
+    state = step_state.classify_step(draft, RETRIED)
+    assert isinstance(state, Failed)
+    assert step_state.explain_failure(state, RETRIED, ConditionReason.PREPARATION_FAILED) == expected
