@@ -51,7 +51,7 @@ GLOBAL_BATCH = "globalBatch"
 ROWS_AT_ONCE = "rowsAtOnce"
 """The sequences of a forward pass on all ranks, among the settings of KTO, which estimates a divergence from them."""
 # What decides the token ids and loss masks of the examples, and no more: a digest of these is compared, and the fields explain it.
-_OF_EXAMPLES = ("data.", "model.chatTemplate.", "objective.lossOn", "training.overlong")
+_OF_EXAMPLES = ("data.", "model.chatTemplate.", "objective.lossOn", "training.truncation")
 _LONGEST = 60
 _DIGITS = 12
 

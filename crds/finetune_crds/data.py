@@ -203,12 +203,12 @@ class Data(ApiModel):
                 ".prepare.conversation",
             ),
             (
-                "!has(self.prepare) || self.prepare.unrenderable == 'Fail' || has(self.prepare.conversation) || "
+                "!has(self.prepare) || self.prepare.onTemplateError == 'Fail' || has(self.prepare.conversation) || "
                 "self.prepare.templateSyntax == 'Jinja' || !has(self.columns) || "
                 "self.columns.type in ['Messages', 'Preference', 'Unpaired']",
-                "prepare.unrenderable needs what a template can refuse: columns of type Messages, Preference or Unpaired, "
+                "prepare.onTemplateError needs what a template can refuse: columns of type Messages, Preference or Unpaired, "
                 "prepare.conversation, or prepare.templateSyntax Jinja",
-                ".prepare.unrenderable",
+                ".prepare.onTemplateError",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns) || "

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, EnvMap, LabelValue, Positive, rules
-from finetune_crds.env import RESERVED_LIST
+from finetune_crds.base import ApiModel, LabelValue, Positive, replaced, rules
 
 
 class Gpu(ApiModel):
@@ -38,11 +37,6 @@ class Distributed(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                f"!has(self.nccl) || self.nccl.all(name, !(name in {RESERVED_LIST}))",
-                "the operator sets these variables itself (rendezvous, MLflow run, recipe): remove them from nccl",
-                ".nccl",
-            ),
-            (
                 "!has(self.gpusPerNode) || !has(self.processesPerNode) || self.processesPerNode <= self.gpusPerNode",
                 "processesPerNode is above gpusPerNode, and each process needs a GPU of its own: lower it, or remove it",
                 ".processesPerNode",
@@ -57,6 +51,9 @@ class Distributed(ApiModel):
                 "device: CPU uses no GPU: remove gpusPerNode",
                 ".device",
             ),
+        )
+        | replaced(
+            nccl=("object", "distributed.nccl was replaced by pods.train.env, a list of names and values")
         )
     )
 
@@ -86,8 +83,6 @@ class Distributed(ApiModel):
     """How long the ranks wait for each other when an attempt starts."""
     collective_timeout_seconds: Positive = 1800
     """How long one collective may take before the attempt fails."""
-    nccl: EnvMap = Field(default_factory=dict)
-    """Environment variables of NCCL, such as NCCL_DEBUG: INFO."""
 
     @property
     def gpu_resource(self) -> str:

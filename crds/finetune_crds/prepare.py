@@ -28,7 +28,7 @@ from finetune_crds.chat import Conversation
 from finetune_crds.pods import moved
 from finetune_crds.spark import Spark
 
-Unrenderable = Literal["Fail", "Drop"]
+OnTemplateError = Literal["Fail", "Drop"]
 TemplateSyntax = Literal["Placeholders", "Jinja"]
 Reuse = Literal["IfSame", "Never"]
 
@@ -157,7 +157,11 @@ class Prepare(ApiModel):
         | replaced(
             **moved(
                 "image", "env", "envFrom", "podTemplate", of="data.prepare.", to="prepare", container="prep"
-            )
+            ),
+            unrenderable=(
+                "string",
+                "data.prepare.unrenderable was replaced by data.prepare.onTemplateError",
+            ),
         )
     )
 
@@ -218,9 +222,9 @@ class Prepare(ApiModel):
 
     Preference and Unpaired data: a conversation for each answer. Columns that hold conversations stay as they are.
     """
-    unrenderable: Unrenderable = "Fail"
-    """Examples that a template refuses: conversations that the model's chat template does not take, and rows on which a Jinja
-    template fails. Fail: the job fails. Drop: they are dropped and counted."""
+    on_template_error: OnTemplateError = "Fail"
+    """What happens to an example that a template refuses: a conversation that the model's chat template does not take, or a row on which
+    a Jinja template fails. Fail: the job fails. Drop: the example is dropped and counted."""
     max_tokens: Positive | None = None
     """Maximum length of an example in tokens of the model's tokenizer. Longer examples are dropped and counted.
 

@@ -19,6 +19,7 @@ from finetune_crds.base import (
     ObjectName,
     Positive,
     Uri,
+    replaced,
     rules,
 )
 from finetune_crds.chat import ChatTemplate
@@ -270,6 +271,7 @@ class Training(ApiModel):
                 ".optimizer.weights",
             ),
         )
+        | replaced(overlong=("string", "training.overlong was replaced by training.truncation"))
     )
 
     epochs: Annotated[float, Field(gt=0, le=1000)] | None = None
@@ -311,7 +313,7 @@ class Training(ApiModel):
     the attempt. FP16: without those that a smaller scale of the loss may mend."""
     max_length: Annotated[int, Field(ge=8)] = 2048
     """Maximum tokens in a sequence or a pack. DPO, KTO, ORPO, SimPO: in each of an example's two documents; a pack holds twice as many."""
-    overlong: Literal["Drop", "Truncate", "Fail"] = "Drop"
+    truncation: Literal["Drop", "Truncate", "Fail"] = "Drop"
     """What happens to an example longer than maxLength. Dropped and truncated examples are counted and reported."""
     packing: bool = True
     """Pack several examples into one sequence. They do not attend to each other."""

@@ -207,7 +207,7 @@ IN_NO_SAMPLE = {
     "spec.training.decayRatio",
     "spec.training.earlyStopping.minDelta",
     "spec.training.maxGradNorm",
-    "spec.training.overlong",
+    "spec.training.truncation",
     "spec.training.perDeviceEvalBatchSize",
     "spec.training.seed",
 }

@@ -215,8 +215,8 @@ REFUSED: dict[str, tuple[Json, str]] = {
         "prepare.conversation needs columns of type PromptResponse",
     ),
     "texts that no chat template renders": (
-        job(data=prepared(unrenderable="Drop")),
-        "prepare.unrenderable needs what a template can refuse",
+        job(data=prepared(onTemplateError="Drop")),
+        "prepare.onTemplateError needs what a template can refuse",
     ),
     "Jinja without a template": (
         job(data=prepared(templateSyntax="Jinja")),

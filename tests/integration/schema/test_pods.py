@@ -153,10 +153,6 @@ REFUSED: dict[str, tuple[Json, str]] = {
         job(pods={"evaluate": {"image": "mine:1"}}),
         "pods.evaluate needs evaluation: without it, no pod evaluates the model",
     ),
-    "reserved environment in nccl": (
-        job(distributed={"nccl": {"WORLD_SIZE": "2"}}),
-        "the operator sets these variables itself",
-    ),
     "name too long": (job("a" * 41), "metadata.name becomes part of host names: at most 40 characters"),
     "name with a dot": (job("a.b"), "metadata.name becomes part of host names"),
     "name that starts with a digit": (job("7b-sft"), "a letter first, no dots"),
@@ -278,7 +274,6 @@ REFUSED: dict[str, tuple[Json, str]] = {
             ("a variable", of_pods("train", env=[{"name": "1ST", "value": "a"}]), VARIABLE),
             ("two variables", of_pods("train", env=[{"name": "A=B", "value": "a"}]), VARIABLE),
             ("a prefix", of_pods("train", envFrom=[{"prefix": "a b", "secretRef": {"name": "s"}}]), VARIABLE),
-            ("a variable of NCCL", job(distributed={"nccl": {"NCCL DEBUG": "INFO"}}), VARIABLE),
             ("an image", of_pods("train", image=" "), "the name of an image must not have spaces"),
         )
     },
@@ -348,7 +343,6 @@ ACCEPTED: dict[str, Json] = {
             },
         },
         runPolicy={"queueName": "team-a.gpu"},
-        distributed={"nccl": {"NCCL_DEBUG": "INFO"}},
     ),
 }
 

@@ -24,6 +24,9 @@ VALUES: dict[str, Any] = {
     "envFrom": [{"secretRef": {"name": "s"}}],
     "serviceAccountName": "mine",
     "podTemplate": {"spec": {"containers": [{"name": "trainer", "tty": True}]}},
+    "nccl": {"NCCL_DEBUG": "INFO"},
+    "overlong": "Truncate",
+    "unrenderable": "Drop",
     "endpoint": "support",
     "canary": {"steps": [{"percent": 5, "durationSeconds": 600}]},
     "previousPercent": 10,
@@ -43,6 +46,8 @@ def with_field(path: str) -> Json:
     bodies: dict[str, Json] = {
         "": job(**field),
         "trainer": job(trainer=field),
+        "distributed": job(distributed=field),
+        "training": job(training=field),
         "evaluation": job(evaluation=field),
         "data.prepare": job(**prepared(**field)),
         "data.prepare.spark": job(**prepared(spark=field)),

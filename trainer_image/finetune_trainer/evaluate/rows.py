@@ -83,7 +83,7 @@ class Rows:
 
 
 def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -> Rows:
-    """Read and tokenize the rows of an evaluation; those that training.overlong drops are not part of them.
+    """Read and tokenize the rows of an evaluation; those that training.truncation drops are not part of them.
 
     Args:
         recipe: one with data.splits and data.columns.

@@ -179,12 +179,12 @@ class Funnel:
         if prepare.dedupe.near is not None:
             yield Step("near", self._drop_near_duplicates, self._count_near_duplicates, self._sample_pairs)
         yield Step(None, self._add_tokens)
-        if prepare.unrenderable == "Drop":
+        if prepare.on_template_error == "Drop":
             yield Step(
-                "unrenderable",
-                self._drop_unrenderable,
+                "onTemplateError",
+                self._drop_template_errors,
                 partial(self._count, _RENDERED, "refused"),
-                partial(self._sample, _RENDERED, "unrenderable", number),
+                partial(self._sample, _RENDERED, "onTemplateError", number),
             )
         if prepare.max_tokens is not None:
             yield Step(
@@ -314,7 +314,7 @@ class Funnel:
         if prepare.redact:
             frame = redact.redact_columns(frame, form, prepare.redact)
             frame = self._watch(_REDACTED, frame, **redact.totals(prepare.redact))
-        frame = jinja_template.render_templates(frame, form.jinja, drop=prepare.unrenderable == "Drop")
+        frame = jinja_template.render_templates(frame, form.jinja, drop=prepare.on_template_error == "Drop")
         return steps.identify_examples(frame, self._plan)
 
     def _decontaminate(self, frame: DataFrame) -> DataFrame:
@@ -363,18 +363,18 @@ class Funnel:
             self._columns,
             recipe.objective,
             day=recipe.job.created,
-            unrenderable=prepare.unrenderable,
+            on_template_error=prepare.on_template_error,
         )
         length = sf.col(steps.TOKENS)
         text = steps.display_text(self._plan.form)
         aggregates = {"refused": sf.count_if(length.isNull()), **lengths.bins(length)}
-        if prepare.unrenderable == "Drop":
-            aggregates |= samples.sample_aggregates("unrenderable", self._samples, text, length.isNull())
+        if prepare.on_template_error == "Drop":
+            aggregates |= samples.sample_aggregates("onTemplateError", self._samples, text, length.isNull())
         if prepare.max_tokens is not None:
             aggregates |= samples.sample_aggregates("maxTokens", self._samples, text, _is_long(prepare))
         return self._watch(_RENDERED, frame, **aggregates)
 
-    def _drop_unrenderable(self, frame: DataFrame) -> DataFrame:
+    def _drop_template_errors(self, frame: DataFrame) -> DataFrame:
         """Drop what a template refuses: its length is null."""
         return frame.where(sf.col(steps.TOKENS).isNotNull())
 

@@ -203,9 +203,9 @@ def _list_refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str
         ),
         (
             kind in ("Text", "PromptResponse")
-            and prepare.unrenderable == "Drop"
+            and prepare.on_template_error == "Drop"
             and not _can_refuse(prepare),
-            f"{_UNRENDERABLE}; the examples are of type {kind}",
+            f"{_NEEDS_TEMPLATE}; the examples are of type {kind}",
         ),
         (
             kind in ("Preference", "Unpaired") and prepare.response_template is not None,
@@ -297,8 +297,8 @@ def _can_refuse(prepare: Prepare) -> bool:
     return prepare.conversation is not None or prepare.template_syntax == "Jinja"
 
 
-_UNRENDERABLE = (
-    "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages, Preference or "
+_NEEDS_TEMPLATE = (
+    "data.prepare.onTemplateError needs what a template can refuse: conversations (data.columns of type Messages, Preference or "
     "Unpaired, or data.prepare.conversation), or data.prepare.templateSyntax Jinja"
 )
 
@@ -398,9 +398,9 @@ def _list_conversation_refusals(
         (
             conversations is not None
             and not lists
-            and prepare.unrenderable == "Drop"
+            and prepare.on_template_error == "Drop"
             and not _can_refuse(prepare),
-            f"{_UNRENDERABLE}; the columns hold text",
+            f"{_NEEDS_TEMPLATE}; the columns hold text",
         ),
     ]
 

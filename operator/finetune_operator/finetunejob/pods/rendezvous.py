@@ -37,7 +37,7 @@ def rendezvous_env(ftj: FineTuneJob, attempt: int, distributed: Distributed) -> 
         values |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
     return [
         *({"name": name, "valueFrom": _NODE_RANK} for name in ("PET_NODE_RANK", "NODE_RANK")),
-        *({"name": name, "value": str(value)} for name, value in {**distributed.nccl, **values}.items()),
+        *({"name": name, "value": str(value)} for name, value in values.items()),
     ]
 
 

@@ -36,7 +36,7 @@ def tokenizer(base_model: Path) -> PreTrainedTokenizerBase:
 
 
 def encoder_of(tokenizer: PreTrainedTokenizerBase, columns: Columns = PROMPT_RESPONSE) -> encode.Encoder:
-    return encode.Encoder(Documents(tokenizer, columns, answers_only=True), max_length=64, overlong="Drop")
+    return encode.Encoder(Documents(tokenizer, columns, answers_only=True), max_length=64, truncation="Drop")
 
 
 def tokenized(
@@ -205,7 +205,7 @@ def test_a_digest_tells_what_is_learned(tmp_path: Path, tokenizer: PreTrainedTok
     digests = set()
     for on_answer in (True, False):
         documents = Documents(tokenizer, PROMPT_RESPONSE, on_answer)
-        encoder = encode.Encoder(documents, max_length=64, overlong="Drop")
+        encoder = encode.Encoder(documents, max_length=64, truncation="Drop")
         split = tokenized(splits, encoder, tmp_path / str(on_answer))
         assert split is not None
         digests.add(split.digest)
@@ -391,7 +391,7 @@ def test_tokenizing_takes_no_more_memory_than_the_bookkeeping_for_a_larger_corpu
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     documents = Documents(tokenizer, PROMPT_RESPONSE, answers_only=True)
-    encoder = encode.Encoder(documents, max_length=128, overlong="Drop")
+    encoder = encode.Encoder(documents, max_length=128, truncation="Drop")
     few, many = (write_rows(tmp_path / f"{count}.jsonl", "JSONLines", corpus(count)) for count in (FEW, MANY))
     assert dataset.tokenize(few, "train", encoder, tmp_path / "warm")
     few_python, many_python = (

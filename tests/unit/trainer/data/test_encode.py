@@ -29,43 +29,43 @@ def tokenizer(base_model: Path) -> PreTrainedTokenizerBase:
 
 def encoder(tokenizer: PreTrainedTokenizerBase, columns: Columns, **changes: Any) -> encode.Encoder:
     documents = Documents(tokenizer, columns, changes.pop("answers_only", True))
-    settings: dict[str, Any] = {"max_length": 64, "overlong": "Drop"}
+    settings: dict[str, Any] = {"max_length": 64, "truncation": "Drop"}
     return encode.Encoder(documents, **(settings | changes))
 
 
 @pytest.mark.parametrize(
-    ("overlong", "lengths", "counts"),
+    ("truncation", "lengths", "counts"),
     [
         ("Drop", [5], {"read": 2, "kept": 1, "too long": 1}),
         ("Truncate", [8, 5], {"read": 2, "kept": 2, "truncated": 1, "tokens cut": 5}),
     ],
 )
-def test_what_becomes_of_overlong_examples_is_counted(
-    tokenizer: PreTrainedTokenizerBase, overlong: str, lengths: list[int], counts: dict[str, int]
+def test_what_becomes_of_examples_that_are_too_long_is_counted(
+    tokenizer: PreTrainedTokenizerBase, truncation: str, lengths: list[int], counts: dict[str, int]
 ) -> None:
     texts = {"text": ["qqqqqqqqqqqq", "qqqq"]}
-    encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, overlong=overlong)
+    encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, truncation=truncation)
     assert [len(example.tokens) for example in encoding.encode(texts)] == lengths
     assert dict(encoding.counts) == counts
 
 
-def test_an_overlong_example_can_be_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
-    encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, overlong="Fail")
+def test_an_example_that_is_too_long_can_be_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
+    encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, truncation="Fail")
     with pytest.raises(DataError, match=r"an example has 13 tokens, above training\.maxLength 8"):
         list(encoding.encode({"text": ["qqqqqqqqqqqq"]}))
 
 
 @pytest.mark.parametrize(
-    ("overlong", "lengths", "counts"),
+    ("truncation", "lengths", "counts"),
     [
         ("Drop", [[6, 6]], {"read": 5, "kept": 1, "too long": 1}),
         ("Truncate", [[8, 6], [6, 6]], {"read": 5, "kept": 2, "truncated": 1, "tokens cut": 6}),
     ],
 )
 def test_a_pair_is_kept_or_left_out_as_a_whole(
-    overlong: str, lengths: list[list[int]], counts: dict[str, int], tokenizer: PreTrainedTokenizerBase
+    truncation: str, lengths: list[list[int]], counts: dict[str, int], tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    encoding = encoder(tokenizer, PREFERENCE, max_length=8, overlong=overlong)
+    encoding = encoder(tokenizer, PREFERENCE, max_length=8, truncation=truncation)
     rows = {
         "prompt": ["qq"] * 5,
         "chosen": ["q" * 11, "jjj", "jjj", "", "jjj"],
@@ -76,7 +76,7 @@ def test_a_pair_is_kept_or_left_out_as_a_whole(
 
 
 def test_counts_are_metrics_too(tokenizer: PreTrainedTokenizerBase) -> None:
-    encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, overlong="Truncate")
+    encoding = encoder(tokenizer, Columns(type="Text", text="text"), max_length=8, truncation="Truncate")
     list(encoding.encode({"text": ["qqqqqqqqqqqq", "qqqq"]}))
     assert encoding.metrics("train") == {
         "train_rows_read": 2,

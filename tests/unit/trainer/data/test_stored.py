@@ -131,7 +131,7 @@ def test_what_decides_on_the_tokens_is_in_the_digest(pod: Pod) -> None:
         compute_digest(splits.model_copy(update={"path": "/other"}), encoder),
         compute_digest(splits, replace(encoder, documents=other_documents)),
         compute_digest(splits, replace(encoder, max_length=encoder.max_length + 1)),
-        compute_digest(splits, replace(encoder, overlong="Truncate")),
+        compute_digest(splits, replace(encoder, truncation="Truncate")),
     ]
     assert len(set(different)) == len(different)
     again = Encoder.of(recipe, load_tokenizer(recipe.model, Path(recipe.model.base)))

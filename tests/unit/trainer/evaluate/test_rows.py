@@ -195,12 +195,12 @@ def test_metrics_of_answers_need_a_row_with_an_answer(base_model: Path, tmp_path
 NONE_LEFT: dict[str, tuple[list[str], dict[str, Any], str]] = {
     "too long": (
         ["user", "assistant"],
-        {"maxLength": 8, "overlong": "Drop"},
+        {"maxLength": 8, "truncation": "Drop"},
         "(1 read, 1 too long): raise training.maxLength above 8",
     ),
     "cut before the answer": (
         ["user", "assistant"],
-        {"maxLength": 8, "overlong": "Truncate"},
+        {"maxLength": 8, "truncation": "Truncate"},
         "(1 read, 1 truncated, 57 tokens cut, 1 without an answer): raise training.maxLength above 8",
     ),
     "without an answer": (

@@ -186,7 +186,7 @@ def read_by_training(result: PrepResult, tokenizer: Path, folder: Path) -> tuple
     """The digest of the training split, and its tokens in their order."""
     columns = Columns(type="PromptResponse", prompt="prompt", response="response")
     documents = Documents(load_tokenizer(Model(base="tiny"), tokenizer), columns, answers_only=True)
-    encoder = encode.Encoder(documents, max_length=64, overlong="Drop")
+    encoder = encode.Encoder(documents, max_length=64, truncation="Drop")
     splits = Splits(type="Delta", path=result.path, version=result.version)
     assert dataset.tokenize(splits, "train", encoder, folder, prepared=True)
     split = dataset.Split.load(folder)

@@ -274,8 +274,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "texts that no chat template renders",
-        {"columns": TEXT, "unrenderable": "Drop"},
-        "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages, Preference "
+        {"columns": TEXT, "onTemplateError": "Drop"},
+        "data.prepare.onTemplateError needs what a template can refuse: conversations (data.columns of type Messages, Preference "
         "or Unpaired, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the examples are of type Text",
     ),
     (
@@ -394,8 +394,8 @@ LISTS: dict[str, tuple[dict[str, tuple[str, ...]], dict[str, Any], str]] = {
     ),
     "texts that nothing can refuse": (
         {"other": ()},
-        {"unrenderable": "Drop"},
-        "data.prepare.unrenderable needs what a template can refuse: conversations (data.columns of type Messages, Preference "
+        {"onTemplateError": "Drop"},
+        "data.prepare.onTemplateError needs what a template can refuse: conversations (data.columns of type Messages, Preference "
         "or Unpaired, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the columns hold text",
     ),
 }

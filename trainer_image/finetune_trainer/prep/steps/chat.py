@@ -38,7 +38,7 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
     """Check that a tokenizer has a chat template, and that this renders tools where the recipe names a column of them.
 
     Raises:
-        RecipeRefusedError: there is no template, it ignores tools and data.prepare.unrenderable is Fail, or its blocks that mark
+        RecipeRefusedError: there is no template, it ignores tools and data.prepare.onTemplateError is Fail, or its blocks that mark
             answers are empty.
     """
     base, columns, prepare = recipe.model.base, recipe.data.columns, recipe.data.prepare
@@ -50,12 +50,12 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
         loss_mask.check_template(tokenizer, base)
     if missing := answer_end.explain_missing_stop(tokenizer):
         print(f"NB: {missing}", flush=True)
-    drops = prepare is not None and prepare.unrenderable == "Drop"
+    drops = prepare is not None and prepare.on_template_error == "Drop"
     if columns and columns.tools and not drops and not chat_templates.renders_tools(tokenizer):
         raise RecipeRefusedError(
             f"data.columns.tools requires a chat template that renders tools, and the one of {base} does not: set "
             "model.chatTemplate, remove data.columns.tools, or drop conversations with tools by "
-            "data.prepare.unrenderable: Drop"
+            "data.prepare.onTemplateError: Drop"
         )
 
 
@@ -67,5 +67,5 @@ def find_failure(message: str) -> DataError | None:
         return None
     return DataError(
         "TemplateFailed",
-        f"{match.group(1).rstrip('.')}; to drop these rows, set data.prepare.unrenderable: Drop",
+        f"{match.group(1).rstrip('.')}; to drop these rows, set data.prepare.onTemplateError: Drop",
     )

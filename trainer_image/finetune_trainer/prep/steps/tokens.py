@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.data import Columns
     from finetune_crds.objective import Objective
-    from finetune_crds.prepare import Unrenderable
+    from finetune_crds.prepare import OnTemplateError
     from finetune_crds.training import Model
     from finetune_trainer.examples.documents import Document
     from finetune_trainer.examples.tokenizer import Loaded, TextTokenizer
@@ -52,7 +52,7 @@ def with_tokens(
     objective: Objective,
     *,
     day: date | None = None,
-    unrenderable: Unrenderable = "Fail",
+    on_template_error: OnTemplateError = "Fail",
 ) -> DataFrame:
     """Add the columns `tokens`, the length of an example, and those of `token_columns`: its token ids and its loss mask.
 
@@ -61,9 +61,9 @@ def with_tokens(
         columns: of an example in the frame.
         objective: determines the targets of the loss.
         day: the date for chat templates that write the date; None: today.
-        unrenderable: Drop: an example that a template rejects gets null. Fail: it fails the task.
+        on_template_error: Drop: an example that a template rejects gets null. Fail: it fails the task.
     """
-    drop = unrenderable == "Drop"
+    drop = on_template_error == "Drop"
     encoding = Documents.of_recipe(loaded.tokenizer, columns, objective, day).encoding
     added = [StructField(TOKENS, IntegerType(), nullable=drop)]
     for names in token_columns(columns):

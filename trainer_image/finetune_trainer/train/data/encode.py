@@ -74,7 +74,7 @@ class Encoder:
 
     documents: Documents
     max_length: int
-    overlong: str
+    truncation: str
     counts: Counter[str] = field(default_factory=Counter)
 
     @classmethod
@@ -88,7 +88,7 @@ class Encoder:
         documents = Documents.of_recipe(tokenizer, find_table_columns(recipe.data), recipe.objective, day)
         if documents.columns.messages is not None:
             documents.check_template("data.columns.messages", recipe.model.base)
-        return cls(documents, recipe.training.max_length, recipe.training.overlong)
+        return cls(documents, recipe.training.max_length, recipe.training.truncation)
 
     def encode(self, rows: dict[str, list[Any]]) -> Iterator[Encoded]:
         """Yield the examples of a batch of columns; `select_examples` says which.
@@ -104,7 +104,7 @@ class Encoder:
     def select_examples(
         self, rows: Iterable[tuple[Document, ...]], row_labels: Sequence[bool | None]
     ) -> Iterator[Encoded]:
-        """Yield the examples among the documents of rows; training.overlong decides about overlong ones.
+        """Yield the examples among the documents of rows; training.truncation decides about those that are too long.
 
         Examples without a target, and pairs of equal documents, are dropped and counted.
 
@@ -113,11 +113,11 @@ class Encoder:
             judged: the label of each row, see `documents.parse_labels`.
 
         Raises:
-            DataError: a row is overlong and training.overlong is Fail, or nothing tells its answers from its prompts.
+            DataError: a row is too long and training.truncation is Fail, or nothing tells its answers from its prompts.
         """
         for row, label in zip(rows, row_labels, strict=True):
             self.counts["read"] += 1
-            documents = self._apply_overlong(row)
+            documents = self._apply_truncation(row)
             if documents is None:
                 continue
             if not all(self._has_target(document) for document in documents):
@@ -141,18 +141,18 @@ class Encoder:
         """Return the counts of the last split by metric, such as train_rows_kept."""
         return {f"{split_name}_{name}": float(self.counts[what]) for what, name in _METRIC_SUFFIXES.items()}
 
-    def _apply_overlong(self, documents: tuple[Document, ...]) -> tuple[Document, ...] | None:
-        """Apply training.overlong; None: the example is dropped."""
+    def _apply_truncation(self, documents: tuple[Document, ...]) -> tuple[Document, ...] | None:
+        """Apply training.truncation; None: the example is dropped."""
         longest = max(len(document.tokens) for document in documents)
         if longest <= self.max_length:
             return documents
-        if self.overlong == "Fail":
+        if self.truncation == "Fail":
             raise DataError(
-                "OverlongExample",
+                "ExampleTooLong",
                 f"an example has {longest} tokens, above training.maxLength {self.max_length}: raise it, or set "
-                "training.overlong to Drop or Truncate",
+                "training.truncation to Drop or Truncate",
             )
-        if self.overlong == "Drop":
+        if self.truncation == "Drop":
             self.counts["too long"] += 1
             return None
         self.counts["truncated"] += 1

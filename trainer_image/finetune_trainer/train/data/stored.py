@@ -103,6 +103,6 @@ def compute_digest(splits: Splits, encoder: Encoder) -> str:
         _LAYOUT,
         splits.model_dump(mode="json", by_alias=True),
         encoder.documents.encoding,
-        [encoder.max_length, encoder.overlong],
+        [encoder.max_length, encoder.truncation],
     ]
     return hashlib.blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=8).hexdigest()

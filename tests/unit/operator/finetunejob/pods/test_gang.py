@@ -53,7 +53,6 @@ FULL: Json = {
         "processesPerNode": 4,
         "networkInterface": "eth0",
         "port": 29400,
-        "nccl": {"NCCL_DEBUG": "INFO"},
     },
     "trainer": {
         "command": ["torchrun", "my_train.py"],
@@ -146,7 +145,6 @@ EXPECTED: Json = {
                             {"name": "HF_HOME", "value": "/models"},
                             {"name": "PET_NODE_RANK", "valueFrom": INDEX},
                             {"name": "NODE_RANK", "valueFrom": INDEX},
-                            {"name": "NCCL_DEBUG", "value": "INFO"},
                             {"name": "PET_NNODES", "value": "2"},
                             {"name": "PET_NPROC_PER_NODE", "value": "4"},
                             {"name": "PET_MASTER_ADDR", "value": "tune-train-2-0.tune"},

@@ -197,5 +197,5 @@ def test_a_part_that_is_no_text_is_refused_or_dropped(
     with pytest.raises(exit_status.DataError) as refused:
         prepare(NOT_READ, **options(source))
     assert "message 2 has a part of type image_url, and only text is learned" in str(refused.value)
-    result = prepare(NOT_READ, **options(source, unrenderable="Drop"))
-    assert (result.dropped["unrenderable"], len(table_of(result))) == (1, 2)
+    result = prepare(NOT_READ, **options(source, onTemplateError="Drop"))
+    assert (result.dropped["onTemplateError"], len(table_of(result))) == (1, 2)

@@ -149,7 +149,7 @@ def test_a_row_on_which_a_template_fails_fails_the_preparation(prepare: Preparer
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
         "data.prepare.promptTemplate fails on a row: 'NoneType' object is not iterable; to drop these rows, set "
-        "data.prepare.unrenderable: Drop",
+        "data.prepare.onTemplateError: Drop",
     )
 
 
@@ -159,9 +159,9 @@ def test_a_row_on_which_a_template_fails_fails_the_preparation(prepare: Preparer
     ids=["a text", "a pair", "a conversation"],
 )
 def test_or_is_dropped_and_counted(prepare: Preparer, more: Json) -> None:
-    result = prepare(CHOICES, **build_changes(unrenderable="Drop", maxTokens=1000, **more))
+    result = prepare(CHOICES, **build_changes(onTemplateError="Drop", maxTokens=1000, **more))
     assert (result.dropped, result.rows.train) == (
-        {"notNull": 0, "dedupe": 0, "unrenderable": 1, "maxTokens": 0},
+        {"notNull": 0, "dedupe": 0, "onTemplateError": 1, "maxTokens": 0},
         2,
     )
     assert all(None not in row.values() for row in table_of(result))

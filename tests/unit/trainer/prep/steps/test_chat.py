@@ -87,25 +87,27 @@ def test_a_conversation_that_the_chat_template_refuses_fails_the_preparation(
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
         "the chat template of the model fails on a conversation with the roles assistant, user: Roles must "
-        "alternate; to drop these rows, set data.prepare.unrenderable: Drop",
+        "alternate; to drop these rows, set data.prepare.onTemplateError: Drop",
     )
     assert not (tmp_path / "table").exists()
 
 
 def test_or_is_dropped_and_counted_and_shown(prepare: Callable[..., PrepResult], shown: list[Facts]) -> None:
     result = prepare(
-        CHATS, template=USER_FIRST, columns=None, unrenderable="Drop", maxTokens=100, reportSamples=3
+        CHATS, template=USER_FIRST, columns=None, onTemplateError="Drop", maxTokens=100, reportSamples=3
     )
     assert (result.dropped, result.rows.train) == (
-        {"notNull": 0, "dedupe": 0, "unrenderable": 1, "maxTokens": 0},
+        {"notNull": 0, "dedupe": 0, "onTemplateError": 1, "maxTokens": 0},
         2,
     )
-    assert shown[0].samples == {"unrenderable": ["assistant: 0 of 1\nuser: 1 of 1"]}
+    assert shown[0].samples == {"onTemplateError": ["assistant: 0 of 1\nuser: 1 of 1"]}
 
 
 def test_a_program_that_fails_is_told_as_one_that_refuses(prepare: Callable[..., PrepResult]) -> None:
-    result = prepare(CHATS, template="{{ messages[2]['content'] + 'a' }}", columns=None, unrenderable="Drop")
-    assert result.dropped["unrenderable"] == 2
+    result = prepare(
+        CHATS, template="{{ messages[2]['content'] + 'a' }}", columns=None, onTemplateError="Drop"
+    )
+    assert result.dropped["onTemplateError"] == 2
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(

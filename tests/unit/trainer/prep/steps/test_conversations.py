@@ -237,7 +237,7 @@ DROPPED: dict[str, tuple[str, list[Json], Json]] = {
     "tools that the template does not render": (
         CONTENTS,
         ROWS,
-        {"notNull": 0, "dedupe": 0, "unrenderable": 2},
+        {"notNull": 0, "dedupe": 0, "onTemplateError": 2},
     ),
     "calls of another shape": (
         HERMES,
@@ -246,7 +246,7 @@ DROPPED: dict[str, tuple[str, list[Json], Json]] = {
             NO_TOOLS[0]
             | {"messages": [build_message("user", "a"), {"role": "assistant", "tool_calls": "{"}]},
         ],
-        {"notNull": 0, "dedupe": 0, "unrenderable": 1},
+        {"notNull": 0, "dedupe": 0, "onTemplateError": 1},
     ),
     "tools that are no list, and messages with nothing to say": (
         HERMES,
@@ -255,7 +255,7 @@ DROPPED: dict[str, tuple[str, list[Json], Json]] = {
             AS_TEXT[1] | {"tools": '{"name": "weather"'},
             AS_TEXT[2] | {"messages": '[{"role": "assistant", "tool_calls": []}]'},
         ],
-        {"notNull": 2, "dedupe": 0, "unrenderable": 0},
+        {"notNull": 2, "dedupe": 0, "onTemplateError": 0},
     ),
 }
 
@@ -264,7 +264,7 @@ DROPPED: dict[str, tuple[str, list[Json], Json]] = {
 def test_what_cannot_be_rendered_is_dropped_and_counted(
     preparing: Callable[[str], Preparer], template: str, rows: list[Json], dropped: Json
 ) -> None:
-    result = preparing(template)(rows, columns=WITH_TOOLS, unrenderable="Drop")
+    result = preparing(template)(rows, columns=WITH_TOOLS, onTemplateError="Drop")
     assert (result.dropped, result.rows.train) == (dropped, 1)
 
 
@@ -283,7 +283,7 @@ def test_a_template_without_tools_is_refused_at_the_start(preparing: Callable[[s
     assert refused.value.message == (
         f"data.columns.tools requires a chat template that renders tools, and the one of {preparer.folder / 'model'} "
         "does not: set model.chatTemplate, remove data.columns.tools, or drop conversations with tools by "
-        "data.prepare.unrenderable: Drop"
+        "data.prepare.onTemplateError: Drop"
     )
 
 
@@ -296,7 +296,7 @@ def test_calls_that_the_template_leaves_out_fail_the_preparation(
         "TemplateFailed",
         "the chat template of the model fails on a conversation with the roles user, assistant, tool, assistant: it "
         "does not render tool calls: set model.chatTemplate to one that does; to drop these rows, set "
-        "data.prepare.unrenderable: Drop",
+        "data.prepare.onTemplateError: Drop",
     )
 
 
@@ -458,8 +458,8 @@ def test_unpaired_answers_are_learned_behind_the_rendered_prompt(
         {"prompt": [BRIEF, SKY], "completion": [GOOD], "label": False},  # judged both ways
     ]
     preparer = preparing(HERMES)
-    result = preparer(rows, columns=None, objective={"type": "KTO"}, unrenderable="Drop")
-    assert result.dropped == {"notNull": 0, "dedupe": 0, "unrenderable": 1}
+    result = preparer(rows, columns=None, objective={"type": "KTO"}, onTemplateError="Drop")
+    assert result.dropped == {"notNull": 0, "dedupe": 0, "onTemplateError": 1}
     trained = Trained(result, preparer.folder / "model", columns)
     assert sorted(zip(trained.texts, trained.learned, strict=True)) == sorted(
         (hermes(*prompt, answer), f"{answer['content']}<|im_end|>\n")
@@ -520,7 +520,7 @@ def test_preferences_that_are_conversations_come_through_every_step(
         rows + dirty,
         columns=None,
         objective=DPO,
-        unrenderable="Drop",
+        onTemplateError="Drop",
         redact=["Email"],
         maxTokens=400,
         minPromptChars=3,
@@ -529,7 +529,7 @@ def test_preferences_that_are_conversations_come_through_every_step(
         "notNull": 2,
         "minPromptChars": 0,
         "dedupe": 1,
-        "unrenderable": 2,
+        "onTemplateError": 2,
         "maxTokens": 1,
     }
     trained = Trained(result, preparer.folder / "model", PREFERENCE)
@@ -544,7 +544,7 @@ def test_answers_to_another_prompt_fail_the_preparation(preparing: Callable[[str
     assert failed.value.message == (
         "the chat template of the model fails on a conversation with the roles user, user, assistant, assistant: "
         "goes on from the prompt with role user: an answer is the assistant's, alone or after the messages of the "
-        "prompt; to drop these rows, set data.prepare.unrenderable: Drop"
+        "prompt; to drop these rows, set data.prepare.onTemplateError: Drop"
     )
 
 

@@ -97,7 +97,7 @@ def test_training_reads_the_token_ids_of_the_table(
     ]
     arrays = []
     for prepared in (True, False):
-        encoder = Encoder(documents, max_length=40, overlong="Truncate")
+        encoder = Encoder(documents, max_length=40, truncation="Truncate")
         dataset.tokenize(splits, "train", encoder, tmp_path / str(prepared), prepared=prepared)
         split = dataset.Split.load(tmp_path / str(prepared))
         arrays.append(
@@ -124,7 +124,7 @@ def test_rows_that_a_template_refused_have_no_tokens(spark: SparkSession, tokeni
         Loaded.of(MODEL, tokenizer_folder),
         columns,
         Objective(),
-        unrenderable="Drop",
+        on_template_error="Drop",
     )
     names = ("tokens", "input_ids", "loss_mask")
     nulls = tokenized.select(*(sf.col(name).isNull() for name in names)).collect()
