@@ -104,8 +104,8 @@ STORED_FOLDER = "^(/.|(s3a?|gs)://[^/ ]+/.|abfss://[^/@ ]+@[^/@ ]+/.)"
 
 
 # Names that Kubernetes checks when it gets them in a child: here the API server refuses them with the resource itself.
-_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-SUBDOMAIN = f"{_LABEL}([.]{_LABEL})*"
+_LABEL = "[a-z0-9]+(-+[a-z0-9]+)*"
+SUBDOMAIN = "[a-z0-9]+((-+|[.])[a-z0-9]+)*"
 _LETTERS = "lowercase letters, digits, '-' and '.', and begin and end with a letter or a digit"
 ENV_NAME = "([-_a-zA-Z]|[.][-_a-zA-Z0-9])[-._a-zA-Z0-9]*"
 _ENV_MESSAGE = (

@@ -94,12 +94,26 @@ PREPARE_RULES = (
 )
 """Rules of Prepare."""
 
+
+def _reads_same(source: str) -> str:
+    """CEL: an evaluation set and a source read the same rows, if of other versions."""
+    return (
+        f"has(part.path) && has({source}.path) && part.path == {source}.path || "
+        f"has(part.table) && has({source}.table) && part.table == {source}.table || "
+        f"has(part.dataset) && has({source}.dataset) && part.dataset == {source}.dataset && "
+        f"(has(part.config) ? part.config : '') == (has({source}.config) ? {source}.config : '') && "
+        f"(has(part.split) ? part.split : '') == (has({source}.split) ? {source}.split : '')"
+    )
+
+
 DATA_RULES = (
     Rule(
-        "!has(self.prepare) || !has(self.prepare.decontaminate) || !has(self.source) || !has(self.source.path) || "
-        "self.prepare.decontaminate.sources.all(part, !has(part.path) || part.path != self.source.path)",
+        "!has(self.prepare) || !has(self.prepare.decontaminate) || !has(self.source) || self.prepare.decontaminate.sources.all(part, "
+        f"!({_reads_same('self.source')}) && (!has(self.source.sources) || !self.source.sources.exists(mixed, "
+        f"{_reads_same('mixed')})))",
         "prepare.decontaminate.sources has the source itself, and would drop every example: name an evaluation set",
         ".prepare.decontaminate",
+        at_creation=True,
     ),
 )
 """Rules of Data."""

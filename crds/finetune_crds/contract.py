@@ -29,6 +29,8 @@ RECIPE_FILE = "recipe.yaml"
 RECIPE_VOLUME = "recipe"
 RECIPE_PATH = f"{RECIPE_DIRECTORY}/{RECIPE_FILE}"
 ENV_RECIPE = "FINETUNE_RECIPE"
+# The number of the attempt, from 1, in each training pod of the operator and nowhere else.
+ENV_ATTEMPT = "FINETUNE_ATTEMPT"
 # Of a command of your own: its parameters beside the recipe, and the folder of its code.
 PARAMETERS_FILE = "parameters.yaml"
 PARAMETERS_PATH = f"{RECIPE_DIRECTORY}/{PARAMETERS_FILE}"

@@ -143,27 +143,16 @@ EVALUATION_RULES = (
         ".evaluation.metrics",
     ),
     Rule(
-        f"{_NOT_BUILT_IN} || self.evaluation.split != 'Test' || !has(self.data.prepare) || "
-        "!has(self.data.prepare.splitRatios) || self.data.prepare.splitRatios.test > 0.0",
-        "evaluation.split Test needs rows: set data.prepare.splitRatios.test above 0, or evaluation.split: Validation",
+        f"{_NOT_BUILT_IN} || !has(self.data.prepare) || !has(self.data.prepare.splitRatios) || (self.evaluation.split == 'Test' "
+        "? self.data.prepare.splitRatios.test : self.data.prepare.splitRatios.validation) > 0.0",
+        "the split to evaluate has no rows: set its share in data.prepare.splitRatios above 0, or name the other in "
+        "evaluation.split",
         ".evaluation.split",
     ),
     Rule(
-        f"{_NOT_BUILT_IN} || self.evaluation.split != 'Validation' || !has(self.data.prepare) || "
-        "!has(self.data.prepare.splitRatios) || self.data.prepare.splitRatios.validation > 0.0",
-        "evaluation.split Validation needs rows: set data.prepare.splitRatios.validation above 0, or evaluation.split: Test",
-        ".evaluation.split",
-    ),
-    Rule(
-        f"{_NOT_BUILT_IN} || self.evaluation.split != 'Test' || !has(self.data.splits) || "
-        "self.data.splits.type == 'Delta' || has(self.data.splits.test)",
-        "evaluation.split Test needs rows: set data.splits.test, or evaluation.split: Validation",
-        ".evaluation.split",
-    ),
-    Rule(
-        f"{_NOT_BUILT_IN} || self.evaluation.split != 'Validation' || !has(self.data.splits) || "
-        "self.data.splits.type == 'Delta' || has(self.data.splits.validation)",
-        "evaluation.split Validation needs rows: set data.splits.validation, or evaluation.split: Test",
+        f"{_NOT_BUILT_IN} || !has(self.data.splits) || self.data.splits.type == 'Delta' || (self.evaluation.split == 'Test' "
+        "? has(self.data.splits.test) : has(self.data.splits.validation))",
+        "the split to evaluate has no rows: set its folder in data.splits, or name the other in evaluation.split",
         ".evaluation.split",
     ),
     Rule(

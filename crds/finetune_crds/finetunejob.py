@@ -47,7 +47,14 @@ class Trainer(ApiModel):
     """What runs in the training pods."""
 
     model_config = ConfigDict(
-        json_schema_extra=replaced(**moved("image", "env", "envFrom", of="trainer.", to="train"))
+        json_schema_extra=rules(
+            (
+                "(has(self.command) && size(self.command) > 0) || (!has(self.code) && (!has(self.args) || size(self.args) == 0) && "
+                "(!has(self.dependencies) || size(self.dependencies) == 0))",
+                "args, code and dependencies need command, such as [torchrun, my_train.py]: the built-in loop takes none of them",
+            ),
+        )
+        | replaced(**moved("image", "env", "envFrom", of="trainer.", to="train"))
     )
 
     command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
@@ -152,25 +159,16 @@ class RunPolicy(ApiModel):
     """Kueue queue that admits the pods of training and evaluation; empty for none. Default: the queue of the installation, if it has one."""
 
 
-_FIXED = (
-    "model",
-    "data",
-    "method",
-    "objective",
-    "training",
-    "distributed",
-    "trainer",
-    "checkpoint",
-    "tracking",
-    "register",
-    "output",
-    "evaluation",
-)
-"""All fields but `suspend`, `runPolicy` and `pods`, which are about how a job runs and not about what it trains."""
+# What cannot change: all but `suspend`, `runPolicy` and `pods`, which are about how a job runs and not about what it trains.
+_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "evaluation")
+# The API server completes each of these, so every job has them.
+_COMPLETED = ("method", "objective", "training", "distributed", "trainer", "tracking")
 
 
 def _cannot_change(field: str) -> Rule:
     message = f"spec.{field} cannot change once the job exists (only suspend, runPolicy and pods can): create a FineTuneJob with another name"
+    if field in _COMPLETED:
+        return Rule(f"self.{field} == oldSelf.{field}", message, f".{field}")
     return immutable(field, message)
 
 
@@ -199,7 +197,7 @@ class FineTuneJobSpec(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            *(_cannot_change(field) for field in _FIXED),
+            *(_cannot_change(field) for field in (*_OPTIONAL, *_COMPLETED)),
             *(rule for of in OBJECTIVES_OF_COLUMNS.items() for rule in _go_together(*of)),
             *OWN_SCRIPT_RULES,
             *EVALUATION_RULES,
@@ -223,13 +221,9 @@ class FineTuneJobSpec(ApiModel):
             ),
             (
                 "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || "
-                "(!self.training.packing && self.training.activationCheckpointing == 'None')",
-                "virtual tokens are lost under packing and activation checkpointing: set training.packing: false "
-                "and training.activationCheckpointing: None",
-            ),
-            (
-                "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || !self.training.compile",
-                "virtual tokens do not work with compiled layers: set training.compile: false",
+                "(!self.training.packing && !self.training.compile && self.training.activationCheckpointing == 'None')",
+                "virtual tokens are lost under packing, compiled layers and activation checkpointing: set training.packing: false, "
+                "training.compile: false and training.activationCheckpointing: None",
             ),
             (
                 "self.method.type == 'Full' || self.training.optimizer.type != 'Muon'",
@@ -258,21 +252,6 @@ class FineTuneJobSpec(ApiModel):
                     ".model.newTokens",
                 )
                 for condition, message in NEW_TOKENS_NEED.items()
-            ),
-            (
-                "!has(self.trainer.code) || (has(self.trainer.command) && size(self.trainer.command) > 0)",
-                "trainer.code needs trainer.command, such as [torchrun, my_train.py]",
-            ),
-            (
-                "!has(self.trainer.args) || size(self.trainer.args) == 0 || "
-                "(has(self.trainer.command) && size(self.trainer.command) > 0)",
-                "trainer.args needs trainer.command: the built-in loop takes no arguments",
-            ),
-            (
-                "!has(self.trainer.dependencies) || size(self.trainer.dependencies) == 0 || "
-                "(has(self.trainer.command) && size(self.trainer.command) > 0)",
-                "trainer.dependencies needs trainer.command: the built-in loop has what it needs",
-                ".trainer.dependencies",
             ),
             _on_databricks(
                 "!has(self.register) || (has(self.register.model) && "

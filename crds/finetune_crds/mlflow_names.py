@@ -50,7 +50,7 @@ Tags = Annotated[
     Field(
         json_schema_extra=rules(
             Rule(
-                "self.all(key, key.matches('^[\\\\pL\\\\pN_/. :-]{1,250}$') && !key.matches('^[.][.]|(^|/)[.]{0,2}(/|$)'))",
+                "self.all(key, size(key) <= 250 && key.matches('^[\\\\pL\\\\pN_/. :-]+$') && !key.matches('^[.][.]|(^|/)[.]{0,2}(/|$)'))",
                 "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the keys of tags, which must not look like relative "
                 "paths: rename them",
                 at_creation=True,

@@ -52,8 +52,8 @@ class PodSettings(ApiModel):
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
     """Secrets and ConfigMaps whose keys become environment variables, after those of `all` and of the installation."""
     service_account_name: ObjectName | None = None
-    """ServiceAccount, for workload identity. Its API token is mounted only in a Spark driver that creates executor pods.
-    Default: default; finetune-spark for the pods of data.prepare.spark.mode Kubernetes and SparkApplication."""
+    """ServiceAccount, for workload identity. Only a Spark driver that creates executor pods gets its API
+    token. Default: default; finetune-spark for data.prepare.spark.mode Kubernetes and SparkApplication."""
     template: Passthrough | None = None
     """Any other field of a PodTemplateSpec, such as tolerations, volumes or resources. The container `main` is the pod's own."""
 

@@ -26,7 +26,7 @@ TROUBLESHOOTING = "../operations/troubleshooting.md"
 
 def field_reference(resource: type[FineTuneJob | ModelPromotion]) -> str:
     """The page of a kind: a section for each object of its spec and its status, with a table of fields."""
-    root = crd(resource, replaced=False)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    root = crd(resource, documented=True)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     names = ", ".join(f"`{name}`" for name in (resource.PLURAL, *resource.SHORT_NAMES))
     lines = [
         f"# {resource.KIND} reference",

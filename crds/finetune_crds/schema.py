@@ -6,6 +6,7 @@ Structural schemas (Kubernetes API reference, CustomResourceDefinition) know no 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from finetune_crds.base import GROUP, REPLACED, VALIDATIONS, VERSION, Rule
@@ -13,6 +14,7 @@ from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
 
 Schema = dict[str, Any]
+_AS_IN_SPEC = "As in the spec."
 
 
 def _collapse_optional(schema: Schema) -> Schema:
@@ -121,7 +123,9 @@ def _refused_field(kind: str, message: str) -> Schema:
     if kind == "object":
         # NB: the API server compares no fields that it does not know, so it takes every object of them for a changed one.
         refusal |= {"rule": "oldSelf.hasValue() && self == oldSelf.value()", "optionalOldSelf": True}
-    return {**_REFUSED[kind], "description": f"Refused: {message}.", VALIDATIONS: [refusal]}
+    replacement = message.partition(" was ")[2]
+    description = f"{replacement[:1].upper()}{replacement[1:]}."
+    return {**_REFUSED[kind], "description": description, VALIDATIONS: [refusal]}
 
 
 def _without_defaults(schema: Schema) -> Schema:
@@ -141,20 +145,49 @@ def _without_defaults(schema: Schema) -> Schema:
     return remaining
 
 
+def _reported(schema: Schema, of_spec: set[tuple[str, str, str]], part: str = "") -> Schema:
+    """A schema of the status without CEL rules: the operator writes it, from values that met them in the spec.
+
+    Args:
+        of_spec: `_descriptions` of the spec, which the same fields of the status need not repeat.
+        part: the field that has the schema.
+    """
+    remaining = {key: value for key, value in schema.items() if key != VALIDATIONS}
+    if isinstance(remaining.get("items"), dict):
+        remaining["items"] = _reported(remaining["items"], of_spec, part)
+    if "properties" in remaining:
+        remaining["properties"] = {
+            name: _reported(field, of_spec, name)
+            | ({"description": _AS_IN_SPEC} if (part, name, field.get("description")) in of_spec else {})
+            for name, field in remaining["properties"].items()
+        }
+    return remaining
+
+
+def _descriptions(schema: Schema, part: str = "") -> Iterator[tuple[str, str, str]]:
+    """The fields below a schema: the field that has each of them, its name and its description."""
+    for name, field in schema.get("properties", {}).items():
+        yield part, name, field.get("description", "")
+        yield from _descriptions(field, name)
+    if isinstance(schema.get("items"), dict):
+        yield from _descriptions(schema["items"], part)
+
+
 def crd(
     resource: type[FineTuneJob | ModelPromotion],
     *,
     annotations: dict[str, str] | None = None,
-    replaced: bool = True,
+    documented: bool = False,
 ) -> Schema:
     """The CustomResourceDefinition of a resource.
 
     Args:
         annotations: annotations of the definition.
-        replaced: whether it has the fields of an earlier version, which the API server refuses; the documentation omits them.
+        documented: whether it is for the documentation: without the fields of an earlier version, which the API server refuses, and with
+            all that the status repeats from the spec.
     """
     generated = resource.model_json_schema(by_alias=True, mode="validation")
-    if not replaced:
+    if documented:
         for definition in generated["$defs"].values():
             definition.pop(REPLACED, None)
     root = structural(generated)
@@ -162,6 +195,8 @@ def crd(
     for name in ("apiVersion", "kind"):
         properties[name] = {"type": "string"}
     properties["metadata"] = {"type": "object"}
+    if not documented:
+        properties["status"] = _reported(properties["status"], {*_descriptions(properties["spec"])})
     root["required"] = ["spec"]
     kind = resource.KIND
     return {

@@ -23,11 +23,6 @@ _PLACE = (
 _SAID = "set dataset for type Hub, {mix}and exactly one of path and table for the others"
 
 
-def _only_of(field: str, kind: str, message: str) -> Rule:
-    """The rule that a field is set with one type only."""
-    return Rule(f"!has(self.{field}) || self.type == '{kind}'", message, f".{field}")
-
-
 _RULES = (
     Rule(
         "!has(self.table) || self.type in ['Delta', 'Parquet']",
@@ -35,12 +30,17 @@ _RULES = (
         ".table",
     ),
     Rule(f"!has(self.path) || self.path.matches('{_PATH}')", f"path is {PLACES}", ".path"),
-    _only_of("version", "Delta", "version pins a Delta table; files have no versions"),
-    _only_of("versionTime", "Delta", "versionTime pins a Delta table; files have no versions"),
+    Rule(
+        "self.type == 'Delta' || (!has(self.version) && !has(self.versionTime))",
+        "version and versionTime pin a Delta table; files have no versions",
+    ),
     Rule(
         "!has(self.version) || !has(self.versionTime)", "set version or versionTime, not both", ".versionTime"
     ),
-    *(_only_of(field, "Hub", f"{field} needs type Hub") for field in ("config", "split", "revision")),
+    Rule(
+        "self.type == 'Hub' || (!has(self.config) && !has(self.split) && !has(self.revision))",
+        "config, split and revision need type Hub",
+    ),
 )
 
 

@@ -33,13 +33,8 @@ class Spark(ApiModel):
                 "executors, executorCores and executorMemory need mode Kubernetes or SparkApplication",
             ),
             (
-                "self.mode == 'Databricks' || !has(self.databricks)",
-                "databricks needs mode Databricks",
-                ".databricks",
-            ),
-            (
-                "self.mode != 'Databricks' || has(self.databricks)",
-                "mode Databricks needs databricks, with the volume for the operator's wheel",
+                "(self.mode == 'Databricks') == has(self.databricks)",
+                "databricks, which has the volume for the operator's wheel, and mode Databricks require each other",
                 ".databricks",
             ),
             (

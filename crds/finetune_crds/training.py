@@ -230,9 +230,10 @@ class Training(ApiModel):
                 "set decaySteps or decayRatio, not both",
                 ".decayRatio",
             ),
-            *(
-                (f"!has(self.{name}) || self.scheduler == 'WSD'", f"{name} needs scheduler: WSD", f".{name}")
-                for name in ("decaySteps", "decayRatio")
+            (
+                "self.scheduler == 'WSD' || (!has(self.decaySteps) && !has(self.decayRatio))",
+                "decaySteps and decayRatio need scheduler: WSD",
+                ".scheduler",
             ),
             (
                 "!has(self.warmupRatio) || !has(self.decayRatio) || self.warmupRatio + self.decayRatio <= 1.0",

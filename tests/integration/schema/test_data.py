@@ -156,11 +156,15 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 {"type": "CSV", "table": "a.b"},
                 "table needs type Delta or Parquet; use path for other files",
             ),
-            ("a version of files", {"type": "CSV", "path": "/a", "version": 1}, "version pins a Delta table"),
+            (
+                "a version of files",
+                {"type": "CSV", "path": "/a", "version": 1},
+                "version and versionTime pin a Delta table",
+            ),
             (
                 "a time of files",
                 {"type": "Parquet", "path": "/a", "versionTime": "2026-11-01T00:00:00Z"},
-                "versionTime pins a Delta table",
+                "version and versionTime pin a Delta table",
             ),
             (
                 "two versions",
@@ -176,7 +180,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "a split of files",
                 {"type": "JSONLines", "path": "/a", "split": "train"},
-                "split needs type Hub",
+                "config, split and revision need type Hub",
             ),
         )
     },
@@ -195,6 +199,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 "prepare.output is the source itself",
             ),
             (
+                "an evaluation set of its own",
+                mixed(),
+                decontaminate({"path": "/mixed/csv"}),
+                "prepare.decontaminate.sources has the source itself, and would drop every example",
+            ),
+            (
                 "a data set of the Hub in executor pods",
                 mixed(type="Hub", path=None, dataset="org/name"),
                 {"spark": {"mode": "Kubernetes"}},
@@ -202,6 +212,18 @@ REFUSED: dict[str, tuple[Json, str]] = {
             ),
         )
     },
+    "an older version of the source as an evaluation set": (
+        job(
+            data={
+                "source": NAMED,
+                "prepare": {
+                    "output": "/y",
+                    **decontaminate({"path": None, "table": "support.chats", "version": 3}),
+                },
+            }
+        ),
+        "would drop every example",
+    ),
     "columns of duplicates that stay": (
         job(data=prepared(dedupe={"exact": False, "columns": ["a"]})),
         "dedupe.columns needs dedupe.exact",
@@ -282,7 +304,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 spark={"mode": "SparkApplication", "databricks": {"volume": "/Volumes/a/b/c"}},
             )
         ),
-        "databricks needs mode Databricks",
+        "and mode Databricks require each other",
     ),
     "executors in one pod": (
         job(data=prepared(spark={"executors": 2})),
@@ -318,6 +340,15 @@ ACCEPTED: dict[str, Json] = {
     ),
     "evaluation sets": job(
         data=prepared(**decontaminate({"version": 3, "columns": ["a"]}, ngram=5, minWords=5))
+    ),
+    "the test split of the source as an evaluation set": job(
+        data={
+            "source": {"type": "Hub", "dataset": "org/name"},
+            "prepare": {
+                "output": "/y",
+                **decontaminate({"type": "Hub", "path": None, "dataset": "org/name", "split": "test"}),
+            },
+        }
     ),
     "languages": job(data=prepared(languages=["en", "de"])),
     "redaction": job(data=prepared(redact=["Email", "Phone", "CardNumber", "Secret"])),

@@ -68,7 +68,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "checkpoints in a workspace without its login": (job(checkpoint={"uri": "/Volumes/a/b/c"}), NO_LOGIN),
     "no volume for Databricks": (
         job(data=prepared(spark={"mode": "Databricks"})),
-        "mode Databricks needs databricks, with the volume for the operator's wheel",
+        "databricks, which has the volume for the operator's wheel, and mode Databricks require each other",
     ),
     "a volume that is none": (
         databricks_run({"volume": "/tmp/work"}),
@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "Databricks beside another mode": (
         databricks_run(spark={"mode": "Local"}),
-        "databricks needs mode Databricks",
+        "databricks, which has the volume for the operator's wheel, and mode Databricks require each other",
     ),
     "a cluster without its type": (
         databricks_run({"compute": {"type": "Serverless", "existingCluster": {"clusterId": "a"}}}),

@@ -99,21 +99,21 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "an evaluation without a test split": (
         evaluated({}, data=prepared(splitRatios={"train": 0.9, "validation": 0.1, "test": 0})),
-        "set data.prepare.splitRatios.test above 0, or evaluation.split: Validation",
+        "the split to evaluate has no rows: set its share in data.prepare.splitRatios above 0",
     ),
     "an evaluation without a validation split": (
         evaluated(
             {"split": "Validation"}, data=prepared(splitRatios={"train": 0.9, "validation": 0, "test": 0.1})
         ),
-        "set data.prepare.splitRatios.validation above 0, or evaluation.split: Test",
+        "the split to evaluate has no rows: set its share in data.prepare.splitRatios above 0",
     ),
     "an evaluation without files of the test split": (
         evaluated({}, data={"splits": {"type": "Parquet", "train": "/x", "validation": "/y"}}),
-        "evaluation.split Test needs rows: set data.splits.test, or evaluation.split: Validation",
+        "the split to evaluate has no rows: set its folder in data.splits",
     ),
     "an evaluation without files of the validation split": (
         evaluated({"split": "Validation"}, data={"splits": {"type": "Parquet", "train": "/x", "test": "/y"}}),
-        "evaluation.split Validation needs rows: set data.splits.validation, or evaluation.split: Test",
+        "the split to evaluate has no rows: set its folder in data.splits",
     ),
     "a command for virtual tokens": (
         evaluated({"command": ["judge"]}, method={"type": "PromptTuning"}, training=NO_PACKS),
@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "name too long": (job("a" * 41), "metadata.name becomes part of host names: at most 40 characters"),
     "name with a dot": (job("a.b"), "metadata.name becomes part of host names"),
     "name that starts with a digit": (job("7b-sft"), "a letter first, no dots"),
-    "args without command": (job(trainer={"args": ["--fast"]}), "trainer.args needs trainer.command"),
+    "args without command": (job(trainer={"args": ["--fast"]}), "args, code and dependencies need command"),
     "revision of a path": (
         job(model={"base": "/models/base", "revision": "main"}),
         "revision applies to Hub models only",
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "code without command": (
         job(trainer={"code": {"configMapRef": {"name": "c"}}}),
-        "trainer.code needs trainer.command",
+        "args, code and dependencies need command",
     ),
     "code from two places": (
         job(trainer=code(volume="code", git={"url": "https://host/owner/code"})),
@@ -214,7 +214,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     },
     "dependencies of the built-in loop": (
         job(trainer={"dependencies": ["datasets>=3"]}),
-        "trainer.dependencies needs trainer.command: the built-in loop has what it needs",
+        "args, code and dependencies need command, such as [torchrun, my_train.py]",
     ),
     "a dependency twice": (
         job(trainer={"command": ["python"], "dependencies": ["trl", "trl"]}),

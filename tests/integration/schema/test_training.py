@@ -31,15 +31,15 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "lora without LoRA": (job(method={"lora": {"rank": 8}}), "lora needs type LoRA, QLoRA or DoRA"),
     "packing with virtual tokens": (
         job(method={"type": "PromptTuning"}),
-        "virtual tokens are lost under packing and activation checkpointing: set training.packing: false",
+        "virtual tokens are lost under packing, compiled layers and activation checkpointing: set training.packing: false",
     ),
     "activation checkpointing with virtual tokens": (
         job(method={"type": "PrefixTuning"}, training=NO_PACKS | {"activationCheckpointing": "Auto"}),
-        "virtual tokens are lost under packing and activation checkpointing",
+        "virtual tokens are lost under packing, compiled layers and activation checkpointing",
     ),
     "compiled layers with virtual tokens": (
         job(method={"type": "PrefixTuning"}, training=NO_PACKS | {"compile": True}),
-        "virtual tokens do not work with compiled layers: set training.compile: false",
+        "virtual tokens are lost under packing, compiled layers and activation checkpointing",
     ),
     "a prefix that starts from a text": (
         job(method={"type": "PrefixTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS),
@@ -221,9 +221,9 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "steps of no decay",
                 {"scheduler": "Linear", "decaySteps": 9},
-                "decaySteps needs scheduler: WSD",
+                "decaySteps and decayRatio need scheduler: WSD",
             ),
-            ("a share of no decay", {"decayRatio": 0.1}, "decayRatio needs scheduler: WSD"),
+            ("a share of no decay", {"decayRatio": 0.1}, "decaySteps and decayRatio need scheduler: WSD"),
             (
                 "shares above 1",
                 {"scheduler": "WSD", "warmupRatio": 0.6, "decayRatio": 0.5},
