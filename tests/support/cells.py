@@ -104,8 +104,8 @@ TABLE = [
 
 
 def let_through() -> set[tuple[str, str]]:
-    """The methods with the objectives that the schema and the trainer accept."""
-    from finetune_trainer.train.runtime.recipe import find_contradictions
+    """The methods with the objectives that the schema accepts."""
+    from finetune_trainer.pod import spec_rules
 
     combinations = set()
     for method, objective in product(get_args(MethodType), get_args(ObjectiveType)):
@@ -121,7 +121,7 @@ def let_through() -> set[tuple[str, str]]:
                 "data": {"columns": columns, "splits": {"type": "Delta", "path": "/data"}},
             }
         )
-        if not find_contradictions(recipe):
+        if not spec_rules.find_violations_of_recipe(recipe):
             combinations.add((method, objective))
     return combinations
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api
 
-from finetune_crds.contract import PodError, TerminationMessage
+from finetune_crds.contract import ENV_ATTEMPT, ENV_RECIPE, PodError, TerminationMessage
 from finetune_crds.recipe import Recipe
 from finetune_trainer.pod.exit_status import RecipeRefusedError, describe
 from finetune_trainer.train import launch
 from finetune_trainer.train.launch import Gang, find_first_failure
 from finetune_trainer.train.runtime import device
-from finetune_trainer.train.runtime.scratch import write_outcome
+from finetune_trainer.train.runtime.scratch import ENV_SCRATCH, write_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,6 +125,27 @@ def test_torchrun_never_starts_a_rank_again(
     launch._run_workers(Gang(2, 4, 1, "tiny-0.tiny", 29500), Recipe.model_validate(pod.recipe), tmp_path)
     (config,) = configs
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (2, 2, 4, 0)
+
+
+def test_a_recipe_that_is_started_by_hand_is_judged_and_that_of_a_pod_is_not(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The API server has accepted that of a pod, if by the rules of an earlier version."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(Recipe.model_validate(pod.but({"method.lora": {}}).recipe).to_yaml())
+    monkeypatch.setenv(ENV_RECIPE, str(path))
+    monkeypatch.setenv(ENV_SCRATCH, "")
+    for name in ("set_defaults", "_choose_device", "_run_workers"):
+        monkeypatch.setattr(launch, name, lambda *_: None)
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(RecipeRefusedError) as refused:
+            launch.launch()
+        monkeypatch.setenv(ENV_ATTEMPT, "1")
+        assert launch.launch() is None
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
+    assert refused.value.message == "method.lora: lora needs type LoRA, QLoRA or DoRA"
 
 
 VARIABLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {

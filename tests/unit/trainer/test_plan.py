@@ -278,6 +278,18 @@ def test_the_command_prints_a_plan(
     assert lines[4].startswith(f"all-gather: {2 * LAYERS + 3} a step, ")
 
 
+def test_a_recipe_that_the_api_server_would_refuse_is_not_planned(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config / "recipe.yaml"
+    path.write_text(recipe(config, earlyStopping={}).to_yaml(), encoding="utf-8")
+    monkeypatch.setenv("FINETUNE_RECIPE", str(path))
+    assert main(["--plan"]) == 64
+    assert (
+        "training.earlyStopping: earlyStopping needs evaluations during training" in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize("method", ["Full", "DoRA", "QLoRA"])
 def test_new_tokens_have_rows_in_a_plan(config: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both ends: all of them, or those that are trained and the frozen ones under them."""

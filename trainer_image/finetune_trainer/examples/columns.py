@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from finetune_crds.data import Data
-    from finetune_crds.objective import Objective
 
 Kind = Literal["text", "messages", "label", "other"]
 
@@ -104,28 +103,6 @@ def find_table_columns(data: Data) -> Columns:
     if data.prepare.prompt_template is not None or columns.text is not None:
         return Columns(type="Text")
     return Columns(type="PromptResponse")
-
-
-def find_misfits(data: Data, objective: Objective) -> list[str]:
-    """Return what is wrong about a recipe's columns by themselves and beside its objective, a sentence each."""
-    columns = data.columns
-    if columns is None:
-        return []
-    mistakes = [
-        f"objective {' or '.join(names)} and data.columns of type {kind} go together"
-        for kind, names in OBJECTIVES_OF_COLUMNS.items()
-        if (objective.type in names) != (columns.type == kind)
-    ]
-    if columns.message_weight is not None and columns.type != "Messages":
-        mistakes.append(
-            "data.columns.messageWeight needs type Messages: preferences are judged by whole answers"
-        )
-    elif columns.message_weight is not None and objective.loss_on == "All":
-        mistakes.append(
-            "data.columns.messageWeight says which answers the loss is on, and objective.lossOn All takes it on every token: "
-            "remove one of them"
-        )
-    return mistakes
 
 
 def missing_weights_error(column: str, field: str) -> DataError:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from finetune_crds.base import first_mistake
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.recipe import JobReference, Recipe, RecipeError
+from finetune_trainer.pod import spec_rules
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -28,6 +29,7 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
 
     Raises:
         RecipeError: the file cannot be read, holds neither, or is invalid.
+        RecipeRefusedError: the recipe violates rules of FineTuneJob.spec, which no API server has judged.
     """
     manifest = _load_job(path)
     loaded = Recipe.load(path) if manifest is None else _build_recipe(path, manifest)
@@ -42,9 +44,11 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
         raise RecipeError(f"{path} has no data.prepare.output: set a folder with --output")
     # The claims of the cluster are not available here.
     model = loaded.model.model_copy(update={"cache": None})
-    return loaded.model_copy(
+    recipe = loaded.model_copy(
         update={"model": model, "data": loaded.data.model_copy(update={"prepare": prepare})}
     )
+    spec_rules.check(recipe)
+    return recipe
 
 
 def _load_job(path: Path) -> dict[str, Any] | None:

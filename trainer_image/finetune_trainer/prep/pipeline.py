@@ -180,7 +180,7 @@ def _read_sources(spark: SparkSession, recipe: Recipe, request: Request, scratch
                 source.frame, recipe, request, request.source_name
             )
             conversations = reader.find_conversations(source.frame, example_columns.message_weight)
-            plan = build_plan(_with_columns(recipe, example_columns), conversations)
+            plan = build_plan(_complete(recipe, example_columns), conversations)
             reader.check(source.frame, plan, request.source_name)
         return Corpus(lambda: source.frame, example_columns, plan, [source])
     parts, read = [], []
@@ -195,7 +195,7 @@ def _read_sources(spark: SparkSession, recipe: Recipe, request: Request, scratch
         parts.append(mix.Part(part, source.frame, example_columns))
         read.append(source)
     parts, example_columns = mix.unify_columns(parts, request.templates)
-    plan = build_plan(_with_columns(recipe, example_columns), mix.find_conversations(parts, example_columns))
+    plan = build_plan(_complete(recipe, example_columns), mix.find_conversations(parts, example_columns))
     for checked, source in zip(parts, read, strict=True):
         with text_files.checking_on_failure(spark, source.texts):
             reader.check(checked.frame, plan, checked.source.address)
@@ -301,6 +301,20 @@ def _find_columns(frame: DataFrame, recipe: Recipe, request: Request, where: str
     )
     log(f"columns {columns.describe_columns(example_columns)}")
     return example_columns
+
+
+def _complete(recipe: Recipe, example_columns: Columns) -> Recipe:
+    """Return the recipe with the columns of an example.
+
+    Raises:
+        RecipeRefusedError: they were found in the data, and do not go with other fields.
+    """
+    complete_recipe = _with_columns(recipe, example_columns)
+    if recipe.data.columns is None:
+        from finetune_trainer.pod import spec_rules
+
+        spec_rules.check_columns(recipe, complete_recipe)
+    return complete_recipe
 
 
 def _with_columns(recipe: Recipe, example_columns: Columns) -> Recipe:

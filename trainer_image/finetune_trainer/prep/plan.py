@@ -1,14 +1,12 @@
-"""Validates the preparation of a recipe, and derives the columns of an example."""
+"""The preparation that a recipe requests, and the columns of an example."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from finetune_crds import tables
-from finetune_crds.data import PROMPTED_OR, Columns
 from finetune_trainer.examples import chat_messages
-from finetune_trainer.examples.columns import find_misfits, missing_weights_error
+from finetune_trainer.examples.columns import missing_weights_error
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.prep.expressions.jinja_template import JinjaTemplate
 from finetune_trainer.prep.expressions.template import Template
@@ -18,9 +16,10 @@ if TYPE_CHECKING:
 
     from finetune_crds.chat import Conversation
     from finetune_crds.cleaning import EvaluationSource
+    from finetune_crds.data import Columns
     from finetune_crds.prepare import Prepare
     from finetune_crds.recipe import Recipe
-    from finetune_crds.source import NamedSource, Source
+    from finetune_crds.source import Source
 
 MESSAGES, TOOLS = "messages", "tools"
 PROMPT, RESPONSE, CHOSEN, REJECTED = "prompt", "response", "chosen", "rejected"
@@ -127,16 +126,13 @@ def build_request(recipe: Recipe) -> Request:
     """Return the preparation that a recipe requests. The recipe may name no columns.
 
     Raises:
-        RecipeRefusedError: it requests nothing, requests what is not available, or contradicts itself.
+        RecipeRefusedError: it requests nothing, or a template cannot be parsed.
     """
     data = recipe.data
     if data.source is None or data.prepare is None:
         raise RecipeRefusedError(
             "a preparation requires data.source and data.prepare: without them, training starts directly"
         )
-    refusals = _list_refusals(recipe, data.source, data.prepare)
-    if refusals:
-        raise RecipeRefusedError("; ".join(refusals))
     columns = [column for template in _parse_templates(data.prepare).values() for column in template.columns]
     return Request(data.source, data.prepare, tuple(dict.fromkeys(columns)))
 
@@ -162,134 +158,9 @@ def build_plan(recipe: Recipe, conversations: Mapping[str, tuple[str, ...]] | No
     )
 
 
-def _list_refusals(recipe: Recipe, source: Source, prepare: Prepare) -> list[str]:
-    kind, ratios = recipe.data.columns.type if recipe.data.columns else None, prepare.split_ratios
-    parts = source.parts
-    mode, total = prepare.spark.mode, ratios.train + ratios.validation + ratios.test
-    table = (
-        (
-            (source.type == "Mix") != bool(source.sources),
-            "data.source requires sources for type Mix, and allows them for no other type",
-        ),
-        (
-            any(_is_misplaced(part) for part in parts if part.type != "Mix"),
-            "data.source needs dataset for type Hub, and exactly one of path and table for the others",
-        ),
-        (
-            any(
-                part.table and part.type not in ("Delta", "Parquet")
-                for part in [*parts, *_evaluation_sets(prepare)]
-            ),
-            "the table of a source needs type Delta or Parquet: use path for other files",
-        ),
-        *((True, sentence) for sentence in tables.misnamed(recipe.data)),
-        (
-            mode != "Local" and any(part.type == "Hub" for part in parts),
-            "data.source.type Hub needs data.prepare.spark.mode Local: the data set is downloaded into the prep pod, "
-            f"where mode {mode} cannot read it",
-        ),
-        (
-            prepare.dedupe.near is not None and not prepare.dedupe.exact,
-            "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first",
-        ),
-        (
-            prepare.dedupe.near is not None and prepare.dedupe.columns is not None,
-            "data.prepare.dedupe.near compares whole examples: remove dedupe.columns or dedupe.near",
-        ),
-        *((True, sentence) for sentence in find_misfits(recipe.data, recipe.objective)),
-        (
-            kind in ("Text", "Messages") and prepare.conversation is not None,
-            f"data.prepare.conversation needs data.columns of type {PROMPTED_OR}, and the examples are of type {kind}",
-        ),
-        (
-            kind in ("Text", "PromptResponse")
-            and prepare.on_template_error == "Drop"
-            and not _can_refuse(prepare),
-            f"{_NEEDS_TEMPLATE}; the examples are of type {kind}",
-        ),
-        (
-            kind in ("Preference", "Unpaired") and prepare.response_template is not None,
-            f"data.prepare.responseTemplate cannot be used with data.columns of type {kind}: promptTemplate renders "
-            "the prompt, and answers stay as they are",
-        ),
-        (
-            kind in ("Text", "Messages") and {prepare.min_prompt_chars, prepare.max_prompt_chars} != {None},
-            f"data.prepare.minPromptChars and maxPromptChars need data.columns of type {PROMPTED_OR}, and the examples are of "
-            f"type {kind}",
-        ),
-        (
-            kind == "Messages" and prepare.prompt_template is not None,
-            "data.prepare.promptTemplate cannot be used with data.columns of type Messages, which the model's chat "
-            "template renders: remove one",
-        ),
-        (
-            prepare.response_template is not None and prepare.prompt_template is None,
-            "data.prepare.responseTemplate requires data.prepare.promptTemplate",
-        ),
-        (
-            prepare.template_syntax == "Jinja" and prepare.prompt_template is None,
-            "data.prepare.templateSyntax Jinja needs promptTemplate",
-        ),
-        (
-            recipe.objective.loss_on in ("Answer", "LastAnswer")
-            and kind == "Text"
-            and prepare.response_template is None,
-            "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer",
-        ),
-        (
-            abs(total - 1) > 1e-4,
-            f"data.prepare.splitRatios adds up to {total:g}: train, validation and test must add up to 1",
-        ),
-        *_list_evaluation_refusals(source, prepare),
-        (
-            any(prepare.output == part.path for part in parts),
-            f"data.prepare.output {prepare.output} is the source itself: write to another folder",
-        ),
-    )
-    return [sentence for is_refused, sentence in table if is_refused]
-
-
-def _list_evaluation_refusals(source: Source, prepare: Prepare) -> list[tuple[bool, str]]:
-    decontaminate, field = prepare.decontaminate, "data.prepare.decontaminate"
-    sets = _evaluation_sets(prepare)
-    return [
-        (
-            decontaminate is not None and decontaminate.fewest_words > decontaminate.ngram,
-            f"{field}.minWords must not be above ngram: texts between the two are compared whole",
-        ),
-        (
-            any(_is_misplaced(evaluation_set) for evaluation_set in sets),
-            f"{field}.sources needs dataset for type Hub, and exactly one of path and table for the others",
-        ),
-        (
-            prepare.spark.mode != "Local" and any(evaluation_set.type == "Hub" for evaluation_set in sets),
-            f"{field}.sources of type Hub need data.prepare.spark.mode Local: a data set is downloaded into the prep pod",
-        ),
-        (
-            any(
-                evaluation_set.path == prepare.output
-                or _location(evaluation_set) in map(_location, source.parts)
-                for evaluation_set in sets
-            ),
-            f"{field}.sources has data.source or data.prepare.output: name an evaluation set",
-        ),
-    ]
-
-
 def _evaluation_sets(prepare: Prepare) -> list[EvaluationSource]:
     """Return the evaluation sets of a preparation."""
     return prepare.decontaminate.sources if prepare.decontaminate else []
-
-
-def _location(source: Source | NamedSource) -> tuple[str | None, ...]:
-    """Return what a source reads, regardless of its version."""
-    return source.path, source.table, source.dataset, source.config, source.split
-
-
-def _is_misplaced(source: Source | NamedSource) -> bool:
-    """Return whether a source has no location, or several."""
-    locations = [location for location in (source.path, source.table, source.dataset) if location is not None]
-    return len(locations) != 1 or (source.dataset is not None) != (source.type == "Hub")
 
 
 def _can_refuse(prepare: Prepare) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune_crds.contract import EXIT_PREEMPTED, PodError, TerminationMessage
+from finetune_crds.contract import ENV_ATTEMPT, EXIT_PREEMPTED, PodError, TerminationMessage
 from finetune_trainer.pod import exit_status
 from finetune_trainer.pod.exit_status import PodFailure, PreemptedError, TrainingError
 from finetune_trainer.train.runtime import scratch
@@ -55,6 +55,9 @@ class Gang:
 def launch() -> TerminationMessage | None:
     """Run the workers of this pod, and return the message of rank 0 if it ran in this pod.
 
+    A recipe that is started by hand, without FINETUNE_ATTEMPT of the operator, must meet the rules of FineTuneJob.spec. That of a pod does:
+    the API server has judged it.
+
     Raises:
         RecipeRefusedError: the recipe is wrong, or the pod does not have the GPUs that it needs.
         PodFailure: the outcome of the first rank that failed, or the rendezvous timed out.
@@ -62,6 +65,11 @@ def launch() -> TerminationMessage | None:
     # NB: PID 1 of a container ignores SIGTERM by default.
     signal.signal(signal.SIGTERM, _stop_before_workers)
     recipe = load_recipe()
+    if ENV_ATTEMPT not in os.environ:
+        # Nobody has judged this recipe. The import takes half a second, which a pod of the operator need not wait.
+        from finetune_trainer.pod import spec_rules
+
+        spec_rules.check(recipe)
     gang = Gang.of(os.environ, recipe)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder, on_sigterm(_end_in_rendezvous):
         os.environ[scratch.ENV_SCRATCH] = folder
@@ -125,7 +133,7 @@ def _run_workers(gang: Gang, recipe: Recipe, folder: Path) -> None:
         min_nodes=gang.nodes,
         max_nodes=gang.nodes,
         nproc_per_node=gang.processes,
-        run_id=f"{recipe.job.uid}-{os.environ.get('FINETUNE_ATTEMPT', '1')}",
+        run_id=f"{recipe.job.uid}-{os.environ.get(ENV_ATTEMPT, '1')}",
         role="trainer",
         rdzv_backend="static",
         rdzv_endpoint=f"{gang.address}:{gang.port}",

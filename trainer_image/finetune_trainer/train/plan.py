@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from finetune_trainer.models import download
 from finetune_trainer.models.cache import Cache
+from finetune_trainer.pod import spec_rules
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train import build, graphs
 from finetune_trainer.train.data import pack
@@ -121,10 +122,11 @@ def print_plan(*, config: Path | None, gpu_memory: float | None) -> None:
         gpu_memory: of a GPU, in GiB; None: by the recipe's distributed.gpu.product.
 
     Raises:
-        RecipeRefusedError: the recipe is wrong, or its step cannot be planned.
+        RecipeRefusedError: the recipe violates rules of FineTuneJob.spec, or its step cannot be planned.
     """
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
     recipe = load_recipe()
+    spec_rules.check(recipe)
     card = _choose_card(recipe, gpu_memory)
     with tempfile.TemporaryDirectory(prefix="finetune-") as folder:
         model = recipe.model

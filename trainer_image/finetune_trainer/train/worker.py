@@ -286,7 +286,7 @@ class Run:
             **lineage.build_source_tags(recipe, splits, eval_data, resumed_from),
             **lineage.build_preparation_tags(recipe),
             **device.tags(self.world.device),
-            contract.TAG_ATTEMPT: os.environ.get("FINETUNE_ATTEMPT", "1"),
+            contract.TAG_ATTEMPT: os.environ.get(contract.ENV_ATTEMPT, "1"),
         }
         self.tracker.describe(lineage.build_run_params(recipe, data, resumed_from), tags)
         self._log_datasets(data)

@@ -134,7 +134,7 @@ def _build_pod_template(draft: Draft, attempt: int) -> Json:
                 run_id=draft.status.run_id,
             ),
             *_command_env(trainer),
-            {"name": "FINETUNE_ATTEMPT", "value": str(attempt)},
+            {"name": contract.ENV_ATTEMPT, "value": str(attempt)},
             {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(_seconds_to_save(pods.template))},
         ],
         config_map=names.train_config_name(ftj.name),

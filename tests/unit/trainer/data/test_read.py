@@ -168,7 +168,7 @@ def test_what_is_found_must_fit_the_objective(pod: Pod, world: World, tmp_path: 
     )
     assert sentence({"lossOn": "Answer"}) == (
         "64 RecipeRefused: objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no "
-        "answer"
+        "answer; the data has columns of type Text"
     )
 
 

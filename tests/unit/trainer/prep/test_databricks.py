@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import runpy
 import tomllib
 import zipfile
@@ -214,10 +215,10 @@ def test_an_output_with_other_files_is_left_alone(
 
 
 def test_a_failure_is_in_the_report_and_in_the_error(tmp_path: Path) -> None:
-    failing_recipe = recipe(dedupe={"exact": False, "near": {}})
+    failing_recipe = recipe(promptTemplate="{question")
     (tmp_path / contract.RECIPE_FILE).write_text(failing_recipe.to_yaml())
-    sentence = "data.prepare.dedupe.near needs dedupe.exact: exact duplicates are removed first"
-    with pytest.raises(databricks.PreparationFailedError, match=f"RecipeRefused: {sentence}"):
+    sentence = "data.prepare.promptTemplate has an unmatched brace: write {column} for a column's value, and {{ and }} for braces"
+    with pytest.raises(databricks.PreparationFailedError, match=re.escape(f"RecipeRefused: {sentence}")):
         databricks.main(["--folder", str(tmp_path)])
     assert json.loads((tmp_path / contract.REPORT_FILE).read_text()) == {
         "exitCode": 64,
@@ -250,6 +251,7 @@ def test_the_wheel_is_its_sources(tmp_path: Path) -> None:
         if line.startswith("Requires-Dist")
     ]
     assert needs == [
+        "cel-python",
         "filelock",
         "google-re2",
         "huggingface-hub",

@@ -12,6 +12,7 @@ import yaml
 
 from finetune_crds.recipe import JobReference, RecipeError
 from finetune_crds.spark import Spark
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.prep import laptop
 from unit.trainer.prep.recipes import recipe as plain
 
@@ -85,6 +86,16 @@ def test_what_is_wrong_is_said(tmp_path: Path, parts: list[Any], sentence: str) 
     with pytest.raises(RecipeError) as refused:
         laptop.load_recipe(path)
     assert str(refused.value).startswith(sentence.replace("{file}", str(path)))
+
+
+def test_a_job_that_the_api_server_would_refuse_is_refused(tmp_path: Path) -> None:
+    path = file(tmp_path, job(output="/out", responseTemplate="{answer}"))
+    with pytest.raises(RecipeRefusedError) as refused:
+        laptop.load_recipe(path)
+    assert refused.value.message == "data.prepare.responseTemplate: responseTemplate needs promptTemplate"
+    # The folder of the option counts, and not that of the job.
+    with pytest.raises(RecipeRefusedError, match="is the source itself"):
+        laptop.load_recipe(file(tmp_path, job(output="/out")), output="/rows.jsonl")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

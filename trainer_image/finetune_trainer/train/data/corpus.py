@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from finetune_trainer.examples import answer_end, columns
-from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError, TrainingError
+from finetune_trainer.pod.exit_status import DataError, TrainingError
 from finetune_trainer.train.data import dataset, pack, read
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.feed import Examples
 from finetune_trainer.train.data.stored import StoredTokens
-from finetune_trainer.train.runtime.recipe import find_contradictions, row_tokens
+from finetune_trainer.train.runtime.recipe import row_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -163,11 +163,9 @@ def resolve_columns(recipe: Recipe, splits: Splits) -> Recipe:
     print(f"columns {columns.describe_columns(schema_columns)}", flush=True)
     data = recipe.data.model_copy(update={"columns": schema_columns, "prepare": None})
     complete = recipe.model_copy(update={"data": data})
-    # NB: the recipe may have what no manifest has, such as the parameters of an adapter that is trained further.
-    accepted = find_contradictions(recipe)
-    contradictions = [sentence for sentence in find_contradictions(complete) if sentence not in accepted]
-    if contradictions:
-        raise RecipeRefusedError("; ".join(contradictions))
+    from finetune_trainer.pod import spec_rules
+
+    spec_rules.check_columns(recipe, complete)
     return complete
 
 

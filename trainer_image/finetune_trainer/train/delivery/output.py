@@ -7,6 +7,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
+from finetune_crds.contract import ENV_ATTEMPT
 from finetune_trainer.models import base_reference
 from finetune_trainer.models.base_reference import Origin
 from finetune_trainer.models.output_folder import ModelFolder
@@ -24,7 +25,7 @@ def folder_of(recipe: Recipe) -> ModelFolder | None:
     """The folder of a job's model; None where the recipe names none."""
     if recipe.output is None:
         return None
-    return ModelFolder(recipe.output.uri, recipe.job, int(os.environ.get("FINETUNE_ATTEMPT", "1")))
+    return ModelFolder(recipe.output.uri, recipe.job, int(os.environ.get(ENV_ATTEMPT, "1")))
 
 
 def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Origin | None) -> None:

@@ -1,0 +1,677 @@
+"""The rules of the API on recipes: which a laptop refuses, and in which words."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from finetune_crds.base import VALIDATIONS, Json
+from finetune_crds.data import Columns
+from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.modelpromotion import ModelPromotion
+from finetune_crds.recipe import JobReference, Recipe
+from finetune_crds.reference import sample_files
+from finetune_crds.schema import Schema, crd
+from finetune_trainer.pod import spec_rules
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+from support.pods import Pod, tiny_recipe
+from unit.trainer.prep.recipes import recipe
+
+POD = Pod(Path("/pod"), tiny_recipe(Path("/models/base"), Path("/data/splits")))
+TEACHER = {"teacher": "/models/teacher"}
+PREFERENCES = {"type": "Preference", "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+UNPAIRED = {"type": "Unpaired"}
+# Columns of the source of a preparation.
+PREFERRED = {"type": "Preference", "prompt": "question", "chosen": "good", "rejected": "bad"}
+JUDGED = {"type": "Unpaired", "prompt": "question", "completion": "good", "label": "thumb"}
+TEXT = {"type": "Text", "text": "body"}
+CHAT = {"type": "Messages", "messages": "chat"}
+KINDS = (FineTuneJob, ModelPromotion)
+
+
+@cache
+def schema_of(kind: type[FineTuneJob | ModelPromotion]) -> Schema:
+    """The schema of a kind, with the fields of earlier versions."""
+    schema: Schema = crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def training_recipe(changes: Json) -> Recipe:
+    """The recipe of a training pod with some values changed, by dotted path."""
+    return Recipe.model_validate(POD.but(changes).recipe)
+
+
+ACCEPTED: list[dict[str, Any]] = [
+    {},
+    {"method.type": "LoRA", "method.export": "Merged", "method.lora": {"rank": 4}},
+    {"method.type": "DoRA", "method.export": "Merged", "method.lora": {"rank": 4}},
+    {"method.type": "QLoRA", "method.quantization": {"type": "FP4"}, "method.lora": {}},
+    {"method": {"type": "PrefixTuning", "softPrompt": {}}, "training.packing": False},
+    {"method": {"type": "PromptTuning", "softPrompt": {}}, "training.packing": False},
+    {"objective.type": "DPO", "data.columns": PREFERENCES},
+    {"method.type": "QLoRA", "objective.type": "DPO", "data.columns": PREFERENCES},
+    {"method.type": "QLoRA", "objective": {"type": "KTO", "kto": {"beta": 0.2}}, "data.columns": UNPAIRED},
+    {"objective": {"type": "ORPO", "orpo": {"weight": 0.2}}, "data.columns": PREFERENCES},
+    {
+        "objective": {"type": "SimPO", "simpo": {"beta": 2.5, "gamma": 1}},
+        "data.columns": PREFERENCES,
+        "training.neftuneAlpha": 5,
+    },
+    {"objective": {"type": "DPO", "dpo": {"loss": "IPO"}}, "data.columns": PREFERENCES},
+    {"method.type": "DoRA", "objective": {"type": "Distillation", "distillation": TEACHER}},
+    {"distributed.strategy": "HSDP", "training.compile": True},
+    {"training.select": "Best", "training.evalEverySteps": 2, "checkpoint": {"uri": "/checkpoints"}},
+    {"objective": {"type": "SFT", "labelSmoothing": 0.1}},
+    {"method.type": "PromptTuning", "training.packing": False, "training.neftuneAlpha": 0},
+    {"data.columns": {"type": "Messages", "messageWeight": "train"}, "objective.lossOn": "LastAnswer"},
+    {
+        "training.scheduler": "WSD",
+        "training.decaySteps": 10,
+        "training.warmupSteps": 2,
+        "training.maxSteps": 12,
+    },
+    {
+        "training.scheduler": "WSD",
+        "training.warmupSteps": None,
+        "training.decayRatio": 0.3,
+        "training.warmupRatio": 0.7,
+    },
+    {"training.scheduler": "WSD", "training.minLearningRate": 1e-06, "training.learningRate": 1e-05},
+    {"model.adapter": "Continue", "method": {"type": "DoRA"}},
+    {"method": {"type": "LoRA", "lora": {"init": "PiSSA"}}},
+    {"method": {"type": "LoRA", "lora": {"init": "PiSSA", "rank": 512}}},
+    {"method": {"type": "LoRA", "lora": {"rank": 1024}}},
+    {"model.newTokens": ["<a>"], "method": {"type": "Full"}},
+    {"model.newTokens": ["<a>"], "method": {"type": "QLoRA", "export": "Merged"}},
+    {"checkpoint": {"uri": "/c", "resumeFrom": {"type": "Uri", "uri": "/c/a"}}},
+    {"training.optimizer": {"type": "Muon", "momentum": 0.9}},
+    {"training.optimizer": {"type": "AdamW8bit", "weights": "BF16"}, "training.precision": "BF16"},
+]
+REFUSED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"method.lora": {}}, ["method.lora: lora needs type LoRA, QLoRA or DoRA"]),
+    (
+        {"method": {"type": "PromptTuning", "lora": {}}, "training.packing": False},
+        ["method.lora: lora needs type LoRA, QLoRA or DoRA"],
+    ),
+    (
+        {"method": {"type": "LoRA", "quantization": {}}},
+        ["method.quantization: quantization needs type QLoRA"],
+    ),
+    (
+        {"method": {"type": "LoRA", "softPrompt": {}}},
+        ["method.softPrompt: softPrompt needs type PrefixTuning or PromptTuning"],
+    ),
+    ({"method.export": "Merged"}, ["method.export: export: Merged needs type LoRA, QLoRA or DoRA"]),
+    (
+        {
+            "method.type": "PrefixTuning",
+            "objective.type": "DPO",
+            "data.columns": PREFERENCES,
+            "training.packing": False,
+        },
+        ["method.type: objectives DPO, KTO, ORPO, SimPO work with method Full, LoRA, QLoRA or DoRA"],
+    ),
+    (
+        {
+            "method.type": "PrefixTuning",
+            "objective.type": "KTO",
+            "data.columns": UNPAIRED,
+            "training.packing": False,
+        },
+        ["method.type: objectives DPO, KTO, ORPO, SimPO work with method Full, LoRA, QLoRA or DoRA"],
+    ),
+    (
+        {
+            "method.type": "PromptTuning",
+            "objective": {"type": "Distillation", "distillation": TEACHER},
+            "training.packing": False,
+        },
+        ["method.type: Distillation works with method Full, LoRA or DoRA"],
+    ),
+    (
+        {"method.type": "QLoRA", "objective": {"type": "Distillation", "distillation": TEACHER}},
+        ["method.type: Distillation works with method Full, LoRA or DoRA"],
+    ),
+    (
+        {
+            "method": {"type": "PrefixTuning", "softPrompt": {"initText": "Answer:"}},
+            "training.packing": False,
+        },
+        [
+            "method.softPrompt.initText: softPrompt.initText needs type PromptTuning: PrefixTuning starts from random values"
+        ],
+    ),
+    (
+        {"objective": {"type": "DPO", "lossOn": "All"}, "data.columns": PREFERENCES},
+        ["objective.lossOn: lossOn needs type SFT"],
+    ),
+    (
+        {
+            "objective": {"type": "DPO", "labelSmoothing": 0.1, "dpo": {"labelSmoothing": 0.1}},
+            "data.columns": PREFERENCES,
+        },
+        ["objective.labelSmoothing: labelSmoothing needs type SFT: for DPO set dpo.labelSmoothing"],
+    ),
+    ({"objective.dpo": {"beta": 0.2}}, ["objective.dpo: dpo needs type DPO"]),
+    ({"objective.kto": {"beta": 0.2}}, ["objective.kto: kto needs type KTO"]),
+    (
+        {"objective.orpo": {}, "objective.simpo": {}},
+        ["objective.orpo: orpo needs type ORPO", "objective.simpo: simpo needs type SimPO"],
+    ),
+    (
+        {
+            "objective": {"type": "DPO", "dpo": {"loss": "IPO", "labelSmoothing": 0.1}},
+            "data.columns": PREFERENCES,
+        },
+        ["objective.dpo.labelSmoothing: labelSmoothing needs loss: Sigmoid"],
+    ),
+    (
+        {
+            "method.type": "PrefixTuning",
+            "objective.type": "SimPO",
+            "data.columns": PREFERENCES,
+            "training.packing": False,
+        },
+        ["method.type: objectives DPO, KTO, ORPO, SimPO work with method Full, LoRA, QLoRA or DoRA"],
+    ),
+    (
+        {"method.type": "PromptTuning", "training.packing": False, "training.neftuneAlpha": 5},
+        [
+            "training.neftuneAlpha works with method Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get no noise"
+        ],
+    ),
+    (
+        {"method.type": "PrefixTuning"},
+        [
+            "virtual tokens are lost under packing, compiled layers and activation checkpointing: set training.packing: false, training.compile: false and training.activationCheckpointing: None"
+        ],
+    ),
+    (
+        {
+            "method.type": "PromptTuning",
+            "training.packing": False,
+            "training.activationCheckpointing": "Auto",
+        },
+        [
+            "virtual tokens are lost under packing, compiled layers and activation checkpointing: set training.packing: false, training.compile: false and training.activationCheckpointing: None"
+        ],
+    ),
+    (
+        {"method.type": "PromptTuning", "training.packing": False, "training.compile": True},
+        [
+            "virtual tokens are lost under packing, compiled layers and activation checkpointing: set training.packing: false, training.compile: false and training.activationCheckpointing: None"
+        ],
+    ),
+    (
+        {"objective.type": "Distillation"},
+        ["objective: distillation and type Distillation require each other"],
+    ),
+    (
+        {"objective.distillation": TEACHER},
+        ["objective: distillation and type Distillation require each other"],
+    ),
+    (
+        {"objective.type": "DPO"},
+        ["data.columns.type: objective DPO, ORPO or SimPO needs data.columns of type Preference"],
+    ),
+    (
+        {"data.columns": PREFERENCES},
+        [
+            "data.columns.type: data.columns of type Preference needs objective.type DPO, ORPO or SimPO: for SFT and Distillation use Text, Messages or PromptResponse"
+        ],
+    ),
+    (
+        {"objective.type": "ORPO"},
+        ["data.columns.type: objective DPO, ORPO or SimPO needs data.columns of type Preference"],
+    ),
+    (
+        {"objective.type": "ORPO", "data.columns": UNPAIRED},
+        [
+            "data.columns.type: objective DPO, ORPO or SimPO needs data.columns of type Preference",
+            "data.columns.type: data.columns of type Unpaired needs objective.type KTO: for SFT and Distillation use Text, Messages or PromptResponse",
+        ],
+    ),
+    ({"objective.type": "KTO"}, ["data.columns.type: objective KTO needs data.columns of type Unpaired"]),
+    (
+        {"objective.type": "DPO", "data.columns": UNPAIRED},
+        [
+            "data.columns.type: objective DPO, ORPO or SimPO needs data.columns of type Preference",
+            "data.columns.type: data.columns of type Unpaired needs objective.type KTO: for SFT and Distillation use Text, Messages or PromptResponse",
+        ],
+    ),
+    (
+        {"data.columns": {"type": "Text"}, "objective.lossOn": "Answer"},
+        [
+            "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer"
+        ],
+    ),
+    (
+        {"data.columns": {"type": "Text", "messageWeight": "train"}},
+        [
+            "data.columns.messageWeight: messageWeight needs type Messages: preferences are judged by whole answers"
+        ],
+    ),
+    (
+        {"data.columns": {"type": "Messages", "messageWeight": "train"}, "objective.lossOn": "All"},
+        [
+            "objective.lossOn: data.columns.messageWeight says which answers the loss is on, and objective.lossOn All takes it on every token: remove one of them"
+        ],
+    ),
+    ({"training.epochs": 1, "training.maxSteps": 2}, ["training.maxSteps: set epochs or maxSteps, not both"]),
+    (
+        {"training.warmupSteps": 1, "training.warmupRatio": 0.1},
+        ["training.warmupRatio: set warmupSteps or warmupRatio, not both"],
+    ),
+    (
+        {"training.scheduler": "WSD", "training.decaySteps": 2, "training.decayRatio": 0.1},
+        ["training.decayRatio: set decaySteps or decayRatio, not both"],
+    ),
+    ({"training.decaySteps": 2}, ["training.scheduler: decaySteps and decayRatio need scheduler: WSD"]),
+    ({"training.decayRatio": 0.1}, ["training.scheduler: decaySteps and decayRatio need scheduler: WSD"]),
+    (
+        {
+            "training.scheduler": "WSD",
+            "training.warmupSteps": None,
+            "training.decayRatio": 0.4,
+            "training.warmupRatio": 0.7,
+        },
+        ["training.decayRatio: warmupRatio and decayRatio together are above 1: lower one of them"],
+    ),
+    (
+        {
+            "training.scheduler": "WSD",
+            "training.decaySteps": 10,
+            "training.warmupSteps": 3,
+            "training.maxSteps": 12,
+        },
+        [
+            "training.decaySteps: the warm-up and the decay are longer than maxSteps: lower decaySteps or warmupSteps"
+        ],
+    ),
+    (
+        {"training.minLearningRate": 1e-06, "training.scheduler": "Constant"},
+        [
+            "training.minLearningRate: minLearningRate needs a learning rate that decreases: set scheduler to Linear, Cosine or WSD"
+        ],
+    ),
+    (
+        {"training.scheduler": "WSD", "training.minLearningRate": 1e-05, "training.learningRate": 1e-05},
+        ["training.minLearningRate: minLearningRate must be below learningRate: lower it"],
+    ),
+    (
+        {"training.earlyStopping": {}},
+        [
+            "training.earlyStopping: earlyStopping needs evaluations during training: set training.evalEverySteps"
+        ],
+    ),
+    (
+        {"training.select": "Best"},
+        ["training.select: select: Best needs evaluations during training: set training.evalEverySteps"],
+    ),
+    (
+        {"model.adapter": "Continue", "method": {"type": "Full"}},
+        ["model.adapter: Continue needs method LoRA, QLoRA or DoRA"],
+    ),
+    (
+        {"model.adapter": "Continue", "method": {"type": "LoRA", "lora": {"rank": 8}}},
+        [
+            "method.lora: model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora"
+        ],
+    ),
+    (
+        {"model.adapter": "Continue", "method": {"type": "LoRA", "lora": {"init": "PiSSA"}}},
+        [
+            "method.lora: model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora"
+        ],
+    ),
+    (
+        {"method": {"type": "LoRA", "lora": {"targetModules": ["q_proj"], "modulesToSave": ["q_proj"]}}},
+        [
+            "method.lora.modulesToSave: a layer of modulesToSave is trained whole and has no adapter: remove it from targetModules"
+        ],
+    ),
+    (
+        {"method": {"type": "QLoRA", "lora": {"init": "PiSSA"}}},
+        [
+            "method.lora.init: lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of"
+        ],
+    ),
+    (
+        {"method": {"type": "DoRA", "lora": {"init": "PiSSA"}}},
+        [
+            "method.lora.init: lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of"
+        ],
+    ),
+    (
+        {"method": {"type": "LoRA", "lora": {"init": "PiSSA", "rank": 513}}},
+        [
+            "method.lora.rank: rank is at most 512 with init: PiSSA, whose registered adapter has twice the rank: lower it"
+        ],
+    ),
+    (
+        {"model.newTokens": ["<a>"], "model.adapter": "Continue", "method": {"type": "LoRA"}},
+        [
+            "model.newTokens with an adapter needs method.export: Merged, since the base has no rows for them",
+            "model.newTokens: adapter: Continue keeps the vocabulary that the adapter was trained with: remove newTokens, or set adapter: Merge",
+        ],
+    ),
+    (
+        {"model.newTokens": ["<a>"], "method": {"type": "PromptTuning"}, "training.packing": False},
+        ["model.newTokens works with method Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding"],
+    ),
+    (
+        {
+            "model.newTokens": ["<a>"],
+            "objective": {"type": "Distillation", "distillation": {"teacher": "/t"}},
+        },
+        ["model.newTokens does not work with objective Distillation, whose teacher has no rows for them"],
+    ),
+    (
+        {
+            "training.optimizer": {"type": "Muon", "weights": "BF16"},
+            "method": {"type": "LoRA"},
+            "training.precision": "FP16",
+        },
+        [
+            "training.optimizer.type: optimizer.type: Muon needs method Full: set AdamW or AdamW8bit",
+            "training.optimizer.weights: optimizer.weights: BF16 needs method Full: adapters are small, and the base under them is not kept in fp32",
+            "training.optimizer.weights: optimizer.weights: BF16 needs precision: BF16",
+            "training.optimizer.weights: weights: BF16 needs type AdamW or AdamW8bit",
+        ],
+    ),
+    (
+        {"training.optimizer": {"type": "AdamW8bit", "momentum": 0.9}},
+        ["training.optimizer.momentum: momentum needs type Muon"],
+    ),
+    (
+        {"method.export": "Merged", "training.earlyStopping": {}},
+        [
+            "method.export: export: Merged needs type LoRA, QLoRA or DoRA",
+            "training.earlyStopping: earlyStopping needs evaluations during training: set training.evalEverySteps",
+        ],
+    ),
+]
+PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "Hub without a data set": (
+        {"source": {"type": "Hub"}},
+        [
+            "data.source: set dataset for type Hub, sources for type Mix, and exactly one of path and table for the others"
+        ],
+    ),
+    "Hub in executor pods": (
+        {"source": {"type": "Hub", "dataset": "org/set"}, "spark": {"mode": "Kubernetes"}},
+        [
+            "data.prepare.spark: source.type Hub needs prepare.spark.mode Local: the data set is downloaded into the prep pod"
+        ],
+    ),
+    "path and table": (
+        {"source": {"type": "Delta", "path": "/corpus", "table": "a.b"}},
+        [
+            "data.source: set dataset for type Hub, sources for type Mix, and exactly one of path and table for the others"
+        ],
+    ),
+    "a mix without sources": (
+        {"source": {"type": "Mix"}},
+        [
+            "data.source: set dataset for type Hub, sources for type Mix, and exactly one of path and table for the others"
+        ],
+    ),
+    "output over a source of a mix": (
+        {
+            "source": {"type": "Mix", "sources": [{"name": "a", "type": "CSV", "path": "/corpus"}]},
+            "output": "/corpus",
+        },
+        ["data.prepare.output: prepare.output is the source itself: write to another folder"],
+    ),
+    "near dedupe": (
+        {"dedupe": {"exact": False, "near": {}}},
+        ["data.prepare.dedupe.near: dedupe.near needs dedupe.exact: exact duplicates are removed first"],
+    ),
+    "a template of both answers": (
+        {"columns": PREFERRED, "promptTemplate": "{question}", "responseTemplate": "{good}"},
+        [
+            "data.prepare.responseTemplate: prepare.responseTemplate cannot be used with columns of type Preference or Unpaired: promptTemplate renders the prompt, and answers stay as they are"
+        ],
+    ),
+    "a template of judged answers": (
+        {"columns": JUDGED, "promptTemplate": "{question}", "responseTemplate": "{good}"},
+        [
+            "data.prepare.responseTemplate: prepare.responseTemplate cannot be used with columns of type Preference or Unpaired: promptTemplate renders the prompt, and answers stay as they are"
+        ],
+    ),
+    "template over messages": (
+        {"columns": CHAT, "promptTemplate": "{chat}"},
+        [
+            "data.prepare.promptTemplate: prepare.promptTemplate cannot be used with columns of type Messages, which the model's chat template renders: remove one"
+        ],
+    ),
+    "the prompt of a text": (
+        {"columns": TEXT, "maxPromptChars": 9},
+        [
+            "data.prepare: prepare.minPromptChars and maxPromptChars need columns of type PromptResponse, Preference or Unpaired"
+        ],
+    ),
+    "turns of a text": (
+        {"columns": TEXT, "conversation": {}},
+        [
+            "data.prepare.conversation: prepare.conversation needs columns of type PromptResponse, Preference or Unpaired"
+        ],
+    ),
+    "texts that no chat template renders": (
+        {"columns": TEXT, "onTemplateError": "Drop"},
+        [
+            "data.prepare.onTemplateError: prepare.onTemplateError needs what a template can refuse: columns of type Messages, Preference or Unpaired, prepare.conversation, or prepare.templateSyntax Jinja"
+        ],
+    ),
+    "Jinja without a template": (
+        {"templateSyntax": "Jinja"},
+        ["data.prepare.templateSyntax: templateSyntax Jinja needs promptTemplate"],
+    ),
+    "an evaluation set that is a source of the mix": (
+        {
+            "source": {"type": "Mix", "sources": [{"name": "a", "type": "Delta", "table": "m.s.t"}]},
+            "decontaminate": {"sources": [{"name": "b", "type": "Delta", "table": "m.s.t", "version": 3}]},
+        },
+        [
+            "data.prepare.decontaminate: prepare.decontaminate.sources has the source itself, and would drop every example: name an evaluation set"
+        ],
+    ),
+    "response template alone": (
+        {"responseTemplate": "{answer}"},
+        ["data.prepare.responseTemplate: responseTemplate needs promptTemplate"],
+    ),
+    "the answer of a text": (
+        {"columns": TEXT, "objective": {"lossOn": "Answer"}},
+        [
+            "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer"
+        ],
+    ),
+    "split": (
+        {"splitRatios": {"train": 0.9, "validation": 0.2, "test": 0.0}},
+        [
+            "data.prepare.splitRatios: train, validation and test must add up to 1 (defaults: 0.9, 0.05 and 0.05)"
+        ],
+    ),
+    "output over the source": (
+        {"output": "/corpus"},
+        ["data.prepare.output: prepare.output is the source itself: write to another folder"],
+    ),
+    "an evaluation set that is the source, and a run that is shorter than short texts": (
+        {
+            "decontaminate": {
+                "sources": [{"name": "a", "type": "Parquet", "path": "/corpus"}],
+                "ngram": 6,
+                "minWords": 7,
+            }
+        },
+        [
+            "data.prepare.decontaminate: prepare.decontaminate.sources has the source itself, and would drop every example: name an evaluation set",
+            "data.prepare.decontaminate.minWords: minWords must not be above ngram (default: 13): texts between the two are compared whole",
+        ],
+    ),
+    "evaluation sets of the Hub in executor pods, and nowhere": (
+        {
+            "decontaminate": {
+                "sources": [{"name": "a", "type": "Hub", "dataset": "o/n"}, {"name": "b", "type": "CSV"}]
+            },
+            "spark": {"mode": "Kubernetes"},
+        },
+        [
+            "data.prepare.decontaminate: decontaminate.sources of type Hub need spark.mode Local: a data set is downloaded into the prep pod",
+            "data.prepare.decontaminate.sources[1]: set dataset for type Hub, and exactly one of path and table for the others",
+        ],
+    ),
+    "two at once": (
+        {"responseTemplate": "{answer}", "dedupe": {"exact": False, "near": {}}},
+        [
+            "data.prepare.responseTemplate: responseTemplate needs promptTemplate",
+            "data.prepare.dedupe.near: dedupe.near needs dedupe.exact: exact duplicates are removed first",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("changes", ACCEPTED)
+def test_a_recipe_that_meets_the_rules_is_accepted(changes: Json) -> None:
+    assert spec_rules.find_violations_of_recipe(training_recipe(changes)) == []
+
+
+@pytest.mark.parametrize(("changes", "sentences"), REFUSED)
+def test_a_training_recipe_is_refused_in_the_words_of_the_rules(changes: Json, sentences: list[str]) -> None:
+    assert spec_rules.find_violations_of_recipe(training_recipe(changes)) == sentences
+
+
+@pytest.mark.parametrize(("changes", "sentences"), PREPARATIONS.values(), ids=PREPARATIONS)
+def test_a_preparation_is_refused_in_the_words_of_the_rules(changes: Json, sentences: list[str]) -> None:
+    with pytest.raises(RecipeRefusedError) as refused:
+        spec_rules.check(recipe(**changes))
+    assert refused.value.message == "; ".join(sentences)
+
+
+FOUND: dict[str, tuple[Json, Columns, str | None]] = {
+    "a text, whose answer nobody knows": (
+        {"objective": {"lossOn": "Answer"}},
+        Columns(type="Text"),
+        "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has "
+        "no answer; the data has columns of type Text",
+    ),
+    "turns of a text": (
+        {"conversation": {}},
+        Columns(type="Text"),
+        "data.prepare.conversation: prepare.conversation needs columns of type PromptResponse, Preference or Unpaired; the data has "
+        "columns of type Text",
+    ),
+    "turns of a pair": ({"conversation": {}}, Columns(type="PromptResponse"), None),
+    # The API server accepted the job, if by rules of another version.
+    "what was wrong before": ({"splitRatios": {"train": 0.5}}, Columns(type="Text"), None),
+}
+
+
+@pytest.mark.parametrize(("changes", "columns", "message"), FOUND.values(), ids=FOUND)
+def test_of_columns_that_were_found_only_what_they_violate_counts(
+    changes: Json, columns: Columns, message: str | None
+) -> None:
+    job_recipe = recipe(columns=None, **changes)
+    data = job_recipe.data.model_copy(update={"columns": columns})
+    complete_recipe = job_recipe.model_copy(update={"data": data})
+    if message is None:
+        spec_rules.check_columns(job_recipe, complete_recipe)
+        return
+    with pytest.raises(RecipeRefusedError) as refused:
+        spec_rules.check_columns(job_recipe, complete_recipe)
+    assert refused.value.message == message
+
+
+def test_what_the_operator_adds_to_the_recipe_of_a_job_violates_nothing() -> None:
+    """The splits of a preparation, and defaults that the schema does not have, such as those of an evaluation."""
+    job_recipe = recipe(columns=UNPAIRED).model_dump(mode="json", by_alias=True) | {
+        "register": {"model": "tuned"},
+        "evaluation": {"command": ["judge"]},
+    }
+    job_recipe["data"]["splits"] = {"type": "Delta", "path": "/out", "version": 3}
+    written = yaml.safe_load(Recipe.model_validate(job_recipe).to_yaml())
+    assert written["evaluation"]["baseModel"] is True
+    assert spec_rules.find_violations_of_recipe(Recipe.model_validate(written)) == []
+
+
+def job_samples() -> list[tuple[str, Json]]:
+    """The FineTuneJobs of the samples, with their files."""
+    return [
+        (sample.name, body)
+        for sample in sample_files()
+        for body in yaml.safe_load_all(sample.read_text(encoding="utf-8"))
+        if body["kind"] == FineTuneJob.KIND
+    ]
+
+
+@pytest.mark.parametrize(("sample", "body"), job_samples(), ids=[name for name, _ in job_samples()])
+def test_samples_meet_the_rules_and_so_do_their_recipes(sample: str, body: Json) -> None:
+    schema = schema_of(FineTuneJob)
+    assert [*spec_rules.find_violations(schema, spec_rules.set_defaults(schema, body))] == []
+    spec = FineTuneJob.model_validate(body).spec
+    if spec.model and spec.data:
+        reference = JobReference(name=sample, namespace="team", uid="1")
+        assert spec_rules.find_violations_of_recipe(Recipe.of(reference, spec)) == []
+
+
+def rules_of(schema: Schema) -> list[Schema]:
+    """The rules of a schema and of all that is below it."""
+    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    below = (rule for part in inner if isinstance(part, dict) for rule in rules_of(part))
+    return [*schema.get(VALIDATIONS, []), *below]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_rule_compiles(kind: type[FineTuneJob | ModelPromotion]) -> None:
+    expressions = [
+        rule[name]
+        for rule in rules_of(schema_of(kind))
+        for name in ("rule", "messageExpression")
+        if name in rule
+    ]
+    for expression in expressions:
+        spec_rules.compile_rule(expression)
+    assert len(expressions) > 30
+
+
+def test_rules_of_changes_are_left_out_and_those_of_creation_are_not() -> None:
+    schema = {
+        VALIDATIONS: [
+            {"rule": "self == oldSelf", "message": "it cannot change"},
+            {
+                "rule": "oldSelf.hasValue() || (self > 1)",
+                "message": "it is too small",
+                "optionalOldSelf": True,
+            },
+        ]
+    }
+    assert [[*spec_rules.find_violations(schema, value, ".size")] for value in (1, 2)] == [
+        ["size: it is too small"],
+        [],
+    ]
+
+
+def test_values_have_the_types_and_the_defaults_of_their_schema() -> None:
+    schema = {
+        "properties": {
+            "share": {
+                "type": "number",
+                VALIDATIONS: [{"rule": "self > 0.5", "message": "it is below a half"}],
+            },
+            "names": {
+                "items": {
+                    VALIDATIONS: [
+                        {"rule": "self != 'a'", "message": "", "messageExpression": "'not ' + self"}
+                    ]
+                }
+            },
+            "part": {"default": {}, "properties": {"inner": {"default": 3}}},
+        }
+    }
+    completed = spec_rules.set_defaults(schema, {"share": 1, "names": ["b", "a"]})
+    assert completed == {"share": 1, "names": ["b", "a"], "part": {"inner": 3}}
+    assert [*spec_rules.find_violations(schema, completed)] == ["names[1]: not a"]

@@ -1,0 +1,191 @@
+"""The rules of the API, evaluated on recipes that no API server has judged: those of a laptop, and of columns that were found.
+
+The rules are the CEL expressions of the CustomResourceDefinition, so that each is written once. A pod of the operator does not judge its
+recipe again: a newer image may have rules that the job, which the API server accepted before, does not meet.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import celpy
+from celpy import celtypes
+from celpy.adapter import json_to_cel
+
+from finetune_crds.base import VALIDATIONS, Json
+from finetune_crds.finetunejob import FineTuneJob
+from finetune_crds.schema import Schema, crd
+from finetune_trainer.pod.exit_status import RecipeRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from finetune_crds.recipe import Recipe
+
+_NOT_IN_SPEC = {"kind", "job", "prepared", "parameters"}
+_OLD_SELF = "oldSelf"
+
+
+def check(recipe: Recipe) -> None:
+    """Check the rules of FineTuneJob.spec on a recipe.
+
+    Raises:
+        RecipeRefusedError: some are violated; the message has their sentences, with the fields.
+    """
+    violations = find_violations_of_recipe(recipe)
+    if violations:
+        raise RecipeRefusedError("; ".join(violations))
+
+
+def check_columns(recipe: Recipe, complete_recipe: Recipe) -> None:
+    """Check a recipe whose columns were found in the data: only what these columns violate counts.
+
+    Args:
+        recipe: the recipe, which names no columns.
+        complete_recipe: the same with the columns.
+
+    Raises:
+        RecipeRefusedError: the columns do not go with other fields.
+    """
+    accepted = find_violations_of_recipe(recipe)
+    violations = [
+        sentence for sentence in find_violations_of_recipe(complete_recipe) if sentence not in accepted
+    ]
+    columns = complete_recipe.data.columns
+    if violations and columns is not None:
+        raise RecipeRefusedError(f"{'; '.join(violations)}; the data has columns of type {columns.type}")
+
+
+def find_violations_of_recipe(recipe: Recipe) -> list[str]:
+    """Return the sentences of the rules that a recipe violates, each after the field that is at fault."""
+    schema = _load_spec_schema()
+    return [*find_violations(schema, set_defaults(schema, _build_spec(recipe, schema)))]
+
+
+def find_violations(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
+    """Yield the sentences of the rules of a schema that a new object violates, in the words of the API server.
+
+    The field stands before a sentence that does not begin with it.
+
+    Args:
+        schema: of a CustomResourceDefinition, or a part of one.
+        value: the object as JSON, with its defaults.
+        path: where the object is, such as `.spec`.
+    """
+    yield from _find_violations(schema, _convert(schema, value), path)
+
+
+def set_defaults(schema: Schema, value: Any) -> Any:
+    """Return an object with the defaults of its schema, as the API server completes it."""
+    if isinstance(value, dict):
+        fields: Schema = schema.get("properties", {})
+        defaults = {
+            name: copy.deepcopy(field["default"])
+            for name, field in fields.items()
+            if name not in value and "default" in field
+        }
+        return {
+            name: set_defaults(fields.get(name) or {}, part) for name, part in {**value, **defaults}.items()
+        }
+    if isinstance(value, list):
+        return [set_defaults(schema.get("items") or {}, item) for item in value]
+    return value
+
+
+def _build_spec(recipe: Recipe, schema: Schema) -> Json:
+    """Return the spec whose recipe this is, with the fields that differ from their defaults."""
+    spec: Json = recipe.model_dump(
+        mode="json", by_alias=True, exclude_none=True, exclude_defaults=True, exclude=_NOT_IN_SPEC
+    )
+    if recipe.data.source is not None:
+        # The operator adds the splits that the job prepared.
+        spec["data"].pop("splits", None)
+    # Its default in the API is that of the method, which the operator sets.
+    spec["training"] = {**spec.get("training", {}), "learningRate": recipe.training.learning_rate}
+    without_empty: Json = _drop_empty(schema, spec)
+    return without_empty
+
+
+def _drop_empty(schema: Schema, value: Any) -> Any:
+    """Return a value without empty lists and maps, which the API server does not fill in. An object without fields is not empty."""
+    if isinstance(value, list):
+        return [_drop_empty(schema.get("items") or {}, item) for item in value]
+    if not isinstance(value, dict) or "properties" not in schema:
+        return value
+    fields: Schema = schema["properties"]
+    return {
+        name: _drop_empty(fields.get(name) or {}, part)
+        for name, part in value.items()
+        if part != [] and (part != {} or "properties" in (fields.get(name) or {}))
+    }
+
+
+def _find_violations(schema: Schema, value: Any, path: str) -> Iterator[str]:
+    for rule in schema.get(VALIDATIONS, ()):
+        if _is_transition(rule) or _evaluate(rule["rule"], value):
+            continue
+        field = f"{path}{rule.get('fieldPath', '')}".lstrip(".")
+        has_expression = "messageExpression" in rule
+        message = str(_evaluate(rule["messageExpression"], value) if has_expression else rule["message"])
+        yield message if message.startswith(field) else f"{field}: {message}"
+    if isinstance(value, celtypes.MapType):
+        fields: Schema = schema.get("properties", {})
+        inner = schema.get("additionalProperties")
+        for key, part in value.items():
+            name = str(key)
+            field_schema = fields.get(name, inner if isinstance(inner, dict) else {})
+            yield from _find_violations(field_schema, part, f"{path}.{name}")
+    elif isinstance(value, celtypes.ListType):
+        for number, item in enumerate(value):
+            yield from _find_violations(schema.get("items") or {}, item, f"{path}[{number}]")
+
+
+def _is_transition(rule: Schema) -> bool:
+    """Whether a rule compares an object with the one that it replaces."""
+    return _OLD_SELF in rule["rule"] and not rule.get("optionalOldSelf", False)
+
+
+def _convert(schema: Schema, value: Any) -> Any:
+    """Return a JSON value with the types of CEL: a number of the schema is a double, also where it is written without digits."""
+    if isinstance(value, dict):
+        fields: Schema = schema.get("properties", {})
+        inner = schema.get("additionalProperties")
+        return celtypes.MapType(
+            {
+                celtypes.StringType(name): _convert(
+                    fields.get(name, inner if isinstance(inner, dict) else {}), part
+                )
+                for name, part in value.items()
+            }
+        )
+    if isinstance(value, list):
+        return celtypes.ListType([_convert(schema.get("items") or {}, item) for item in value])
+    return json_to_cel(float(value) if schema.get("type") == "number" else value)
+
+
+def _evaluate(expression: str, value: Any) -> Any:
+    # NB: an object that is new has no oldSelf, so `hasValue` is false whatever it is called on.
+    return compile_rule(expression).evaluate({"self": value, _OLD_SELF: celtypes.BoolType(False)})
+
+
+@cache
+def compile_rule(expression: str) -> celpy.Runner:
+    """Compile a CEL expression.
+
+    Raises:
+        CELParseError: the library cannot read it.
+    """
+    environment = celpy.Environment()
+    return environment.program(
+        environment.compile(expression), functions={"hasValue": lambda _old: celtypes.BoolType(False)}
+    )
+
+
+@cache
+def _load_spec_schema() -> Schema:
+    """Return the schema of FineTuneJob.spec, without fields of earlier versions, which a recipe cannot have."""
+    version = crd(FineTuneJob, documented=True)["spec"]["versions"][0]
+    schema: Schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return schema
