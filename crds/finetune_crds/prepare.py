@@ -112,7 +112,8 @@ _ON_DATABRICKS = (
         ".output",
     ),
     _on_databricks(
-        "!has(self.filter) || !has(self.spark.databricks) || self.spark.databricks.compute.type != 'Serverless'",
+        "!has(self.filter) || !has(self.spark.databricks) || (has(self.spark.databricks.compute) && "
+        "self.spark.databricks.compute.type != 'Serverless')",
         "filter needs a cluster with spark.mode Databricks: serverless compute has no parser to check it with",
         ".filter",
     ),

@@ -44,7 +44,7 @@ class Spark(ApiModel):
             ),
             (
                 "self.mode != 'Databricks' || !has(self.conf) || size(self.conf) == 0 || !has(self.databricks) || "
-                "self.databricks.compute.type == 'NewCluster'",
+                "(has(self.databricks.compute) && self.databricks.compute.type == 'NewCluster')",
                 "conf needs databricks.compute of type NewCluster: other compute has its settings already",
                 ".conf",
             ),
