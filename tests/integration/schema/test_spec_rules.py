@@ -44,8 +44,8 @@ SCHEMAS: dict[str, Schema] = {
     kind.KIND: crd(kind)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for kind in (FineTuneJob, ModelPromotion)
 }
-# What the API server writes before the sentence of a rule: the value, or its type.
-_VALUE = re.compile(r'Invalid value: (?:"(?:[^"\\]|\\.)*"|\{.*\}|\[.*\]|[^ ]+): ', re.DOTALL)
+# What the API server writes before the sentence of a rule: some of its versions quote the type of the value, or the value.
+_VALUE = re.compile(r'Invalid value: (?:"(?:[^"\\]|\\.)*": )?')
 # The path of the object itself.
 _ROOT = "<nil>"
 

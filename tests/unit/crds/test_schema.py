@@ -114,8 +114,8 @@ def test_every_field_is_described() -> None:
 def test_every_default_of_a_value_is_said_in_its_description() -> None:
     def hidden(node: Json) -> bool:
         default, description = node.get("default"), node.get("description", "")
-        said = "Default:" in description or description == "As in the spec."
-        return default is not None and not isinstance(default, dict) and not said
+        is_described = "Default:" in description or description == "As in the spec."
+        return default is not None and not isinstance(default, dict) and not is_described
 
     assert paths(hidden) == []
 

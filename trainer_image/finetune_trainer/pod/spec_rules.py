@@ -7,6 +7,7 @@ recipe again: a newer image may have rules that the job, which the API server ac
 from __future__ import annotations
 
 import copy
+import itertools
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +167,6 @@ def _convert(schema: Schema, value: Any) -> Any:
 
 
 def _evaluate(expression: str, value: Any) -> Any:
-    # NB: an object that is new has no oldSelf, so `hasValue` is false whatever it is called on.
     return compile_rule(expression).evaluate({"self": value, _OLD_SELF: celtypes.BoolType(False)})
 
 
@@ -178,9 +178,18 @@ def compile_rule(expression: str) -> celpy.Runner:
         CELParseError: the library cannot read it.
     """
     environment = celpy.Environment()
-    return environment.program(
-        environment.compile(expression), functions={"hasValue": lambda _old: celtypes.BoolType(False)}
-    )
+    return environment.program(environment.compile(expression), functions=_FUNCTIONS)
+
+
+def _is_sorted(items: Any) -> celtypes.BoolType:
+    return celtypes.BoolType(all(first <= second for first, second in itertools.pairwise(items)))
+
+
+# Functions of the API server that the library does not have. NB: a new object has no oldSelf, so `hasValue` is false.
+_FUNCTIONS: dict[str, Any] = {
+    "hasValue": lambda _old_self: celtypes.BoolType(False),
+    "isSorted": _is_sorted,
+}
 
 
 @cache

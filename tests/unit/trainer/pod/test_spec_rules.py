@@ -675,3 +675,12 @@ def test_values_have_the_types_and_the_defaults_of_their_schema() -> None:
     completed = spec_rules.set_defaults(schema, {"share": 1, "names": ["b", "a"]})
     assert completed == {"share": 1, "names": ["b", "a"], "part": {"inner": 3}}
     assert [*spec_rules.find_violations(schema, completed)] == ["names[1]: not a"]
+
+
+def test_functions_of_the_api_server_are_there() -> None:
+    schema = {VALIDATIONS: [{"rule": "self.isSorted()", "message": "it falls"}]}
+    assert [[*spec_rules.find_violations(schema, steps)] for steps in ([], [1, 1, 2], [1, 3, 2])] == [
+        [],
+        [],
+        ["it falls"],
+    ]
