@@ -106,7 +106,7 @@ STORED_FOLDER = "^(/.|(s3a?|gs)://[^/ ]+/.|abfss://[^/@ ]+@[^/@ ]+/.)"
 # Names that Kubernetes checks when it gets them in a child: here the API server refuses them with the resource itself.
 _LABEL = "[a-z0-9]+(-+[a-z0-9]+)*"
 SUBDOMAIN = "[a-z0-9]+((-+|[.])[a-z0-9]+)*"
-_LETTERS = "lowercase letters, digits, '-' and '.', and begin and end with a letter or a digit"
+_LETTERS = "lowercase letters and digits, with '-' and '.' between them"
 ENV_NAME = "([-_a-zA-Z]|[.][-_a-zA-Z0-9])[-._a-zA-Z0-9]*"
 _ENV_MESSAGE = (
     "the name of an environment variable must have letters, digits, '_', '-' and '.', and not begin with a digit or with "
@@ -144,7 +144,7 @@ VolumeName = Annotated[
         max_length=63,
         json_schema_extra=_matching(
             _LABEL,
-            "the name of a volume must have lowercase letters, digits and '-', and begin and end with a letter or a digit",
+            "the name of a volume must have lowercase letters and digits, with '-' between them",
         ),
     ),
 ]

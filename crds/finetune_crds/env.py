@@ -13,7 +13,7 @@ SCOPE_START = "{{secrets/"
 NAMES_SCOPE = f"contains('{SCOPE_START}')"
 """Whether a string names a secret of a Databricks workspace, as a call on it in an expression."""
 NO_SCOPE_IN_PODS = (
-    "Databricks replaces {{secrets/scope/key}} on its own compute alone, and a pod would get this text: use valueFrom.secretKeyRef or "
+    "only compute of Databricks replaces {{secrets/scope/key}}, and a pod gets the text: use valueFrom.secretKeyRef or "
     "envFrom with a Secret of the namespace"
 )
 

@@ -28,7 +28,7 @@ def evaluated(evaluation: Json, **spec: Any) -> Json:
 OBJECT = "the name of an object must have lowercase letters"
 VARIABLE = "the name of an environment variable must have letters"
 SCOPED: Json = {"env": [{"name": "TOKEN", "value": "{{secrets/hub/token}}"}]}
-NO_SCOPE = "Databricks replaces {{secrets/scope/key}} on its own compute alone, and a pod would get this text"
+NO_SCOPE = "only compute of Databricks replaces {{secrets/scope/key}}, and a pod gets the text"
 
 
 ROLES = ("all", "prepare", "train", "evaluate")

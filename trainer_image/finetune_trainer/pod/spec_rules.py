@@ -188,6 +188,7 @@ def _is_sorted(items: Any) -> celtypes.BoolType:
 # Functions of the API server that the library does not have. NB: a new object has no oldSelf, so `hasValue` is false.
 _FUNCTIONS: dict[str, Any] = {
     "hasValue": lambda _old_self: celtypes.BoolType(False),
+    "value": lambda old_self: old_self,
     "isSorted": _is_sorted,
 }
 
