@@ -35,7 +35,8 @@ _AWAY = (
 )
 # In pip's log: the time before each line; a package that was found; a build that begins, and one that failed.
 _TIME = re.compile(r"^\d{4}-\S+ ")
-_BUILD_BEGINS = re.compile(r"\s*Running command ")
+# NB: of the commands that pip runs, git and pip itself are no builds.
+_BUILD_BEGINS = re.compile(r"\s*Running command (?!git |.*install(?:ing)? \w+ dependencies)")
 _BUILD_FAILED = re.compile(r"ERROR: .+ exited with -?\d+$")
 _FOUND = re.compile(r"\s*(?:Collecting|Downloading|Processing) ")
 # What pip says before it asks again, or another index.
@@ -49,7 +50,24 @@ _PASSWORD = re.compile(r"//[^/@\s]*@")
 _MAX_MESSAGE_CHARS = 400
 _UNBUILT = f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of it"
 
-# What pip, git or a build says in the line that counts; the exit code; and what to do. The first that fits counts.
+_NO_SPACE = (r"No space left on device", AGAIN, "the node has no space left for the packages")
+# NB: the container that installs has the limits of the container trainer.
+_KILLED = (
+    r"Killed signal terminated program|unable to execute command: Killed|signal: 9, SIGKILL|exited with -9$",
+    AGAIN,
+    "a build was killed: raise the memory limit of the container trainer",
+)
+# What a build says in the line that counts; the exit code; and what to do. What else it says is no word about an index.
+_MEANINGS_OF_BUILDS = (
+    _NO_SPACE,
+    _KILLED,
+    (
+        r"URLError: <urlopen error |HTTPError: HTTP Error (?:429|5\d\d)|HTTPS?ConnectionPool\(|Could not resolve host",
+        AGAIN,
+        "a build could not download what it needs: let the pods reach it, or require a version that has a wheel",
+    ),
+)
+# What pip or git says, in the same form. The first that fits counts.
 # NB: where an index does not answer, pip ends with "No matching distribution", so the servers come before it.
 _MEANINGS = (
     (
@@ -62,23 +80,13 @@ _MEANINGS = (
         NEVER,
         "the image has no git, which a requirement needs: use an image that has it, or name the package of an index",
     ),
-    (r"No space left on device", AGAIN, "the node has no space left for the packages"),
-    # NB: the container that installs has the limits of the container trainer.
-    (
-        r"Killed signal terminated program|unable to execute command: Killed|signal: 9, SIGKILL|exited with -9$",
-        AGAIN,
-        "a build was killed: raise the memory limit of the container trainer",
-    ),
+    _NO_SPACE,
+    _KILLED,
     (
         r"certificate verif(?:y|ication) failed|SSL certificate problem",
         AGAIN,
         "a server shows a certificate that the image does not trust: mount that of its authority, and name the file in PIP_CERT, "
         "and in GIT_SSL_CAINFO for git",
-    ),
-    (
-        r"URLError: <urlopen error |HTTPError: HTTP Error (?:429|5\d\d)",
-        AGAIN,
-        "a build could not download what it needs: let the pods reach it, or require a version that has a wheel",
     ),
     (
         rf"HTTPS?ConnectionPool\(|ReadTimeoutError|HTTP error (?:429|5\d\d)|Could not fetch URL \S+: (?!40[13] Client Error)|"
@@ -103,7 +111,7 @@ _MEANINGS = (
     (
         r"HTTP error (?:404|410) while getting \S+(?:\.metadata| \(from )|Wheel \S+ located at .* is invalid|DO NOT MATCH THE HASHES",
         AGAIN,
-        "a file is not there, is cut off, or is another one than its index or its requirement says: it may be right later, or require "
+        "a file is missing, cut off, or not the one that its index or its requirement describes: wait until it is right, or require "
         "another version",
     ),
     (
@@ -200,11 +208,14 @@ def find_last_lines(log: str) -> list[str]:
 
 def explain_failure(last_lines: Sequence[str], output: Sequence[str] = ()) -> Failure:
     """What the last lines of pip's log amount to, or else its output."""
-    for pattern, code, advice in _MEANINGS:
-        for line in last_lines:
-            if re.search(pattern, line):
-                words = find_words_of_build(last_lines) if advice is _UNBUILT else []
-                return Failure(code, f"{advice} ({_shorten((words or [line])[-1])})")
+    words = find_words_of_build(last_lines)
+    own_lines = [line for line in last_lines if line not in words]
+    for meanings, lines in ((_MEANINGS_OF_BUILDS, words), (_MEANINGS, own_lines)):
+        for pattern, code, advice in meanings:
+            for line in lines:
+                if re.search(pattern, line):
+                    quoted = words[-1] if words and advice is _UNBUILT else line
+                    return Failure(code, f"{advice} ({_shorten(quoted)})")
     return Failure(AGAIN, f"pip failed: {_shorten(_last_words(output or last_lines))}")
 
 

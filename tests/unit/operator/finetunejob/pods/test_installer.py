@@ -231,7 +231,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "another digest": (
         f"tiny @ {{files}}/tiny-1.0-py3-none-any.whl#sha256={'0' * 64}",
         1,
-        "a file is not there, is cut off, or is another one than its index or its requirement says: it may be right later, or "
+        "a file is missing, cut off, or not the one that its index or its requirement describes: wait until it is right, or "
         "require another version (THESE PACKAGES DO NOT MATCH THE HASHES",
     ),
     "a mistyped repository": (
@@ -285,7 +285,7 @@ def test_an_index_that_lists_metadata_which_it_does_not_have(tmp_path: Path, pac
     assert ended == Ended(
         1,
         "DependenciesFailed",
-        f"{START}a file is not there, is cut off, or is another one than its index or its requirement says: it may be right later, or "
+        f"{START}a file is missing, cut off, or not the one that its index or its requirement describes: wait until it is right, or "
         f"require another version (HTTP error 404 while getting {address}/{name}.metadata)",
     )
 
@@ -401,6 +401,22 @@ BUILD_ERRORS: dict[str, tuple[str, tuple[int, str]]] = {
     ),
     "a full node": (NO_SPACE, (1, f"the node has no space left for the packages ({NO_SPACE})")),
     "another Python": (f"RuntimeError: {PYTHON}", (64, UNBUILT.format(f"RuntimeError: {PYTHON}"))),
+    "a server that it cannot reach": (
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='cdn', port=443): Max retries exceeded",
+        (
+            1,
+            f"{NO_DOWNLOAD} (requests.exceptions.ConnectionError: HTTPSConnectionPool(host='cdn', port=443): Max retries exceeded)",
+        ),
+    ),
+    # What a build says of a server or of a version is not of the index.
+    **{
+        what: (error, (64, UNBUILT.format(error)))
+        for what, error in {
+            "a page that is refused": "403 Client Error: Forbidden for url: https://host/a",
+            "a version that it does not find": "RuntimeError: No matching distribution found for cuda",
+            "a file that it does not find": "CMake Error: Download failed after 3 attempts",
+        }.items()
+    },
 }
 
 
