@@ -117,6 +117,10 @@ def _wait_for_version(draft: Draft, mlflow: Mlflow | None, message: str) -> None
     if mlflow and mlflow.problem is None:
         wait_for_lost_version(draft, ConditionType.EVALUATED, ConditionReason.EVALUATING)
         return
+    if mlflow is None and draft.condition(ConditionType.EVALUATED) is not None:
+        # What the status says is as new as what is known.
+        draft.requeue_after(draft.settings.poll_seconds)
+        return
     _wait(draft, f"{message}: {mlflow.problem.message}" if mlflow and mlflow.problem else message)
 
 

@@ -10,7 +10,7 @@ from finetune_crds.aliased import Aliased
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Pinned
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.draft.wait import SOON_SECONDS, Wait, wait
+from finetune_operator.finetunejob.draft.wait import POLL_SECONDS, SOON_SECONDS, Wait, wait
 from finetune_operator.finetunejob.questions import unpinned_aliases
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
@@ -26,6 +26,10 @@ def pin_versions(draft: Draft) -> Outcome:
     if not draft.ftj.holds(ConditionType.ACCEPTED):
         # Registries are asked for accepted jobs alone, and so before the next pass.
         draft.requeue_after(SOON_SECONDS)
+        return Stop
+    if aliases.keys() - draft.observed.alias_versions.keys() and draft.condition(ConditionType.MODELS_FOUND):
+        # Not read yet: what the status says is as new as what is known.
+        draft.requeue_after(POLL_SECONDS)
         return Stop
     uris: dict[str, str] = {}
     for field, aliased in aliases.items():

@@ -28,11 +28,15 @@ def await_version(draft: Draft) -> Outcome:
     ):
         # The evaluation pod needs no MLflow of the operator, and what the evaluation waits for is in its own condition.
         return Continue
-    if mlflow is None or mlflow.problem:
-        reason, why = ConditionReason.REGISTERING, "the operator has not read MLflow yet"
-        if mlflow and mlflow.problem:
-            reason, why = mlflow.problem.reason, mlflow.problem.message
-        draft.set(ConditionType.REGISTERED, False, reason, f"registration waits for MLflow: {why}")
+    if mlflow is None:
+        if draft.condition(ConditionType.REGISTERED) is None:
+            message = "registration waits for MLflow: the operator has not read it yet"
+            draft.set(ConditionType.REGISTERED, False, ConditionReason.REGISTERING, message)
+        draft.requeue_after(draft.settings.poll_seconds)
+        return Stop
+    if mlflow.problem:
+        message = f"registration waits for MLflow: {mlflow.problem.message}"
+        draft.set(ConditionType.REGISTERED, False, mlflow.problem.reason, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return Stop
     return _wait(draft, registration)

@@ -1,4 +1,4 @@
-"""Reads which versions the aliases point at that FineTuneJobs start from, beside the passes: once in a poll interval for all of them."""
+"""Reads which versions the aliases point at that FineTuneJobs start from, in the background: once in a poll interval for all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from finetune_crds.env import LocalReference
 from finetune_crds.finetunejob import Tracking
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import AliasVersion, FineTuneJob
-from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, ReadPace, max_age_seconds
+from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.observe.shared_answers import SharedAnswers
 from finetune_operator.finetunejob.questions import aliases_to_resolve
@@ -45,11 +45,11 @@ class AliasVersionReader:
     pace: ReadPace
 
     def __post_init__(self) -> None:
-        self._models = SharedAnswers[RegisteredModel | Problem | None](
-            self.pace.clock, max_age_seconds(self.settings)
+        max_age = MaxAge.of_polled(self.settings)
+        self._models = SharedAnswers[RegisteredModel | Problem | None](self.pace.clock, max_age.fresh)
+        self._reads = BackgroundReads[AliasVersions](
+            self.pace, MaxAge.of_shared(self.settings), takes_turns=False
         )
-        # NB: the answers that jobs share have their age already.
-        self._reads = BackgroundReads[AliasVersions](self.pace, max_age_seconds=0.0)
 
     async def read(self, ftj: FineTuneJob) -> AliasVersions:
         """The versions as last read, by the field of `status.pinned`; empty where the job waits for none, or has no server, or there is no answer yet.
@@ -63,7 +63,7 @@ class AliasVersionReader:
             self.forget(ftj)
             return {}
         look_up = partial(self._look_up, ftj, tracking, servers, aliases)
-        return await self._reads.read(ftj, servers, tuple(aliases.items()), look_up) or {}
+        return await self._reads.read(ftj, ("aliases", servers), tuple(aliases.items()), look_up) or {}
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard what was read last: the versions are known, or the job was deleted."""
@@ -86,11 +86,12 @@ class AliasVersionReader:
 
     async def _read(self, ftj: FineTuneJob, model: str) -> RegisteredModel | Problem | None:
         try:
-            tracked = await self.poller.tracked(ftj)
-            if tracked is None:
-                return None
-            look_up = partial(_look_up, tracked, model)
-            return await self.poller.ask(ftj, tracked, tracked.server.registry_uri, look_up)
+            async with self.pace.turn(ftj.namespace):
+                tracked = await self.poller.tracked(ftj)
+                if tracked is None:
+                    return None
+                look_up = partial(_look_up, tracked, model)
+                return await self.poller.ask(ftj, tracked, tracked.server.registry_uri, look_up)
         except ExternalError as error:
             return error.problem
 

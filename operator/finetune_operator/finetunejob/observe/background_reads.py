@@ -1,13 +1,14 @@
-"""Reads of servers outside the cluster, made beside the passes: a pass gets the last answer, and waits only briefly for a new one."""
+"""Reads of servers in the background: a pass gets the last answer, and waits only briefly for a new one."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.settings import Settings
@@ -16,19 +17,44 @@ Answer = TypeVar("Answer")
 
 _PATIENCE_SECONDS = 0.25
 # NB: a pass that comes a little early, as passes at a poll interval do, asks again.
-_INTERVAL_SHARE = 0.8
+_FRESH_SHARE = 0.8
+# Of the poll interval: how old an answer may be that counts while a newer one is read.
+_MAX_INTERVALS = 3.0
+_MAX_JOBS = 8192
 
-log = logging.getLogger(__name__)
+
+class MaxAge(NamedTuple):
+    """How long an answer counts, from when it was asked for, in seconds.
+
+    Attributes:
+        fresh: until then nothing is asked.
+        usable: until then it counts while a newer one is read. Policies fail a job for what is missing, and must not do so for
+            an answer of long ago.
+    """
+
+    fresh: float
+    usable: float
+
+    @classmethod
+    def of_polled(cls, settings: Settings) -> MaxAge:
+        """Of a server that is read once in a poll interval."""
+        return cls(settings.poll_seconds * _FRESH_SHARE, settings.poll_seconds * _MAX_INTERVALS)
+
+    @classmethod
+    def of_shared(cls, settings: Settings) -> MaxAge:
+        """Of answers that jobs share, which know themselves when they are asked for again."""
+        return cls(0.0, settings.poll_seconds * _MAX_INTERVALS)
 
 
 @dataclass
 class ReadPace:
-    """What all background reads share: when a pass stops waiting for a server, and how many reads run at a time.
+    """What all background reads have in common: when a pass stops waiting, and how many reads run at a time.
 
     Attributes:
         clock: monotonic seconds.
-        wake: queues a pass over the job with this key; called when an answer comes that no pass has waited for.
-        max_reads: reads that run at a time. Each may keep a thread until the deadline of its requests.
+        wake: queues a pass over the job with this key; called when a read ends that no pass waited for.
+        max_reads: reads that run at a time, of all namespaces; those of one namespace get half of them. Each may keep a thread
+            until the deadline of its requests.
         patience_seconds: how long a pass waits for an answer. A server that answers at once is read in the pass that asks it.
     """
 
@@ -38,17 +64,25 @@ class ReadPace:
     patience_seconds: float = _PATIENCE_SECONDS
     _late_reads: Counter[Hashable] = field(default_factory=Counter)
     """By server: how many reads run that a pass has stopped waiting for."""
+    _namespace_turns: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
-        self.turns = asyncio.Semaphore(self.max_reads)
+        self._turns = asyncio.Semaphore(self.max_reads)
 
     @classmethod
     def of(cls, settings: Settings, clock: Callable[[], float], wake: Callable[[str], None]) -> ReadPace:
         """The pace of an installation. NB: half of the threads stay free for writes."""
         return cls(clock, wake, settings.workers)
 
-    async def wait(self, server: Hashable, read: asyncio.Task[None]) -> bool:
-        """Wait for a read; whether it ended. A pass does not wait for a server that lets another read wait."""
+    @asynccontextmanager
+    async def turn(self, namespace: str) -> AsyncIterator[None]:
+        """Wait until few enough reads run, and count as one of them."""
+        half = max(self.max_reads // 2, 1)
+        async with self._namespace_turns.setdefault(namespace, asyncio.Semaphore(half)), self._turns:
+            yield
+
+    async def has_ended_soon(self, server: Hashable, read: asyncio.Task[None]) -> bool:
+        """Whether a read ends while a pass waits for it. A pass does not wait for a server that lets another read wait."""
         if not self._late_reads[server]:
             await asyncio.wait({read}, timeout=self.patience_seconds)
         if read.done():
@@ -63,17 +97,20 @@ class ReadPace:
             del self._late_reads[server]
 
 
-def max_age_seconds(settings: Settings) -> float:
-    """How long the answer of a server counts that is read once in a poll interval."""
-    return settings.poll_seconds * _INTERVAL_SHARE
+@dataclass
+class _Known(Generic[Answer]):
+    """An answer or an error, to which question, and when it was asked.
 
+    Attributes:
+        is_unseen: no pass has got it yet. It counts for the next one, however old it is: the pass that it woke would otherwise
+            ask again at once, and a slow server would have a job reconciled without end.
+    """
 
-class _KnownAnswer(NamedTuple, Generic[Answer]):
-    """An answer, to which question, and when it was asked."""
-
-    at: float
+    asked_at: float
     question: Hashable
-    answer: Answer
+    answer: Answer | None = None
+    error: BaseException | None = None
+    is_unseen: bool = True
 
 
 class _Read(NamedTuple):
@@ -88,12 +125,14 @@ class BackgroundReads(Generic[Answer]):
     """The last answers about FineTuneJobs, by uid, and the reads that run.
 
     Attributes:
-        max_age_seconds: how long an answer counts, from when it was asked for.
+        takes_turns: whether a read counts among those that may run at a time. False where jobs share an answer: many wait for it,
+            and one asks.
     """
 
     pace: ReadPace
-    max_age_seconds: float
-    _answers: dict[str, _KnownAnswer[Answer]] = field(default_factory=dict)
+    max_age: MaxAge
+    takes_turns: bool = True
+    _known: dict[str, _Known[Answer]] = field(default_factory=dict)
     _reads: dict[str, _Read] = field(default_factory=dict)
 
     async def read(
@@ -103,7 +142,7 @@ class BackgroundReads(Generic[Answer]):
         question: Hashable,
         ask: Callable[[], Coroutine[object, object, Answer]],
     ) -> Answer | None:
-        """The last answer to a question about a job; None where none is known yet.
+        """The last answer to a question about a job; None where none is known yet, or the last one is too old.
 
         Args:
             server: who is asked; what lets one read of it wait is not waited for by another.
@@ -111,59 +150,70 @@ class BackgroundReads(Generic[Answer]):
             ask: reads the answer.
 
         Raises:
-            Exception: what `ask` raises while the pass waits.
+            Exception: what `ask` raised in the last read, once.
         """
-        last_answer = self._answers.get(ftj.uid)
-        if (
-            last_answer
-            and last_answer.question == question
-            and self.pace.clock() - last_answer.at < self.max_age_seconds
-        ):
-            return last_answer.answer
+        answer = self._find(ftj, question, self.max_age.fresh)
+        if answer is not None:
+            return self._take(ftj.uid, answer)
         running = self._reads.get(ftj.uid)
         if running is None or running.question != question:
             read = self._begin(ftj, question, ask)
-            if await self.pace.wait(server, read):
-                read.result()
-            else:
-                read.add_done_callback(lambda ended: self._end_late(ftj, ended))
-        last_answer = self._answers.get(ftj.uid)
-        return last_answer.answer if last_answer and last_answer.question == question else None
+            if not await self.pace.has_ended_soon(server, read):
+                read.add_done_callback(lambda ended: self._wake(ftj, ended))
+        answer = self._find(ftj, question, self.max_age.usable)
+        return None if answer is None else self._take(ftj.uid, answer)
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last answer, and that of a read which runs: the server was written to, or the job was deleted."""
-        self._answers.pop(ftj.uid, None)
+        self._known.pop(ftj.uid, None)
         self._reads.pop(ftj.uid, None)
+
+    def _find(self, ftj: FineTuneJob, question: Hashable, max_age: float) -> _Known[Answer] | None:
+        known = self._known.get(ftj.uid)
+        if known is None or known.question != question:
+            return None
+        return known if known.is_unseen or self.pace.clock() - known.asked_at < max_age else None
+
+    def _take(self, uid: str, known: _Known[Answer]) -> Answer | None:
+        known.is_unseen = False
+        if known.error:
+            del self._known[uid]
+            raise known.error
+        return known.answer
 
     def _begin(
         self, ftj: FineTuneJob, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
     ) -> asyncio.Task[None]:
-        read = asyncio.create_task(self._follow(ftj.uid, question, ask))
+        read = asyncio.create_task(self._follow(ftj, question, ask))
         self._reads[ftj.uid] = _Read(question, read)
         return read
 
     async def _follow(
-        self, uid: str, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
+        self, ftj: FineTuneJob, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
     ) -> None:
-        """Keep the answer to a question, unless it was forgotten or replaced by another question meanwhile."""
-        began, this_read = self.pace.clock(), asyncio.current_task()
+        """Keep what a read brings, unless it was forgotten or replaced by another question meanwhile."""
+        known = _Known[Answer](self.pace.clock(), question)
         try:
-            async with self.pace.turns:
-                answer = await ask()
-        finally:
-            running = self._reads.get(uid)
-            is_current = running is not None and running.task is this_read
-            if is_current:
-                del self._reads[uid]
-        if is_current:
-            self._answers[uid] = _KnownAnswer(began, question, answer)
-
-    def _end_late(self, ftj: FineTuneJob, read: asyncio.Task[None]) -> None:
-        """Have a job looked at, now that the answer is there. NB: after an error the next pass asks again."""
-        if read.cancelled():
+            known.answer = await (self._ask_in_turn(ftj.namespace, known, ask) if self.takes_turns else ask())
+        except Exception as error:  # noqa: BLE001 - raised in the pass that takes it
+            known.error = error
+        running = self._reads.get(ftj.uid)
+        if running is None or running.task is not asyncio.current_task():
             return
-        error = read.exception()
-        if error is None:
+        del self._reads[ftj.uid]
+        # NB: a pass that began before its job was deleted leaves its answer behind.
+        if len(self._known) >= _MAX_JOBS:
+            self._known.clear()
+        self._known[ftj.uid] = known
+
+    async def _ask_in_turn(
+        self, namespace: str, known: _Known[Answer], ask: Callable[[], Coroutine[object, object, Answer]]
+    ) -> Answer:
+        async with self.pace.turn(namespace):
+            known.asked_at = self.pace.clock()
+            return await ask()
+
+    def _wake(self, ftj: FineTuneJob, read: asyncio.Task[None]) -> None:
+        """Have a job looked at, now that its answer is there."""
+        if not read.cancelled() and ftj.uid in self._known:
             self.pace.wake(ftj.key)
-        else:
-            log.warning("%s: %s", ftj.key, error)

@@ -1,4 +1,4 @@
-"""Reads and writes the Databricks run of a FineTuneJob's preparation. It is read beside the passes: once in a poll interval, and not while the workspace is away."""
+"""Reads and writes the Databricks run of a FineTuneJob's preparation. It is read in the background: once in a poll interval, and not while the workspace is away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from finetune_operator import secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import CancelRun, FineTuneJob, Preparation, SubmitRun
-from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, ReadPace, max_age_seconds
+from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.preparation import databricks, databricks_submission
 from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages
@@ -37,7 +37,7 @@ class PreparationReader:
 
     def __post_init__(self) -> None:
         self._outages = Outages(self.pace.clock, self.settings.poll_seconds)
-        self._reads = BackgroundReads[Preparation](self.pace, max_age_seconds(self.settings))
+        self._reads = BackgroundReads[Preparation](self.pace, MaxAge.of_polled(self.settings))
 
     async def read(self, ftj: FineTuneJob) -> Preparation | None:
         """The run as last read; None where there is none, or all of it is known, or there is no answer yet.

@@ -1,4 +1,4 @@
-"""What Kueue says of Jobs of training and evaluation that wait in its queues: their Workloads, and their positions. It is read beside the passes."""
+"""What Kueue says of Jobs of training and evaluation that wait in its queues: their Workloads, and their positions. It is read in the background."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from finetune_crds.base import Json
 from finetune_operator import names
 from finetune_operator.finetunejob.children import has_ended
 from finetune_operator.finetunejob.model import FineTuneJob, QueueState
-from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, ReadPace
+from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.observe.shared_answers import SharedAnswers
 from finetune_operator.finetunejob.pods import queueing
 from finetune_operator.kube import Kube, KubeError
@@ -23,9 +23,10 @@ from finetune_operator.text import shorten
 log = logging.getLogger(__name__)
 
 _CACHE_SECONDS = 5.0
+# NB: the answers that jobs share have their age already.
+_MAX_AGE = MaxAge(fresh=0.0, usable=3 * _CACHE_SECONDS)
 _KINDS = ("Workload", "WorkloadBeta1")
 _VISIBILITY = "pendingworkloads"
-_KUEUE = "Kueue"
 
 
 class _Workload(NamedTuple):
@@ -58,8 +59,7 @@ class WorkloadReader:
         """By namespace."""
         self._positions = SharedAnswers[Mapping[str, int]](self.pace.clock, _CACHE_SECONDS)
         """By namespace and queue: the positions by Workload."""
-        # NB: the answers that jobs share have their age already.
-        self._reads = BackgroundReads[QueueState | None](self.pace, max_age_seconds=0.0)
+        self._reads = BackgroundReads[QueueState | None](self.pace, _MAX_AGE, takes_turns=False)
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> QueueState | None:
         """What Kueue said last of the Job of the evaluation, or else of the attempt; None unless that waits, or when nothing can be read."""
@@ -71,7 +71,7 @@ class WorkloadReader:
             return None
         uid = job["metadata"]["uid"]
         look_up = partial(self._look_up, ftj.namespace, uid, queue, now)
-        return await self._reads.read(ftj, _KUEUE, uid, look_up)
+        return await self._reads.read(ftj, ("Kueue", ftj.namespace, queue), uid, look_up)
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard what was read last: the Job no longer waits, or the FineTuneJob was deleted."""

@@ -71,7 +71,7 @@ class FineTuneJobObserver:
     """Observes one FineTuneJob at a time.
 
     Attributes:
-        pace: of the reads beside the passes: MLflow, Databricks, Kueue and Git.
+        pace: of the reads in the background: MLflow, Databricks, Kueue and Git.
     """
 
     kube: Kube

@@ -1,4 +1,4 @@
-"""Reads a FineTuneJob's run and version from MLflow, beside the passes: once in a poll interval, and not while its server is unreachable."""
+"""Reads a FineTuneJob's run and version from MLflow, in the background: once in a poll interval, and not while its server is unreachable."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from finetune_crds.finetunejob import Register, Tracking
 from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
-from finetune_operator.finetunejob.observe.background_reads import (
-    Answer,
-    BackgroundReads,
-    ReadPace,
-    max_age_seconds,
-)
+from finetune_operator.finetunejob.observe.background_reads import Answer, BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.questions import is_unpinned
 from finetune_operator.kube import Kube
 from finetune_operator.registry.base import RegisteredVersion
@@ -72,7 +67,7 @@ class RunPoller:
 
     def __post_init__(self) -> None:
         self.outages = Outages(self.pace.clock, self.settings.poll_seconds)
-        self._reads = BackgroundReads[Mlflow | None](self.pace, max_age_seconds(self.settings))
+        self._reads = BackgroundReads[Mlflow | None](self.pace, MaxAge.of_polled(self.settings))
 
     async def poll(self, ftj: FineTuneJob) -> Mlflow | None:
         """The run and version as last read; None when there is nothing to read, or no server, or no answer yet.

@@ -11,6 +11,8 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import QueueState
 from finetune_operator.template_merge import merge
 
+# What a Job in a queue waits for.
+_REASONS = (ConditionReason.QUEUED, ConditionReason.QUEUE_INADMISSIBLE)
 # Kueue's words for a Workload that waits for something other than its turn.
 _INADMISSIBLE = {"Inadmissible", "Misconfigured", "Suspended"}
 # How long Kueue may take to make a Workload.
@@ -57,6 +59,10 @@ def enqueue(draft: Draft, job: Json) -> Json:
 
 def report_queue(draft: Draft, kind: ConditionType, what: str, child: Json) -> None:
     """Report why an attempt or the evaluation waits whose Job is suspended; without pods, no pod is blocked."""
+    before = draft.condition(kind)
+    if draft.observed.queue_state is None and before and before.reason in _REASONS:
+        # Kueue was not read yet: what the status says is as new as what is known.
+        return
     draft.set(kind, False, *_explain_wait(draft, what, child))
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")

@@ -95,8 +95,9 @@ class DatabricksBackend(Backend):
     def prepare(self, draft: Draft) -> Outcome:
         run, preparation = draft.status.databricks_run, draft.observed.preparation
         if run is None or run.state in ("Canceled", "Failed"):
-            if pending_run.is_run_pending(draft):
-                draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
+            waiting = pending_run.explain_wait(draft)
+            if waiting:
+                draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, waiting)
             elif not preparation_lease.wait_for_lease(draft):
                 _begin(draft, run, failures=run.failures if run else 0)
             return Stop
@@ -230,9 +231,9 @@ def _submit(draft: Draft) -> None:
     if names.RUN_FINALIZER not in draft.ftj.finalizers:
         # `backends.set_finalizer` sets it, and the pass after that submits.
         return
-    # NB: the run is given the address of MLflow too, which only MLflow's answer has.
-    if pending_run.is_run_pending(draft) or pending_run.is_unread(draft):
-        draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
+    waiting = pending_run.explain_wait(draft, needs_server=True)
+    if waiting:
+        draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, waiting)
         return
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "a Databricks run is being submitted")
     draft.actions.append(SubmitRun(submissions.build_submission(draft)))

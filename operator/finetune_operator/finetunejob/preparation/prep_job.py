@@ -59,8 +59,9 @@ class JobBackend(Backend):
         return Stop
 
     def _start(self, draft: Draft, state: step_state.Absent) -> None:
-        if pending_run.is_run_pending(draft):
-            draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, pending_run.RUN_PENDING)
+        waiting = pending_run.explain_wait(draft)
+        if waiting:
+            draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, waiting)
             return
         if driver_pod.wait_for_correction(draft, self.find_pod_mistakes(draft.spec)):
             return

@@ -189,8 +189,9 @@ def _begin(draft: Draft, applications: CustomChildren, *, failures: int, why: st
         _report_progress(draft, f"{why}preparation starts when {waits_for} has stopped")
         return
     if name not in applications.by_name:
-        if pending_run.is_run_pending(draft):
-            _report_progress(draft, pending_run.RUN_PENDING)
+        waiting = pending_run.explain_wait(draft)
+        if waiting:
+            _report_progress(draft, waiting)
             return
         health.forget_refusal(draft)
         draft.apply += [driver_pod.build_recipe(draft), _build_application(draft, name)]

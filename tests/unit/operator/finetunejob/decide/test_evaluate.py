@@ -252,6 +252,12 @@ def test_the_numbers_wait_for_mlflow_and_are_kept_meanwhile() -> None:
     assert (again.status.evaluation, again.status.phase, again.actions) == (FOUND, "Evaluating", ())
 
 
+def test_what_the_evaluation_waits_for_stays_until_mlflow_was_read_again() -> None:
+    decision = evaluate(evaluating("Complete"), pods=[its_end(0, DONE)], mlflow=AWAY)
+    unread = look(decision.status, None, 5)
+    assert (told(unread), unread.actions) == (told(decision), ())
+
+
 def test_a_result_that_went_with_its_pod_is_asked_for_again() -> None:
     lost = evaluate(evaluating("Complete"))
     assert (deleted(lost), lost.status.evaluation) == ([JOB], None)
@@ -416,7 +422,7 @@ def test_it_counts_towards_the_deadline(jobs: list[Json], phase: str) -> None:
 LOST = "version 4 of tuned cannot be found from run r1"
 
 
-def look(before: FineTuneJobStatus, mlflow: Mlflow, seconds: float) -> Decision:
+def look(before: FineTuneJobStatus, mlflow: Mlflow | None, seconds: float) -> Decision:
     job = ftj(before, register={"model": "tuned"}, evaluation={})
     return conclude(job, observed(mlflow=mlflow), at=later(seconds), settings=SETTINGS)
 

@@ -138,15 +138,11 @@ WAITING: dict[str, tuple[str, Mlflow | None, float, tuple[str, str, str]]] = {
             "registration waits for MLflow: MLflow at http://m cannot be reached: no",
         ),
     ),
-    "MLflow was not asked": (
+    "MLflow was not read yet, however long": (
         EXPECTED,
         None,
         6000,
-        (
-            "False",
-            ConditionReason.REGISTERING,
-            "registration waits for MLflow: the operator has not read MLflow yet",
-        ),
+        ("False", ConditionReason.REGISTERING, EXPECTED),
     ),
 }
 
@@ -161,6 +157,14 @@ def test_waiting(message: str, mlflow: Mlflow | None, seconds: float, expected: 
     assert decision.status.phase == ("Failed" if failed else "Registering")
     assert not any(isinstance(action, SetAlias) for action in decision.actions)
     assert failed or decision.requeue_seconds == SETTINGS.poll_seconds
+
+
+def test_before_anything_was_read() -> None:
+    assert said(register(None, 0), ConditionType.REGISTERED) == (
+        "False",
+        ConditionReason.REGISTERING,
+        "registration waits for MLflow: the operator has not read it yet",
+    )
 
 
 CHECKPOINT = CheckpointStatus(step=40, uri="/checkpoints/tune")

@@ -151,3 +151,9 @@ def test_a_job_that_was_just_accepted_waits_for_the_next_pass() -> None:
     decision = decided(job(status(ADMITTED)))
     assert (applied(decision), decision.actions, decision.status.start_time) == ([], (), None)
     assert (said(decision, ConditionType.MODELS_FOUND), decision.requeue_seconds) == (None, 0.1)
+
+
+def test_what_was_known_stays_until_the_registry_was_read_again() -> None:
+    known = decided(job(), base=AliasVersion(exists=True))
+    unread = decided(job(known.status))
+    assert said(unread, ConditionType.MODELS_FOUND) == ("False", ConditionReason.WAITING_FOR_ALIAS, NO_ALIAS)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, ReadPace
+from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
 from worlds.memory.decisions import ftj
+
+POLLED = MaxAge(fresh=4.0, usable=15.0)
 
 
 @dataclass
@@ -26,6 +28,8 @@ class World:
     patience: float = 60.0
     clock: float = 0.0
     answers_at_once: bool = True
+    max_age: MaxAge = POLLED
+    takes_turns: bool = True
     questions: list[str] = field(default_factory=list)
     woken_jobs: list[str] = field(default_factory=list)
     error: Exception | None = None
@@ -33,9 +37,9 @@ class World:
     def __post_init__(self) -> None:
         self.may_answer = asyncio.Event()
         self.pace = ReadPace(
-            lambda: self.clock, self.woken_jobs.append, max_reads=2, patience_seconds=self.patience
+            lambda: self.clock, self.woken_jobs.append, max_reads=4, patience_seconds=self.patience
         )
-        self.reads = BackgroundReads[str](self.pace, max_age_seconds=4.0)
+        self.reads = BackgroundReads[str](self.pace, self.max_age, self.takes_turns)
 
     async def read(
         self, question: str = "run 1", job: FineTuneJob | None = None, server: str = "mlflow"
@@ -59,12 +63,12 @@ class World:
         self.may_answer.clear()
 
 
-def slow_world() -> World:
-    return World(patience=0.001, answers_at_once=False)
+def slow_world(**fields: Any) -> World:
+    return World(patience=0.001, answers_at_once=False, **fields)
 
 
-def another_job(number: int = 2) -> FineTuneJob:
-    return dataclasses.replace(ftj(), uid=f"u{number}", name=f"tune-{number}")
+def another_job(number: int = 2, namespace: str = "team") -> FineTuneJob:
+    return dataclasses.replace(ftj(), uid=f"u{number}", name=f"tune-{number}", namespace=namespace)
 
 
 async def test_a_server_that_answers_at_once_is_read_by_the_pass_that_asks() -> None:
@@ -102,7 +106,7 @@ async def test_what_was_written_meanwhile_is_read_again() -> None:
     await world.read()
     world.reads.forget(ftj())
     await world.answer()
-    assert await world.read() is None
+    assert (await world.read(), world.woken_jobs) == (None, [])
     await world.answer()
     assert await world.read() == "run 1: answer 2"
 
@@ -123,14 +127,66 @@ async def test_one_pass_waits_for_a_slow_server_and_the_others_do_not() -> None:
     assert await world.read(job=another_job(4), server="another") == "run 1: answer 4"
 
 
-async def test_few_reads_run_at_a_time() -> None:
+async def test_an_answer_that_is_too_old_counts_no_more() -> None:
+    world = World(patience=0.001)
+    first = await world.read()
+    world.answers_at_once, answers = False, []
+    for world.clock in (14.9, 15.0):
+        answers.append(await world.read())
+    assert answers == [first, None]
+
+
+async def test_a_server_slower_than_its_answers_count_has_no_job_reconciled_without_end() -> None:
+    world = slow_world(max_age=MaxAge(fresh=0.0, usable=15.0))
+    await world.read()
+    world.clock = 10.0
+    await world.answer()
+    # The pass that was woken gets the answer, and asks nothing.
+    assert (world.woken_jobs, await world.read(), world.questions) == (
+        ["team/tune"],
+        "run 1: answer 1",
+        ["run 1"],
+    )
+    # The next one, at the poll interval, asks.
+    world.clock = 15.0
+    await world.read()
+    assert world.questions == ["run 1", "run 1"]
+
+
+async def test_a_job_beside_one_that_waits_for_the_same_server_is_woken_once() -> None:
+    world = slow_world(max_age=MaxAge(fresh=0.0, usable=15.0))
+    await world.read()
+    world.answers_at_once = True
+    assert await world.read(job=another_job()) is None
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert world.woken_jobs == ["team/tune-2"]
+    assert await world.read(job=another_job()) == "run 1: answer 2"
+    await asyncio.sleep(0)
+    assert world.woken_jobs == ["team/tune-2"]
+
+
+async def test_few_reads_run_at_a_time_and_half_of_them_for_a_namespace() -> None:
     world = slow_world()
     for number in range(5):
         await world.read(job=another_job(number))
     await asyncio.sleep(0)
     assert len(world.questions) == 2
+    for number in range(5, 10):
+        await world.read(job=another_job(number, "other"))
+    await asyncio.sleep(0)
+    assert len(world.questions) == 4
     world.answers_at_once = True
     await world.answer()
+    await world.answer()
+    assert len(world.questions) == 10
+
+
+async def test_those_who_wait_for_a_shared_answer_take_no_turn() -> None:
+    world = slow_world(takes_turns=False)
+    for number in range(5):
+        await world.read(job=another_job(number))
+    await asyncio.sleep(0)
     assert len(world.questions) == 5
 
 
@@ -142,11 +198,12 @@ async def test_an_error_is_that_of_the_pass_that_waits() -> None:
     assert await world.read() == "run 1: answer 2"
 
 
-async def test_an_error_that_no_pass_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    world = slow_world()
-    world.error = ValueError("no")
+async def test_an_error_that_no_pass_waited_for_is_that_of_the_next_one() -> None:
+    world = slow_world(error=ValueError("no"))
     await world.read()
-    with caplog.at_level(logging.WARNING):
-        await world.answer()
-    assert [record.message for record in caplog.records] == ["team/tune: no"]
-    assert world.woken_jobs == []
+    await world.answer()
+    assert world.woken_jobs == ["team/tune"]
+    with pytest.raises(ValueError, match="no"):
+        await world.read()
+    assert await world.read() is None
+    assert len(world.questions) == 2

@@ -182,3 +182,14 @@ def test_a_job_behind_many_writes_its_status_a_few_times() -> None:
         job_status = conclude(ftj(status), observation, at=later(60)).status
         status, writes = job_status, writes + (job_status != status)
     assert writes == 15
+
+
+def test_what_was_known_stays_until_kueue_was_read_again() -> None:
+    message = "attempt 1 waits in Kueue's queue gpus at position 3"
+    queued = condition(ConditionType.TRAINED, "False", ConditionReason.QUEUED, message)
+    before = running()
+    before = before.model_copy(
+        update={"conditions": [item for item in before.conditions if item.type != "Trained"] + [queued]}
+    )
+    decision = conclude(ftj(before), observed(suspended(), queue_state=None), at=later(60))
+    assert said(decision, ConditionType.TRAINED) == ("False", ConditionReason.QUEUED, message)
