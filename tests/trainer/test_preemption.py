@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_crds.contract import EXIT_PREEMPTED
-from finetune_trainer.train import worker
+from finetune_trainer.train import run
 from finetune_trainer.train.loop import Loop
 from finetune_trainer.train.model.weights import fill, load
 from support.ports import free_port, listens
@@ -66,7 +66,7 @@ def test_sigterm_is_acted_on_wherever_a_rank_is(pod: Pod, capsys: pytest.Capture
             [3, 4, 5, 6],
         ),
         (
-            (worker, "deliver", lambda *_: True),
+            (run, "deliver", lambda *_: True),
             (75, "stopped by SIGTERM after the last step, 6, before the model was delivered", 6),
             [],
         ),
