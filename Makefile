@@ -169,6 +169,7 @@ UNSHADOWED := crds/finetune_crds operator/finetune_operator trainer_image/finetu
 lint: venv programs-lint ## Check style, types, layers, generated files, workflows, and the documentation
 	$(call timed,ruff,$(BIN)/ruff check && $(BIN)/ruff format --check)
 	$(call timed,shadowing,$(BIN)/python -m support.shadowing $(UNSHADOWED))
+	$(call timed,docstrings,$(BIN)/python -m support.docstrings $(UNSHADOWED))
 	$(call timed,mypy,$(BIN)/mypy $(SOURCES))
 	$(call timed,layers,$(BIN)/lint-imports --no-cache)
 	$(call timed,generated files,$(GENERATE) --check $(GENERATED) && $(README) --check)

@@ -314,8 +314,8 @@ class FineTuneJobSpec(ApiModel):
                 "!has(self.objective.lossOn) || self.objective.lossOn == 'All' || !has(self.data) || "
                 "!has(self.data.prepare) || !has(self.data.prepare.promptTemplate) || "
                 "has(self.data.prepare.responseTemplate)",
-                "objective.lossOn Answer and LastAnswer need data.prepare.responseTemplate beside promptTemplate: one template "
-                "makes one text, which has no answer",
+                "objective.lossOn Answer and LastAnswer with data.prepare.promptTemplate need responseTemplate: with promptTemplate "
+                "alone, prompt and answer are one text",
             ),
             (
                 "!has(self.objective.lossOn) || self.objective.lossOn == 'All' || !has(self.data) || "

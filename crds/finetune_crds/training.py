@@ -50,6 +50,8 @@ LARGEST_OF_PISSA = 512
 PISSA_RANK = f"rank is at most {LARGEST_OF_PISSA} with init: PiSSA, whose registered adapter has twice the rank: lower it"
 """What is said where the rank is larger."""
 
+Scheduler = Literal["Linear", "Cosine", "Constant", "WSD"]
+
 
 class ModelCache(ApiModel):
     """A volume on which downloaded models are kept."""
@@ -289,7 +291,7 @@ class Training(ApiModel):
     """Peak learning rate. Default: 2e-5; for LoRA, QLoRA and DoRA 2e-4, for PrefixTuning and PromptTuning 1e-2."""
     min_learning_rate: Annotated[Annotated[float, Field(ge=0, le=10)] | None, NONE_FOR_ZERO] = None
     """What the learning rate decreases to, below learningRate. Default: 0."""
-    scheduler: Literal["Linear", "Cosine", "Constant", "WSD"] = "Cosine"
+    scheduler: Scheduler = "Cosine"
     """How the learning rate decreases after the warm-up. WSD: it is constant, and decreases in the last steps of the run, as
     1 - sqrt(share of the decay)."""
     warmup_steps: NonNegative | None = None

@@ -92,7 +92,7 @@ async def fetch(
         take: gets the body of a response with status 200, a part at a time; returns whether the rest is needed.
 
     Raises:
-        UnansweredError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
+        NoResponseError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
         Exception: what `take` raises, which must not be a ValueError: that would read as a failed request.
     """
     sent_headers = dict(headers)
@@ -113,7 +113,7 @@ async def request(
         max_bytes: of the body, after it is decompressed.
 
     Raises:
-        UnansweredError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
+        NoResponseError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
     """
     parts: list[bytes] = []
 
@@ -132,7 +132,7 @@ def request_in_thread(
     """`request`, for clients that block. It must not be called on an event loop.
 
     Raises:
-        UnansweredError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
+        NoResponseError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
     """
     pending = request(method, url, headers=headers, body=body, max_bytes=max_bytes)
     return asyncio.run_coroutine_threadsafe(pending, _get_loop()).result()

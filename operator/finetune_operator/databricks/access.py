@@ -75,7 +75,12 @@ def _read_secret(secret: Mapping[str, str]) -> Access:
         raise _not_configured(
             f"the Secret that secretRef names lacks DATABRICKS_HOST: it must have {_REQUIRED_KEYS}"
         )
-    if bool(token) == bool(client_id or client_secret) or bool(client_id) != bool(client_secret):
+    if token and (client_id or client_secret):
+        raise _not_configured(
+            "the Secret that secretRef names has both DATABRICKS_TOKEN and a DATABRICKS_CLIENT_ID or DATABRICKS_CLIENT_SECRET: remove "
+            "one of the logins"
+        )
+    if not token and not (client_id and client_secret):
         raise _not_configured(f"the Secret that secretRef names must have {_REQUIRED_KEYS}")
     return Access(
         host=_normalize_host(host, "DATABRICKS_HOST"),

@@ -185,7 +185,8 @@ class FineTuneJobApplier:
         except KubeError as error:
             if created_once and error.status in (400, 422):
                 raise KubeError(error.status, f"{error}: {_remedy(body)}", error.reason) from error
-            if error.status != 409 or not created_once:
+            # NB: a ResourceQuota that changes meanwhile answers 409 too.
+            if error.reason != "AlreadyExists" or not created_once:
                 raise
             await self._adopt(ftj, body)
 

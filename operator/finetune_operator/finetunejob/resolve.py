@@ -29,7 +29,7 @@ def resolve(
     """The spec with everything that it leaves to defaults.
 
     Args:
-        known: what was resolved when the job was accepted, which later changes of the installation leave alone; None before.
+        earlier: what was resolved when the job was accepted, which later changes of the installation leave alone; None before.
             What is about pods is always that of the installation now: it counts from the next pod on.
     """
     filled = earlier or resolved(spec, namespace=namespace, name=name, defaults=defaults)

@@ -23,10 +23,10 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def compute_loss_metrics(requested_metrics: Sequence[Metric], loss: float) -> dict[str, float]:
-    """Return Loss, in nats a token, and Perplexity, exp(loss), of those that are wanted.
+    """Return Loss, in nats a token, and Perplexity, exp(loss), of those that are requested.
 
     Args:
-        wanted: metrics.
+        requested_metrics: the metrics to compute.
         loss: mean negative log-likelihood of the targets.
     """
     values: dict[Metric, float] = {"Loss": loss, "Perplexity": math.exp(min(loss, _MAX_EXPONENT))}
@@ -36,10 +36,10 @@ def compute_loss_metrics(requested_metrics: Sequence[Metric], loss: float) -> di
 def compute_answer_metrics(
     requested_metrics: Sequence[Metric], answers: Sequence[str], references: Sequence[str]
 ) -> dict[str, float]:
-    """Return the metrics of generated answers that are wanted, of 0 to 1; Bleu is of 0 to 100.
+    """Return the metrics of generated answers that are requested, of 0 to 1; Bleu is of 0 to 100.
 
     Args:
-        wanted: metrics.
+        requested_metrics: the metrics to compute.
         answers: those of a model, at least one.
         references: those of the rows.
     """

@@ -149,7 +149,7 @@ def _find_end_of_header(
 
     Args:
         before: the conversation without the answer.
-        asked: the same, asking for the answer.
+        request: the same, asking for the answer.
         through: the conversation with it.
     """
     if not request.startswith(before):

@@ -65,7 +65,7 @@ def checkout(url: str, commit: str, folder: Path) -> None:
 
     Raises:
         NoCommitError: the repository does not have the commit.
-        UnansweredError: the server does not answer.
+        NoResponseError: the server does not answer.
         RefusedError: it does not accept the login.
         CheckoutError: the code cannot be fetched for another reason.
     """
@@ -86,7 +86,7 @@ def _fetch(git: _Git, url: str, commit: str) -> None:
     """Fetch a commit, again where the server does not answer: until then the gang keeps its nodes.
 
     Raises:
-        UnansweredError: the server does not answer for long.
+        NoResponseError: the server does not answer for long.
         CheckoutError: the commit cannot be fetched for another reason.
     """
     for delay in _RETRY_DELAYS_SECONDS:

@@ -175,7 +175,7 @@ def compile_rule(expression: str) -> celpy.Runner:
     """Compile a CEL expression.
 
     Raises:
-        CELParseError: the library cannot read it.
+        celpy.CELParseError: the library cannot read it.
     """
     environment = celpy.Environment()
     return environment.program(environment.compile(expression), functions=_FUNCTIONS)

@@ -148,7 +148,7 @@ def recompute_and_shard(network: Network, recipe: Recipe, recompute: Recomputati
         network: the network, with parameters on the meta device, or four-bit ones.
         recipe: the recipe.
         recompute: None, Selective or Full.
-        over: the ranks.
+        mesh: the ranks.
     """
     training, quantized = recipe.training, recipe.method.type == "QLoRA"
     recomputation.enable(network.model, recompute, compiled=training.compile)

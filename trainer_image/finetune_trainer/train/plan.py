@@ -246,7 +246,7 @@ def measure_step(
     Args:
         network: with parameters on the meta device, or fake ones.
         recipe: the recipe.
-        over: the ranks.
+        mesh: the ranks.
         recompute: None, Selective or Full.
         fake: makes fake tensors.
 

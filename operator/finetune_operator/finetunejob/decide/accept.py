@@ -74,8 +74,8 @@ def _record_acceptance(draft: Draft) -> None:
     if paths:
         reason = ConditionReason.ACCEPTED_WITH_WARNING
         message = (
-            f"the spec can be run; {', '.join(paths)}: pods do not have the folders of a Databricks workspace: mount a volume at "
-            "the path in spec.pods, or apply a job under another name with the object storage behind the folder, unless the command has its own access"
+            f"{', '.join(paths)}, in a Databricks workspace, whose folders pods do not have: mount a volume at the path in spec.pods, or "
+            "create a FineTuneJob with another name that uses object storage; ignore this if the command accesses the workspace itself"
         )
     before = draft.condition(ConditionType.ACCEPTED)
     if before is None or (before.status, before.reason, before.message) != ("True", reason, message):

@@ -2,8 +2,8 @@
 
 A preparation takes hours, and the pods of a Job that exists stay as they are when spec.pods is corrected. The API server is
 asked once for each generation of the spec, until the data are prepared; and again where it refused the pods or failed, since
-its policies and the defaults of the installation change without the spec. So do the queues of Kueue: where a preparation comes
-first, the job's queue must exist before it starts. A quota does not stop the job: the pods need it
+its policies and the defaults of the installation change without the spec. Kueue's queues change too: if a preparation runs first,
+the queue must exist before it starts. A quota does not stop the job: the pods need it
 only after the preparation, when other jobs may have returned it.
 """
 
@@ -45,9 +45,10 @@ def check_pods(draft: Draft) -> Outcome:
 
 
 def build_dry_run_objects(draft: Draft) -> list[Json]:
-    """One of the training pods, since quotas and Pod Security do not check Jobs; and the Job, if the preparation delays it.
+    """Objects for the dry run.
 
-    Both also of the evaluation; and what the backend of the preparation asks, such as whether Spark's driver may create executors.
+    They are a training pod, since quotas and Pod Security check pods and not Jobs; the training Job, if a preparation runs first; the
+    same for the evaluation; and what the backend of the preparation adds, such as whether Spark's driver may create executors.
     """
     job = gang.build_job(draft, draft.status.attempt or 1)
     evaluations = _build_evaluation_jobs(draft)

@@ -153,18 +153,18 @@ def _read_result(draft: Draft, job: Json, ended: pod_state.Exit) -> EvaluationSt
     """The result of a pod that succeeded.
 
     Raises:
-        WrongNumbersError: it reported no metrics, or invalid ones.
+        InvalidMetricsError: it reported no metrics, or invalid ones.
     """
     if evaluation_pod.evaluation_of(draft).command:
         digest = job["metadata"]["annotations"][names.ANNOTATION_DIGEST]
         try:
             return evaluation_result.from_command(ended.text, digest)
         except InvalidMetricsError as error:
-            raise InvalidMetricsError(f"of what pod {ended.pod} wrote, {error}") from error
+            raise InvalidMetricsError(f"pod {ended.pod} wrote invalid metrics: {error}") from error
     result = ended.message.evaluation if ended.message else None
     if result is None:
         raise InvalidMetricsError(
-            f"pod {ended.pod} succeeded and reported no result: its image must run finetune-evaluate, or set "
+            f"pod {ended.pod} succeeded and reported no result: use an image that runs finetune-evaluate, or set "
             "evaluation.command"
         )
     return evaluation_result.from_built_in(result)

@@ -46,7 +46,7 @@ def from_command(text: str, digest: str) -> EvaluationStatus:
         digest: what the numbers depend on.
 
     Raises:
-        WrongNumbersError: the text is not a JSON object of finite numbers, or a name is not allowed.
+        InvalidMetricsError: the text is not a JSON object of finite numbers, or a name is not allowed.
     """
     metrics = [EvaluatedMetric(name=name, value=value) for name, value in _parse_metrics(text).items()]
     return EvaluationStatus(digest=digest, metrics=metrics)
@@ -54,13 +54,13 @@ def from_command(text: str, digest: str) -> EvaluationStatus:
 
 def _parse_metrics(text: str) -> dict[str, float]:
     if not text.strip():
-        raise InvalidMetricsError(f"the file is empty: {_FORMAT_HINT}")
+        raise InvalidMetricsError(f"the file is empty; {_FORMAT_HINT}")
     try:
         metrics = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidMetricsError(f"{_quote(text)} is not JSON: {_FORMAT_HINT}") from error
+        raise InvalidMetricsError(f"{_quote(text)} is not JSON; {_FORMAT_HINT}") from error
     if not isinstance(metrics, dict) or not metrics:
-        raise InvalidMetricsError(f"{_quote(text)} is not an object with numbers: {_FORMAT_HINT}")
+        raise InvalidMetricsError(f"{_quote(text)} is not an object with numbers; {_FORMAT_HINT}")
     if len(metrics) > MAX_METRICS:
         raise InvalidMetricsError(f"the file has {len(metrics)} metrics: write at most {MAX_METRICS}")
     for name, value in metrics.items():

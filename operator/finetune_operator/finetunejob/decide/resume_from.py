@@ -1,6 +1,6 @@
 """`checkpoint.resumeFrom`: which checkpoints a job starts from, and whether it can continue that run.
 
-Of another FineTuneJob they are known when it has stopped for good or for now: until then it writes and deletes them. Only the
+The checkpoints of another FineTuneJob are known once it has finished or is suspended: until then it writes and deletes them. Only the
 pods see the storage, so a job that has finished counts as having checkpoints once an attempt of it has run.
 """
 
@@ -84,14 +84,16 @@ def _is_at_rest(ftj: FineTuneJob) -> bool:
     return ftj.is_finished or ftj.holds(ConditionType.SUSPENDED)
 
 
-def _find_mistake(ftj: FineTuneJob, spec: FineTuneJobSpec, resumed_job: FineTuneJob, who: str) -> str | None:
+def _find_mistake(
+    ftj: FineTuneJob, resumed_spec: FineTuneJobSpec, resumed_job: FineTuneJob, who: str
+) -> str | None:
     """Why a job can never continue another job with this spec; None if it can."""
-    if spec.trainer.command:
+    if resumed_spec.trainer.command:
         return (
             f"{who} runs a custom command, and the built-in loop cannot read its checkpoints: "
             "remove checkpoint.resumeFrom"
         )
-    if spec.checkpoint is None or not spec.checkpoint.uri:
+    if resumed_spec.checkpoint is None or not resumed_spec.checkpoint.uri:
         return f"{who} does not set spec.checkpoint and has no checkpoints: remove checkpoint.resumeFrom from this job"
     wrong = differences(settings(_recipe(resumed_job)), _recipe(ftj))
     if not wrong:

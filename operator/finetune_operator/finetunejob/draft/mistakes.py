@@ -57,7 +57,7 @@ def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
     if steps is not None and decay is not None and training.warmup_of(steps) + decay > steps:
         yield (
             f"spec.training.decaySteps {decay} and a warm-up of {training.warmup_of(steps)} steps are longer than maxSteps {steps}: "
-            "use less of either"
+            "reduce one of them"
         )
 
 
@@ -95,8 +95,8 @@ def _containers(template: Json | None) -> Iterator[str]:
             continue
         if item.get("image") and name not in _OWN_CONTAINERS:
             yield (
-                f"has the container {name!r} beside {MAIN_CONTAINER!r}, and the pod would not end before it does: move it to "
-                f"initContainers with restartPolicy: Always, where it runs until {MAIN_CONTAINER!r} has ended"
+                f"has a second container {name!r}, which keeps the pod running after {MAIN_CONTAINER!r} has ended: move it to "
+                "initContainers with restartPolicy: Always"
             )
         else:
             yield f"has the container {name!r}: name it {MAIN_CONTAINER!r}, which stands for the pod's own container"
@@ -135,6 +135,6 @@ def _lost_output(spec: FineTuneJobSpec) -> Iterator[str]:
     lasting_mounts = mounts(spec.pods.train.template, MAIN_CONTAINER, but=LOST_WITH_POD)
     if not any(is_below(uri, mount) for mount in lasting_mounts):
         yield (
-            f"spec.output.uri {uri} is on no volume that outlives the pods: mount a PersistentVolumeClaim there in the container "
+            f"spec.output.uri {uri} is lost with the pod: mount a PersistentVolumeClaim there in the container "
             f"{MAIN_CONTAINER} of spec.pods.train.template, or apply a job with another name and a folder of an object store"
         )

@@ -50,6 +50,11 @@ _PRIORITY = (
 )
 
 
+def _rank(reason: ConditionReason) -> int:
+    """The place of a reason among those of pods; one that has none comes last."""
+    return _PRIORITY.index(reason) if reason in _PRIORITY else len(_PRIORITY)
+
+
 def forget_refusal(draft: Draft) -> None:
     """Remove the condition about a rejected child before it is created again; another rejection sets it again."""
     healthy = draft.condition(ConditionType.PODS_HEALTHY)
@@ -66,7 +71,7 @@ def find_blockage(draft: Draft, alive: Sequence[Json], job_name: str, *, desired
     """
     problems = _find_problems(alive, draft.observed.pod_events, draft.now)
     if problems:
-        reason, message = min(problems, key=lambda item: _PRIORITY.index(item.reason))
+        reason, message = min(problems, key=lambda item: _rank(item.reason))
         more = f" ({len(problems)} of {desired} pods wait)" if len(problems) > 1 else ""
         lacking = _describe_missing_resources(draft, alive) if reason == ConditionReason.UNSCHEDULABLE else ""
         return Problem(reason, message + more + lacking)

@@ -59,8 +59,8 @@ _STATE_DESCRIPTIONS = {
     "Resuming": "is resuming",
 }
 _OUT_OF_MEMORY = (
-    "the driver used more memory than its pod has, which is driverMemory and 40% more: raise data.prepare.spark.driverMemory, "
-    "or spark.driver.memoryOverhead in data.prepare.spark.conf, in a FineTuneJob with another name"
+    "the driver exceeded the memory limit of its pod, which is driverMemory plus 40%: create another FineTuneJob with more "
+    "data.prepare.spark.driverMemory, or more spark.driver.memoryOverhead in data.prepare.spark.conf"
 )
 
 

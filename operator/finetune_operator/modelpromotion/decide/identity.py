@@ -39,10 +39,10 @@ def check_identity(draft: Draft) -> Outcome:
     if adopts and not draft.spec.suspend and _is_answered(draft):
         _start_over(draft, difference)
         return Continue
-    answer = "Warn and then to Adopt again" if adopts else "Adopt"
+    answer = "Warn, and then back to Adopt" if adopts else "Adopt"
     message = (
-        f"{difference}: the spec points to another registry or to a restored database, and the operator writes nothing; undo "
-        f"the change, or set spec.onDrift to {answer} to start from the current version of the alias"
+        f"{difference}: the spec points to another registry, or the database was restored; the operator writes nothing until you undo "
+        f"the change, or set spec.onDrift to {answer}, which starts from the current version of the alias"
     )
     draft.set(ConditionType.REGISTRY_READY, False, ConditionReason.REGISTRY_CHANGED, message)
     draft.stop(ConditionReason.REGISTRY_CHANGED, message)

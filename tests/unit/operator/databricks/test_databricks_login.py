@@ -267,7 +267,8 @@ INCOMPLETE: dict[str, tuple[dict[str, str] | None, Settings, str]] = {
     "two ways": (
         {"DATABRICKS_HOST": "w", "DATABRICKS_TOKEN": "t", "DATABRICKS_CLIENT_ID": "c"},
         Settings(),
-        MUST_HAVE,
+        "the Secret that secretRef names has both DATABRICKS_TOKEN and a DATABRICKS_CLIENT_ID or DATABRICKS_CLIENT_SECRET: remove "
+        "one of the logins",
     ),
     "no address": (
         {"DATABRICKS_HOST": "https://me:secret@w", "DATABRICKS_TOKEN": "t"},

@@ -18,8 +18,8 @@ DIFFERENCE = (
     "2026-07-01T00:00:00.000Z"
 )
 CHANGED = (
-    f"{DIFFERENCE}: the spec points to another registry or to a restored database, and the operator writes nothing; undo the change, "
-    "or set spec.onDrift to Adopt to start from the current version of the alias"
+    f"{DIFFERENCE}: the spec points to another registry, or the database was restored; the operator writes nothing until you undo "
+    "the change, or set spec.onDrift to Adopt, which starts from the current version of the alias"
 )
 
 
@@ -133,7 +133,7 @@ async def test_adopt_that_stood_before_is_no_answer() -> None:
     condition = simulation.says("RegistryReady")
     assert condition == (
         "RegistryChanged",
-        CHANGED.replace("spec.onDrift to Adopt", "spec.onDrift to Warn and then to Adopt again"),
+        CHANGED.replace("spec.onDrift to Adopt", "spec.onDrift to Warn, and then back to Adopt"),
     )
     simulation.registry = before
     await simulation.settle()

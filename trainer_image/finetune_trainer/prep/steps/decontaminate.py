@@ -123,7 +123,7 @@ def remove_contaminated(
 
     Args:
         frame: examples; it is read twice.
-        held: ends what the returned frame needs.
+        kept_frames: ends what the returned frame needs.
 
     Raises:
         DataError: a set has no text that is long enough.

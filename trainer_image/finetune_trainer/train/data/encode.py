@@ -110,7 +110,7 @@ class Encoder:
 
         Args:
             rows: the documents of each row.
-            judged: the label of each row, see `documents.parse_labels`.
+            row_labels: the label of each row, see `documents.parse_labels`.
 
         Raises:
             DataError: a row is too long and training.truncation is Fail, or nothing tells its answers from its prompts.

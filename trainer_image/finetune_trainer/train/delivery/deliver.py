@@ -30,7 +30,7 @@ def deliver(
     version, each attempt that has trained writes the folder again.
 
     Args:
-        origin: the lineage of the model.
+        model_lineage: the lineage of the model.
         run_id: the MLflow run; None: the model is not uploaded.
         folder: a new folder for the files of the model.
         write: writes them.

@@ -34,7 +34,7 @@ def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Or
     The base of an adapter that was merged in this pod lies nowhere else: it goes to the folder `base` in that of the adapter.
 
     Args:
-        to: the folder.
+        output_folder: the folder.
         exported: what `export.write` wrote.
         recipe: the recipe.
         base: where the base was fetched from; None where it was merged in this pod.

@@ -141,7 +141,7 @@ TOO_HIGH = (
     "set spec.training.learningRate"
 )
 TOO_LONG = (
-    "spec.training.decaySteps 98 and a warm-up of 3 steps are longer than maxSteps 100: use less of either"
+    "spec.training.decaySteps 98 and a warm-up of 3 steps are longer than maxSteps 100: reduce one of them"
 )
 NO_SCHEME: Json = {"tracking": {"uri": "file:/runs"}}
 

@@ -356,7 +356,7 @@ FAILURES: dict[str, tuple[str, list[Json], Json, str, str]] = {
         [its_end(0, "bye")],
         {},
         ConditionReason.EVALUATION_FAILED,
-        "evaluation failed: pod tune-evaluate-0-abcde succeeded and reported no result: its image must run finetune-evaluate, "
+        "evaluation failed: pod tune-evaluate-0-abcde succeeded and reported no result: use an image that runs finetune-evaluate, "
         "or set evaluation.command",
     ),
     "a command that writes no numbers": (
@@ -364,7 +364,7 @@ FAILURES: dict[str, tuple[str, list[Json], Json, str, str]] = {
         [its_end(0, '{"acc": "high"}')],
         COMMAND,
         ConditionReason.EVALUATION_FAILED,
-        "evaluation failed: of what pod tune-evaluate-0-abcde wrote, acc is '\"high\"', which is not a finite number",
+        "evaluation failed: pod tune-evaluate-0-abcde wrote invalid metrics: acc is '\"high\"', which is not a finite number",
     ),
 }
 

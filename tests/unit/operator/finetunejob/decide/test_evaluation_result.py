@@ -34,12 +34,12 @@ NEEDED = (
 )
 RENAME = "use at most 64 letters, digits and underscores, and do not start with a digit"
 REFUSED: dict[str, tuple[str, str]] = {
-    "nothing": (" \n", f"the file is empty: {NEEDED}"),
-    "the end of a log": ("done", f"'done' is not JSON: {NEEDED}"),
-    "cut at the limit": ('{"acc": 0.', f"'{{\"acc\": 0.' is not JSON: {NEEDED}"),
-    "a list": ("[1]", f"'[1]' is not an object with numbers: {NEEDED}"),
-    "an empty object": ("{}", f"'{{}}' is not an object with numbers: {NEEDED}"),
-    "lists without end": ("[" * 4000, f"'{'[' * 299}... is not JSON: {NEEDED}"),
+    "nothing": (" \n", f"the file is empty; {NEEDED}"),
+    "the end of a log": ("done", f"'done' is not JSON; {NEEDED}"),
+    "cut at the limit": ('{"acc": 0.', f"'{{\"acc\": 0.' is not JSON; {NEEDED}"),
+    "a list": ("[1]", f"'[1]' is not an object with numbers; {NEEDED}"),
+    "an empty object": ("{}", f"'{{}}' is not an object with numbers; {NEEDED}"),
+    "lists without end": ("[" * 4000, f"'{'[' * 299}... is not JSON; {NEEDED}"),
     "no number": ('{"acc": "1"}', "acc is '\"1\"', which is not a finite number"),
     "a truth": ('{"acc": true}', "acc is 'true', which is not a finite number"),
     "an object in it": ('{"acc": {"none": 1}}', "acc is '{\"none\": 1}', which is not a finite number"),

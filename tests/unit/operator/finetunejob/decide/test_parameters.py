@@ -70,9 +70,9 @@ def test_a_job_with_such_a_path_runs_and_warns_until_it_is_mounted() -> None:
     assert said(decision, ConditionType.ACCEPTED) == (
         "True",
         ConditionReason.ACCEPTED_WITH_WARNING,
-        f"the spec can be run; spec.trainer.parameters.output_dir has {MODEL}: pods do not have the folders of a Databricks workspace: "
-        "mount a volume at the path in spec.pods, or apply a job under another name with the object storage behind the fold"
-        "er, unless the command has its own access",
+        f"spec.trainer.parameters.output_dir has {MODEL}, in a Databricks workspace, whose folders pods do not have: mount a volume at the "
+        "path in spec.pods, or create a FineTuneJob with another name that uses object storage; ignore this if the command accesses the "
+        "workspace itself",
     )
     assert applied(decision)[-1] == "Job/tune-train-1"
     after = conclude(ftj(decision.status, trainer=trainer, pods=mounted(MODEL)), settings=NO_MLFLOW)

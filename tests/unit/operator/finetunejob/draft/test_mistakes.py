@@ -59,14 +59,14 @@ def written(uri: str, *mounts: str, **volume: Json) -> Json:
 
 CLAIM: Json = {"claimName": "models"}
 LOST = (
-    "spec.output.uri /models/tiny is on no volume that outlives the pods: mount a PersistentVolumeClaim there in the container "
+    "spec.output.uri /models/tiny is lost with the pod: mount a PersistentVolumeClaim there in the container "
     "main of spec.pods.train.template, or apply a job with another name and a folder of an object store"
 )
 
 UNNAMED = "spec.pods.train.template has the container 'trainer': name it 'main', which stands for the pod's own container"
 BESIDE = (
-    "spec.pods.train.template has the container 'side' beside 'main', and the pod would not end before it does: move it to "
-    "initContainers with restartPolicy: Always, where it runs until 'main' has ended"
+    "spec.pods.train.template has a second container 'side', which keeps the pod running after 'main' has ended: move it to "
+    "initContainers with restartPolicy: Always"
 )
 SIDECAR: Json = {"name": "side", "image": "side:1", "restartPolicy": "Always"}
 SHARED_DEVICE = (

@@ -243,7 +243,7 @@ CHANGED: dict[str, tuple[str, Json, str]] = {
     "a container beside prep": (
         "Kubernetes",
         pods(template={"spec": {"containers": [{"name": "side", "image": "a"}]}}),
-        "spec.pods.prepare.template has the container 'side' beside 'main'",
+        "spec.pods.prepare.template has a second container 'side'",
     ),
 }
 

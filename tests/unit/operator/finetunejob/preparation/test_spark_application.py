@@ -311,9 +311,8 @@ SENTENCES: dict[str, tuple[CustomChildren, float, str]] = {
     "out of memory": (
         seen(application("FAILED"), drivers=(ended(137, reason="OOMKilled"),)),
         5,
-        "SparkApplication tune-prep-1 failed (the driver used more memory than its pod has, which is driverMemory and 40% more: "
-        "raise data.prepare.spark.driverMemory, or spark.driver.memoryOverhead in data.prepare.spark.conf, in a FineTuneJob "
-        "with another name): SparkApplication tune-prep-2 waits for the spark-operator",
+        "SparkApplication tune-prep-1 failed (the driver exceeded the memory limit of its pod, which is driverMemory plus 40%: create another "
+        "FineTuneJob with more data.prepare.spark.driverMemory, or more spark.driver.memoryOverhead in data.prepare.spark.conf): SparkApplication tune-prep-2 waits for the spark-operator",
     ),
     "no pod": (
         seen(application("FAILED", error="driver pod not found")),

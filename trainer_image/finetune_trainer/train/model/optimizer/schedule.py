@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 
 if TYPE_CHECKING:
-    from finetune_crds.training import Training
+    from finetune_crds.training import Scheduler, Training
 
 # A decay in 10% of the steps is enough, and 2.5% are too few (Hu et al., arXiv:2404.06395, section 4).
 _DEFAULT_DECAY_RATIO = 0.1
@@ -29,7 +29,7 @@ class Schedule:
     step changes little or nothing. Here W steps of warm-up are steps 1 to W of W + 1 in theirs.
     """
 
-    kind: str
+    kind: Scheduler
     peak: float
     floor: float
     warmup_steps: int
@@ -69,8 +69,13 @@ class Schedule:
         if self.decay_steps == 0:
             return 1.0
         done = max(0, step - (self.max_steps - self.decay_steps)) / self.decay_steps
-        if self.kind == "Linear":
-            return 1.0 - done
-        if self.kind == "Cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * done))
-        return 1.0 - math.sqrt(done)
+        match self.kind:
+            case "Constant":
+                return 1.0
+            case "Linear":
+                return 1.0 - done
+            case "Cosine":
+                return 0.5 * (1.0 + math.cos(math.pi * done))
+            case "WSD":
+                return 1.0 - math.sqrt(done)
+        assert_never(self.kind)
