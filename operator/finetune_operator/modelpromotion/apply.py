@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from finetune_crds.base import API_VERSION, Json
 from finetune_operator import names
@@ -15,7 +16,6 @@ from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.store import Store
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
-from finetune_operator.modelpromotion.decide.failed_action import record_failed_action
 from finetune_operator.modelpromotion.model import Promotion, PromotionAction, PromotionDecision
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver
 from finetune_operator.registry.base import MoveAlias
@@ -24,6 +24,20 @@ from finetune_operator.registry.writer import AliasMoved, AliasWriter, ModelRepl
 log = logging.getLogger(__name__)
 
 KIND = "ModelPromotion"
+
+
+class FailedAction(NamedTuple):
+    """A write that failed."""
+
+    action: PromotionAction
+    error: ExternalError
+
+
+class Applied(NamedTuple):
+    """The resource as the status was written, None where it was not; and the writes that failed."""
+
+    body: Json | None
+    failed_actions: tuple[FailedAction, ...]
 
 
 class StaleError(Exception):
@@ -43,18 +57,17 @@ class ModelPromotionApplier:
     writer: AliasWriter
     moved: Callable[[str], None]
 
-    async def apply(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
-        """Carry out a decision: status, Events, the registry and the endpoint, finalizer, in this order.
+    async def apply(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> Applied:
+        """Carry out a decision: status, Events, the registry and the endpoint, in this order.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
             LeaseBusy: another replica writes to the model.
             StaleError: the promotion changed meanwhile.
-            ExternalError: the registry or the endpoint could not be written to; the status says so.
         """
-        body = await self._status(promotion, decision, now)
+        body = await self.write_status(promotion, decision, now)
         version = str(body["metadata"]["resourceVersion"]) if body else promotion.version
-        failed: ExternalError | None = None
+        failed_actions: list[FailedAction] = []
         for action in decision.actions:
             try:
                 await self._act(promotion, action, version)
@@ -62,13 +75,8 @@ class ModelPromotionApplier:
                 raise
             except ExternalError as error:
                 # NB: a rejected write of the alias must not block the endpoint's rollback, nor the other way round.
-                decision = record_failed_action(promotion, decision, action, error.problem, now=now)
-                failed = failed or error
-        if failed:
-            await self._status(promotion, decision, now, onto=body)
-            raise failed
-        if decision.finalizer is not None:
-            await self._finalizer(promotion, is_needed=decision.finalizer)
+                failed_actions.append(FailedAction(action, error))
+        return Applied(body, tuple(failed_actions))
 
     async def _act(self, promotion: Promotion, action: PromotionAction, version: str) -> None:
         spec, backend = promotion.spec, promotion.backend
@@ -97,10 +105,14 @@ class ModelPromotionApplier:
         if current is None or current["metadata"]["resourceVersion"] != version:
             raise StaleError(f"{promotion.key} changed meanwhile")
 
-    async def _status(
+    async def write_status(
         self, promotion: Promotion, decision: PromotionDecision, now: datetime, *, onto: Json | None = None
     ) -> Json | None:
-        """Write the status if it changed. Returns the resource as written, or None."""
+        """Write the status if it changed, or `onto` the resource as it was just written. Returns the resource as written, or None.
+
+        Raises:
+            KubeError: the API server refused it, or could not be reached.
+        """
         if decision.status == promotion.status and onto is None:
             return None
         about = EventTarget(KIND, promotion.name, promotion.namespace, promotion.uid)
@@ -115,7 +127,12 @@ class ModelPromotionApplier:
             now=now,
         )
 
-    async def _finalizer(self, promotion: Promotion, *, is_needed: bool) -> None:
+    async def set_finalizer(self, promotion: Promotion, *, is_needed: bool) -> None:
+        """Add the operator's finalizer to a promotion, or remove it.
+
+        Raises:
+            KubeError: the API server refused it, or could not be reached.
+        """
         await self.kube.apply(
             {
                 "apiVersion": API_VERSION,

@@ -14,8 +14,9 @@ from finetune_operator.controller.reconciler import BUSY_SECONDS, Reconciler, ut
 from finetune_operator.errors import ExternalError
 from finetune_operator.modelpromotion.apply import ModelPromotionApplier, StaleError
 from finetune_operator.modelpromotion.decide import decide
+from finetune_operator.modelpromotion.decide.failed_action import record_failed_action
 from finetune_operator.modelpromotion.decide.ready import summarize_status
-from finetune_operator.modelpromotion.model import PromotionDecision
+from finetune_operator.modelpromotion.model import Promotion, PromotionDecision
 from finetune_operator.modelpromotion.observe import ModelPromotionObserver, read_promotion
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.writer import AliasMoved, ModelReplaced
@@ -43,7 +44,7 @@ class ModelPromotionReconciler(Reconciler):
         now = self.now()
         decision = decide(promotion, observed, now, self.settings)
         try:
-            await self.applier.apply(promotion, decision, now)
+            await self._carry_out(promotion, decision, now)
         except (LeaseBusy, AliasMoved, ModelReplaced, StaleError):
             # Not a failure: something changed, and the next reconcile reads it.
             return BUSY_SECONDS
@@ -64,4 +65,22 @@ class ModelPromotionReconciler(Reconciler):
             promotion.status, kind, None, reason, message, now=now, generation=promotion.generation
         )
         decision = PromotionDecision(status=summarize_status(promotion, status, now))
-        await self.applier.apply(promotion, decision, now)
+        await self.applier.write_status(promotion, decision, now)
+
+    async def _carry_out(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
+        """Apply a decision, and write a second status where a write failed.
+
+        Raises:
+            KubeError: the API server refused something, or could not be reached.
+            LeaseBusy: another replica writes to the model.
+            StaleError: the promotion changed meanwhile.
+            ExternalError: the registry or the endpoint could not be written to; the status says so.
+        """
+        applied = await self.applier.apply(promotion, decision, now)
+        if applied.failed_actions:
+            for action, error in applied.failed_actions:
+                decision = record_failed_action(promotion, decision, action, error.problem, now=now)
+            await self.applier.write_status(promotion, decision, now, onto=applied.body)
+            raise applied.failed_actions[0].error
+        if decision.finalizer is not None:
+            await self.applier.set_finalizer(promotion, is_needed=decision.finalizer)

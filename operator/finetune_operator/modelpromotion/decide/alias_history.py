@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from finetune_crds.serving import Route
-from finetune_operator.modelpromotion.decide import canary
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.questions import main_version
 
 _REASONS_WITHOUT_CANARY = ("RolledBack", "Withdrawn", "Repaired")
 _RETURN_REASONS = ("Withdrawn", "Repaired", "Overtaken")
@@ -40,7 +40,7 @@ def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | N
 
     NB: not simply the previous version, which may have been overtaken during its canary.
     """
-    main, previous = canary.main_version(saved), draft.status.previous
+    main, previous = main_version(saved), draft.status.previous
     # The version is not to blame for another change, such as one of the machine size.
     if main in (None, version) or draft.spec.rollback_to is not None:
         return None
@@ -50,7 +50,7 @@ def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | N
 
 def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
     """Whether this promotion created the alias, for a version that fails while another one is served."""
-    if canary.main_version(saved) in (None, version) or draft.spec.rollback_to is not None:
+    if main_version(saved) in (None, version) or draft.spec.rollback_to is not None:
         return False
     moves = (move for move in draft.status.history if move.reason not in ("Repaired", "Overtaken"))
     last = next(moves, None)

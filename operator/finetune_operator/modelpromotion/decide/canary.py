@@ -12,6 +12,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.serving import Canary, Route, ServingStatus
 from finetune_operator.modelpromotion.decide import gates
 from finetune_operator.modelpromotion.decide.draft import Draft
+from finetune_operator.modelpromotion.questions import main_version
 from finetune_operator.registry.base import ModelVersion
 from finetune_operator.text import format_time
 
@@ -35,11 +36,6 @@ NO_STEP = step_fields(None) | {"steps": None}
 def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
     """Whether there are steps, and another version to share the traffic with."""
     return _canary(draft) is not None and main_version(saved) not in (None, version)
-
-
-def main_version(shares: Sequence[Route]) -> str | None:
-    """The version with the largest share."""
-    return max(shares, key=lambda route: route.percent).version if shares else None
 
 
 def canary_routes(draft: Draft, version: str) -> list[Route] | None:

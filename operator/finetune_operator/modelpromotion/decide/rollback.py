@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.modelpromotion import ModelPromotionSpec
-from finetune_crds.promotion_status import ModelPromotionStatus, Move, RollbackStatus
+from finetune_crds.promotion_status import Move, RollbackStatus
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.move import begin, record
+from finetune_operator.modelpromotion.questions import target_version
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
@@ -66,14 +66,6 @@ def _record_arrival(draft: Draft, target: str) -> None:
 def hold(draft: Draft) -> Outcome:
     """End the pass while spec.rollbackTo is set, whatever the source says."""
     return Continue if draft.spec.rollback_to is None else Stop
-
-
-def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
-    """The version that spec.rollbackTo stands for. NB: Previous keeps the meaning that it had in its first pass."""
-    rollback_to, rollback = spec.rollback_to, status.rollback
-    if rollback_to is None or rollback_to.type == "Version":
-        return rollback_to.version if rollback_to else None
-    return rollback.version if rollback and rollback.requested == rollback_to.text else status.previous
 
 
 def _explain_unusable(draft: Draft, target: str) -> str | None:

@@ -6,18 +6,9 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.model import Observed, SourceJob
+from finetune_operator.modelpromotion.model import SourceJob
+from finetune_operator.modelpromotion.questions import named_version
 from finetune_operator.policy.result import Continue, Outcome, Stop
-
-
-def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
-    """The version that the source names, which may not exist; None while it names none."""
-    if spec.source.version:
-        return spec.source.version
-    if spec.source.alias:
-        return observed.alias(spec.source.alias)
-    job = observed.job
-    return job.version if job and job.phase == "Succeeded" and job.model == spec.model else None
 
 
 def resolve_candidate(draft: Draft) -> Outcome:

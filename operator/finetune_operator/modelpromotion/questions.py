@@ -1,0 +1,33 @@
+"""Which versions of a registered model a pass is about. Observers read them, and policies decide about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finetune_crds.modelpromotion import ModelPromotionSpec
+from finetune_crds.promotion_status import ModelPromotionStatus
+from finetune_crds.serving import Route
+from finetune_operator.modelpromotion.model import Observed
+
+
+def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
+    """The version that the source names, which may not exist; None while it names none."""
+    if spec.source.version:
+        return spec.source.version
+    if spec.source.alias:
+        return observed.alias(spec.source.alias)
+    job = observed.job
+    return job.version if job and job.phase == "Succeeded" and job.model == spec.model else None
+
+
+def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
+    """The version that spec.rollbackTo stands for. NB: Previous keeps the meaning that it had in its first pass."""
+    rollback_to, rollback = spec.rollback_to, status.rollback
+    if rollback_to is None or rollback_to.type == "Version":
+        return rollback_to.version if rollback_to else None
+    return rollback.version if rollback and rollback.requested == rollback_to.text else status.previous
+
+
+def main_version(shares: Sequence[Route]) -> str | None:
+    """The version with the largest share."""
+    return max(shares, key=lambda route: route.percent).version if shares else None
