@@ -152,7 +152,19 @@ class Serving(ApiModel):
                 "has(self.endpoint) || (has(self.databricks) && has(self.databricks.endpoint))",
                 "set endpoint to the name of the endpoint",
                 ".endpoint",
-            )
+            ),
+            # What an earlier version stored stays in the object and is not read. A change to the new fields must not lose it silently.
+            (
+                "!has(self.endpoint) || !has(self.databricks) || !has(self.databricks.canary)",
+                "serving.databricks.canary was replaced by serving.canary: move it",
+                ".databricks",
+            ),
+            (
+                "!has(self.endpoint) || !has(self.databricks) || !has(self.databricks.previousPercent) || "
+                "self.databricks.previousPercent == 0",
+                "serving.databricks.previousPercent was removed: after a rollout the new version receives all traffic; remove it",
+                ".databricks",
+            ),
         )
         | {"required": ["type"]}
     )

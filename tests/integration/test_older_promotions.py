@@ -19,18 +19,24 @@ from worlds.processes.servers import CRDS
 
 Json = dict[str, Any]
 
-# The API server of the earlier version filled in `required` and `previousPercent` where nobody wrote them.
-OLDER: Json = promotion(
-    approval={"required": True, "version": 1},
-    serving={
-        "type": "Databricks",
-        "databricks": {
-            "endpoint": "support",
-            "previousPercent": 0,
-            "canary": {"steps": [{"percent": 5, "durationSeconds": 60}]},
+
+def stored(previous_percent: int) -> Json:
+    """What the earlier version stored. Its API server filled in `required` and a `previousPercent` of 0."""
+    return promotion(
+        approval={"required": True, "version": 1},
+        serving={
+            "type": "Databricks",
+            "databricks": {
+                "endpoint": "support",
+                "previousPercent": previous_percent,
+                "canary": {"steps": [{"percent": 5, "durationSeconds": 60}]},
+            },
         },
-    },
-)
+    )
+
+
+OLDER = stored(previous_percent=0)
+SHARED = stored(previous_percent=20)
 CHANGES: dict[str, Json] = {
     "suspended": {"suspend": True},
     "approved": {"approval": {"version": 2}},
@@ -43,12 +49,38 @@ CHANGES: dict[str, Json] = {
             "databricks": {"endpoint": None, "previousPercent": None, "canary": None},
         },
     },
+    "written anew, without a word on what the API server filled in": {
+        "serving": {
+            "endpoint": "support",
+            "canary": {"steps": [{"percent": 5, "durationSeconds": 60}]},
+            "databricks": {"canary": None},
+        },
+    },
+}
+# Of the promotion with a share for the version before: what would lose a field without a word.
+REFUSED: dict[str, tuple[Json, str]] = {
+    "the endpoint without its canary": (
+        {"endpoint": "support", "databricks": {"previousPercent": None}},
+        "serving.databricks.canary was replaced by serving.canary: move it",
+    ),
+    "a canary that is a second one": (
+        {
+            "endpoint": "support",
+            "canary": {"steps": [{"percent": 5, "durationSeconds": 60}]},
+            "databricks": {"previousPercent": None},
+        },
+        "serving.databricks.canary was replaced by serving.canary: move it",
+    ),
+    "the endpoint without the share of the version before": (
+        {"endpoint": "support", "databricks": {"canary": None}},
+        "serving.databricks.previousPercent was removed: after a rollout the new version receives all traffic",
+    ),
 }
 
 
-def of_older(name: str, namespace: str) -> Json:
-    """The promotion as an object of the test's own kind."""
-    return {**OLDER, "kind": "OlderPromotion", "metadata": {"name": name, "namespace": namespace}}
+def of_older(name: str, namespace: str, body: Json = OLDER) -> Json:
+    """A promotion as an object of the test's own kind."""
+    return {**body, "kind": "OlderPromotion", "metadata": {"name": name, "namespace": namespace}}
 
 
 def without_rules(schema: Any) -> Any:
@@ -65,7 +97,7 @@ def without_rules(schema: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def older(api: Api) -> str:
-    """A namespace with a promotion for each change, all of them older than the rules."""
+    """A namespace with a promotion for each change, and one for those that are refused, all of them older than the rules."""
     namespace = new_namespace(api)
     # A copy of the CRD: other tests use the one that there is meanwhile.
     (crd,) = parse((CRDS / "finetune.dev_modelpromotions.yaml").read_text(encoding="utf-8"))
@@ -83,6 +115,7 @@ def older(api: Api) -> str:
         name = name_of(number)
         wait_for("the promotion is stored", partial(is_taken, api, of_older(name, namespace)))
         api.patch("OlderPromotion", namespace, name, {"status": {"phase": "Drifted"}}, status=True)
+    api.create(of_older("shared", namespace, SHARED))
     api.patch(
         "CustomResourceDefinition",
         "",
@@ -121,3 +154,9 @@ def test_one_that_exists_can_be_changed_and_reported_on(api: Api, older: str, ca
     written = api.get("OlderPromotion", older, name)
     assert written
     assert {"phase": "Blocked", "current": "1"}.items() <= written["status"].items()
+
+
+@pytest.mark.parametrize(("serving", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_no_field_is_lost_without_a_word(api: Api, older: str, serving: Json, sentence: str) -> None:
+    with refused(sentence):
+        api.patch("OlderPromotion", older, "shared", {"spec": {"serving": serving}})
