@@ -15,6 +15,8 @@ API_VERSION = f"{GROUP}/{VERSION}"
 VALIDATIONS = "x-kubernetes-validations"
 REPLACED = "x-replaced-fields"
 """Fields of an earlier version in the schema of a model; `structural` turns each into a field that the API server refuses."""
+BY_RULE = "x-required-by-rule"
+"""Fields that a model requires, and that `structural` leaves out of `required`, since a rule requires them."""
 LATE: dict[str, Any] = {"x-late-default": True}
 """Schema of a field without a default in the CRD: the operator fills it in, after that of the installation. The description names it."""
 
@@ -71,6 +73,15 @@ def replaced(**fields: tuple[str, str]) -> dict[str, Any]:
     Without them it would drop the field, and the job would run without its GPUs or credentials.
     """
     return {REPLACED: fields}
+
+
+def required_by_rule(*fields: str) -> dict[str, Any]:
+    """Required fields that a rule requires in the CRD, for a model's ``json_schema_extra``.
+
+    The API server reads no rule of an object that lacks a field of the schema's `required`, and would not say where that field was
+    in an earlier version.
+    """
+    return {BY_RULE: list(fields)}
 
 
 # NB: the API server estimates the cost of a CEL rule from the longest value a field may hold, and refuses a

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from finetune_crds.base import GROUP, REPLACED, VALIDATIONS, VERSION, Rule
+from finetune_crds.base import BY_RULE, GROUP, REPLACED, VALIDATIONS, VERSION, Rule
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
 
@@ -86,7 +86,7 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
     if isinstance(schema.get("additionalProperties"), dict):
         schema["additionalProperties"] = structural(schema["additionalProperties"], definitions)
     if "properties" in schema:
-        schema = _with_replaced(schema)
+        schema = _without_required_by_rule(_with_replaced(schema))
         required = schema.get("required", [])
         schema["properties"] = {
             name: _with_default(structural(value, definitions), part=_is_part(value) and name not in required)
@@ -103,6 +103,22 @@ def _with_replaced(schema: Schema) -> Schema:
     replaced: dict[str, tuple[str, str]] = schema.pop(REPLACED, {})
     fields = {name: _refused_field(kind, message) for name, (kind, message) in replaced.items()}
     return schema | {"properties": schema["properties"] | fields}
+
+
+def _without_required_by_rule(schema: Schema) -> Schema:
+    """The schema without the required fields that a rule requires."""
+    remaining = {key: value for key, value in schema.items() if key != BY_RULE}
+    fields = schema.get(BY_RULE, [])
+    return remaining | (
+        {"required": [name for name in schema["required"] if name not in fields]} if fields else {}
+    )
+
+
+def document_models(definitions: Schema) -> None:
+    """Change the definitions of models for the documentation: no field of an earlier version, and each required field as such."""
+    for definition in definitions.values():
+        definition.pop(REPLACED, None)
+        definition.pop(BY_RULE, None)
 
 
 # NB: the API server looks for unknown fields before it reads rules, so an object may hold any; and it reads the types before that,
@@ -183,13 +199,12 @@ def crd(
 
     Args:
         annotations: annotations of the definition.
-        documented: whether it is for the documentation: without the fields of an earlier version, which the API server refuses, and with
-            all that the status repeats from the spec.
+        documented: whether it is for the documentation: without the fields of an earlier version, which the API server refuses, with
+            all that the status repeats from the spec, and with `required` as the models have it.
     """
     generated = resource.model_json_schema(by_alias=True, mode="validation")
     if documented:
-        for definition in generated["$defs"].values():
-            definition.pop(REPLACED, None)
+        document_models(generated["$defs"])
     root = structural(generated)
     properties = root["properties"]
     for name in ("apiVersion", "kind"):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import LATE, ApiModel, NonNegative, Positive, replaced, rules
+from finetune_crds.base import LATE, ApiModel, NonNegative, Positive, replaced, required_by_rule, rules
 from finetune_crds.env import LocalReference
 from finetune_crds.gates import Gates
 
@@ -144,8 +144,6 @@ class DatabricksServing(ApiModel):
 class Serving(ApiModel):
     """The endpoint that serves the version that the alias points at. It is created when it does not exist."""
 
-    # NB: endpoint is required by a rule. The API server reads no rule of an object that lacks a field of the schema's `required`,
-    # and would not say where databricks.endpoint is now.
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
@@ -166,7 +164,7 @@ class Serving(ApiModel):
                 ".databricks",
             ),
         )
-        | {"required": ["type"]}
+        | required_by_rule("endpoint")
     )
 
     type: Literal["Databricks"]

@@ -19,6 +19,7 @@ from finetune_crds.reference import (
     pages,
     sample_files,
 )
+from finetune_crds.schema import crd
 
 JOB, PROMOTION = field_reference(FineTuneJob), field_reference(ModelPromotion)
 
@@ -79,6 +80,12 @@ def test_a_rule_that_fields_share_stands_once() -> None:
         "- spec.model, spec.alias, spec.tracking.uri, spec.tracking.registryUri cannot change: create a ModelPromotion with "
         "another name, and delete this one"
     ]
+
+
+def test_a_field_that_a_rule_requires_is_marked_as_required() -> None:
+    assert "| `endpoint` | string | **Required.** Name of the endpoint. |" in PROMOTION
+    schema = crd(ModelPromotion)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert schema["properties"]["spec"]["properties"]["serving"]["required"] == ["type"]
 
 
 def test_every_condition_and_reason_is_there() -> None:
