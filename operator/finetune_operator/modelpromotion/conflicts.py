@@ -228,13 +228,19 @@ def _is_blocked(rival: Rival) -> bool:
 def _names_endpoint(spec: Json, serving: Serving) -> bool:
     """Whether a spec, which need not fit this version's schema, names an endpoint of the same type and name."""
     rival_serving = spec.get("serving") or {}
-    return (rival_serving.get("type"), rival_serving.get("endpoint")) == (serving.type, serving.endpoint)
+    return (rival_serving.get("type"), _endpoint_of(rival_serving)) == (serving.type, serving.endpoint)
+
+
+def _endpoint_of(serving: Json) -> str | None:
+    """The name of the endpoint, also in a spec that an earlier version stored: that promotion keeps its endpoint."""
+    return serving.get("endpoint") or (serving.get("databricks") or {}).get("endpoint")
 
 
 def _read_backend(spec: Json) -> ServingBackend | None:
-    """The backend of a promotion; None when its spec does not fit this version's schema, so that it changes no endpoint."""
+    """The backend of a promotion; None when its spec.serving fits no version's schema, so that it changes no endpoint."""
+    serving = spec["serving"]
     try:
-        return choose_backend(Serving.model_validate(spec["serving"]))
+        return choose_backend(Serving.model_validate(serving | {"endpoint": _endpoint_of(serving)}))
     except ValidationError:
         return None
 

@@ -237,8 +237,20 @@ ENDPOINTS: dict[str, tuple[Json | None, bool]] = {
     "the same": (serving(), True),
     "the same, on another machine": (serving(workloadType="GPUSmall"), True),
     "another": (serving("other"), False),
-    "one as an earlier version stored it": (
+    "the same, as an earlier version stored it": (
         {"type": "Databricks", "databricks": {"endpoint": "support", "secretRef": {"name": "login"}}},
+        True,
+    ),
+    "another, as an earlier version stored it": (
+        {"type": "Databricks", "databricks": {"endpoint": "other", "secretRef": {"name": "login"}}},
+        False,
+    ),
+    "another, beside the same as an earlier version stored it": (
+        {
+            "type": "Databricks",
+            "endpoint": "other",
+            "databricks": {"endpoint": "support", "secretRef": {"name": "login"}},
+        },
         False,
     ),
     "the same, with a spec that cannot be read": (serving(workloadType="later"), False),
