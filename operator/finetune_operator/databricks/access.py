@@ -50,6 +50,15 @@ def resolve_access(secret: Mapping[str, str] | None, settings: Settings) -> Acce
     return _read_settings(settings) if secret is None else _read_secret(secret)
 
 
+def find_workspace(settings: Settings, secret: Mapping[str, str] | None) -> str:
+    """The address of the workspace that a Secret or, without one, the installation is for; equal for equal workspaces.
+
+    Raises:
+        ExternalError: no workspace is known, or the Secret is incomplete.
+    """
+    return resolve_access(secret, settings).host.casefold()
+
+
 def _read_settings(settings: Settings) -> Access:
     if not settings.databricks_host:
         raise _not_configured(

@@ -17,10 +17,11 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.serving import Serving
 from finetune_operator import names, secrets
 from finetune_operator.controller.store import Store
+from finetune_operator.databricks.access import find_workspace
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import Kube
 from finetune_operator.modelpromotion.model import Promotion
-from finetune_operator.registry.choose import find_metastore, find_workspace, resolve_registry
+from finetune_operator.registry.choose import find_metastore, resolve_registry
 from finetune_operator.serving.choose import choose_backend
 from finetune_operator.serving.model import ServingBackend
 from finetune_operator.settings import UNITY_CATALOG, Settings

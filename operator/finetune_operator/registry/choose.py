@@ -30,17 +30,6 @@ def open_registry(
     return MlflowRegistry(server, registry, Credentials.of(secret))
 
 
-def find_workspace(settings: Settings, secret: Mapping[str, str] | None) -> str:
-    """The address of the workspace whose Unity Catalog a promotion uses.
-
-    Raises:
-        ExternalError: no workspace is known, or the Secret is incomplete.
-    """
-    from finetune_operator.databricks.access import resolve_access
-
-    return resolve_access(secret, settings).host.casefold()
-
-
 def find_metastore(settings: Settings, secret: Mapping[str, str] | None, *, fetch: bool = True) -> str | None:
     """The metastore that holds the Unity Catalog models of a workspace; None when it is unknown.
 

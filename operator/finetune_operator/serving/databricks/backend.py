@@ -11,7 +11,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.env import LocalReference
 from finetune_crds.serving import InferenceTable, Serving
 from finetune_operator.databricks import secret_scopes
-from finetune_operator.databricks.access import resolve_access
+from finetune_operator.databricks.access import find_workspace
 from finetune_operator.databricks.workspace import open_workspace
 from finetune_operator.serving.databricks.change import request_change
 from finetune_operator.serving.databricks.endpoint import read_endpoint
@@ -76,7 +76,7 @@ class DatabricksBackend:
         Raises:
             ExternalError: no workspace is known, or the Secret is incomplete.
         """
-        return resolve_access(secret, settings).host.casefold()
+        return find_workspace(settings, secret)
 
     def open_client(self, settings: Settings, secret: Mapping[str, str] | None) -> EndpointClient:
         """The endpoint in the workspace that a Secret names or, without one, in that of the installation.
