@@ -260,10 +260,10 @@ def find_needed_versions(promotion: Promotion, spec: ModelPromotionSpec, observe
     candidate = named_version(spec, observed)
     target = target_version(spec, status)
     at_rest = (target or candidate) == holder == status.promoted and status.move is None
-    if at_rest and spec.serving is None and not promotion.deleting and _is_identified(status):
+    if at_rest and promotion.backend is None and not promotion.deleting and _is_identified(status):
         return set()
     versions = {candidate, holder, target, status.promoted, status.move.to_version if status.move else None}
-    if spec.serving:
+    if promotion.backend:
         saved = status.serving.saved if status.serving else None
         back = status.withheld.back if status.withheld else None
         versions |= {status.previous, back, main_version(saved or [])}

@@ -71,7 +71,7 @@ def _serve(draft: Draft) -> None:
     if promotion.spec is None:
         # What is known of the endpoint still counts once the spec can be read again.
         return
-    if promotion.spec.serving is None:
+    if promotion.backend is None:
         draft.unset(ConditionType.SERVED)
         draft.update(serving=None)
     elif draft.observed.model is None and draft.status.registry:

@@ -118,7 +118,7 @@ def describe_step(draft: Draft) -> str | None:
 
 
 def _canary(draft: Draft) -> Canary | None:
-    return draft.spec.serving.canary if draft.spec.serving else None
+    return draft.serving.canary if draft.serving else None
 
 
 def serving_status(draft: Draft) -> ServingStatus:

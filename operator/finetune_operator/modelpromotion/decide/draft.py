@@ -9,6 +9,7 @@ from datetime import datetime
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_crds.promotion_status import Journal, ModelPromotionStatus, Move, Withheld
+from finetune_crds.serving import Serving
 from finetune_operator.modelpromotion.decide.digests import terms_digest
 from finetune_operator.modelpromotion.model import Observed, Promotion, PromotionAction, PromotionDecision
 from finetune_operator.policy.status import StatusBuilder
@@ -52,6 +53,11 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         if self.promotion.spec is None:
             raise ValueError(f"the spec of {self.promotion.key} was not accepted")
         return self.promotion.spec
+
+    @property
+    def serving(self) -> Serving | None:
+        """spec.serving as the backend has it; None where nothing is served."""
+        return self.promotion.backend.spec if self.promotion.backend else None
 
     @property
     def holder(self) -> str | None:

@@ -16,7 +16,7 @@ from finetune_operator.settings import UNITY_CATALOG
 
 def name_of(draft: Draft) -> str:
     """The name of the endpoint; empty when the spec has none."""
-    return draft.spec.serving.endpoint if draft.spec.serving else ""
+    return draft.serving.endpoint if draft.serving else ""
 
 
 def update_status(draft: Draft, **fields: Any) -> None:

@@ -17,7 +17,7 @@ from finetune_operator.serving.model import Endpoint
 
 def serve(draft: Draft) -> None:
     """Bring the endpoint one step closer to serving the version that has the alias."""
-    spec, version = draft.spec.serving, draft.status.promoted
+    spec, version = draft.serving, draft.status.promoted
     if spec is None:
         return
     if version is None and not canary.serving_status(draft).failure:
@@ -41,7 +41,7 @@ def hold(draft: Draft) -> None:
 
     NB: this may last long: the registry may reject the move, or the drift may wait for a decision.
     """
-    spec = draft.spec.serving
+    spec = draft.serving
     endpoint = endpoints.record_endpoint(draft, spec) if spec else None
     status, version = canary.serving_status(draft), draft.status.promoted
     if endpoint is None:
