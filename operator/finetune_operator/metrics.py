@@ -12,3 +12,6 @@ queue_oldest_seconds = Gauge(
 )
 jobs = Gauge("finetune_jobs", "FineTuneJobs by phase", ["phase"])
 promotions = Gauge("finetune_promotions", "ModelPromotions by phase", ["phase"])
+promotions_ready = Gauge(
+    "finetune_promotions_ready", "ModelPromotions by their condition Ready", ["status", "reason"]
+)

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from finetune_crds.conditions import ConditionType
 from finetune_operator import metrics, names
 from finetune_operator.controller.health import Health
 from finetune_operator.controller.store import CHILDREN, KINDS, RESOURCES, Store
@@ -65,3 +66,12 @@ class Resync:
             gauge.clear()
             for phase, count in phases.items():
                 gauge.labels(phase).set(count)
+        conditions = Counter(
+            (item["status"], item["reason"])
+            for body in self.store.of("ModelPromotion").values()
+            for item in (body.get("status") or {}).get("conditions") or ()
+            if item["type"] == ConditionType.READY
+        )
+        metrics.promotions_ready.clear()
+        for (status, reason), count in conditions.items():
+            metrics.promotions_ready.labels(status, reason).set(count)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.promotion_status import PromotionPhase
 
-# Of a condition Accepted or Promoted that is not True.
+# Of a condition Accepted or Promoted that is not True. Blocked: the promotion must change, or what it names. Where a server or its
+# administrator must change (MlflowNotConfigured, MoveRefused), the operator tries again, and nothing is Blocked.
 _PHASES: dict[str, PromotionPhase] = {
     ConditionReason.MLFLOW_NOT_CONFIGURED: "Pending",
     ConditionReason.GATE_INCONCLUSIVE: "Pending",
@@ -27,7 +28,8 @@ _PHASES: dict[str, PromotionPhase] = {
     ConditionReason.ALIAS_MOVED: "Blocked",
     ConditionReason.ALIAS_REMOVED: "Blocked",
 }
-# Of a condition Served that is not True. All other reasons pass without a person.
+# Of a condition Served that is not True. The operator tries again for all other reasons, though some of them need a person too, for
+# example one who grants a right (DatabricksForbidden).
 _BLOCKED_ENDPOINT = (
     ConditionReason.ENDPOINT_FAILED,
     ConditionReason.CANARY_FAILED,
