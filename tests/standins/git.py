@@ -71,8 +71,8 @@ class GitServer:
         self.asked.append((path, login))
         if self.faults:
             return self.faults.pop()
-        wanted = self.logins.get(path.split("/")[1].removesuffix(".git"))
-        if wanted and login != "Basic " + base64.b64encode(":".join(wanted).encode()).decode():
+        credentials = self.logins.get(path.split("/")[1].removesuffix(".git"))
+        if credentials and login != "Basic " + base64.b64encode(":".join(credentials).encode()).decode():
             return Answer(401, "a secret page", {"WWW-Authenticate": "Basic"})
         if path in self.answers:
             return self.answers[path]

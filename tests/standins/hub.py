@@ -42,30 +42,32 @@ class Hub:
 
     Attributes:
         token: the one that opens gated repositories.
-        asked: method and path of every request.
+        requests: method and path of every request.
         away: whether every request fails.
     """
 
     datasets: dict[str, Repository] = field(default_factory=dict)
     models: dict[str, Repository] = field(default_factory=dict)
     token: str = "hf_token"
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     away: bool = False
 
     def __call__(self, request: Request) -> Answer:
         split = urlsplit(request.target)
         path = unquote(split.path)
-        self.asked.append(f"{request.method} {path}")
+        self.requests.append(f"{request.method} {path}")
         if self.away:
             return Answer(503)
         parts = path.strip("/").split("/")
-        known = {"datasets": self.datasets, "models": self.models}
-        if parts[0] == "api" and parts[1:2] and parts[1] in known:
-            held = known[parts[1]].get("/".join(parts[2:4]))
-            return self._api(held, "/".join(parts[2:4]), parts[4:], request, parse_qs(split.query))
+        repositories = {"datasets": self.datasets, "models": self.models}
+        if parts[0] == "api" and parts[1:2] and parts[1] in repositories:
+            repository = repositories[parts[1]].get("/".join(parts[2:4]))
+            return self._api(repository, "/".join(parts[2:4]), parts[4:], request, parse_qs(split.query))
         kind = parts.pop(0) if parts[0] == "datasets" else "models"
         if parts[2:3] == ["resolve"]:
-            return self._file(known[kind].get("/".join(parts[:2])), parts[3], "/".join(parts[4:]), request)
+            return self._file(
+                repositories[kind].get("/".join(parts[:2])), parts[3], "/".join(parts[4:]), request
+            )
         return Answer(404)
 
     def _api(
@@ -87,12 +89,12 @@ class Hub:
             files = [{"rfilename": file} for file in sorted(repository.files)]
             return Answer(200, {"id": name, "sha": repository.commit, "siblings": files})
         if call == "paths-info":
-            asked = parse_qs(request.body.decode()).get("paths", [])
+            paths = parse_qs(request.body.decode()).get("paths", [])
             entries = {entry["path"]: entry for entry in _tree(repository, "", recursive=True)}
-            return Answer(200, [entries[path] for path in asked if path in entries])
+            return Answer(200, [entries[path] for path in paths if path in entries])
         folder = "/".join(parts[2:])
-        found = _tree(repository, folder, recursive=query.get("recursive") in (["true"], ["True"]))
-        return Answer(200, found) if found or not folder else _error(404, "EntryNotFound")
+        listing = _tree(repository, folder, recursive=query.get("recursive") in (["true"], ["True"]))
+        return Answer(200, listing) if listing or not folder else _error(404, "EntryNotFound")
 
     def _file(self, repository: Repository | None, revision: str, path: str, request: Request) -> Answer:
         if repository is None:
@@ -118,13 +120,13 @@ def _error(status: int, code: str, headers: dict[str, str] | None = None) -> Ans
 
 def _tree(repository: Repository, folder: str, *, recursive: bool) -> list[Json]:
     """What a folder holds, with what its folders hold on request."""
-    found: dict[str, Json] = {}
+    entries: dict[str, Json] = {}
     for name, content in sorted(repository.files.items()):
         path = PurePosixPath(name)
         for parent in [*path.parents][-2::-1]:
-            found[str(parent)] = {"type": "directory", "path": str(parent), "oid": _digest(b""), "size": 0}
-        found[name] = {"type": "file", "path": name, "size": len(content), "oid": _digest(content)}
-    below = {path: entry for path, entry in found.items() if not folder or path.startswith(f"{folder}/")}
+            entries[str(parent)] = {"type": "directory", "path": str(parent), "oid": _digest(b""), "size": 0}
+        entries[name] = {"type": "file", "path": name, "size": len(content), "oid": _digest(content)}
+    below = {path: entry for path, entry in entries.items() if not folder or path.startswith(f"{folder}/")}
     depth = len(PurePosixPath(folder).parts) + 1
     return [entry for path, entry in below.items() if recursive or len(PurePosixPath(path).parts) == depth]
 
@@ -138,8 +140,8 @@ def running(patch: pytest.MonkeyPatch, folder: Path, datasets: dict[str, Reposit
     """A Hub with data sets, which the clients in this process talk to; `folder` is their cache."""
     from huggingface_hub import HfFileSystem
 
-    made = Hub(datasets)
-    with serving(made) as address:
+    hub = Hub(datasets)
+    with serving(hub) as address:
         patch.setattr("huggingface_hub.constants.ENDPOINT", address)
         patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
         files = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
@@ -151,4 +153,4 @@ def running(patch: pytest.MonkeyPatch, folder: Path, datasets: dict[str, Reposit
         )
         # NB: the file system remembers what it has listed.
         HfFileSystem.clear_instance_cache()
-        yield made
+        yield hub

@@ -26,15 +26,15 @@ class StandIn(Kube):
     def keep(self, body: Json) -> Json:
         """Make it exist, at a new version."""
         self.version += 1
-        kept = copy.deepcopy(body)
-        made = {
+        stored = copy.deepcopy(body)
+        assigned = {
             "namespace": "team",
             "uid": f"uid-{self.version}",
             "creationTimestamp": "2026-08-01T12:00:00Z",
         }
-        kept["metadata"] = made | kept["metadata"] | {"resourceVersion": str(self.version)}
-        self.objects[self._key(kept)] = kept
-        return copy.deepcopy(kept)
+        stored["metadata"] = assigned | stored["metadata"] | {"resourceVersion": str(self.version)}
+        self.objects[self._key(stored)] = stored
+        return copy.deepcopy(stored)
 
     def _key(self, body: Json) -> Key:
         return body["kind"], body["metadata"]["namespace"], body["metadata"]["name"]
@@ -54,12 +54,12 @@ class StandIn(Kube):
 
     async def list(self, kind: str, namespace: str | None, **selectors: str) -> Listing:
         self._note("list", kind, next(iter(selectors.values()), ""))
-        found = [
+        items = [
             copy.deepcopy(body)
-            for (held, place, _), body in self.objects.items()
-            if held == kind and namespace in (place, None)
+            for (item_kind, place, _), body in self.objects.items()
+            if item_kind == kind and namespace in (place, None)
         ]
-        return Listing(found, self.version)
+        return Listing(items, self.version)
 
     async def create(self, body: Json, *, dry_run: bool = False) -> Json:
         self._note("rehearse" if dry_run else "create", body["kind"], body["metadata"].get("name", ""))
@@ -71,25 +71,31 @@ class StandIn(Kube):
 
     async def apply(self, body: Json, *, subresource: str = "") -> Json:
         self._note("status" if subresource else "apply", body["kind"], body["metadata"]["name"])
-        held = self.objects.get(self._key(body))
+        current = self.objects.get(self._key(body))
         expected = {name: body["metadata"].get(name) for name in ("uid", "resourceVersion")}
-        if held is None and (subresource or any(expected.values())):
+        if current is None and (subresource or any(expected.values())):
             raise KubeError(404, "not found", "NotFound")
-        if held and any(value not in (None, held["metadata"][name]) for name, value in expected.items()):
+        if current and any(
+            value not in (None, current["metadata"][name]) for name, value in expected.items()
+        ):
             raise KubeError(409, "the object has been modified", "Conflict")
-        if held is None:
+        if current is None:
             return self.keep(body)
         if subresource:
-            return self.keep({**held, subresource: body[subresource]})
-        kept = self.keep({**held, **body, "metadata": {**held["metadata"], **body["metadata"]}})
-        if "deletionTimestamp" in kept["metadata"] and not kept["metadata"].get("finalizers"):
-            del self.objects[self._key(kept)]
-        return kept
+            return self.keep({**current, subresource: body[subresource]})
+        updated = self.keep({**current, **body, "metadata": {**current["metadata"], **body["metadata"]}})
+        if "deletionTimestamp" in updated["metadata"] and not updated["metadata"].get("finalizers"):
+            del self.objects[self._key(updated)]
+        return updated
 
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, version: str = "", *, foreground: bool = False
     ) -> None:
         self._note("delete", kind, name)
-        held = self.objects.get((kind, namespace, name))
-        if held and held["metadata"]["uid"] == uid and version in ("", held["metadata"]["resourceVersion"]):
+        current = self.objects.get((kind, namespace, name))
+        if (
+            current
+            and current["metadata"]["uid"] == uid
+            and version in ("", current["metadata"]["resourceVersion"])
+        ):
             del self.objects[kind, namespace, name]

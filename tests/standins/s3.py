@@ -92,39 +92,39 @@ def _respond(store: Store, request: Request) -> Answer:
         return Answer(status, text, {"Content-Type": "application/xml"})
 
 
-def _signer(store: Store, request: Request, asked: str) -> str:
+def _signer(store: Store, request: Request, requested_path: str) -> str:
     """Return the access key that signed a request for bucket/key."""
-    found = _SIGNED.fullmatch(request.headers.get("Authorization", ""))
-    if found is None:
+    authorization = _SIGNED.fullmatch(request.headers.get("Authorization", ""))
+    if authorization is None:
         raise _Refusal(403, "AccessDenied")
-    grant = store.grants.get(found["key"])
+    grant = store.grants.get(authorization["key"])
     if grant is None:
         raise _Refusal(403, "InvalidAccessKeyId")
     if request.headers.get("x-amz-security-token") != grant.login.session_token:
         raise _Refusal(400, "InvalidToken")
-    if found["key"] in store.expired:
+    if authorization["key"] in store.expired:
         raise _Refusal(400, "ExpiredToken")
     if not hmac.compare_digest(
-        _signature(request, found, str(grant.login.secret_access_key)), found["signature"]
+        _signature(request, authorization, str(grant.login.secret_access_key)), authorization["signature"]
     ):
         raise _Refusal(403, "SignatureDoesNotMatch")
-    if request.method not in ("GET", "HEAD") or not f"{asked}/".startswith(f"{grant.opens}/"):
+    if request.method not in ("GET", "HEAD") or not f"{requested_path}/".startswith(f"{grant.opens}/"):
         raise _Refusal(403, "AccessDenied")
-    return found["key"]
+    return authorization["key"]
 
 
-def _signature(request: Request, found: re.Match[str], secret: str) -> str:
+def _signature(request: Request, authorization: re.Match[str], secret: str) -> str:
     """Signature Version 4 of a request."""
     url = urlsplit(request.target)
     query = "&".join(sorted(part if "=" in part else f"{part}=" for part in url.query.split("&") if part))
-    names = found["headers"].split(";")
+    names = authorization["headers"].split(";")
     headers = "".join(f"{name}:{' '.join(str(request.headers[name]).split())}\n" for name in names)
     content = request.headers["x-amz-content-sha256"]
-    canonical = "\n".join((request.method, url.path, query, headers, found["headers"], str(content)))
+    canonical = "\n".join((request.method, url.path, query, headers, authorization["headers"], str(content)))
     digest = hashlib.sha256(canonical.encode()).hexdigest()
-    text = "\n".join(("AWS4-HMAC-SHA256", str(request.headers["x-amz-date"]), found["scope"], digest))
+    text = "\n".join(("AWS4-HMAC-SHA256", str(request.headers["x-amz-date"]), authorization["scope"], digest))
     key = f"AWS4{secret}".encode()
-    for part in found["scope"].split("/"):
+    for part in authorization["scope"].split("/"):
         key = hmac.digest(key, part.encode(), "sha256")
     return hmac.digest(key, text.encode(), "sha256").hex()
 
@@ -139,12 +139,12 @@ def _object(path: Path, request: Request) -> Answer:
         "Last-Modified": formatdate(path.stat().st_mtime, usegmt=True),
         "Accept-Ranges": "bytes",
     }
-    wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
+    byte_range = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range") or "")
     if request.method == "HEAD":
         return Answer(200, b"", about | {"Content-Length": str(len(content))})
-    if wanted is None:
+    if byte_range is None:
         return Answer(200, content, about)
-    first, last = int(wanted[1]), min(int(wanted[2] or len(content)), len(content) - 1)
+    first, last = int(byte_range[1]), min(int(byte_range[2] or len(content)), len(content) - 1)
     if first > last:
         raise _Refusal(416, "InvalidRange")
     return Answer(
@@ -162,8 +162,8 @@ def _listing(store: Store, bucket: str, query: dict[str, str]) -> Answer:
     }
     folders = set()
     for key in [*files] if delimiter else []:
-        name, found, _ = key.removeprefix(prefix).partition(delimiter)
-        if found:
+        name, separator, _ = key.removeprefix(prefix).partition(delimiter)
+        if separator:
             folders.add(f"{prefix}{name}{delimiter}")
             del files[key]
     contents = "".join(

@@ -26,13 +26,13 @@ def main() -> None:
         metavar="MODEL:NUMBER",
         help="a version of a model, catalog.schema.name:1; may be repeated",
     )
-    told = parser.parse_args()
-    state = Workspace(tokens={told.token})
-    state.endpoints.polls = told.polls
-    for item in told.version:
+    options = parser.parse_args()
+    state = Workspace(tokens={options.token})
+    state.endpoints.polls = options.polls
+    for item in options.version:
         model, _, number = item.rpartition(":")
         state.add_version(model, int(number))
-    with running(state, told.port), contextlib.suppress(KeyboardInterrupt):
+    with running(state, options.port), contextlib.suppress(KeyboardInterrupt):
         print(state.uri, flush=True)
         threading.Event().wait()
 

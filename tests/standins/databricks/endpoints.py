@@ -57,8 +57,8 @@ def exported(
     for position, name in enumerate(names):
         lines.append(f"# TYPE {name} gauge")
         lines += [
-            f'{name}{{endpoint_name="{endpoint}",served_entity_name="version-{version}"}} {held[position]} 1790000000000'
-            for version, held in counts.items()
+            f'{name}{{endpoint_name="{endpoint}",served_entity_name="version-{version}"}} {version_counts[position]} 1790000000000'
+            for version, version_counts in counts.items()
         ]
     name = "request_latency_ms"
     lines += [f"# TYPE {name} histogram"] if milliseconds else []
@@ -108,13 +108,17 @@ class Endpoints:
     def get(self, name: str) -> Json:
         """One endpoint; every time it is asked for, a change of it comes nearer to its end."""
         with self._lock:
-            found = self._find(name)
-            if self.polls is not None and found.state and found.state.config_update == _Update.IN_PROGRESS:
-                left = self._left.get(name, 0)
-                self._left[name] = left - 1
-                if left <= 0:
+            endpoint = self._find(name)
+            if (
+                self.polls is not None
+                and endpoint.state
+                and endpoint.state.config_update == _Update.IN_PROGRESS
+            ):
+                polls_left = self._left.get(name, 0)
+                self._left[name] = polls_left - 1
+                if polls_left <= 0:
                     self.end(name)
-            return found.as_dict()
+            return endpoint.as_dict()
 
     def create(self, body: Json) -> Json:
         """POST of an endpoint with a configuration."""
@@ -146,12 +150,12 @@ class Endpoints:
     def put_gateway(self, name: str, body: Json) -> Json:
         """PUT of the AI gateway's configuration: all of it. It moves the endpoint's time stamp."""
         with self._lock:
-            found = self._find(name)
-            held = found.ai_gateway.inference_table_config if found.ai_gateway else None
-            _check_table(held.as_dict() if held else {}, body.get("inference_table_config") or {})
-            found.ai_gateway = AiGatewayConfig.from_dict(body)
+            endpoint = self._find(name)
+            table = endpoint.ai_gateway.inference_table_config if endpoint.ai_gateway else None
+            _check_table(table.as_dict() if table else {}, body.get("inference_table_config") or {})
+            endpoint.ai_gateway = AiGatewayConfig.from_dict(body)
             self._revision += 1
-            found.last_updated_timestamp = self._revision
+            endpoint.last_updated_timestamp = self._revision
             return PutAiGatewayResponse.from_dict(body).as_dict()
 
     def delete(self, name: str) -> Json:
@@ -177,30 +181,30 @@ class Endpoints:
     def finish(self, name: str) -> None:
         """What is pending is in force."""
         with self._lock:
-            found = self._find(name)
-            pending = found.pending_config or EndpointPendingConfig()
+            endpoint = self._find(name)
+            pending = endpoint.pending_config or EndpointPendingConfig()
             states = [self._deployed(item) for item in pending.served_entities or []]
             answers = all(_is_ready(item) for item in states)
-            before = (found.config.config_version or 0) if found.config else 0
-            found.config = EndpointCoreConfigOutput(
+            before = (endpoint.config.config_version or 0) if endpoint.config else 0
+            endpoint.config = EndpointCoreConfigOutput(
                 config_version=before + 1,
                 served_entities=states,
                 traffic_config=pending.traffic_config,
             )
-            found.pending_config = None
+            endpoint.pending_config = None
             self.shares.setdefault(name, []).append(self.routes(name))
             ready = EndpointStateReady.READY if answers else EndpointStateReady.NOT_READY
-            found.state = EndpointState(_Update.NOT_UPDATING, ready)
+            endpoint.state = EndpointState(_Update.NOT_UPDATING, ready)
 
     def recover(self, name: str) -> None:
         """Every version answers again."""
         with self._lock:
-            found, self.recovering = self._find(name), {}
-            if found.config:
-                found.config.served_entities = [
-                    self._deployed(item) for item in found.config.served_entities or []
+            endpoint, self.recovering = self._find(name), {}
+            if endpoint.config:
+                endpoint.config.served_entities = [
+                    self._deployed(item) for item in endpoint.config.served_entities or []
                 ]
-            found.state = EndpointState(_Update.NOT_UPDATING, EndpointStateReady.READY)
+            endpoint.state = EndpointState(_Update.NOT_UPDATING, EndpointStateReady.READY)
 
     def _deployed(self, item: ServedEntityOutput) -> ServedEntityOutput:
         message = self.recovering.get(str(item.entity_version))
@@ -211,16 +215,18 @@ class Endpoints:
     def fail(self, name: str, message: str, version: str | None = None) -> None:
         """What is pending cannot be deployed: what was in force stays so."""
         with self._lock:
-            found = self._find(name)
-            pending = found.pending_config or EndpointPendingConfig()
+            endpoint = self._find(name)
+            pending = endpoint.pending_config or EndpointPendingConfig()
             pending.served_entities = [
                 _deployed(item, ServedModelStateDeployment.DEPLOYMENT_FAILED, message)
                 if version in (None, item.entity_version)
                 else item
                 for item in pending.served_entities or []
             ]
-            found.pending_config = pending if self.keeps_failed else None
-            found.state = EndpointState(_Update.UPDATE_FAILED, found.state.ready if found.state else None)
+            endpoint.pending_config = pending if self.keeps_failed else None
+            endpoint.state = EndpointState(
+                _Update.UPDATE_FAILED, endpoint.state.ready if endpoint.state else None
+            )
 
     def routes(self, name: str) -> dict[str, int]:
         """The share of each version in what is in force."""
@@ -254,19 +260,19 @@ class Endpoints:
 
     def _configure(self, name: str, config: EndpointCoreConfigInput | PtEndpointCoreConfig) -> Json:
         with self._lock:
-            found = self._find(name)
-            if found.state and found.state.config_update == _Update.IN_PROGRESS:
+            endpoint = self._find(name)
+            if endpoint.state and endpoint.state.config_update == _Update.IN_PROGRESS:
                 status, code, message = self.busy
                 raise EndpointRefusal(status, code, message.format(name=name))
             _check(config)
             return self._begin(name, config)
 
     def _begin(self, name: str, config: EndpointCoreConfigInput | PtEndpointCoreConfig) -> Json:
-        found = self._find(name)
+        endpoint = self._find(name)
         self._revision += 1
-        found.last_updated_timestamp = self._revision
+        endpoint.last_updated_timestamp = self._revision
         creating = ServedModelStateDeployment.DEPLOYMENT_CREATING
-        found.pending_config = EndpointPendingConfig(
+        endpoint.pending_config = EndpointPendingConfig(
             served_entities=[
                 _deployed(ServedEntityOutput.from_dict(item.as_dict()), creating)
                 for item in config.served_entities or []
@@ -274,10 +280,10 @@ class Endpoints:
             traffic_config=config.traffic_config,
             start_time=self._revision,
         )
-        ready = found.state.ready if found.state else None
-        found.state = EndpointState(_Update.IN_PROGRESS, ready)
+        ready = endpoint.state.ready if endpoint.state else None
+        endpoint.state = EndpointState(_Update.IN_PROGRESS, ready)
         self._left[name] = self.polls or 0
-        return found.as_dict()
+        return endpoint.as_dict()
 
 
 def _deployed(
@@ -290,12 +296,16 @@ def _is_ready(item: ServedEntityOutput) -> bool:
     return bool(item.state and item.state.deployment == ServedModelStateDeployment.DEPLOYMENT_READY)
 
 
-def _check_table(held: Json, wanted: Json) -> None:
+def _check_table(current: Json, requested: Json) -> None:
     """An inference table changes only after it was disabled, and is enabled with its whole name."""
-    if held.get("enabled") and wanted and any(wanted.get(key) != held.get(key) for key in _GATEWAY_FIXED):
+    if (
+        current.get("enabled")
+        and requested
+        and any(requested.get(key) != current.get(key) for key in _GATEWAY_FIXED)
+    ):
         message = "Disable the inference table before you change its catalog, schema or table name prefix."
         raise EndpointRefusal(400, "INVALID_PARAMETER_VALUE", message)
-    if wanted.get("enabled") and not (wanted.get("catalog_name") and wanted.get("schema_name")):
+    if requested.get("enabled") and not (requested.get("catalog_name") and requested.get("schema_name")):
         message = "Enabling an inference table requires catalog_name and schema_name."
         raise EndpointRefusal(400, "INVALID_PARAMETER_VALUE", message)
 
@@ -309,7 +319,7 @@ def _check_machines(config: Json) -> None:
         least, most = item.get("min_provisioned_concurrency"), item.get("max_provisioned_concurrency")
         wrong = ""
         kind = item.get("workload_type", "CPU")
-        if kind not in {known.value for known in ServingModelWorkloadType}:
+        if kind not in {workload_type.value for workload_type in ServingModelWorkloadType}:
             wrong = f"Workload type {kind} is not supported."
         elif (size is None) == (least is None and most is None):
             wrong = "Specify either workload_size or min_ and max_provisioned_concurrency."

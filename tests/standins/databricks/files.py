@@ -146,15 +146,15 @@ class Files:
     def complete(self, session: str, body: Json) -> Json:
         """POST that makes a file of its parts."""
         upload = self._uploads.pop(session)
-        told = [part["part_number"] for part in body["parts"]]
-        if told != sorted(upload.parts) or any(
+        part_numbers = [part["part_number"] for part in body["parts"]]
+        if part_numbers != sorted(upload.parts) or any(
             part["etag"] != f"tag-{part['part_number']}" for part in body["parts"]
         ):
             raise FileRefusal(
                 400, "INVALID_PARAMETER_VALUE", f"The parts of {upload.path} are not those sent."
             )
         return self._write(
-            upload.path, b"".join(upload.parts[number] for number in told), overwrite=upload.overwrite
+            upload.path, b"".join(upload.parts[number] for number in part_numbers), overwrite=upload.overwrite
         )
 
     def sign(self, uri: str, path: str) -> Json:

@@ -100,15 +100,15 @@ class Jobs:
         if len(token) > 64:
             raise _wrong("idempotency_token must have at most 64 characters.")
         with self._lock:
-            known = next((run for run in self.held.values() if token and run.token == token), None)
-            if known is None:
+            submitted = next((run for run in self.held.values() if token and run.token == token), None)
+            if submitted is None:
                 task, wheel = self._checked(body)
                 number = 10_000 + 10 * len(self.held)
-                known = Submitted(number, body.get("run_name", "Untitled"), token, task, wheel)
-                self.held[number] = known
+                submitted = Submitted(number, body.get("run_name", "Untitled"), token, task, wheel)
+                self.held[number] = submitted
                 if self.runs_wheels:
-                    threading.Thread(target=self._run, args=(known,), daemon=True).start()
-            return {"run_id": known.run_id}
+                    threading.Thread(target=self._run, args=(submitted,), daemon=True).start()
+            return {"run_id": submitted.run_id}
 
     def get(self, run_id: int) -> Json:
         """GET of a run, with its tasks."""
@@ -133,8 +133,8 @@ class Jobs:
     def list(self, query: Mapping[str, str]) -> Json:
         """GET of runs, the newest first."""
         active = query.get("active_only") == "true"
-        found = [run for run in reversed(self.held.values()) if not active or run.life in _ACTIVE]
-        listed = [BaseRun(run_id=run.run_id, run_name=run.name, status=_status(run)) for run in found]
+        runs = [run for run in reversed(self.held.values()) if not active or run.life in _ACTIVE]
+        listed = [BaseRun(run_id=run.run_id, run_name=run.name, status=_status(run)) for run in runs]
         return {"runs": [item.as_dict() for item in listed], "has_more": False}
 
     def cancel(self, run_id: int) -> Json:
@@ -202,8 +202,10 @@ class Jobs:
         """The wheel of a task on serverless compute."""
         if task.libraries or task.new_cluster or task.existing_cluster_id:
             raise _wrong("A task with environment_key cannot have libraries or a cluster.")
-        known = [JobEnvironment.from_dict(item) for item in body.get("environments") or []]
-        spec = next((item.spec for item in known if item.environment_key == task.environment_key), None)
+        environments = [JobEnvironment.from_dict(item) for item in body.get("environments") or []]
+        spec = next(
+            (item.spec for item in environments if item.environment_key == task.environment_key), None
+        )
         if spec is None:
             raise _wrong(f"Environment {task.environment_key} is not defined.")
         if bool(spec.environment_version) == bool(spec.base_environment):
@@ -238,13 +240,13 @@ class Jobs:
             self.end(run.run_id, _Code.LIBRARY_INSTALLATION_ERROR, f"Library installation failed: {refusal}")
             return
         assert run.task.python_wheel_task
-        asked = run.task.python_wheel_task
+        wheel_task = run.task.python_wheel_task
         cluster = run.task.new_cluster
         task = {
             "installed": str(installed),
-            "package": asked.package_name,
-            "entry_point": asked.entry_point,
-            "parameters": asked.parameters or [],
+            "package": wheel_task.package_name,
+            "entry_point": wheel_task.entry_point,
+            "parameters": wheel_task.parameters or [],
             "volumes": str(self.files.folder),
             "buckets": self.buckets,
             "tables": self.tables,
@@ -283,9 +285,12 @@ class Jobs:
         if run.life == _Life.TERMINATING:
             self.end(run.run_id, _Code.USER_CANCELED, "Run cancelled.")
         elif failed:
-            said = error.read_text(encoding="utf-8") if error.exists() else ""
+            error_text = error.read_text(encoding="utf-8") if error.exists() else ""
             self.end(
-                run.run_id, _Code.RUN_EXECUTION_ERROR, "Workload failed, see run output for details", said
+                run.run_id,
+                _Code.RUN_EXECUTION_ERROR,
+                "Workload failed, see run output for details",
+                error_text,
             )
         else:
             self.end(run.run_id, _Code.SUCCESS)

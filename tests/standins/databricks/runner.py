@@ -34,8 +34,8 @@ def main() -> int:
         # NB: a run sees volumes at /Volumes; this machine has them in a folder.
         volumes = f"{task['volumes']}/Volumes/"
         sys.argv = ["run", *(item.replace("/Volumes/", volumes, 1) for item in task["parameters"])]
-        found = importlib.metadata.distribution(task["package"])
-        (entry,) = found.entry_points.select(name=task["entry_point"])
+        distribution = importlib.metadata.distribution(task["package"])
+        (entry,) = distribution.entry_points.select(name=task["entry_point"])
         called = entry.load()
         assert Path(sys.modules[called.__module__].__file__ or "").is_relative_to(task["installed"])
         called()

@@ -30,14 +30,14 @@ def running(
     workspace: Workspace | None = None, port: int = 0, interface: str = "127.0.0.1"
 ) -> Iterator[Workspace]:
     """A workspace that answers on one interface, by default loopback, for as long as the block runs."""
-    held = workspace or Workspace()
+    state = workspace or Workspace()
     try:
-        with serving(lambda request: _respond(held, request), port, interface) as held.uri:
-            held.jobs.uri = held.uri
-            yield held
+        with serving(lambda request: _respond(state, request), port, interface) as state.uri:
+            state.jobs.uri = state.uri
+            yield state
     finally:
-        held.jobs.stop()
-        shutil.rmtree(held.folder, ignore_errors=True)
+        state.jobs.stop()
+        shutil.rmtree(state.folder, ignore_errors=True)
 
 
 def _respond(state: Workspace, request: Request) -> Answer:
@@ -99,9 +99,9 @@ def _ask(state: Workspace, path: str, request: Request) -> Json:
     state.check(authorization, request.method, path)
     query = dict(parse_qsl(urlsplit(request.target).query))
     for method, pattern, answer in _PATHS:
-        found = re.fullmatch(pattern, path)
-        if method == request.method and found:
-            return answer(state, query | found.groupdict(), json.loads(text) if text else {})
+        match = re.fullmatch(pattern, path)
+        if method == request.method and match:
+            return answer(state, query | match.groupdict(), json.loads(text) if text else {})
     raise Refusal(404, "ENDPOINT_NOT_FOUND", f"No API found for '{request.method} {path}'")
 
 
@@ -112,8 +112,8 @@ def _is_tracking(state: Workspace, path: str, request: Request) -> bool:
     ):
         return False
     query = dict(parse_qsl(urlsplit(request.target).query))
-    known = query.get("run_id") in state.runs or not state.tracking.is_open
-    return not (path == f"{_MLFLOW}/runs/get" and known)
+    is_answered_here = query.get("run_id") in state.runs or not state.tracking.is_open
+    return not (path == f"{_MLFLOW}/runs/get" and is_answered_here)
 
 
 def _track(state: Workspace, path: str, request: Request) -> Answer:
@@ -178,10 +178,10 @@ def _signed(state: Workspace, path: str, request: Request) -> Answer:
 
 
 def _run(state: Workspace, parts: _Parts, _: Json) -> Json:
-    found = state.runs.get(parts["run_id"])
-    if found is None:
+    run = state.runs.get(parts["run_id"])
+    if run is None:
         raise Refusal(404, "RESOURCE_DOES_NOT_EXIST", f"Run '{parts['run_id']}' not found.")
-    return GetRunResponse(found).as_dict()
+    return GetRunResponse(run).as_dict()
 
 
 _SERVING = "/api/2.0/serving-endpoints"

@@ -193,25 +193,25 @@ class Workspace:
         Raises:
             Refusal: there is no such version.
         """
-        found = self.model(name).versions.get(int(version))
-        if found is None:
+        model_version = self.model(name).versions.get(int(version))
+        if model_version is None:
             raise Refusal(404, "RESOURCE_DOES_NOT_EXIST", f"Version {version} of '{name}' does not exist.")
-        return found
+        return model_version
 
     def describe_model(self, name: str, *, aliases: bool) -> Json:
         """A model, as the SDK's class has it."""
         catalog, schema, short = name.split(".")
-        found = self.model(name)
-        held = [
-            RegisteredModelAlias(alias_name=key, version_num=value) for key, value in found.aliases.items()
+        model = self.model(name)
+        alias_infos = [
+            RegisteredModelAlias(alias_name=key, version_num=value) for key, value in model.aliases.items()
         ]
         return RegisteredModelInfo(
             full_name=name,
             catalog_name=catalog,
             schema_name=schema,
             name=short,
-            aliases=held if aliases else None,
-            created_at=found.created,
+            aliases=alias_infos if aliases else None,
+            created_at=model.created,
         ).as_dict()
 
     def create_model(self, name: str) -> Json:
@@ -247,30 +247,32 @@ class Workspace:
 
     def finalize_version(self, name: str, version: str) -> Json:
         """The files of a version are complete."""
-        found = self.version(name, version)
+        model_version = self.version(name, version)
         try:
             uploaded = self.files.read(f"/Models/{name.replace('.', '/')}/{version}/MLmodel")
         except FileRefusal:
             uploaded = None
         check_files(uploaded)
-        found.status = "READY"
-        return {"model_version": found.describe(name, int(version))}
+        model_version.status = "READY"
+        return {"model_version": model_version.describe(name, int(version))}
 
     def search_versions(self, query: str) -> Json:
         """The versions of a model: other filters are refused."""
-        wanted = re.fullmatch(r"name\s*=\s*'([^']+)'", query.strip())
-        if not wanted:
+        match = re.fullmatch(r"name\s*=\s*'([^']+)'", query.strip())
+        if not match:
             raise Refusal(400, "INVALID_PARAMETER_VALUE", f"Unsupported filter query: {query}")
-        held = self.models.get(wanted[1], Model()).versions
+        versions = self.models.get(match[1], Model()).versions
         return {
-            "model_versions": [item.describe(wanted[1], number, search=True) for number, item in held.items()]
+            "model_versions": [
+                item.describe(match[1], number, search=True) for number, item in versions.items()
+            ]
         }
 
     def set_version_tag(self, name: str, version: str, key: str, value: str) -> Json:
         """Set one tag of a version."""
-        found = self.version(name, version)
-        check_tags(found.tags, {key: value})
-        found.tags[key] = value
+        model_version = self.version(name, version)
+        check_tags(model_version.tags, {key: value})
+        model_version.tags[key] = value
         return {}
 
     def describe_version(self, name: str, version: str) -> Json:
@@ -279,16 +281,16 @@ class Workspace:
 
     def set_alias(self, name: str, alias: str, version: int) -> Json:
         """Point an alias at a version that exists."""
-        found = self.version(name, str(version))
-        if found.status != "READY":
+        model_version = self.version(name, str(version))
+        if model_version.status != "READY":
             raise Refusal(400, "INVALID_STATE", f"Version {version} of '{name}' is not READY.")
-        held = self.models[name]
-        held.aliases[held.alias(alias)] = version
-        return RegisteredModelAlias(alias_name=held.alias(alias), version_num=version).as_dict()
+        model = self.models[name]
+        model.aliases[model.alias(alias)] = version
+        return RegisteredModelAlias(alias_name=model.alias(alias), version_num=version).as_dict()
 
     def delete_alias(self, name: str, alias: str) -> Json:
         """Remove an alias that exists."""
-        held = self.model(name)
-        if held.aliases.pop(held.alias(alias), None) is None:
+        model = self.model(name)
+        if model.aliases.pop(model.alias(alias), None) is None:
             raise Refusal(404, "RESOURCE_DOES_NOT_EXIST", f"Alias '{alias}' does not exist.")
         return {}

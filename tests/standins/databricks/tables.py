@@ -26,13 +26,13 @@ class Tables:
     """Tables by their names.
 
     Attributes:
-        held: as the SDK's class has them.
+        by_name: as the SDK's class has them.
         store: who gives credentials for s3://.
         closed: names of those that the login may not see.
         external: schemas in which the login has EXTERNAL USE SCHEMA.
     """
 
-    held: dict[str, TableInfo] = field(default_factory=dict)
+    by_name: dict[str, TableInfo] = field(default_factory=dict)
     store: Store | None = None
     closed: set[str] = field(default_factory=set)
     external: set[str] = field(default_factory=set)
@@ -41,7 +41,7 @@ class Tables:
         """A managed Delta table, unless `about` says something else."""
         catalog, schema, short = name.split(".")
         usual: Json = {"table_type": TableType.MANAGED, "data_source_format": DataSourceFormat.DELTA}
-        self.held[name] = TableInfo(
+        self.by_name[name] = TableInfo(
             full_name=name,
             catalog_name=catalog,
             schema_name=schema,
@@ -65,9 +65,9 @@ class Tables:
                 "PERMISSION_DENIED",
                 f"User does not have USE SCHEMA on Schema '{name.rpartition('.')[0]}'.",
             )
-        if name not in self.held:
+        if name not in self.by_name:
             raise Refusal(404, "TABLE_DOES_NOT_EXIST", f"Table '{name}' does not exist.")
-        return self.held[name].as_dict()
+        return self.by_name[name].as_dict()
 
     def credentials(self, body: Json) -> Json:
         """Credentials that read the files of a table.
@@ -79,7 +79,7 @@ class Tables:
             raise Refusal(
                 400, "INVALID_PARAMETER_VALUE", f"operation {body.get('operation')} is none of READ"
             )
-        table = next((item for item in self.held.values() if item.table_id == body.get("table_id")), None)
+        table = next((item for item in self.by_name.values() if item.table_id == body.get("table_id")), None)
         if table is None:
             raise Refusal(404, "TABLE_DOES_NOT_EXIST", f"Table '{body.get('table_id')}' does not exist.")
         schema = f"{table.catalog_name}.{table.schema_name}"

@@ -46,7 +46,7 @@ class Version:
         """As MLflow's API has it; a search shows no tags."""
         tags = [] if search else [{"key": key, "value": value} for key, value in self.tags.items()]
         metrics = [{"key": key, "value": value} for key, value in self.metrics.items()]
-        found = {
+        description = {
             "name": name,
             "version": str(number),
             "run_id": self.run_id,
@@ -60,7 +60,7 @@ class Version:
             "tags": tags,
             "model_metrics": metrics,
         }
-        return {key: value for key, value in found.items() if value not in ("", [])}
+        return {key: value for key, value in description.items() if value not in ("", [])}
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Model:
 
     def alias(self, alias: str) -> str:
         """The alias as it was first written: upper and lower case are the same."""
-        return next((known for known in self.aliases if known.casefold() == alias.casefold()), alias)
+        return next((written for written in self.aliases if written.casefold() == alias.casefold()), alias)
 
 
 def check_name(name: str) -> None:
@@ -88,19 +88,19 @@ def check_name(name: str) -> None:
         raise Refusal(400, "INVALID_PARAMETER_VALUE", message)
 
 
-def check_tags(held: dict[str, str], wanted: dict[str, str]) -> None:
+def check_tags(current: dict[str, str], added: dict[str, str]) -> None:
     """The tags of an object of Unity Catalog.
 
     Raises:
         Refusal: a key or a value is not allowed, or there are too many.
     """
-    for key, value in wanted.items():
+    for key, value in added.items():
         if not key or key != key.strip() or len(key) > 255 or _FORBIDDEN_IN_TAGS.search(key):
             message = f"Tag key '{key}' is not valid: it cannot contain any of . , - = / : nor leading or trailing spaces."
             raise Refusal(400, "INVALID_PARAMETER_VALUE", message)
         if len(value) > 1000:
             raise Refusal(400, "INVALID_PARAMETER_VALUE", f"The value of tag '{key}' is longer than 1000.")
-    if len(held | wanted) > _MOST_TAGS:
+    if len(current | added) > _MOST_TAGS:
         raise Refusal(400, "INVALID_PARAMETER_VALUE", f"An object has at most {_MOST_TAGS} tags.")
 
 

@@ -99,7 +99,7 @@ def test_a_data_set_is_loaded_as_load_dataset_does(
 
 def test_only_the_split_that_is_read_is_downloaded(server: Hub, tmp_path: Path) -> None:
     fetched(tmp_path, dataset="org/splits", split="test")
-    got = [line for line in server.asked if line.startswith("GET /datasets/")]
+    got = [line for line in server.requests if line.startswith("GET /datasets/")]
     assert [line.rpartition("/")[2] for line in got if line.endswith(".parquet")] == [
         "test-00000-of-00001.parquet"
     ]
@@ -108,8 +108,8 @@ def test_only_the_split_that_is_read_is_downloaded(server: Hub, tmp_path: Path) 
 def test_main_is_resolved_once(server: Hub, tmp_path: Path) -> None:
     """What is downloaded belongs to the commit that the result names, also where main moves meanwhile."""
     fetched(tmp_path, dataset="org/splits")
-    assert [line for line in server.asked if line.endswith("/main") or "/main/" in line] == []
-    assert [line for line in server.asked if line.endswith("/api/datasets/org/splits")] == [
+    assert [line for line in server.requests if line.endswith("/main") or "/main/" in line] == []
+    assert [line for line in server.requests if line.endswith("/api/datasets/org/splits")] == [
         "GET /api/datasets/org/splits"
     ]
 

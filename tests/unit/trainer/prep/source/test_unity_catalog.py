@@ -335,7 +335,7 @@ GRANT = (
 )
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "no such table": (
-        lambda tables: tables.held.clear(),
+        lambda tables: tables.by_name.clear(),
         "MissingSource",
         f"{FIELD} is not in Unity Catalog at {{host}}, or the principal of data.prepare.catalog has no access to it: "
         f"correct the name, or grant USE CATALOG, USE SCHEMA and SELECT (Table '{TABLE}' does not exist.)",
