@@ -53,16 +53,18 @@ def _on_backend(options: argparse.Namespace) -> None:
     elif options.command == "down":
         backend.down(options.name)
     elif options.command == "kubeconfig":
-        found = backend.status(options.name)
-        if not found.get("kubeconfig"):
+        status = backend.status(options.name)
+        if not status.get("kubeconfig"):
             raise ClusterError(f"cluster {options.name} is not up: `make demo` brings it up")
-        print(found["kubeconfig"])
+        print(status["kubeconfig"])
     elif options.command == "status":
         print(json.dumps(backend.status(options.name), indent=2))
     else:
         say(why)
-        wanted = [image for image in images.PROJECT if not options.only or _short(image) in options.only]
-        references = backend.build_images(options.name, wanted)
+        selected_images = [
+            image for image in images.PROJECT if not options.only or _short(image) in options.only
+        ]
+        references = backend.build_images(options.name, selected_images)
         if options.json:
             print(json.dumps(references, indent=2))
         else:

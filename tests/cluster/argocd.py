@@ -77,14 +77,14 @@ class ArgoCD:
             process.stop()
         shutil.rmtree(self.directory / "tmp", ignore_errors=True)
 
-    def _kubectl(self, *argv: str, given: str | None = None, check: bool = True) -> str:
+    def _kubectl(self, *argv: str, stdin: str | None = None, check: bool = True) -> str:
         kubectl = [str(binaries.path("kubectl")), "--kubeconfig", str(self.kubeconfig)]
-        return run(*kubectl, *argv, given=given, check=check, timeout=120)
+        return run(*kubectl, *argv, stdin=stdin, check=check, timeout=120)
 
     def _read_credentials(self) -> dict[str, Any]:
         shown = self._kubectl("config", "view", "--raw", "--flatten", "--minify", "--output", "json")
-        found = json.loads(shown)
-        return {"cluster": found["clusters"][0]["cluster"], "user": found["users"][0]["user"]}
+        kubeconfig = json.loads(shown)
+        return {"cluster": kubeconfig["clusters"][0]["cluster"], "user": kubeconfig["users"][0]["user"]}
 
     def _install(self) -> None:
         """What Argo CD's own manifests install, less what runs in pods."""
@@ -95,15 +95,15 @@ class ArgoCD:
         for kind in ("applications", "appprojects"):
             wait_for(f"the CRD of {kind}", partial(self._serves, kind), 60)
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-        self._kubectl(*apply, "--filename", "-", given=json.dumps(namespace))
+        self._kubectl(*apply, "--filename", "-", stdin=json.dumps(namespace))
         for file in sorted((manifests / "base" / "config").glob("argocd-*.yaml")):
             self._kubectl(*apply, "--namespace", NAMESPACE, "--filename", str(file))
         # NB: without the key, which its API server would make, Argo CD passes over every later change of argocd-cm.
         key = json.dumps({"stringData": {"server.secretkey": secrets.token_hex(32)}})
         patch = ("patch", "secret", "argocd-secret", "--namespace", NAMESPACE, "--patch-file", "/dev/stdin")
-        self._kubectl(*patch, given=key)
+        self._kubectl(*patch, stdin=key)
         for body in (self._project(), self._cluster()):
-            self._kubectl(*apply, "--filename", "-", given=json.dumps(body))
+            self._kubectl(*apply, "--filename", "-", stdin=json.dumps(body))
 
     def _serves(self, kind: str) -> bool:
         path = f"/apis/argoproj.io/v1alpha1/{kind}"
@@ -148,8 +148,10 @@ class ArgoCD:
         }
 
     def _process(self, name: str, argv: Sequence[str], **environment: str) -> Process:
-        apart = {"HOME": str(self.directory / "home"), "TMPDIR": str(self.directory / "tmp")}
-        return Process(name, argv, self.directory / "logs" / f"{name}.log", {**apart, **environment})
+        private_folders = {"HOME": str(self.directory / "home"), "TMPDIR": str(self.directory / "tmp")}
+        return Process(
+            name, argv, self.directory / "logs" / f"{name}.log", {**private_folders, **environment}
+        )
 
     def _redis(self) -> Process:
         argv = ["redis-server", "--bind", "127.0.0.1", "--port", str(self._ports["redis"])]

@@ -29,7 +29,7 @@ class Backend(Protocol):
     def prepare(self) -> None:
         """Make what a cluster can begin with, programs and images, before it is brought up."""
 
-    def build_images(self, name: str, wanted: list[images.Image]) -> dict[str, str]:
+    def build_images(self, name: str, project_images: list[images.Image]) -> dict[str, str]:
         """Make the project's images available to it; return their references by variable."""
 
 
@@ -39,11 +39,11 @@ BACKENDS: Mapping[str, Backend] = {"local": local, "kind": kind, "current": curr
 def choose(environment: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Which backend to use, and why, in a sentence."""
     environment = os.environ if environment is None else environment
-    wanted = environment.get("CLUSTER", "")
-    if wanted:
-        if wanted not in BACKENDS:
-            raise ClusterError(f"CLUSTER={wanted} is none of {', '.join(BACKENDS)}")
-        return wanted, f"using the {wanted} cluster, as CLUSTER says"
+    backend_name = environment.get("CLUSTER", "")
+    if backend_name:
+        if backend_name not in BACKENDS:
+            raise ClusterError(f"CLUSTER={backend_name} is none of {', '.join(BACKENDS)}")
+        return backend_name, f"using the {backend_name} cluster, as CLUSTER says"
     if can_be_local():
         return (
             "local",

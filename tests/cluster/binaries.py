@@ -60,7 +60,7 @@ FLAGS = (
 class Program:
     """One Go program: a package of a module of ours, or of a module that it requires.
 
-    `links` are other names to call it by. `beside` names folders of `beside_module` that are kept beside it.
+    `links` are other names to call it by. `copied_folders` names folders of `copied_module` that are kept beside it.
     """
 
     name: str
@@ -69,13 +69,13 @@ class Program:
     minutes: int = 1
     links: tuple[str, ...] = ()
     module: Path = MODULE
-    beside_module: str = ""
-    beside: tuple[str, ...] = ()
+    copied_module: str = ""
+    copied_folders: tuple[str, ...] = ()
 
     def digest(self) -> str:
         """What it is built from, in sixteen letters."""
-        kept = (self.package, self.links, self.beside_module, self.beside)
-        content = hashlib.sha256(f"{kept} {flags(self.module)} {os.uname().machine}".encode())
+        inputs = (self.package, self.links, self.copied_module, self.copied_folders)
+        content = hashlib.sha256(f"{inputs} {flags(self.module)} {os.uname().machine}".encode())
         for file in sorted([*self.module.glob("go.*"), *(self.module / self.package).glob("*.go")]):
             content.update(file.name.encode() + b"\0" + file.read_bytes())
         return content.hexdigest()[:16]
@@ -131,8 +131,8 @@ PROGRAMS = {
             4,
             ("argocd-application-controller", "argocd-repo-server"),
             module=ARGOCD_MODULE,
-            beside_module=ARGOCD,
-            beside=("manifests/crds", "manifests/base/config"),
+            copied_module=ARGOCD,
+            copied_folders=("manifests/crds", "manifests/base/config"),
         ),
     )
 }
@@ -203,8 +203,8 @@ def go_command() -> str:
     version = subprocess.run(
         [go, "env", "GOVERSION"], capture_output=True, text=True, check=True, cwd=MODULE
     ).stdout
-    found = re.match(r"go(\d+)\.(\d+)", version)
-    if found is None or (int(found[1]), int(found[2])) < GO:
+    match = re.match(r"go(\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) < GO:
         raise ClusterError(f"Go 1.26 or newer is needed to build Kubernetes 1.37, this is {version.strip()}")
     return go
 
@@ -229,8 +229,8 @@ def _build(go: str, module: Path, programs: list[Program]) -> None:
         )
         if done.returncode != 0:
             raise ClusterError(f"{titles}: go build failed:\n{done.stderr.strip()[-3000:]}")
-        for program, kept in zip(programs, folders, strict=True):
-            _install(go, program, Path(folder) / program.name, kept)
+        for program, destination in zip(programs, folders, strict=True):
+            _install(go, program, Path(folder) / program.name, destination)
     say(f"built in {time.monotonic() - began:.0f} s")
 
 
@@ -242,8 +242,8 @@ def _install(go: str, program: Program, binary: Path, folder: Path) -> None:
     binary.rename(incomplete / program.name)
     for link in program.links:
         (incomplete / link).symlink_to(program.name)
-    if program.beside:
-        _copy_beside(_module_folder(go, program), program.beside, incomplete)
+    if program.copied_folders:
+        _copy_folders(_module_folder(go, program), program.copied_folders, incomplete)
     shutil.rmtree(folder, ignore_errors=True)
     incomplete.rename(folder)
 
@@ -263,12 +263,12 @@ def remove_unused() -> None:
 
 def _module_folder(go: str, program: Program) -> Path:
     """Where Go keeps the sources of a module that was built."""
-    argv = [go, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", program.beside_module]
+    argv = [go, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", program.copied_module]
     done = subprocess.run(argv, cwd=program.module, check=True, capture_output=True, text=True)
     return Path(done.stdout.strip())
 
 
-def _copy_beside(source: Path, folders: tuple[str, ...], building: Path) -> None:
+def _copy_folders(source: Path, folders: tuple[str, ...], building: Path) -> None:
     # NB: folders of Go's module cache are read-only, and a copy of their modes could not be removed.
     for folder in folders:
         (building / folder).mkdir(parents=True)

@@ -48,21 +48,21 @@ def folders(group: str) -> list[Path]:
 
 def processes(group: str) -> set[int]:
     """The processes in a group and all below it, numbered as the caller's PID namespace does."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for folder in folders(group):
         for file in folder.rglob("cgroup.procs"):
             try:
-                found.update(int(line) for line in file.read_text().split())
+                pids.update(int(line) for line in file.read_text().split())
             except OSError:
                 continue
-    return found - {0}
+    return pids - {0}
 
 
 def kill(group: str, timeout: float = 10) -> None:
     """Kill every process in a group, those that appear meanwhile too."""
     deadline = time.monotonic() + timeout
-    while (left := processes(group)) and time.monotonic() < deadline:
-        for pid in left:
+    while (alive := processes(group)) and time.monotonic() < deadline:
+        for pid in alive:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -73,8 +73,8 @@ def kill(group: str, timeout: float = 10) -> None:
 def remove(group: str, timeout: float = 10) -> None:
     """Remove a group and all below it; its processes must be gone or going."""
     deadline = time.monotonic() + timeout
-    while (left := folders(group)) and time.monotonic() < deadline:
-        for top in left:
+    while (remaining := folders(group)) and time.monotonic() < deadline:
+        for top in remaining:
             for folder, _, _ in os.walk(top, topdown=False):
                 try:
                     Path(folder).rmdir()

@@ -27,23 +27,23 @@ class ForeignCrd:
         Raises:
             ClusterError: the module cannot be fetched.
         """
-        kept = cache() / "crds" / self.version / Path(self.file).name
-        if not kept.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
+        cached = cache() / "crds" / self.version / Path(self.file).name
+        if not cached.exists():
+            cached.parent.mkdir(parents=True, exist_ok=True)
             # NB: tests in other processes may look for it meanwhile.
-            new = kept.with_suffix(".new")
+            new = cached.with_suffix(".new")
             shutil.copyfile(self._module() / self.file, new)
             new.chmod(0o644)
-            new.replace(kept)
-        return kept
+            new.replace(cached)
+        return cached
 
     def _module(self) -> Path:
         """The folder of the module in Go's cache."""
-        wanted = f"{self.module}@{self.version}"
-        argv = [go_command(), "mod", "download", "-json", wanted]
+        query = f"{self.module}@{self.version}"
+        argv = [go_command(), "mod", "download", "-json", query]
         done = subprocess.run(argv, cwd=cache(), check=False, capture_output=True, text=True)
         if done.returncode != 0:
-            raise ClusterError(f"{wanted} cannot be fetched: {done.stdout.strip()} {done.stderr.strip()}")
+            raise ClusterError(f"{query} cannot be fetched: {done.stdout.strip()} {done.stderr.strip()}")
         return Path(json.loads(done.stdout)["Dir"])
 
 

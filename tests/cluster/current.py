@@ -33,9 +33,9 @@ def prepare() -> None:
     """Does nothing: the images are somebody else's."""
 
 
-def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
+def build_images(name: str, project_images: list[images.Image]) -> dict[str, str]:
     """The images to use, which the cluster must be able to pull."""
-    variables = [*(image.variable for image in wanted), images.OBJECT_STORE]
+    variables = [*(image.variable for image in project_images), images.OBJECT_STORE]
     missing = [variable for variable in variables if not os.environ.get(variable)]
     if missing:
         raise ClusterError(

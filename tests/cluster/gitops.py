@@ -37,13 +37,13 @@ def teach_health(kubeconfig: Path) -> None:
         "PATH": f"{kubectl.parent}:{os.environ['PATH']}",
     }
 
-    def run(*argv: str, given: str | None = None) -> str:
-        done = subprocess.run(argv, input=given, env=environment, capture_output=True, text=True, check=False)
+    def run(*argv: str, stdin: str | None = None) -> str:
+        done = subprocess.run(argv, input=stdin, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "finetune-system"}}
-    run("kubectl", "apply", "--filename", "-", given=yaml.safe_dump(namespace))
+    run("kubectl", "apply", "--filename", "-", stdin=yaml.safe_dump(namespace))
     # In a cluster from an earlier run, helm would refuse an object that it does not own.
     health = ("configmap", "finetune-operator-argocd-health", "--namespace", "finetune-system")
     run("kubectl", "delete", *health, "--ignore-not-found")
@@ -52,7 +52,7 @@ def teach_health(kubeconfig: Path) -> None:
     helm = str(binaries.path("helm"))
     notes = run(helm, "install", *chart, *values, "--dry-run=server").partition("NOTES:")[2].splitlines()
     rendered = run(helm, "template", *chart, *values, "--validate", "--show-only", "templates/argocd.yaml")
-    run("kubectl", "apply", "--filename", "-", given=rendered)
+    run("kubectl", "apply", "--filename", "-", stdin=rendered)
     run("sh", "-c", next(line for line in notes if "patch configmap argocd-cm" in line))
 
 
@@ -157,12 +157,12 @@ class GitOps:
 
         def seen() -> Json | None:
             status = self.status()
-            found = [
+            health_reports = [
                 item.get("health", {})
                 for item in status.get("resources", [])
                 if (item["kind"], item["name"]) == (kind, name)
             ]
-            reported = found[0] if found else {}
+            reported = health_reports[0] if health_reports else {}
             if reported.get("status") != health:
                 return None
             if message in reported.get("message", ""):
@@ -207,8 +207,10 @@ class GitOps:
 
     def _operations(self) -> int:
         events = self.api.list("Event", argocd.NAMESPACE)
-        mine = [event for event in events if event["involvedObject"]["name"] == self.name]
-        return sum(event.get("count", 1) for event in mine if event["reason"] == "OperationStarted")
+        application_events = [event for event in events if event["involvedObject"]["name"] == self.name]
+        return sum(
+            event.get("count", 1) for event in application_events if event["reason"] == "OperationStarted"
+        )
 
     def _wait(self, what: str, check: Callable[[], T | None], seconds: float = 120) -> T:
         return wait_for(what, check, seconds, instead=lambda: yaml.safe_dump(self.status()))

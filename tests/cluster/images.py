@@ -141,14 +141,14 @@ def base_reference() -> str:
     return snapshots.reference("python", base())
 
 
-def build(wanted: Sequence[Image]) -> dict[str, str]:
+def build(project_images: Sequence[Image]) -> dict[str, str]:
     """Build images of the project; return their references by variable.
 
     Those of one Dockerfile are built one after the other, so that the second finds the stages that both have: two builds
     at a time would make each of them twice, and everything that stands on them.
     """
     python = base()
-    groups = groupby(wanted, key=lambda image: image.dockerfile)
+    groups = groupby(project_images, key=lambda image: image.dockerfile)
     queues = [list(images) for _, images in groups]
     with ThreadPoolExecutor(len(queues)) as pool:
         tagged = pool.map(lambda queue: [(image, _build(image, python)) for image in queue], queues)
@@ -181,8 +181,8 @@ def ensure_built(image: Image, tag: str, base: str, wheels: Path | None) -> None
     proxies = [f"{name}={value}" for name, value in machine.proxies().items()]
     for argument in (*image.arguments, *proxies, f"UV_CACHE={UV_CACHE}"):
         options += ["--build-arg", argument]
-    for here, there, mode in _volumes(wheels):
-        options += ["--volume", f"{here}:{there}:{mode}"]
+    for source, target, mode in _volumes(wheels):
+        options += ["--volume", f"{source}:{target}:{mode}"]
     builder.build(image.name, tag, str(REPOSITORY / image.dockerfile), REPOSITORY, *options, aloud=True)
     say(f"{image.name}: built in {time.monotonic() - began:.0f} s")
 
@@ -209,19 +209,19 @@ def content_hash(context: Path, image: Image, wheels: Path | None, python: str) 
 
 def copied(dockerfile: str) -> list[str]:
     """The paths of the build context that a Dockerfile uses: of COPY, ADD and bind mounts."""
-    found: list[str] = []
+    paths: list[str] = []
     joined = re.sub(r"\\\n", " ", dockerfile)
     for line in joined.splitlines():
         words = line.split()
         if len(words) > 2 and words[0].upper() in {"COPY", "ADD"}:
             options = [word for word in words[1:] if word.startswith("--")]
             if not any(option.startswith("--from=") for option in options):
-                found += [word.strip('[]",') for word in words[1:] if not word.startswith("--")][:-1]
+                paths += [word.strip('[]",') for word in words[1:] if not word.startswith("--")][:-1]
         for mount in re.findall(r"--mount=(\S+)", line):
             settings = dict(part.partition("=")[::2] for part in mount.split(","))
             if settings.get("type", "bind") == "bind" and "from" not in settings:
-                found.append(settings.get("source") or settings.get("src") or ".")
-    return list(dict.fromkeys(found))
+                paths.append(settings.get("source") or settings.get("src") or ".")
+    return list(dict.fromkeys(paths))
 
 
 def _files(context: Path, source: str) -> Iterable[Path]:
@@ -235,15 +235,15 @@ def _files(context: Path, source: str) -> Iterable[Path]:
 
 
 def _volumes(wheels: Path | None) -> list[tuple[Path, str, str]]:
-    """What a build sees of this machine: (here, there, mode)."""
+    """What a build sees of this machine: (source, target, mode)."""
     maven = cache() / "build" / "maven"
     packages_cache = machine.uv_cache(os.environ)
     for folder in (maven, packages_cache):
         folder.mkdir(parents=True, exist_ok=True)
-    found = [(here, there, "ro") for here, there in machine.mounts(cache() / "build")]
+    volumes = [(source, target, "ro") for source, target in machine.mounts(cache() / "build")]
     if wheels is not None:
-        found.append((wheels, "/wheels", "ro"))
-    return [*found, (maven, "/root/.m2/repository", "rw"), (packages_cache, UV_CACHE, "rw")]
+        volumes.append((wheels, "/wheels", "ro"))
+    return [*volumes, (maven, "/root/.m2/repository", "rw"), (packages_cache, UV_CACHE, "rw")]
 
 
 def builder_tmp() -> Path:

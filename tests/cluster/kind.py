@@ -41,7 +41,7 @@ def up(name: str, nodes: int = 2) -> Path:
             "--config",
             "-",
             timeout=600,
-            given=json.dumps(configuration(state, nodes)),
+            stdin=json.dumps(configuration(state, nodes)),
         )
         for number in range(VOLUMES):
             folder = state.volumes / str(number)
@@ -50,7 +50,7 @@ def up(name: str, nodes: int = 2) -> Path:
         kubectl = ("kubectl", "--kubeconfig", str(state.kubeconfig))
         unset = '{"metadata":{"annotations":{"storageclass.kubernetes.io/is-default-class":"false"}}}'
         run(*kubectl, "patch", "storageclass", "standard", "--patch", unset)
-        run(*kubectl, "apply", "--filename", "-", given=json.dumps(persistent_volumes()))
+        run(*kubectl, "apply", "--filename", "-", stdin=json.dumps(persistent_volumes()))
     return state.kubeconfig
 
 
@@ -65,19 +65,19 @@ def status(name: str) -> dict[str, object]:
     """What there is of the cluster."""
     _need_tools()
     up = name in run("kind", "get", "clusters").split()
-    found: dict[str, object] = {"name": name, "up": up, "backend": "kind"}
-    return found | ({"kubeconfig": str(State(name).kubeconfig)} if up else {})
+    summary: dict[str, object] = {"name": name, "up": up, "backend": "kind"}
+    return summary | ({"kubeconfig": str(State(name).kubeconfig)} if up else {})
 
 
 def prepare() -> None:
     """Does nothing: docker keeps its own layers, and kind loads images into a running cluster."""
 
 
-def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
+def build_images(name: str, project_images: list[images.Image]) -> dict[str, str]:
     """Build the project's images with docker and load them onto the nodes."""
     _need_tools()
     references = {}
-    for image in wanted:
+    for image in project_images:
         tag = images.content_hash(REPOSITORY, image, None, BASE)
         reference = f"localhost/{image.name}:{tag}"
         argv = ["docker", "build", "--file", image.dockerfile, "--tag", reference]

@@ -26,7 +26,7 @@ _PROGRAMS = ("kube", "kubectl", "pause")
 def up(name: str, nodes: int = 2) -> Path:
     """Bring a cluster up, or find it up; return its kubeconfig's path."""
     state = State(name)
-    wanted = plan.Plan(name, 0, nodes)
+    settings = plan.Plan(name, 0, nodes)
     with _locked(f"{name}.lock"):
         if is_up(state):
             say(f"cluster {name} is up")
@@ -39,13 +39,13 @@ def up(name: str, nodes: int = 2) -> Path:
         binaries.ensure(*_PROGRAMS)
         pause = images.pause()
         with _locked("clusters.lock"):
-            wanted = plan.Plan(name, _free_index(), nodes)
+            settings = plan.Plan(name, _free_index(), nodes)
             for folder in (state.directory, state.logs, state.control):
                 folder.mkdir(parents=True)
-            wanted.save(state.settings)
+            settings.save(state.settings)
             _make_shadowed()
         try:
-            _start(state, wanted, pause)
+            _start(state, settings, pause)
             _follow(state, began)
         except KeyboardInterrupt:
             say("interrupted, taking the cluster away")
@@ -68,10 +68,10 @@ def is_up(state: State) -> bool:
 def status(name: str) -> dict[str, object]:
     """What there is of a cluster."""
     state = State(name)
-    found: dict[str, object] = {"name": name, "up": is_up(state), "state": str(state.directory)}
+    summary: dict[str, object] = {"name": name, "up": is_up(state), "state": str(state.directory)}
     settings = plan.load(state.settings)
     if settings is not None and is_up(state):
-        found |= {
+        summary |= {
             "kubeconfig": str(state.kubeconfig),
             "server": settings.server,
             "nodes": {settings.node_name(n): settings.node_address(n) for n in range(1, settings.nodes + 1)},
@@ -80,7 +80,7 @@ def status(name: str) -> dict[str, object]:
             "enter": f"nsenter --target {_supervisor(state)} --net --mount --pid",
             "logs": str(state.logs),
         }
-    return found
+    return summary
 
 
 def ask(name: str, verb: str, target: str, timeout: float = 60) -> None:
@@ -113,9 +113,9 @@ def _install() -> None:
     packages.ensure(*packages.NODES, *packages.IMAGES, cni=True)
 
 
-def build_images(name: str, wanted: list[images.Image]) -> dict[str, str]:
+def build_images(name: str, project_images: list[images.Image]) -> dict[str, str]:
     """Build the project's images, and those that stand in for public ones, and give them to every node."""
-    references = _all_images() if len(wanted) == len(images.PROJECT) else images.build(wanted)
+    references = _all_images() if len(project_images) == len(images.PROJECT) else images.build(project_images)
     if is_up(State(name)):
         _give(name, list(references.values()))
     else:
@@ -141,10 +141,10 @@ def _give(name: str, references: list[str]) -> None:
         snapshots.add([*enter, *snapshots.client(socket)], references)
 
 
-def _start(state: State, wanted: plan.Plan, pause: str) -> None:
+def _start(state: State, settings: plan.Plan, pause: str) -> None:
     """Start the supervisor in its namespaces and lay the cable to it."""
     unshare = ["unshare", "--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]
-    python = [sys.executable, "-m", "cluster", "supervise", "--name", wanted.name, "--pause", pause]
+    python = [sys.executable, "-m", "cluster", "supervise", "--name", settings.name, "--pause", pause]
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), "PATH": packages.SEARCHED}
     with (state.logs / "supervisor.log").open("ab") as log:
         launcher = subprocess.Popen(
@@ -160,16 +160,16 @@ def _start(state: State, wanted: plan.Plan, pause: str) -> None:
     _write(state.process, started)
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
     deadline = time.monotonic() + 10
-    while not (found := children.read_text().split()):
+    while not (child_pids := children.read_text().split()):
         if launcher.poll() is not None or time.monotonic() > deadline:
             raise ClusterError(f"the supervisor does not start: see {state.logs / 'supervisor.log'}")
         time.sleep(0.02)
-    first = int(found[0])
+    first = int(child_pids[0])
     started["first"] = {"pid": first, "started": start_time(first)}
     _write(state.process, started)
     # NB: Popen would warn of a process that outlives us; this one is meant to.
     launcher.returncode = 0
-    network.connect(wanted, first)
+    network.connect(settings, first)
 
 
 def _follow(state: State, began: float) -> None:
@@ -226,32 +226,32 @@ def remove(directory: Path) -> None:
 
 def _free_index() -> int:
     plans = [plan.load(State(each.name).settings) for each in clusters().iterdir() if each.is_dir()]
-    taken = {found.index for found in plans if found}
+    used_indexes = {settings.index for settings in plans if settings}
     links = run("ip", "-brief", "link")
     for index in range(plan.MOST_CLUSTERS):
-        if index not in taken and f"{plan.Plan('a', index, 1).host_link}@" not in links:
+        if index not in used_indexes and f"{plan.Plan('a', index, 1).host_link}@" not in links:
             return index
     raise ClusterError(f"there are {plan.MOST_CLUSTERS} clusters already")
 
 
 def _make_shadowed() -> None:
-    made = clusters() / ".made"
+    created_folders = clusters() / ".made"
     for folder in supervisor.SHADOWED:
         if not folder.exists():
             folder.mkdir(parents=True)
-            with made.open("a") as file:
+            with created_folders.open("a") as file:
                 file.write(f"{folder}\n")
 
 
 def _unmake_shadowed() -> None:
-    made = clusters() / ".made"
-    if made.exists():
-        for line in made.read_text().splitlines():
+    created_folders = clusters() / ".made"
+    if created_folders.exists():
+        for line in created_folders.read_text().splitlines():
             try:
                 Path(line).rmdir()
             except OSError:
                 continue
-        made.unlink()
+        created_folders.unlink()
 
 
 def _supervisor(state: State) -> int:
@@ -262,10 +262,10 @@ def _supervisor(state: State) -> int:
 
 def _recorded(state: State) -> dict[str, dict[str, int]]:
     try:
-        found: dict[str, dict[str, int]] = json.loads(state.process.read_text())
+        processes: dict[str, dict[str, int]] = json.loads(state.process.read_text())
     except (FileNotFoundError, ValueError):
         return {}
-    return found
+    return processes
 
 
 def _steps(state: State) -> list[str]:

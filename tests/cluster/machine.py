@@ -30,13 +30,15 @@ def debian_sources(codename: str) -> list[str]:
     targets = run(
         "apt-get", "indextargets", "--format", form, "Created-By: Packages", "Origin: Debian", check=False
     )
-    found: dict[tuple[str, str], list[str]] = {}
+    components: dict[tuple[str, str], list[str]] = {}
     for line in targets.splitlines():
         uri, release, component = line.split()
         if release.split("-")[0].split("/")[0] == codename:
-            found.setdefault((uri, release), []).append(component)
-    lines = [f"deb {uri} {release} {' '.join(dict.fromkeys(of))}" for (uri, release), of in found.items()]
-    return lines if any(release == codename for _, release in found) else []
+            components.setdefault((uri, release), []).append(component)
+    lines = [
+        f"deb {uri} {release} {' '.join(dict.fromkeys(of))}" for (uri, release), of in components.items()
+    ]
+    return lines if any(release == codename for _, release in components) else []
 
 
 def apt_settings() -> str:
@@ -89,7 +91,7 @@ def uv_cache(environment: Mapping[str, str]) -> Path:
 
 
 def mounts(directory: Path) -> list[tuple[Path, str]]:
-    """The files that a build needs to see: (here, there). Those written for it are put into `directory`."""
+    """The files that a build needs to see: (source, target). Those written for it are put into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     environment = dict(os.environ)
     home = Path.home()
@@ -99,11 +101,11 @@ def mounts(directory: Path) -> list[tuple[Path, str]]:
     pip, uv = directory / "pip.conf", directory / "uv.toml"
     pip.write_text(pip_configuration(files, environment))
     uv.write_text(uv_configuration(environment))
-    found = [(pip, "/etc/pip.conf"), (uv, "/etc/uv/uv.toml")]
+    volumes = [(pip, "/etc/pip.conf"), (uv, "/etc/uv/uv.toml")]
     maven = home / ".m2" / "settings.xml"
     if maven.exists():
-        found.append((maven, "/root/.m2/settings.xml"))
-    return found
+        volumes.append((maven, "/root/.m2/settings.xml"))
+    return volumes
 
 
 def proxies() -> dict[str, str]:

@@ -36,13 +36,13 @@ def program(name: str) -> list[str]:
         ClusterError: npm cannot be installed, or cannot install the packages.
     """
     packages.ensure(*NODE)
-    found = _folder() / "node_modules" / ".bin" / name
-    if not found.exists():
+    executable = _folder() / "node_modules" / ".bin" / name
+    if not executable.exists():
         (cache() / "npm").mkdir(parents=True, exist_ok=True)
         with FileLock(cache() / "npm" / ".lock"):
-            if not found.exists():
+            if not executable.exists():
                 _install(_folder())
-    return [str(_found("node")), str(found)]
+    return [str(_found("node")), str(executable)]
 
 
 def _folder() -> Path:

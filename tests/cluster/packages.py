@@ -55,10 +55,10 @@ def cni_folder() -> Path | None:
 
 def postgres_folder() -> Path | None:
     """Where PostgreSQL's programs are, if anywhere: Debian keeps them off the path, the newest last."""
-    found = sorted(
+    programs = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda file: file.parts[-3].zfill(4)
     )
-    return found[-1].parent if found else None
+    return programs[-1].parent if programs else None
 
 
 def ensure(*packages: Package, cni: bool = False, postgres: bool = False) -> None:
@@ -82,10 +82,10 @@ def _missing(packages: Sequence[Package], *, cni: bool, postgres: bool) -> list[
 
 
 def _install(missing: list[str]) -> None:
-    wanted = " ".join(missing)
+    package_names = " ".join(missing)
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise ClusterError(f"these programs are missing, install them: {wanted}")
-    say(f"installing from the distribution: {wanted}")
+        raise ClusterError(f"these programs are missing, install them: {package_names}")
+    say(f"installing from the distribution: {package_names}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
     for argv in (["apt-get", "update", "--quiet"], install):

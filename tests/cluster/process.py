@@ -36,10 +36,10 @@ def end(pid: int, started: int, timeout: float = 20) -> None:
             time.sleep(0.05)
 
 
-def run(*argv: str, check: bool = True, timeout: float = 60, given: str | None = None) -> str:
+def run(*argv: str, check: bool = True, timeout: float = 60, stdin: str | None = None) -> str:
     """Run a program to its end and return what it printed; its error output is in the error."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout, input=given)
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout, input=stdin)
     except FileNotFoundError:
         raise ClusterError(f"{argv[0]} is not installed") from None
     if check and done.returncode != 0:

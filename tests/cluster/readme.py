@@ -19,11 +19,11 @@ def text() -> str:
         ClusterError: a value has no comment.
     """
     options = ("--dry-run", "--sort-values-order", "file", "--log-level", "warning")
-    made = run(str(binaries.path("helm-docs")), "--chart-search-root", str(CHARTS), *options)
-    undescribed = re.findall(r"^\| (\S+) \|.*\|  \|$", made, re.MULTILINE)
+    readme = run(str(binaries.path("helm-docs")), "--chart-search-root", str(CHARTS), *options)
+    undescribed = re.findall(r"^\| (\S+) \|.*\|  \|$", readme, re.MULTILINE)
     if undescribed:
         raise ClusterError(f"values.yaml has no comment `# -- ...` at {', '.join(undescribed)}")
-    return made.strip() + "\n"
+    return readme.strip() + "\n"
 
 
 def check() -> None:

@@ -142,10 +142,10 @@ def chain_id(parent: str, digest: str) -> str:
 
 def snapshot_folder(mount: str) -> Path:
     """The folder that is written to, of a snapshot's mount command."""
-    found = re.search(r"upperdir=([^,\s]+)", mount) or re.search(r"-t bind (\S+)", mount)
-    if found is None:
+    match = re.search(r"upperdir=([^,\s]+)", mount) or re.search(r"-t bind (\S+)", mount)
+    if match is None:
         raise ClusterError(f"containerd mounts a snapshot in an unknown way: {mount}")
-    return Path(found[1])
+    return Path(match[1])
 
 
 def build_archive(name: str, image: StoredImage) -> bytes:

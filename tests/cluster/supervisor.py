@@ -47,9 +47,9 @@ KERNEL_SETTINGS = {
 class Supervisor:
     """Everything of one cluster, from inside."""
 
-    def __init__(self, state: State, wanted: plan.Plan, pause: str) -> None:
+    def __init__(self, state: State, settings: plan.Plan, pause: str) -> None:
         self.state = state
-        self.plan = wanted
+        self.plan = settings
         self.pause = pause
         self.nodes: dict[str, Node] = {}
         self.plane: ControlPlane | None = None
@@ -160,9 +160,9 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Take the exit status of orphans, which are all ours; leave that of our own processes to them."""
-        known = {process.started.pid: process for process in self.kept if process.started is not None}
+        processes = {process.started.pid: process for process in self.kept if process.started is not None}
         for node in self.nodes.values():
-            known |= {
+            processes |= {
                 process.started.pid: process for process in node.processes if process.started is not None
             }
         while True:
@@ -172,8 +172,8 @@ class Supervisor:
                 return
             if ended is None:
                 return
-            if ended.si_pid in known:
-                known[ended.si_pid].alive()
+            if ended.si_pid in processes:
+                processes[ended.si_pid].alive()
             else:
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
@@ -209,10 +209,10 @@ def main(name: str, pause: str) -> NoReturn:
     """Run the supervisor of the cluster `name` until it is signalled to end."""
     signal.signal(signal.SIGTERM, _end)
     state = State(name)
-    wanted = plan.load(state.settings)
-    if wanted is None:
+    settings = plan.load(state.settings)
+    if settings is None:
         raise ClusterError(f"there are no settings for a cluster {name}")
-    supervisor = Supervisor(state, wanted, pause)
+    supervisor = Supervisor(state, settings, pause)
     try:
         supervisor.bring_up()
         supervisor.keep()

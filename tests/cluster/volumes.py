@@ -46,10 +46,10 @@ class Provisioner:
         volumes = self.client.get(COLLECTION)
         if claims is None or volumes is None:
             return
-        there = {volume["metadata"]["name"] for volume in volumes["items"]}
+        volume_names = {volume["metadata"]["name"] for volume in volumes["items"]}
         for claim in claims["items"]:
             volume = volume_for(claim, self.directory)
-            if volume is not None and volume["metadata"]["name"] not in there:
+            if volume is not None and volume["metadata"]["name"] not in volume_names:
                 folder = self.directory / volume["metadata"]["name"]
                 folder.mkdir(exist_ok=True)
                 # NB: pods that are not root write here, and fsGroup does nothing to folders of the machine.

@@ -41,8 +41,8 @@ def with_registry(values: str, registry: str) -> str:
     Raises:
         ClusterError: the text does not have what is to be replaced.
     """
-    before, marker, rest = values.partition("\nimage:\n")
-    images, end, after = re.split(r"(\n(?=\S))", rest, maxsplit=1)
+    before, marker, after_marker = values.partition("\nimage:\n")
+    images, end, after = re.split(r"(\n(?=\S))", after_marker, maxsplit=1)
     replaced, count = re.subn(r'^(    registry:) ""$', rf"\1 {registry}", images, flags=re.MULTILINE)
     if not marker or count != len(IMAGES):
         raise ClusterError(
@@ -54,11 +54,11 @@ def with_registry(values: str, registry: str) -> str:
 def push(target: Target, package: Path) -> str:
     """Push a packaged chart; return its digest."""
     insecure = () if target.tls else ("--plain-http",)
-    said = _helm("push", str(package), target.charts, *insecure)
-    found = re.search(r"Digest: (sha256:[0-9a-f]{64})", said)
-    if found is None:
-        raise ClusterError(f"helm push does not say the digest of the chart:\n{said.strip()}")
-    return found[1]
+    output = _helm("push", str(package), target.charts, *insecure)
+    match = re.search(r"Digest: (sha256:[0-9a-f]{64})", output)
+    if match is None:
+        raise ClusterError(f"helm push does not say the digest of the chart:\n{output.strip()}")
+    return match[1]
 
 
 def manifests(package: Path) -> str:

@@ -51,12 +51,12 @@ class Docker:
         run(*argv, str(REPOSITORY), timeout=_BUILD_SECONDS)
         say(f"pushing {reference}")
         run("docker", "push", reference, timeout=_BUILD_SECONDS)
-        known = json.loads(run("docker", "inspect", "--format", "{{json .RepoDigests}}", reference))
+        repo_digests = json.loads(run("docker", "inspect", "--format", "{{json .RepoDigests}}", reference))
         repository = _familiar(reference.rpartition(":")[0])
-        for name, _, digest in (str(each).partition("@") for each in known):
+        for name, _, digest in (str(each).partition("@") for each in repo_digests):
             if _familiar(name) == repository:
                 return digest
-        raise ClusterError(f"docker does not say the digest of {reference}, but knows {known}")
+        raise ClusterError(f"docker does not say the digest of {reference}, but knows {repo_digests}")
 
 
 @dataclass(frozen=True)

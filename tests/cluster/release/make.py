@@ -100,16 +100,16 @@ def missing_wheels(cuda: str) -> str:
     )
     if done.returncode == 0:
         return ""
-    said = " ".join(done.stderr.split())
-    if "invalid value" in said:
+    refusal = " ".join(done.stderr.split())
+    if "invalid value" in refusal:
         raise ClusterError(f"CUDA={cuda} is no build of torch that uv knows: name one such as cu130")
-    return f"torch {version} for {cuda} cannot be had here: {said[:300]}"
+    return f"torch {version} for {cuda} cannot be had here: {refusal[:300]}"
 
 
 def _torch_version() -> str:
     """The version of torch that the trainer's image has."""
     text = (REPOSITORY / "trainer_image" / "Dockerfile").read_text(encoding="utf-8")
-    found = re.search(r"^ARG TORCH_VERSION=(\S+)$", text, re.MULTILINE)
-    if found is None:
+    match = re.search(r"^ARG TORCH_VERSION=(\S+)$", text, re.MULTILINE)
+    if match is None:
         raise ClusterError("trainer_image/Dockerfile names no TORCH_VERSION")
-    return found[1]
+    return match[1]
