@@ -241,7 +241,7 @@ def test_a_container_of_a_webhook_keeps_no_job_from_its_end(world: World) -> Non
     world.run_pods("tune-train-1", 2)
     run_id = world.wait_phase("tune", "Training")["mlflow"]["runId"]
     version = world.mlflow.register(world.model, run_id)
-    world.end_pods("tune-train-1", [0, 0], [TRAINED, None], beside="istio-proxy")
+    world.end_pods("tune-train-1", [0, 0], [TRAINED, None], running_container="istio-proxy")
     status = world.wait_phase("tune", "Succeeded")
     assert (status["model"]["version"], status["model"]["aliases"]) == (version, ["candidate"])
     wait_for("the pods are gone", lambda: not world.remaining_pods())

@@ -116,8 +116,8 @@ def status(*conditions: Condition, **fields: Any) -> FineTuneJobStatus:
 
 def running(**fields: Any) -> FineTuneJobStatus:
     """The status of a job whose first attempt trains."""
-    known: Json = {"attempt": 1, "restarts": 0, "start_time": NOW}
-    return status(ACCEPTED, PREPARED, TRAINING, **(known | fields))
+    first_attempt: Json = {"attempt": 1, "restarts": 0, "start_time": NOW}
+    return status(ACCEPTED, PREPARED, TRAINING, **(first_attempt | fields))
 
 
 def controller(version: str, kind: str, uid: str) -> Json:
@@ -210,7 +210,7 @@ def ended(
     job_name: str,
     index: int,
     code: int,
-    said: TerminationMessage | str = "",
+    message: TerminationMessage | str = "",
     *,
     container: str = "trainer",
     at: int = 0,
@@ -222,7 +222,7 @@ def ended(
         "exitCode": code,
         "reason": reason or ("Error" if code else "Completed"),
         "finishedAt": later(at).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "message": said.dump() if isinstance(said, TerminationMessage) else said,
+        "message": message.dump() if isinstance(message, TerminationMessage) else message,
     }
     phase = "Failed" if code else "Succeeded"
     statuses = [{"name": container, "state": {"terminated": terminated}}]
@@ -258,7 +258,7 @@ FINE = DryRunAnswer(admitted=True, reason=ConditionReason.PODS_ADMITTED, message
 
 def conclude(
     ftj: FineTuneJob,
-    seen: Observed | None = None,
+    observation: Observed | None = None,
     *,
     at: datetime = NOW,
     settings: Settings = NO_MLFLOW,
@@ -268,9 +268,9 @@ def conclude(
 
     answer: what the API server says to dry runs; None: they are still to come.
     """
-    if seen is None:
-        seen = observed(mlflow=tracked() if settings.tracking_uri else None)
-    return decide(ftj, replace(seen, dry_run_answer=answer), at, settings)
+    if observation is None:
+        observation = observed(mlflow=tracked() if settings.tracking_uri else None)
+    return decide(ftj, replace(observation, dry_run_answer=answer), at, settings)
 
 
 CORRECTED = "; this job has finished: apply the corrected job under another name, or delete this job first"

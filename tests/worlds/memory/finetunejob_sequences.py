@@ -111,8 +111,8 @@ class World:
         return later(self.seconds)
 
     def ftj(self) -> FineTuneJob:
-        found = ftj(self.status, suspend=self.suspend, **self.parts)
-        return dataclasses.replace(found, generation=self.generation)
+        resource = ftj(self.status, suspend=self.suspend, **self.parts)
+        return dataclasses.replace(resource, generation=self.generation)
 
     def observed(self) -> Observed:
         mlflow = Mlflow(problem=AWAY) if self.away else Mlflow(run=self.run, version=self.version)
@@ -128,12 +128,12 @@ class World:
             self._delete(item)
         for body in decision.apply:
             if body["kind"] == "Job":
-                made = child(
+                job = child(
                     body["metadata"]["name"],
                     uid=f"uid-{self.seconds}-{len(self.pods)}",
                     annotations=body["metadata"].get("annotations", {}),
                 )
-                self.jobs.setdefault(body["metadata"]["name"], made)
+                self.jobs.setdefault(body["metadata"]["name"], job)
         for action in decision.actions:
             assert not isinstance(action, SubmitRun | CancelRun)
             self._act(action)
@@ -191,9 +191,9 @@ class World:
     def pods_run(self, *, ready: bool) -> None:
         for name in self.at_work():
             if not self.pods_of(name) and not is_being_deleted(self.jobs[name]):
-                known = self._identity(name)
+                identity = self._identity(name)
                 self.pods += [
-                    pod(name, index, ready=ready, gpus=1, startTime=stamped(self.seconds), **known)
+                    pod(name, index, ready=ready, gpus=1, startTime=stamped(self.seconds), **identity)
                     for index in range(size(name))
                 ]
                 self.started += [self.seconds] * size(name)
@@ -201,16 +201,16 @@ class World:
     def pods_end(self, *, codes: tuple[int, int], speaks: bool, evicted: bool, registers: bool) -> None:
         """Every Job at work ends, as its pods do."""
         for name in self.at_work():
-            mine = self.pods_of(name)
-            self.pods = [item for item in self.pods if item not in mine]
-            start = mine[0]["status"]["startTime"] if mine else stamped(self.seconds)
+            job_pods = self.pods_of(name)
+            self.pods = [item for item in self.pods if item not in job_pods]
+            start = job_pods[0]["status"]["startTime"] if job_pods else stamped(self.seconds)
             for index, code in enumerate(codes[: size(name)]):
-                said = (FAILED if code else RESULTS[component(name)]) if speaks else ""
+                message = (FAILED if code else RESULTS[component(name)]) if speaks else ""
                 more: Json = {"conditions": EVICTED} if evicted and code else {}
                 more |= {"startTime": start, "at": self.seconds, "gpus": 1}
                 container = CONTAINERS[component(name)]
-                known = self._identity(name)
-                self.pods.append(ended(name, index, code, said, container=container, **known, **more))
+                identity = self._identity(name)
+                self.pods.append(ended(name, index, code, message, container=container, **identity, **more))
             failed = any(codes[: size(name)])
             self.ran |= set() if failed else {name}
             uid = self.jobs[name]["metadata"]["uid"]
@@ -412,15 +412,17 @@ def check(world: World, decision: Decision) -> None:
         (item.reason, item.status) == (ConditionReason.MAX_RESTARTS_REACHED, "True") for item in ends(after)
     ):
         assert after.restarts == MAX_RESTARTS, "it fails before it was restarted as often as it may be"
-    made = {body["metadata"]["name"] for body in decision.apply if body["kind"] == "Job"}
-    going = {item.name for item in decision.delete}
-    training = [name for name in {*world.at_work(), *made} - going if size(name) > 1]
+    new_jobs = {body["metadata"]["name"] for body in decision.apply if body["kind"] == "Job"}
+    deleted_jobs = {item.name for item in decision.delete}
+    training = [name for name in {*world.at_work(), *new_jobs} - deleted_jobs if size(name) > 1]
     assert len(training) <= 1, f"two gangs at once: {training}"
     check_evaluation(world, decision)
-    if made:
-        [of_made] = {component(name) for name in made}
-        mine = [item for item in world.pods if item["metadata"]["labels"][names.LABEL_COMPONENT] == of_made]
-        assert [item for item in mine if is_alive(item)] == [], "two gangs' pods at once"
+    if new_jobs:
+        [of_made] = {component(name) for name in new_jobs}
+        step_pods = [
+            item for item in world.pods if item["metadata"]["labels"][names.LABEL_COMPONENT] == of_made
+        ]
+        assert [item for item in step_pods if is_alive(item)] == [], "two gangs' pods at once"
 
 
 def check_evaluation(world: World, decision: Decision) -> None:
@@ -449,7 +451,7 @@ def at_least(world: World) -> Counted:
     """What has to be counted by now: of a pod that runs, all but the last ten minutes."""
     if is_over(world.status):
         return world.counted
-    found = dict(world.counted)
+    pod_seconds = dict(world.counted)
     for item in world.pods:
         ran = running_span(item)
         if ran is None:
@@ -457,22 +459,22 @@ def at_least(world: World) -> Counted:
         end = ran.end or world.now - timedelta(minutes=10)
         meta = item["metadata"]
         key = (meta["ownerReferences"][0]["uid"], meta["name"], item["status"]["startTime"])
-        found[key] = max(found.get(key, 0), int((end - ran.start).total_seconds()))
-    return found
+        pod_seconds[key] = max(pod_seconds.get(key, 0), int((end - ran.start).total_seconds()))
+    return pod_seconds
 
 
 def used(status: FineTuneJobStatus) -> int:
     """The GPU seconds, of pods with one GPU each."""
-    found = [item.gpu_seconds for item in status.usage.jobs] if status.usage else []
-    assert found == [item.pod_seconds for item in (status.usage.jobs if status.usage else [])]
-    return sum(found)
+    gpu_seconds = [item.gpu_seconds for item in status.usage.jobs] if status.usage else []
+    assert gpu_seconds == [item.pod_seconds for item in (status.usage.jobs if status.usage else [])]
+    return sum(gpu_seconds)
 
 
 def check_it_settles(world: World, decision: Decision) -> None:
     """Looking again at the same world, without what was decided being done, soon changes nothing any more."""
     for _ in range(3):
-        found = dataclasses.replace(world.ftj(), status=decision.status)
-        again = decide(found, world.observed(), world.now, SETTINGS)
+        resource = dataclasses.replace(world.ftj(), status=decision.status)
+        again = decide(resource, world.observed(), world.now, SETTINGS)
         if again.status == decision.status:
             return
         decision = again
@@ -489,8 +491,8 @@ def check_ready(status: FineTuneJobStatus) -> None:
     """Ready holds for a job that succeeded and no other, and repeats another condition."""
     ready = next(item for item in status.conditions if item.type == ConditionType.READY)
     assert (ready.status == "True") == (status.phase == "Succeeded")
-    others = [(item.reason, item.message) for item in status.conditions if item is not ready]
-    assert (ready.reason, ready.message) in others
+    other_conditions = [(item.reason, item.message) for item in status.conditions if item is not ready]
+    assert (ready.reason, ready.message) in other_conditions
 
 
 def ends(status: FineTuneJobStatus) -> list[Condition]:

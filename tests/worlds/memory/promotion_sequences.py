@@ -80,16 +80,16 @@ class Model:
 
     first: Json
     world: World = field(default_factory=World)
-    named: str | None = None
+    source_version: str | None = None
     """The version that the source names, and since when."""
-    named_since: float = 0.0
-    seen: tuple[str | None, float] = (None, 0.0)
+    source_version_since: float = 0.0
+    last_read: tuple[str | None, float] = (None, 0.0)
     """Both, at the last pass that surely read the source: the operator cannot know what changed back unseen."""
     passed: set[tuple[str, str]] = field(default_factory=set)
     """Versions that were promoted, each with the digest of the gates that it passed."""
     rightful: set[str | None] = field(default_factory=set)
     """Where the alias may be: where it was found, and where it was moved with good reason."""
-    found: str | None = None
+    first_version: str | None = None
     """Where the alias was at the first look."""
     deleted: int = 0
 
@@ -117,8 +117,8 @@ class Model:
             self._meets_gates(spec, str(version))
             if spec.approval:
                 assert spec.approval.version == version, "nobody approved it"
-            assert version == self.named
-            assert self.world.seconds - self.named_since >= spec.soak_seconds, "it did not soak"
+            assert version == self.source_version
+            assert self.world.seconds - self.source_version_since >= spec.soak_seconds, "it did not soak"
             self.passed.add((str(version), gates_digest(spec.gates)))
         elif move.reason == "Reverted":
             assert spec.rollback_to is None, "the source counts for nothing during a rollback"
@@ -136,30 +136,33 @@ class Model:
     def _meets_gates(self, spec: ModelPromotionSpec, version: str) -> None:
         """An oracle of its own for the two sets of gates that occur here."""
         registry = self.world.registry
-        mine = registry.versions[version]
+        candidate = registry.versions[version]
         if not spec.gates:
             return
         strict = len(spec.gates) == len(STRICT)
-        assert mine.metrics["loss"] <= (LIMIT if strict else 2 * LIMIT)
+        assert candidate.metrics["loss"] <= (LIMIT if strict else 2 * LIMIT)
         holder = registry.versions.get(registry.aliases.get("champion", ""))
         if strict and holder:
-            assert mine.evaluated_on is not None
-            assert mine.evaluated_on == holder.evaluated_on
-            assert mine.metrics["loss"] <= holder.metrics["loss"] + TOLERANCE + 1e-6
+            assert candidate.evaluated_on is not None
+            assert candidate.evaluated_on == holder.evaluated_on
+            assert candidate.metrics["loss"] <= holder.metrics["loss"] + TOLERANCE + 1e-6
 
     async def step(self, verb: str, *arguments: Any) -> None:
         """One thing that happens."""
         await getattr(self, verb)(*arguments)
         source, registry = self.spec.source, self.world.registry
-        named = source.version or registry.aliases.get(source.alias or "")
-        if named != self.named:
-            version, since = self.seen
-            self.named, self.named_since = named, since if named == version else self.world.seconds
+        source_version = source.version or registry.aliases.get(source.alias or "")
+        if source_version != self.source_version:
+            version, since = self.last_read
+            self.source_version, self.source_version_since = (
+                source_version,
+                since if source_version == version else self.world.seconds,
+            )
 
     async def approve(self) -> None:
         """A person approves what waits."""
-        if self.spec.approval and self.named:
-            self.world.edit(approval={"version": self.named})
+        if self.spec.approval and self.source_version:
+            self.world.edit(approval={"version": self.source_version})
 
     async def register(self, loss: float, data: str | None) -> None:
         number = str(len(self.world.registry.versions) + self.deleted + 1)
@@ -216,7 +219,7 @@ class Model:
         self._check_new(before)
         if self.world.status().phase == "Refused" or self._is_undecided():
             # A version must pass throughout its soak.
-            self.named_since = self.world.seconds
+            self.source_version_since = self.world.seconds
         if not killed:
             self._see()
 
@@ -229,7 +232,7 @@ class Model:
         """A pass is over: if nothing kept the operator from it, it read the source."""
         spec = self.spec
         if not (spec.suspend or spec.rollback_to or self.world.registry.problem):
-            self.seen = self.named, self.named_since
+            self.last_read = self.source_version, self.source_version_since
 
     def _check_new(self, before: list[Move]) -> None:
         """A pass that wrote a rollback, or a move by hand that stays, into the history was asked for one."""
@@ -245,8 +248,8 @@ class Model:
     def _find(self) -> None:
         """What is there at the first look is where things start."""
         if self.world.status().watch_start_time is None:
-            self.found = self.world.registry.aliases.get("champion")
-            self.rightful.add(self.found)
+            self.first_version = self.world.registry.aliases.get("champion")
+            self.rightful.add(self.first_version)
 
     async def die(self, writes: int, before: bool) -> None:
         """The operator will die at a write that comes soon."""
@@ -282,7 +285,7 @@ class Model:
             "onDrift": "Repair",
         }
         self.world.edit(**parts, approval={"version": best})
-        self.named, self.named_since = best, self.world.seconds
+        self.source_version, self.source_version_since = best, self.world.seconds
         await self.settle()
         self.world.seconds += 60
         await self.settle()
@@ -291,38 +294,38 @@ class Model:
         assert self.world.registry.aliases["champion"] == best
 
     def check_at_rest(self, status: ModelPromotionStatus) -> None:
-        held = self.world.registry.aliases.get("champion")
-        assert status.current == held
+        champion = self.world.registry.aliases.get("champion")
+        assert status.current == champion
         assert status.move is None
         spec = self.spec
         rollback = status.rollback
-        wanted = spec.rollback_to.text if spec.rollback_to else None
-        target = rollback.version if rollback and rollback.requested == wanted else None
+        requested = spec.rollback_to.text if spec.rollback_to else None
+        target = rollback.version if rollback and rollback.requested == requested else None
         if target in self.world.registry.versions and not spec.suspend and not self.world.holds("Drifted"):
-            assert (self.world.phase_and_reason(), held) == ("Promoted: RolledBack", target), (
+            assert (self.world.phase_and_reason(), champion) == ("Promoted: RolledBack", target), (
                 "a rollback that was not made"
             )
         asked_for = {status.rollback.version} if status.rollback else set()
         if status.phase == "Promoted":
-            assert status.promoted == held
-            assert held in self.rightful | self.accepted(status) | asked_for
+            assert status.promoted == champion
+            assert champion in self.rightful | self.accepted(status) | asked_for
         assert status.previous in {None} | self.rightful | self.accepted(status) | asked_for
         is_rolled_back = self.world.phase_and_reason() == "Promoted: RolledBack"
         if status.phase == "Promoted" and not is_rolled_back and status.gates and not status.withheld:
-            assert status.gates.version == held
+            assert status.gates.version == champion
         if status.phase == "Blocked" and self.world.holds("Drifted"):
             assert spec.on_drift == "Warn" or status.promoted is None, "a drift that was not repaired"
         if is_rolled_back:
-            assert held == (status.rollback.version if status.rollback else None)
+            assert champion == (status.rollback.version if status.rollback else None)
         if status.phase == "Promoted":
             last = next(
-                (move.to_version for move in status.history if move.reason != "Overtaken"), self.found
+                (move.to_version for move in status.history if move.reason != "Overtaken"), self.first_version
             )
-            assert held == last, "a move, by the promotion or by hand, that history does not have"
+            assert champion == last, "a move, by the promotion or by hand, that history does not have"
         if len(status.history) < 20:
             history = iter([move.to_version for move in reversed(status.history)])
-            made = [version for alias, version in self.world.registry.moves if alias == "champion"]
-            assert all(version in history for version in made), "a move that history does not have"
+            moved_to = [version for alias, version in self.world.registry.moves if alias == "champion"]
+            assert all(version in history for version in moved_to), "a move that history does not have"
 
 
 SPECS = st.fixed_dictionaries(

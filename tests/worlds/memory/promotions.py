@@ -127,8 +127,8 @@ class Memory:
     def set_tags(self, name: str, version: str, tags: Mapping[str, str]) -> None:
         self._ask()
         with self.writes.one(f"tags of {version}"):
-            held = self.versions[version]
-            self.versions[version] = replace(held, tags={**held.tags, **tags})
+            current = self.versions[version]
+            self.versions[version] = replace(current, tags={**current.tags, **tags})
 
     def add(
         self, version: str, data: str | None = "d1", tags: Mapping[str, str] | None = None, **metrics: float
@@ -141,7 +141,7 @@ class Memory:
     def delete(self, version: str) -> None:
         """Delete a version, and with it what points at it, as MLflow does."""
         self.versions.pop(version)
-        self.aliases = {alias: held for alias, held in self.aliases.items() if held != version}
+        self.aliases = {alias: target for alias, target in self.aliases.items() if target != version}
 
 
 class ApiServer(StandIn):
@@ -196,8 +196,10 @@ class Operator:
     def watch(self) -> None:
         """The watches deliver everything, also what is gone."""
         for kind in RESOURCES:
-            found = [body for (held, _, _), body in self.world.kube.objects.items() if held == kind]
-            self.store.replace(kind, found, self.world.kube.version)
+            bodies = [
+                body for (body_kind, _, _), body in self.world.kube.objects.items() if body_kind == kind
+            ]
+            self.store.replace(kind, bodies, self.world.kube.version)
 
     async def look(self, name: str) -> float | None:
         """One pass over a promotion; the seconds until the next, as far as the pass has a wish."""
@@ -227,8 +229,10 @@ def check_ready(world: World, name: str) -> None:
     if ready.status == "True":
         assert status.current == status.promoted
         assert (world.says("RegistryReady", name) or ("",))[0] != "RegistryChanged"
-    others = [item for item in status.conditions if item.type != ConditionType.READY]
-    assert any(item.reason == ready.reason and ready.message.endswith(item.message) for item in others)
+    other_conditions = [item for item in status.conditions if item.type != ConditionType.READY]
+    assert any(
+        item.reason == ready.reason and ready.message.endswith(item.message) for item in other_conditions
+    )
 
 
 PREVIOUS = {"type": "Previous"}
@@ -261,21 +265,21 @@ class World:
 
     def submit(self, name: str = "champion", **spec: Any) -> None:
         """Create a ModelPromotion, by default one whose source is the alias staging."""
-        whole = {"model": MODEL, "alias": name, "source": {"type": "Alias", "alias": "staging"}} | spec
+        fields = {"model": MODEL, "alias": name, "source": {"type": "Alias", "alias": "staging"}} | spec
         self.kube.keep(
             {
                 "apiVersion": "finetune.dev/v1alpha1",
                 "kind": "ModelPromotion",
                 "metadata": {"name": name, "namespace": "team", "generation": 1},
-                "spec": {key: value for key, value in whole.items() if value is not None},
+                "spec": {key: value for key, value in fields.items() if value is not None},
             }
         )
 
     def edit(self, name: str = "champion", *, by: str = "kubectl-patch", **spec: Any) -> None:
         """Change parts of the spec; None takes a part away."""
-        held = self.kube.objects["ModelPromotion", "team", name]
-        parts = {**held["spec"], **spec}
-        meta = held["metadata"]
+        current = self.kube.objects["ModelPromotion", "team", name]
+        parts = {**current["spec"], **spec}
+        meta = current["metadata"]
         edit = {
             "manager": by,
             "operation": "Update",
@@ -284,7 +288,7 @@ class World:
         }
         self.kube.keep(
             {
-                **held,
+                **current,
                 "metadata": {**meta, "generation": meta["generation"] + 1, "managedFields": [edit]},
                 "spec": {key: value for key, value in parts.items() if value is not None},
             }
@@ -293,10 +297,10 @@ class World:
     def remove(self, name: str = "champion") -> None:
         """Kubectl delete."""
         key = ("ModelPromotion", "team", name)
-        held = self.kube.objects[key]
-        if held["metadata"].get("finalizers"):
+        current = self.kube.objects[key]
+        if current["metadata"].get("finalizers"):
             self.kube.keep(
-                {**held, "metadata": {**held["metadata"], "deletionTimestamp": "2026-08-01T12:00:00Z"}}
+                {**current, "metadata": {**current["metadata"], "deletionTimestamp": "2026-08-01T12:00:00Z"}}
             )
         else:
             del self.kube.objects[key]

@@ -53,7 +53,7 @@ class Model:
     """Versions that had all of the traffic."""
     shares: dict[str, tuple[int, float]] = field(default_factory=dict)
     """The share of the traffic that a version has, in percent, and since when."""
-    seen: list[Move] = field(default_factory=list)
+    history_before: list[Move] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.world = Databricks(self.state, canary={"steps": STEPS, "gates": [GATE]})
@@ -88,7 +88,9 @@ class Model:
     def _read_history(self) -> None:
         history = self.world.status().history
         new = next(
-            count for count in range(len(history) + 1) if history[count:] == self.seen[: len(history) - count]
+            count
+            for count in range(len(history) + 1)
+            if history[count:] == self.history_before[: len(history) - count]
         )
         for move in reversed(history[:new]):
             if move.reason == "Withdrawn":
@@ -102,7 +104,7 @@ class Model:
                 assert move.to_version not in self.failed, (
                     "what failed is tried again, and nobody asked for it"
                 )
-        self.seen = history
+        self.history_before = history
 
     async def stage(self, version: str) -> None:
         """The source names a version; asked for anew, it has its own chance."""
@@ -155,8 +157,8 @@ class Model:
 
     @property
     def holder(self) -> str | None:
-        held = self.state.models[MODEL].aliases.get("champion")
-        return None if held is None else str(held)
+        champion = self.state.models[MODEL].aliases.get("champion")
+        return None if champion is None else str(champion)
 
     def check_at_rest(self, status: ModelPromotionStatus) -> None:
         assert (status.current, status.move) == (self.holder, None)

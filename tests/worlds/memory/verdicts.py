@@ -86,7 +86,7 @@ def _resource(kind: str, status: Json, **metadata: Any) -> Json:
 
 def job(
     of: FineTuneJob | None = None,
-    seen: Observed | None = None,
+    observation: Observed | None = None,
     *,
     settings: Settings = NO_MLFLOW,
     **meta: Any,
@@ -94,7 +94,7 @@ def job(
     """A FineTuneJob after a pass."""
 
     async def body() -> Json:
-        decision = conclude(of or ftj(), seen, settings=settings)
+        decision = conclude(of or ftj(), observation, settings=settings)
         return _resource("FineTuneJob", decision.status.to_json(), **meta)
 
     return body

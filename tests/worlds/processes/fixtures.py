@@ -33,15 +33,15 @@ __all__ = [
 @pytest.fixture(scope="session")
 def shared_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all workers of this run of pytest see."""
-    own = tmp_path_factory.getbasetemp()
-    return own.parent if hasattr(request.config, "workerinput") else own
+    base_folder = tmp_path_factory.getbasetemp()
+    return base_folder.parent if hasattr(request.config, "workerinput") else base_folder
 
 
 @pytest.fixture(scope="session")
 def plane(shared_folder: Path) -> Iterator[Plane]:
     """etcd, kube-apiserver and kube-controller-manager, with our CRDs."""
-    with shared(shared_folder, "worlds.processes.servers:control_plane") as found:
-        yield Plane(Path(found["kubeconfig"]), Path(found["kubectl"]))
+    with shared(shared_folder, "worlds.processes.servers:control_plane") as server:
+        yield Plane(Path(server["kubeconfig"]), Path(server["kubectl"]))
 
 
 @pytest.fixture(scope="session")
@@ -59,8 +59,8 @@ def api(kubeconfig: Path) -> Api:
 @pytest.fixture(scope="session")
 def mlflow_server(shared_folder: Path) -> Iterator[Mlflow]:
     """A real MLflow server."""
-    with shared(shared_folder, "worlds.processes.servers:mlflow_server") as found:
-        yield Mlflow(Path(found["folder"]), port=found["port"])
+    with shared(shared_folder, "worlds.processes.servers:mlflow_server") as server:
+        yield Mlflow(Path(server["folder"]), port=server["port"])
 
 
 @pytest.fixture(scope="session")
@@ -69,9 +69,9 @@ def shared_operator(
 ) -> Iterator[SharedOperator]:
     """The operator of the tests that do not end it."""
     settings = {"FINETUNE_TRACKING_URI": mlflow_server.uri, "FINETUNE_REGISTRATION_PATIENCE_SECONDS": "5"}
-    found = SharedOperator(api, kubeconfig, tmp_path_factory.mktemp("operator"), settings)
-    yield found
-    found.stop()
+    operator = SharedOperator(api, kubeconfig, tmp_path_factory.mktemp("operator"), settings)
+    yield operator
+    operator.stop()
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def world(api: Api, mlflow_server: Mlflow, shared_operator: SharedOperator) -> I
     namespace = shared_operator.namespace()
     log = shared_operator.log()
     before = log.stat().st_size
-    found = World(api, mlflow_server, namespace)
-    yield found
-    found.delete_all()
+    processes = World(api, mlflow_server, namespace)
+    yield processes
+    processes.delete_all()
     print(log.read_text(encoding="utf-8")[before:])
 
 

@@ -32,17 +32,17 @@ class Proxy:
 @contextmanager
 def proxy(target: str) -> Iterator[Proxy]:
     """A proxy on loopback before the server at `target`."""
-    found = Proxy()
+    relay = Proxy()
 
     def respond(request: Request) -> Answer:
         path = request.target.partition("?")[0].rpartition("/mlflow/")[2]
-        failure = found.failures.pop(f"{request.method} {path}", None)
+        failure = relay.failures.pop(f"{request.method} {path}", None)
         if failure:
-            found.met.append(f"{path} {failure}")
-        return _meet(found, failure, lambda: _forward(target, request))
+            relay.met.append(f"{path} {failure}")
+        return _meet(relay, failure, lambda: _forward(target, request))
 
-    with serving(respond) as found.uri:
-        yield found
+    with serving(respond) as relay.uri:
+        yield relay
 
 
 def _forward(target: str, request: Request) -> Answer:
@@ -53,10 +53,10 @@ def _forward(target: str, request: Request) -> Answer:
     return Answer(answer.status_code, answer.content)
 
 
-def _meet(found: Proxy, failure: Failure | None, forward: Callable[[], Answer]) -> Answer:
+def _meet(relay: Proxy, failure: Failure | None, forward: Callable[[], Answer]) -> Answer:
     def forward_late() -> None:
         forward()
-        found.late.set()
+        relay.late.set()
 
     match failure:
         case None:
@@ -66,7 +66,7 @@ def _meet(found: Proxy, failure: Failure | None, forward: Callable[[], Answer]) 
         case "is done without an answer":
             forward()
         case "is late":
-            threading.Timer(found.late_seconds, forward_late).start()
+            threading.Timer(relay.late_seconds, forward_late).start()
         case "is lost":
             pass
     raise NoAnswerError

@@ -41,8 +41,8 @@ class Registry:
 
     def alias(self, alias: str) -> str | None:
         """The version that an alias points at."""
-        found = self.mlflow.get("registered-models/get", name=self.model)["registered_model"]
-        return {item["alias"]: str(item["version"]) for item in found.get("aliases", [])}.get(alias)
+        model = self.mlflow.get("registered-models/get", name=self.model)["registered_model"]
+        return {item["alias"]: str(item["version"]) for item in model.get("aliases", [])}.get(alias)
 
     def apply(self, alias: str = "champion", **spec: Any) -> None:
         """Create a promotion of this alias, from staging unless told otherwise."""
@@ -75,8 +75,8 @@ class Registry:
         return wait_for(f"{alias} is {phase} at {current}", seen, seconds, instead=lambda: self.status(alias))
 
     def condition(self, kind: str, alias: str = "champion") -> Json:
-        found = [item for item in self.status(alias).get("conditions", []) if item["type"] == kind]
-        return found[0] if found else {}
+        conditions = [item for item in self.status(alias).get("conditions", []) if item["type"] == kind]
+        return conditions[0] if conditions else {}
 
     def moves(self, alias: str = "champion") -> list[tuple[str, str | None, str | None]]:
         """The history, oldest first: reason, from, to."""

@@ -94,9 +94,9 @@ def _run(
         (folder / str(number)).mkdir()
         for name, text in content.items():
             (folder / str(number) / name).write_text(text, encoding="utf-8")
-    given = {item["name"]: item.get("value") for item in container["env"]}
+    variables = {item["name"]: item.get("value") for item in container["env"]}
     port = str(free_port())
-    here = {
+    machine = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         # NB: without the packages of this repository: a script has no more than its image gives it.
         **({"PYTHONPATH": str(packages)} if packages else {}),
@@ -114,7 +114,7 @@ def _run(
             (f"{folder}/{at}{value[len(path) :]}" for at, path in enumerate(files) if value.startswith(path)),
             value,
         )
-        for name, value in given.items()
+        for name, value in variables.items()
         if value is not None
     }
     nodes = job["spec"]["completions"]
@@ -122,7 +122,7 @@ def _run(
         subprocess.Popen(
             [*container["command"], *container.get("args", [])],
             cwd=folder / "1",
-            env=placed | here | _of_node(folder, node),
+            env=placed | machine | _of_node(folder, node),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -85,9 +85,9 @@ class World:
                 self.api.delete(kind, self.namespace, item["metadata"]["name"])
 
     def job(self, name: str) -> Json:
-        found = self.api.get("FineTuneJob", self.namespace, name)
-        assert found is not None, f"FineTuneJob {name} is gone"
-        return found
+        resource = self.api.get("FineTuneJob", self.namespace, name)
+        assert resource is not None, f"FineTuneJob {name} is gone"
+        return resource
 
     def status(self, name: str) -> Json:
         return dict(self.job(name).get("status") or {})
@@ -107,8 +107,8 @@ class World:
 
     def wait_condition(self, name: str, kind: str, reason: str) -> Json:
         def seen() -> Json | None:
-            found = self.condition(name, kind)
-            return found if found.get("reason") == reason else None
+            condition = self.condition(name, kind)
+            return condition if condition.get("reason") == reason else None
 
         return wait_for(
             f"{name} has {kind} {reason}", seen, self.patience, instead=lambda: self._dumped(name)
@@ -121,8 +121,8 @@ class World:
         """The pods of a child Job, once kube-controller-manager has made them."""
 
         def seen() -> list[Json] | None:
-            found = self.api.list("Pod", self.namespace, f"batch.kubernetes.io/job-name={job}")
-            return found if len(found) == count else None
+            pods = self.api.list("Pod", self.namespace, f"batch.kubernetes.io/job-name={job}")
+            return pods if len(pods) == count else None
 
         pods = wait_for(f"{count} pods of Job {job}", seen, self.patience)
         return sorted(pods, key=lambda pod: pod["metadata"].get("annotations", {}).get(INDEX, ""))
@@ -141,12 +141,12 @@ class World:
         codes: list[int],
         messages: list[TerminationMessage | str | None],
         *,
-        beside: str | None = None,
+        running_container: str | None = None,
     ) -> None:
         """Play the kubelet: the main containers end with these exit codes and termination messages, and their pods with them.
 
         Args:
-            beside: name of a container that still runs in each pod, which then does not end.
+            running_container: name of a container that still runs in each pod, which then does not end.
         """
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         pods = self.wait_pods(job, len(codes))
@@ -160,9 +160,9 @@ class World:
             }
             container = pod["spec"]["containers"][0]["name"]
             statuses = [{"name": container, "state": {"terminated": ended}}]
-            if beside:
-                statuses.append({"name": beside, "state": {"running": {}}})
-            phase = "Running" if beside else "Failed" if code else "Succeeded"
+            if running_container:
+                statuses.append({"name": running_container, "state": {"running": {}}})
+            phase = "Running" if running_container else "Failed" if code else "Succeeded"
             self._pod_status(pod, phase, statuses, ready=False)
 
     def set_waiting(self, pod: Json, reason: str, message: str) -> None:
