@@ -26,7 +26,7 @@ def follow(
     terminal: Terminal,
     *,
     timeout: float,
-    seen: Callable[[Json], None] = lambda _: None,
+    on_read: Callable[[Json], None] = lambda _: None,
 ) -> Json:
     """Show a job's progress until its end; return the resource as it is then.
 
@@ -36,7 +36,7 @@ def follow(
         namespace: its namespace.
         terminal: where to show it.
         timeout: seconds to wait for the end.
-        seen: called with the resource after each read.
+        on_read: called with the resource after each read.
 
     Raises:
         DemoError: it failed, was deleted, or took longer than `timeout`.
@@ -48,7 +48,7 @@ def follow(
         job = kubectl.get("finetunejob", name, "--namespace", namespace)
         if job is None:
             raise DemoError(f"the FineTuneJob {namespace}/{name} was deleted")
-        seen(job)
+        on_read(job)
         before, phase = phase, job.get("status", {}).get("phase") or "Pending"
         sentences = complaints(job)
         if phase != before or time.monotonic() - warned_at > SECONDS_BETWEEN_WARNINGS:

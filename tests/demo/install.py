@@ -50,10 +50,10 @@ class Installation:
         kubectl = self.place.kubectl
         for namespace in (NAMESPACE, SYSTEM):
             kubectl.apply(render(MANIFESTS / "namespace.yaml", {"namespace": namespace}))
-        found = kubectl.get("secret", "s3-credentials", "--namespace", NAMESPACE)
+        secret_of_gateway = kubectl.get("secret", "s3-credentials", "--namespace", NAMESPACE)
         credentials = (
-            {name: b64decode(value).decode() for name, value in found["data"].items()}
-            if found
+            {name: b64decode(value).decode() for name, value in secret_of_gateway["data"].items()}
+            if secret_of_gateway
             else _credentials()
         )
         for namespace in (NAMESPACE, SYSTEM):
@@ -248,8 +248,10 @@ class Installation:
 def _is_ready(deployment: Json) -> bool:
     status = deployment["status"]
     current = status.get("observedGeneration") == deployment["metadata"]["generation"]
-    wanted = deployment["spec"]["replicas"]
-    return bool(current and status.get("updatedReplicas") == wanted and status.get("readyReplicas") == wanted)
+    replicas = deployment["spec"]["replicas"]
+    return bool(
+        current and status.get("updatedReplicas") == replicas and status.get("readyReplicas") == replicas
+    )
 
 
 def _credentials() -> dict[str, str]:
@@ -263,7 +265,7 @@ def _credentials() -> dict[str, str]:
     }
 
 
-def _required(found: Json | None) -> Json:
-    if found is None:
+def _required(resource: Json | None) -> Json:
+    if resource is None:
         raise DemoError("an object of the demo was deleted while the demo runs: start it again")
-    return found
+    return resource

@@ -51,8 +51,8 @@ class Kubectl:
 
     def items(self, *arguments: str) -> list[Json]:
         """The objects of a list."""
-        found: list[Json] = (self.get(*arguments) or {"items": []})["items"]
-        return found
+        objects: list[Json] = (self.get(*arguments) or {"items": []})["items"]
+        return objects
 
     def apply(self, manifest: str) -> None:
         """Apply a manifest."""
@@ -70,7 +70,7 @@ def render(file: Path, values: dict[str, str]) -> str:
 
 def pod_trouble(pods: list[Json]) -> list[str]:
     """Why containers do not run, as kubelets and the scheduler report it: `pod: ImagePullBackOff`."""
-    found = []
+    troubles = []
     for pod in pods:
         status = pod["status"]
         containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
@@ -81,8 +81,10 @@ def pod_trouble(pods: list[Json]) -> list[str]:
             for condition in status.get("conditions", [])
             if condition["type"] == "PodScheduled" and condition["status"] == "False"
         ]
-        found += [f"{pod['metadata']['name']}: {reason}" for reason in (*sorted(reasons - usual), *refusals)]
-    return found
+        troubles += [
+            f"{pod['metadata']['name']}: {reason}" for reason in (*sorted(reasons - usual), *refusals)
+        ]
+    return troubles
 
 
 def wait_until_complete(

@@ -78,7 +78,7 @@ def forget(installation: Installation) -> None:
             installation.terminal.detail(f"an earlier promotion {name} is there: deleting it, with its alias")
             installation.patch("modelpromotion", name, {"onDelete": "RemoveAlias", "suspend": False})
             # NB: the alias is removed only if the finalizer was set before the deletion.
-            _wait(kubectl, name, lambda found: bool(found["metadata"].get("finalizers")), stuck=())
+            _wait(kubectl, name, lambda promotion: bool(promotion["metadata"].get("finalizers")), stuck=())
             installation.delete("modelpromotion", name)
 
 
@@ -91,31 +91,33 @@ def follow(installation: Installation, name: str, reached: Callable[[Json], bool
     began = time.monotonic()
     shown: str | None = None
 
-    def seen(found: Json) -> bool:
+    def seen(promotion: Json) -> bool:
         nonlocal shown
-        text = line(found)
+        text = line(promotion)
         if text != shown:
             shown = text
             installation.terminal.detail(f"{clock(time.monotonic() - began)}  {text}")
-        return current(found) and reached(found["status"])
+        return current(promotion) and reached(promotion["status"])
 
     return _wait(installation.place.kubectl, name, seen)
 
 
-def _wait(kubectl: Kubectl, name: str, seen: Callable[[Json], bool], stuck: tuple[str, ...] = STUCK) -> Json:
+def _wait(
+    kubectl: Kubectl, name: str, is_reached: Callable[[Json], bool], stuck: tuple[str, ...] = STUCK
+) -> Json:
     deadline = time.monotonic() + SECONDS_FOR_PROMOTION
     while True:
-        found = kubectl.get("modelpromotion", name, "--namespace", NAMESPACE)
-        if found is None:
+        promotion = kubectl.get("modelpromotion", name, "--namespace", NAMESPACE)
+        if promotion is None:
             raise DemoError(f"the ModelPromotion {NAMESPACE}/{name} was deleted")
-        if seen(found):
-            return found
-        phase = found.get("status", {}).get("phase")
-        if current(found) and phase in stuck:
-            raise DemoError(f"{name} is {phase}: {why(found)}")
+        if is_reached(promotion):
+            return promotion
+        phase = promotion.get("status", {}).get("phase")
+        if current(promotion) and phase in stuck:
+            raise DemoError(f"{name} is {phase}: {why(promotion)}")
         if time.monotonic() > deadline:
             raise DemoError(
-                f"{name} is still {phase or 'Pending'} after {SECONDS_FOR_PROMOTION} s: {why(found)}"
+                f"{name} is still {phase or 'Pending'} after {SECONDS_FOR_PROMOTION} s: {why(promotion)}"
             )
         time.sleep(0.5)
 

@@ -32,13 +32,13 @@ def refusal(total: int, free: int, *, built: bool, installed: bool) -> str | Non
         installed: whether the virtual environment is there.
     """
     run = (LATER_GB if built else FIRST_GB) + (0 if installed else PACKAGES_GB)
-    wanted = run * GB + FREE_SHARE * total
-    if free >= wanted:
+    required_bytes = run * GB + FREE_SHARE * total
+    if free >= required_bytes:
         return None
     prune = "; or remove the images with `make prune`, which every cluster that shares this cache then builds again"
     return (
         f"the disk of {cache()} has {free / GB:.0f} GB free, and {'a later' if built else 'the first'} run on a local cluster "
-        f"needs {wanted / GB:.0f} GB, {run} and two hundredths of the disk: on a full disk Kubernetes leaves pods Pending. Free "
+        f"needs {required_bytes / GB:.0f} GB, {run} and two hundredths of the disk: on a full disk Kubernetes leaves pods Pending. Free "
         f"some, or set FINETUNE_CACHE to a folder on another disk{prune if built and installed else ''}"
     )
 
@@ -54,8 +54,10 @@ def check() -> str | None:
 
 def is_local() -> bool:
     """Whether the cluster is made on this machine, as cluster.backends chooses it."""
-    wanted = os.environ.get("CLUSTER", "")
-    return wanted == "local" or (not wanted and os.geteuid() == 0 and Path("/etc/debian_version").exists())
+    backend_name = os.environ.get("CLUSTER", "")
+    return backend_name == "local" or (
+        not backend_name and os.geteuid() == 0 and Path("/etc/debian_version").exists()
+    )
 
 
 def main() -> str | None:

@@ -62,14 +62,14 @@ def cluster() -> Iterator[Installation]:
     terminal = Terminal()
     terminal.say()
     try:
-        found = Installation(place.up(CLUSTER, terminal), terminal)
+        product = Installation(place.up(CLUSTER, terminal), terminal)
         with terminal.stage("object store, chart, corpus and base model"):
-            found.object_store()
-            found.seed(STEPS_OF_PRETRAINING)
-            found.chart("pollSeconds=2", "resyncSeconds=3", f"spark.namespaces={{{NAMESPACE}}}")
-            found.wait_ready()
-            found.finish_script("seed")
-        yield found
+            product.object_store()
+            product.seed(STEPS_OF_PRETRAINING)
+            product.chart("pollSeconds=2", "resyncSeconds=3", f"spark.namespaces={{{NAMESPACE}}}")
+            product.wait_ready()
+            product.finish_script("seed")
+        yield product
     finally:
         if KEEP:
             terminal.say(
@@ -86,9 +86,9 @@ def stories(request: pytest.FixtureRequest, cluster: Installation) -> Iterator[S
         item.module for item in request.session.items if isinstance(item, pytest.Function)
     )
     jobs = Jobs(cluster, Api(cluster.place.kubectl.kubeconfig))
-    found = Stories(Stage(jobs), [module for module in modules if hasattr(module, "run_story")])
-    yield found
-    found.cancel()
+    selected_stories = Stories(Stage(jobs), [module for module in modules if hasattr(module, "run_story")])
+    yield selected_stories
+    selected_stories.cancel()
 
 
 @pytest.fixture(scope="module")
@@ -118,5 +118,5 @@ def run(stories: Stories) -> Run:
 @pytest.fixture(scope="module")
 def hand(installation: Installation) -> Iterator[Hand]:
     """A person's hand in MLflow and in the object store."""
-    with reaching(installation) as found:
-        yield found
+    with reaching(installation) as person:
+        yield person

@@ -70,8 +70,10 @@ class Hand:
             run = client.create_run(origin.info.experiment_id, tags=tags)
             client.log_metric(run.info.run_id, "eval_loss", loss)
             client.set_terminated(run.info.run_id)
-            made = client.create_model_version(model, f"{run.info.artifact_uri}/model", run.info.run_id)
-            versions.append(str(made.version))
+            model_version = client.create_model_version(
+                model, f"{run.info.artifact_uri}/model", run.info.run_id
+            )
+            versions.append(str(model_version.version))
         return versions
 
     def move_alias(self, model: str, alias: str, version: str | None) -> None:
@@ -93,8 +95,8 @@ class Hand:
         self, model_uri: str, table: str, version: int, question: str
     ) -> tuple[float, str]:
         """The loss as `loss_of` takes it, and what the model answers to a question on this machine."""
-        said = self._run(JUDGE, model_uri, table, str(version), question)
-        loss, _, answer = said.rpartition("LOSS ")[2].partition("ANSWER ")
+        output = self._run(JUDGE, model_uri, table, str(version), question)
+        loss, _, answer = output.rpartition("LOSS ")[2].partition("ANSWER ")
         return float(loss), answer.strip()
 
     def download(self, model_uri: str, folder: Path) -> None:
@@ -153,13 +155,13 @@ def forwarded(kubectl: Kubectl, namespace: str, service: str, port: int) -> Iter
         tempfile.NamedTemporaryFile() as log,
         subprocess.Popen(command, stdout=log, stderr=log) as forwarding,
     ):
-        said = Path(log.name)
+        output = Path(log.name)
         try:
             address = wait_for(
                 f"{namespace}/{service} is forwarded",
-                lambda: re.search(r"Forwarding from (127\.0\.0\.1:\d+)", said.read_text()),
+                lambda: re.search(r"Forwarding from (127\.0\.0\.1:\d+)", output.read_text()),
                 60,
-                instead=said.read_text,
+                instead=output.read_text,
             )
             yield f"http://{address[1]}"
         finally:

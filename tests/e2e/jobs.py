@@ -81,13 +81,13 @@ class Jobs:
         assert job is not None, f"{name} does not exist"
         return job
 
-    def follow(self, name: str, seen: Callable[[Json], None] = lambda _: None) -> Json:
+    def follow(self, name: str, on_read: Callable[[Json], None] = lambda _: None) -> Json:
         """Follow a job to its success, and show each of its phases."""
         shown: list[str] = []
 
         def succeeded() -> Json | None:
             job = self.get(name)
-            seen(job)
+            on_read(job)
             phase = job.get("status", {}).get("phase") or "Pending"
             for text in [phase, *complaints(job)]:
                 if text not in shown:
@@ -138,14 +138,14 @@ class Jobs:
         """
 
         def expected() -> Json | None:
-            found = self.api.get("ModelPromotion", NAMESPACE, name)
-            assert found is not None, f"{name} does not exist"
-            if not current(found):
+            promotion = self.api.get("ModelPromotion", NAMESPACE, name)
+            assert promotion is not None, f"{name} does not exist"
+            if not current(promotion):
                 return None
-            status: Json = found["status"]
+            status: Json = promotion["status"]
             if reached(status):
                 return status
-            assert status.get("phase") not in stuck, f"{name} is {status['phase']}: {why(found)}"
+            assert status.get("phase") not in stuck, f"{name} is {status['phase']}: {why(promotion)}"
             return None
 
         def instead() -> str:

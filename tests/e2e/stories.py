@@ -51,7 +51,7 @@ class Stage:
         manifest = quickstart(maxSteps=STEPS, evalEverySteps=30, logEverySteps=2)
         manifest["spec"]["pods"]["all"]["env"] = VARIABLES
         name = self.jobs.apply(manifest)
-        job = self.jobs.follow(name, seen=lambda job: statuses.append(job.get("status", {})))
+        job = self.jobs.follow(name, on_read=lambda job: statuses.append(job.get("status", {})))
         return Run(job, statuses)
 
 

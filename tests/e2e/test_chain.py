@@ -60,15 +60,15 @@ def test_the_second_job_waits_for_its_base(story: Chain) -> None:
 
 def test_the_version_was_evaluated_before_its_alias_moved(story: Chain, hand: Hand) -> None:
     status = story.sft
-    found, model = status["evaluation"], status["model"]
-    assert (found["rows"], model["name"], model["version"]) == (100, MODEL, "1")
-    numbers = {item["name"]: (item["value"], item["base"]) for item in found["metrics"]}
+    evaluation, model = status["evaluation"], status["model"]
+    assert (evaluation["rows"], model["name"], model["version"]) == (100, MODEL, "1")
+    numbers = {item["name"]: (item["value"], item["base"]) for item in evaluation["metrics"]}
     assert numbers.keys() == NUMBERS
     # A model that has not learned the task names none of the kinds.
     assert numbers["eval_accuracy"][1] == 0
     assert numbers["eval_accuracy"][0] >= 0.8
     version = hand.mlflow.get_model_version(MODEL, "1")
-    assert version.tags["finetune_evaluation_data"] == found["digest"]
+    assert version.tags["finetune_evaluation_data"] == evaluation["digest"]
     metrics = hand.mlflow.get_run(status["mlflow"]["runId"]).data.metrics
     for name, both in numbers.items():
         for key, value in zip((name, f"base_{name}"), both, strict=True):

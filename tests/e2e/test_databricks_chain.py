@@ -38,16 +38,16 @@ def place(installation: Installation, tmp_path: Path) -> Iterator[Place]:
     """A workspace with a table of conversations, and with a champion that somebody else made."""
     with (
         reaching(installation) as hand,
-        reachable(CLUSTER, hand, "Qwen/Qwen3-0.6B", tmp_path) as found,
+        reachable(CLUSTER, hand, "Qwen/Qwen3-0.6B", tmp_path) as databricks,
     ):
         create_bucket(hand, "lake")
-        create_secrets(installation.place.kubectl, found.workspace, "lake-credentials")
-        create_table(found.workspace, TABLE, conversations(hand), tmp_path / "conversations")
-        found.workspace.files.volumes.add("/Volumes/support/finetuning/work")
-        found.workspace.add_version(MODEL, 1)
+        create_secrets(installation.place.kubectl, databricks.workspace, "lake-credentials")
+        create_table(databricks.workspace, TABLE, conversations(hand), tmp_path / "conversations")
+        databricks.workspace.files.volumes.add("/Volumes/support/finetuning/work")
+        databricks.workspace.add_version(MODEL, 1)
         for alias in ("staging", "champion"):
-            found.workspace.set_alias(MODEL, alias, 1)
-        yield found
+            databricks.workspace.set_alias(MODEL, alias, 1)
+        yield databricks
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def check_lineage(job: Json, workspace: Workspace) -> None:
     assert data["path"].encode() in workspace.files.read(f"{artifacts}/preparation/report.html")
     version = workspace.models[MODEL].versions[2]
     assert (version.run_id, version.workspace_id, version.status) == (run_id, workspace.workspace_id, "READY")
-    said = {
+    expected_tags = {
         "team": "support",
         "finetune_data_path": data["path"],
         "finetune_data_version": "0",
@@ -153,7 +153,7 @@ def check_lineage(job: Json, workspace: Workspace) -> None:
         "finetune_source_version": "0",
         "finetune_eval_data": run.data.tags["finetune_eval_data"],
     }
-    assert said.items() <= version.tags.items()
+    assert expected_tags.items() <= version.tags.items()
     model = yaml.safe_load(workspace.files.read(f"/Models/{MODEL.replace('.', '/')}/2/MLmodel"))
     inputs = json.loads(model["signature"]["inputs"])
     assert (model["metadata"]["task"], [column["name"] for column in inputs][:3]) == (

@@ -35,8 +35,8 @@ def test_promotions_tell_the_demos_story(
     good = run.status["model"]["version"]
     promotions.promote(installation, good)
     names = ("candidate", *promotions.NAMES)
-    found = hand.aliases(MODEL)
-    assert {name: found.get(name) for name in names} == dict.fromkeys(names, good)
+    aliases = hand.aliases(MODEL)
+    assert {name: aliases.get(name) for name in names} == dict.fromkeys(names, good)
     tags = hand.mlflow.get_model_version(MODEL, good).tags
     assert (tags["promoted_alias"], tags["promoted_by"], tags["service"]) == ("champion", "you", "docstrings")
 
@@ -44,8 +44,8 @@ def test_promotions_tell_the_demos_story(
     promotions.refuse(installation, good, worse)
     promotions.overrule(installation, worse)
     promotions.roll_back(installation, good)
-    found = hand.aliases(MODEL)
-    assert {name: found.get(name) for name in names} == {
+    aliases = hand.aliases(MODEL)
+    assert {name: aliases.get(name) for name in names} == {
         "candidate": worse,
         "staging": good,
         "champion": good,
@@ -73,13 +73,13 @@ def test_promotions_tell_the_demos_story(
 def test_demo_leaves_nothing_in_a_cluster_that_stays(installation: Installation) -> None:
     installation.remove()
     kubectl = installation.place.kubectl
-    left = [
+    object_names = [
         item["metadata"]["name"]
         for kind in ("namespaces", "crds", "clusterroles", "clusterrolebindings", "persistentvolumes")
         for item in kubectl.items(kind)
     ]
     ours = (NAMESPACE, SYSTEM, *CRDS)
-    assert [name for name in left if name in ours or RELEASE in name] == []
+    assert [name for name in object_names if name in ours or RELEASE in name] == []
 
 
 def test_cluster_leaves_nothing_on_this_machine(installation: Installation) -> None:
@@ -103,7 +103,7 @@ def test_cluster_leaves_nothing_on_this_machine(installation: Installation) -> N
 
 def programs_of(state: State) -> list[str]:
     """The command lines of programs that were given the cluster's folder, and are not this process's own."""
-    found = []
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
@@ -111,5 +111,5 @@ def programs_of(state: State) -> list[str]:
         except OSError:
             continue
         if str(state.directory) in command and parent != os.getpid():
-            found.append(command)
-    return found
+            commands.append(command)
+    return commands

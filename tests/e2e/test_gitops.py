@@ -35,11 +35,11 @@ def gitops(run: Run, installation: Installation, tmp_path: Path) -> Iterator[Git
     kubeconfig = installation.place.kubectl.kubeconfig
     with running(ArgoCD(kubeconfig, tmp_path / "argocd")) as argocd:
         teach_health(kubeconfig)
-        found = GitOps(Api(kubeconfig), NAMESPACE, argocd, Repository(tmp_path / "repository", "finetune"))
-        yield found
-        if found.application():
-            found.delete()
-            wait_for("the Application is gone", lambda: not found.application(), 120)
+        flow = GitOps(Api(kubeconfig), NAMESPACE, argocd, Repository(tmp_path / "repository", "finetune"))
+        yield flow
+        if flow.application():
+            flow.delete()
+            wait_for("the Application is gone", lambda: not flow.application(), 120)
 
 
 def test_commits_train_approve_roll_back_and_prune(gitops: GitOps, jobs: Jobs, run: Run, hand: Hand) -> None:

@@ -55,15 +55,15 @@ def with_a_package(code: Json, job: Json, folder: Path) -> list[Json]:
     """The sample, with a package that pip finds in a folder of a ConfigMap: the cluster has no index."""
     wheels.wheel(folder, "tiny", "1.0")
     (package,) = folder.glob("*.whl")
-    found = {
+    wheelhouse = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "my-wheels"},
         "binaryData": {package.name: base64.b64encode(package.read_bytes()).decode()},
     }
-    said = "print(f\"tiny {tiny.VERSION} on node {os.environ['NODE_RANK']}\", flush=True)\n"
+    print_line = "print(f\"tiny {tiny.VERSION} on node {os.environ['NODE_RANK']}\", flush=True)\n"
     code["data"]["train.py"] = code["data"]["train.py"].replace(
-        "import os\n", f"import os\n\nimport tiny\n\n{said}"
+        "import os\n", f"import os\n\nimport tiny\n\n{print_line}"
     )
     job["spec"]["trainer"]["dependencies"] = ["tiny>=1"]
     train = job["spec"]["pods"]["train"]
@@ -74,4 +74,4 @@ def with_a_package(code: Json, job: Json, folder: Path) -> list[Json]:
     mounted = {"name": "main", "volumeMounts": [{"name": "wheels", "mountPath": WHEELHOUSE}]}
     volume = {"name": "wheels", "configMap": {"name": "my-wheels"}}
     train["template"] = {"spec": {"containers": [mounted], "volumes": [volume]}}
-    return [found, code, job]
+    return [wheelhouse, code, job]

@@ -88,19 +88,19 @@ class Promotions:
 def promotions(run: Run, installation: Installation, jobs: Jobs, hand: Hand) -> Iterator[Promotions]:
     """Promotions of a good version; a worse and a better one were evaluated on the same data."""
     good, worse, better = hand.register(MODEL, run.status["mlflow"]["runId"], GOOD, WORSE, BETTER)
-    found = Promotions(installation, jobs, good, worse, better)
+    applied = Promotions(installation, jobs, good, worse, better)
     try:
-        found.apply(
+        applied.apply(
             **{
                 name: {"source": {"type": "Version", "version": good}, **spec}
                 for name, spec in APPLIED.items()
             }
         )
         for name in APPLIED:
-            found.reaches(name, at("Promoted", good))
-        yield found
+            applied.reaches(name, at("Promoted", good))
+        yield applied
     finally:
-        found.remove()
+        applied.remove()
 
 
 def moves(status: Json) -> list[tuple[str | None, str | None, str]]:
@@ -121,8 +121,8 @@ def test_a_worse_version_is_refused_with_both_numbers(promotions: Promotions) ->
     promotions.patch("gated", source={"type": "Version", "version": promotions.worse})
     status = promotions.reaches("gated", at("Refused", good))
     (verdict,) = status["gates"]["verdicts"]
-    said = {name: verdict[name] for name in ("name", "verdict", "value", "limit", "holder")}
-    assert said == {
+    described = {name: verdict[name] for name in ("name", "verdict", "value", "limit", "holder")}
+    assert described == {
         "name": "no-worse",
         "verdict": "Failed",
         "value": "5.9",
@@ -158,8 +158,8 @@ def test_what_somebody_else_moves_is_put_back_or_warned_of(promotions: Promotion
     hand.move_alias(MODEL, "kept", None)
     status = promotions.reaches("kept", after(3, at("Promoted", good)))
     assert moves(status) == [(None, good, "Promoted"), (worse, good, "Repaired"), (None, good, "Repaired")]
-    found = hand.aliases(MODEL)
-    assert (found["kept"], found["watched"]) == (good, worse)
+    aliases = hand.aliases(MODEL)
+    assert (aliases["kept"], aliases["watched"]) == (good, worse)
 
 
 def test_a_soak_and_a_rollback_go_on_over_a_restart_of_the_operator(

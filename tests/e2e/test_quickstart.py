@@ -40,8 +40,8 @@ def run_story(stage: Stage) -> Loaded:
 
 
 def test_phases_come_in_order(run: Run) -> None:
-    seen = [status.get("phase") or "Pending" for status in run.statuses]
-    distinct = [phase for before, phase in pairwise(["", *seen]) if phase != before]
+    phases = [status.get("phase") or "Pending" for status in run.statuses]
+    distinct = [phase for before, phase in pairwise(["", *phases]) if phase != before]
     assert distinct == [phase for phase in PHASES if phase in distinct]
     assert {"Preparing", "Training", "Succeeded"} <= set(distinct)
 
@@ -65,9 +65,13 @@ def test_table_run_and_version_name_each_other(run: Run, hand: Hand) -> None:
     data, model, run_id = status["data"], status["model"], status["mlflow"]["runId"]
     splits = hand.table(data["path"], data["version"]).to_pyarrow_table(columns=["split"])["split"]
     assert Counter(splits.to_pylist()) == data["rows"]
-    found = hand.mlflow.get_run(run_id)
+    tracked_run = hand.mlflow.get_run(run_id)
     version = hand.mlflow.get_model_version_by_alias(model["name"], "candidate")
-    assert (found.info.status, str(version.version), version.run_id) == ("FINISHED", model["version"], run_id)
+    assert (tracked_run.info.status, str(version.version), version.run_id) == (
+        "FINISHED",
+        model["version"],
+        run_id,
+    )
     files = {file.path for file in hand.mlflow.list_artifacts(run_id, "preparation")}
     assert files == {f"preparation/{name}" for name in ("report.html", "funnel.png", "tokens.png")}
     tags = {
@@ -76,7 +80,7 @@ def test_table_run_and_version_name_each_other(run: Run, hand: Hand) -> None:
         "finetune.dev/job": "demo/quickstart",
         "finetune.dev/uid": run.job["metadata"]["uid"],
     }
-    assert tags.items() <= found.data.tags.items()
+    assert tags.items() <= tracked_run.data.tags.items()
     assert float(version.tags["eval_loss"]) == pytest.approx(model["evalLoss"], abs=1e-3)
 
 
@@ -100,12 +104,12 @@ def test_values_of_variables_stay_in_the_pods(
     pods = kubectl.items("pods", "--namespace", NAMESPACE, "--selector", selector)
     assert pods
     assert all(CANARY in str(pod["spec"]) for pod in pods)
-    named = {"jobs": (NAMESPACE, selector), "operator": (SYSTEM, f"app.kubernetes.io/instance={RELEASE}")}
+    selectors = {"jobs": (NAMESPACE, selector), "operator": (SYSTEM, f"app.kubernetes.io/instance={RELEASE}")}
     logs = {
         f"logs of {name}": kubectl(
             "logs", "--namespace", namespace, "--selector", labels, "--all-containers", "--tail=-1"
         )
-        for name, (namespace, labels) in named.items()
+        for name, (namespace, labels) in selectors.items()
     }
     model, run_id = run.status["model"], run.status["mlflow"]["runId"]
     hand.download(model["uri"], tmp_path)

@@ -40,8 +40,8 @@ def digest_of(artifact: str) -> str:
     host, _, path = artifact.removeprefix("oci://").partition("@")[0].partition("/")
     repository, _, tag = path.partition(":")
     url = f"http://{host}/v2/{repository}/manifests/{tag}"
-    found = requests.head(url, headers={"Accept": MANIFESTS}, timeout=10)
-    return found.headers.get("Docker-Content-Digest", f"{found.status_code}")
+    response = requests.head(url, headers={"Accept": MANIFESTS}, timeout=10)
+    return response.headers.get("Docker-Content-Digest", f"{response.status_code}")
 
 
 @pytest.mark.skipif(backends.choose()[0] != "local", reason="needs the registry of a local cluster")

@@ -45,12 +45,12 @@ class Executors:
     Attributes:
         prepared: its status with its table.
         children: what existed of it when it was deleted in its training.
-        left: what remained of that.
+        leftovers: what remained of that.
     """
 
     prepared: Json
     children: list[str]
-    left: list[str]
+    leftovers: list[str]
 
 
 def run_story(stage: Stage) -> Executors:
@@ -104,7 +104,7 @@ def test_rows_are_those_of_one_pod_after_a_suspension_and_the_loss_of_an_executo
 
 def test_a_job_deleted_while_it_trains_leaves_nothing(story: Executors) -> None:
     assert story.children
-    assert story.left == []
+    assert story.leftovers == []
 
 
 def preparing(status: Json) -> str:
@@ -134,11 +134,11 @@ def lose_executor(stage: Stage, name: str) -> None:
         # NB: until the new driver shows its first step, the run shows the last one of the driver before.
         wait_for("the first step", lambda: len(executors(jobs, name)) == 2 and shown("reading.*"), 300)
         wait_for("a stage at work", lambda: shown("tokens [1-9].*"), 300)
-        lost, kept = sorted(executors(jobs, name))
+        lost, survivor = sorted(executors(jobs, name))
         where = ("--namespace", NAMESPACE, "--grace-period=0", "--force")
         jobs.kubectl("delete", "pod", lost, *where, timeout=60)
         assert shown("tokens .*"), "the stage was over before its executor was gone: give it more tasks"
-    wait_for("another executor", lambda: {*executors(jobs, name)} - {lost, kept}, 120)
+    wait_for("another executor", lambda: {*executors(jobs, name)} - {lost, survivor}, 120)
 
 
 def digest(hand: Hand, data: Json) -> str:

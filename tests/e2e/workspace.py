@@ -88,19 +88,19 @@ def parquet(hand: Hand, url: str, columns: list[str]) -> list[Json]:
 
 def create_secrets(kubectl: Kubectl, workspace: Workspace, lake: str) -> None:
     """Create the Secrets of the workspace's logins, and one of that name with the credentials of the object store."""
-    found = kubectl.get("secret", "s3-credentials", "--namespace", NAMESPACE)
-    assert found is not None
-    kept: dict[str, Any] = {lake: {"data": found["data"]}}
+    credentials = kubectl.get("secret", "s3-credentials", "--namespace", NAMESPACE)
+    assert credentials is not None
+    contents: dict[str, Any] = {lake: {"data": credentials["data"]}}
     for name, token in _LOGINS.items():
-        kept[name] = {"stringData": {"DATABRICKS_HOST": workspace.uri, "DATABRICKS_TOKEN": token}}
-    for name, content in kept.items():
+        contents[name] = {"stringData": {"DATABRICKS_HOST": workspace.uri, "DATABRICKS_TOKEN": token}}
+    for name, content in contents.items():
         meta = {"name": name, "namespace": NAMESPACE}
         kubectl.apply(json.dumps({"apiVersion": "v1", "kind": "Secret", "metadata": meta, **content}))
 
 
 def _external_location(hand: Hand) -> dict[str, str]:
     """Settings with which every session of the workspace reaches s3:// without credentials of its own."""
-    found = {
+    options = {
         "s3.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
         "s3a.endpoint": hand.storage["AWS_ENDPOINT_URL"],
         "s3a.endpoint.region": hand.storage["AWS_REGION"],
@@ -109,7 +109,7 @@ def _external_location(hand: Hand) -> dict[str, str]:
         "s3a.access.key": hand.storage["AWS_ACCESS_KEY_ID"],
         "s3a.secret.key": hand.storage["AWS_SECRET_ACCESS_KEY"],
     }
-    return {f"spark.hadoop.fs.{name}": value for name, value in found.items()}
+    return {f"spark.hadoop.fs.{name}": value for name, value in options.items()}
 
 
 def _files(hand: Hand, url: str) -> dict[str, bytes]:

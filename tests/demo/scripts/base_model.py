@@ -127,7 +127,7 @@ def pretrain(
     """Train on the texts as one stream, for so many steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1)
     stream = batches(tokenizer, texts)
-    began = told = time.monotonic()
+    began = printed_at = time.monotonic()
     model.train()
     for step in range(1, steps + 1):
         for group in optimizer.param_groups:
@@ -142,9 +142,9 @@ def pretrain(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step == steps or time.monotonic() - told > 10:
-            told = time.monotonic()
-            print(f"base model: step {step}, loss {loss.item():.2f}, {told - began:.0f} s", flush=True)
+        if step == steps or time.monotonic() - printed_at > 10:
+            printed_at = time.monotonic()
+            print(f"base model: step {step}, loss {loss.item():.2f}, {printed_at - began:.0f} s", flush=True)
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Iterator[torch.Tensor]:

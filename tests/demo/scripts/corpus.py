@@ -98,17 +98,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--preferences", metavar="URL", help="folder, or s3://bucket/folder, for preferences")
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    found = list(islice(rows(roots()), options.rows))
-    write(found, options.url)
-    distinct = len({(row.instruction, row.answer) for row in found})
-    empty = sum(not row.answer for row in found)
+    examples = list(islice(rows(roots()), options.rows))
+    write(examples, options.url)
+    distinct = len({(row.instruction, row.answer) for row in examples})
+    empty = sum(not row.answer for row in examples)
     print(
-        f"corpus: {len(found)} rows, {len(found) - distinct} of them duplicates, {empty} without an answer, "
+        f"corpus: {len(examples)} rows, {len(examples) - distinct} of them duplicates, {empty} without an answer, "
         f"in {options.url} after {time.monotonic() - began:.0f} s",
         flush=True,
     )
     if options.preferences:
-        pairs = list(islice(preferences(found), PREFERENCES))
+        pairs = list(islice(preferences(examples), PREFERENCES))
         write(pairs, options.preferences)
         print(f"preferences: {len(pairs)} rows in {options.preferences}", flush=True)
     return 0
@@ -189,9 +189,9 @@ def quality(answer: str) -> float:
     return round(sum(checks) / len(checks), 3)
 
 
-def preferences(found: Iterable[Row]) -> Iterator[Preference]:
+def preferences(examples: Iterable[Row]) -> Iterator[Preference]:
     """A preference of each good answer that is neither short nor long, over its own words in another order."""
-    for row in found:
+    for row in examples:
         if row.quality >= GOOD and len(row.answer) in PREFERRED_CHARS:
             words = row.answer.split()
             # By a hash of their own each: the order makes no sense, and is the same on every machine.
@@ -200,7 +200,7 @@ def preferences(found: Iterable[Row]) -> Iterator[Preference]:
                 yield Preference(row.instruction, row.answer, " ".join(shuffled))
 
 
-def write(found: Sequence[Row] | Sequence[Preference], url: str) -> None:
+def write(records: Sequence[Row] | Sequence[Preference], url: str) -> None:
     """Write rows of one kind as Parquet files to a folder, replacing what an earlier run wrote there."""
     import fsspec
     import pyarrow as pa
@@ -208,10 +208,10 @@ def write(found: Sequence[Row] | Sequence[Preference], url: str) -> None:
 
     filesystem, folder = fsspec.core.url_to_fs(url)
     filesystem.makedirs(folder, exist_ok=True)
-    names = [column.name for column in fields(found[0])]
-    size = -(-len(found) // FILES)
+    names = [column.name for column in fields(records[0])]
+    size = -(-len(records) // FILES)
     for number in range(FILES):
-        part = found[number * size : (number + 1) * size]
+        part = records[number * size : (number + 1) * size]
         table = pa.table({name: [getattr(row, name) for row in part] for name in names})
         with filesystem.open(f"{folder}/part-{number:05}.parquet", "wb") as file:
             pq.write_table(table, file)
@@ -271,9 +271,9 @@ def _opening(documentation: str) -> str:
 
 
 def _row(path: str, module: str, instruction: str, answer: str, kind: str) -> Row:
-    others = [other for other in KINDS if other != kind]
-    other = others[crc32(path.encode()) % len(others)]
-    return Row(path, module, instruction, answer.strip(), quality(answer.strip()), kind, other)
+    false_kinds = [false_kind for false_kind in KINDS if false_kind != kind]
+    false_kind = false_kinds[crc32(path.encode()) % len(false_kinds)]
+    return Row(path, module, instruction, answer.strip(), quality(answer.strip()), kind, false_kind)
 
 
 if __name__ == "__main__":
