@@ -53,9 +53,9 @@ class Api:
         )
 
     def _configuration(self) -> client.Configuration:
-        found = client.Configuration()
-        config.load_kube_config(str(self.kubeconfig), client_configuration=found)
-        return found
+        configuration = client.Configuration()
+        config.load_kube_config(str(self.kubeconfig), client_configuration=configuration)
+        return configuration
 
     def _of(self, kind: str) -> Any:
         return self._dynamic.resources.get(api_version=_KINDS[kind], kind=kind)
@@ -65,8 +65,8 @@ class Api:
         namespace = body["metadata"].get("namespace")
         query = [("fieldValidation", "Strict")] if strict else []
         query += [("dryRun", "All")] if dry_run else []
-        made = self._of(body["kind"]).create(body=body, namespace=namespace, query_params=query)
-        return dict(made.to_dict())
+        resource = self._of(body["kind"]).create(body=body, namespace=namespace, query_params=query)
+        return dict(resource.to_dict())
 
     def warnings(self, body: Json) -> list[str]:
         """Create an object in a strict dry run, and return what the API server warns of."""

@@ -131,18 +131,18 @@ class Run:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Weights and the optimizer's moments, whole, by name."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            found[name] = parameter.full_tensor().detach().clone()
+            tensors[name] = parameter.full_tensor().detach().clone()
             states = [
                 optimizer.state[parameter] for optimizer in self.optimizers if parameter in optimizer.state
             ]
             for moment, value in (entry for state in states for entry in state.items()):
-                whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-                found[f"{name} {moment}"] = whole.clone()
-        return found
+                full_moment = value.full_tensor() if hasattr(value, "full_tensor") else value
+                tensors[f"{name} {moment}"] = full_moment.clone()
+        return tensors
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     """Whether two states are the same, bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

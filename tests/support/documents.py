@@ -45,7 +45,7 @@ class Page:
     @cached_property
     def prose(self) -> str:
         """The text with its blocks of code blanked out, line for line."""
-        return _FENCE.sub(lambda found: re.sub(r"[^\n]+", "", found[0]), self.text)
+        return _FENCE.sub(lambda match: re.sub(r"[^\n]+", "", match[0]), self.text)
 
     @property
     def is_generated(self) -> bool:
@@ -63,21 +63,23 @@ class Page:
 
     def links(self) -> Iterator[tuple[int, str]]:
         """Line and target of each link and picture."""
-        for found in _LINK.finditer(self.prose):
-            yield self._line(found.start()), found["target"]
+        for match in _LINK.finditer(self.prose):
+            yield self._line(match.start()), match["target"]
 
     def codes(self) -> Iterator[tuple[int, str]]:
         """Line and text of each piece of inline code."""
-        for found in _CODE.finditer(self.prose):
-            yield self._line(found.start()), found["code"]
+        for match in _CODE.finditer(self.prose):
+            yield self._line(match.start()), match["code"]
 
     def blocks(self, language: str) -> Iterator[Block]:
-        for found in _FENCE.finditer(self.text):
-            named, _, rest = found["info"].partition(" ")
-            title = re.search(r'title="([^"]+)"', rest)
-            if named == language:
-                body = re.sub(rf"^{found['indent']}", "", found["body"], flags=re.MULTILINE)
-                yield Block(self.name, self._line(found.start()), named, title[1] if title else "", body)
+        for match in _FENCE.finditer(self.text):
+            block_language, _, attributes = match["info"].partition(" ")
+            title = re.search(r'title="([^"]+)"', attributes)
+            if block_language == language:
+                body = re.sub(rf"^{match['indent']}", "", match["body"], flags=re.MULTILINE)
+                yield Block(
+                    self.name, self._line(match.start()), block_language, title[1] if title else "", body
+                )
 
     def _line(self, position: int) -> int:
         return self.text.count("\n", 0, position) + 1
@@ -85,8 +87,8 @@ class Page:
 
 def pages() -> list[Page]:
     """README.md and every page of the documentation."""
-    found = (path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
-    return [Page(name) for name in ("README.md", *sorted(found))]
+    paths = (path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    return [Page(name) for name in ("README.md", *sorted(paths))]
 
 
 PAGES = pages()

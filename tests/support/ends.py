@@ -48,9 +48,9 @@ def tiny_gang(folder: Path, *, steps: int) -> Pod:
 def in_folder(pod: Pod, folder: Path, changes: dict[str, Any] | None = None) -> Pod:
     """The same pod with a folder of its own."""
     folder.mkdir()
-    other = pod.but({"checkpoint.uri": str(folder / "checkpoints"), **(changes or {})})
-    other.folder = folder
-    return other
+    moved_pod = pod.but({"checkpoint.uri": str(folder / "checkpoints"), **(changes or {})})
+    moved_pod.folder = folder
+    return moved_pod
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Attempt:
 
     def ranks(self) -> list[int]:
         """Process ids of the ranks in their order, once all of them have started."""
-        return self._wait("the ranks start", lambda: found if len(found := self._workers()) == RANKS else [])
+        return self._wait("the ranks start", lambda: pids if len(pids := self._workers()) == RANKS else [])
 
     @contextmanager
     def frozen_in_a_save(self) -> Iterator[int]:
@@ -169,33 +169,35 @@ class Attempt:
 
     def _wait(self, what: str, condition: Callable[[], T], *, pause: float = 0.01) -> T:
         def check() -> T:
-            found = condition()
-            assert found or self.process.poll() is None, f"{what}: {self.process.communicate()[0]}"
-            return found
+            condition_value = condition()
+            assert condition_value or self.process.poll() is None, f"{what}: {self.process.communicate()[0]}"
+            return condition_value
 
         return wait_for(what, check, _PATIENCE, pause=pause)
 
 
-def check_end(outcome: Outcome, how: Signal, kept: int, newest: int) -> None:
+def check_end(outcome: Outcome, how: Signal, step_before: int, newest: int) -> None:
     """Check one end: its code, where the attempt started from, and that no more than the save in flight is lost.
 
     Args:
         outcome: of the attempt.
         how: it was ended.
-        kept: step of the newest checkpoint before the attempt; 0: there was none.
+        step_before: step of the newest checkpoint before the attempt; 0: there was none.
         newest: the same after it.
     """
     assert outcome.message is not None, outcome.output
     assert outcome.message.error is not None, outcome.output
-    last = max(outcome.losses, default=kept)
+    last = max(outcome.losses, default=step_before)
     if outcome.losses:
-        assert min(outcome.losses) == kept + 1, outcome.output
-        assert f"resuming from the checkpoint of step {kept}\n" in outcome.output or kept == 0, outcome.output
+        assert min(outcome.losses) == step_before + 1, outcome.output
+        assert (
+            f"resuming from the checkpoint of step {step_before}\n" in outcome.output or step_before == 0
+        ), outcome.output
     if how == "KILL":
         assert outcome.code == 128 + signal.SIGKILL, outcome.output
         assert outcome.message.error.reason == "WorkerKilled", outcome.output
         # The save in flight is lost, and the steps since the one before.
-        assert newest >= max(kept, last - 2 * EVERY_STEPS), outcome.output
+        assert newest >= max(step_before, last - 2 * EVERY_STEPS), outcome.output
         return
     assert outcome.code == EXIT_PREEMPTED, outcome.output
     assert newest == last, outcome.output
@@ -204,7 +206,7 @@ def check_end(outcome: Outcome, how: Signal, kept: int, newest: int) -> None:
         assert outcome.message.checkpoint_step == last, outcome.output
         assert outcome.message.error.message == f"stopped by SIGTERM after the checkpoint of step {last}"
     else:
-        assert outcome.message.checkpoint_step in (kept, None), outcome.output
+        assert outcome.message.checkpoint_step in (step_before, None), outcome.output
 
 
 def newest_complete(pod: Pod) -> int:
@@ -217,21 +219,21 @@ def newest_complete(pod: Pod) -> int:
     return newest
 
 
-def check_like_untouched(ended: Pod, losses: dict[int, float], untouched: Pod, wanted: Outcome) -> None:
+def check_like_untouched(ended: Pod, losses: dict[int, float], untouched: Pod, expected: Outcome) -> None:
     """Run `ended` to its end, and compare it with a run that nobody ended: losses, weights, optimizer state.
 
     Args:
         ended: the pod whose attempts were ended.
         losses: what those attempts reported, by step.
         untouched: the pod that ran through.
-        wanted: its outcome.
+        expected: its outcome.
     """
-    kept = newest_complete(ended)
+    resumed_step = newest_complete(ended)
     outcome = ended.run()
     assert outcome.code == 0, outcome.output
-    assert f"resuming from the checkpoint of step {kept}\n" in outcome.output
-    assert losses | outcome.losses == wanted.losses
-    steps = max(wanted.losses)
+    assert f"resuming from the checkpoint of step {resumed_step}\n" in outcome.output
+    assert losses | outcome.losses == expected.losses
+    steps = max(expected.losses)
     state, untouched_state = state_at(ended, steps), state_at(untouched, steps)
     assert state.keys() == untouched_state.keys()
     assert len(state) > 50
@@ -243,17 +245,17 @@ def state_at(pod: Pod, step: int) -> dict[str, torch.Tensor]:
     (folder,) = pod.folder.glob(f"checkpoints/*/step-{step:08d}")
     file = pod.folder / "state.pt"
     dcp_to_torch_save(folder, file)
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
 
     def walk(path: str, node: Any) -> None:
         if isinstance(node, dict):
             for name, part in node.items():
                 walk(f"{path}/{name}", part)
         elif isinstance(node, torch.Tensor):
-            found[path] = node
+            tensors[path] = node
 
     walk("", torch.load(file))
-    return found
+    return tensors
 
 
 def _step(folder: Path) -> int:

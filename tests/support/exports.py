@@ -36,8 +36,8 @@ class Logits(Objective):
     def __call__(
         self, network: Network, batch: pack.Batch, _hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        said = network.head.compute_logits(network.compute_hidden_states(batch))
-        return said.sum(), said
+        logits = network.head.compute_logits(network.compute_hidden_states(batch))
+        return logits.sum(), logits
 
 
 def written(
@@ -74,5 +74,5 @@ def written(
     split = dataset.Split(tokens, np.ones(len(tokens), np.bool_), np.array([0, len(tokens)]))
     network.objective = Logits()
     with torch.no_grad():
-        said: torch.Tensor = network.eval()(pack.collate(split, [[0]], pad_id=0))[1]
-    return said
+        logits: torch.Tensor = network.eval()(pack.collate(split, [[0]], pad_id=0))[1]
+    return logits

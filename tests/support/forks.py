@@ -42,8 +42,8 @@ def preloaded() -> Any:
 
 def children(pid: int) -> list[int]:
     """Process ids of a process's children, in the order in which they were started."""
-    found = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return sorted(map(int, found.split()))
+    pids = "".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return sorted(map(int, pids.split()))
 
 
 def kill_pod(launcher: int) -> None:
@@ -67,14 +67,14 @@ class ForkedPod:
     @property
     def pid(self) -> int:
         """Process id of the launcher."""
-        found: int = self.process.pid
-        return found
+        process_id: int = self.process.pid
+        return process_id
 
     @property
     def returncode(self) -> int | None:
         """The exit code, negative for a signal; None while it runs."""
-        found: int | None = self.process.exitcode
-        return found
+        exit_code: int | None = self.process.exitcode
+        return exit_code
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""

@@ -168,28 +168,32 @@ def differing(cases: Iterable[Half], ranks: int, folder: Path) -> dict[str, str]
     chosen = [case for case in cases if case.ranks == ranks]
     save_models(folder)
     networks.on_ranks(ranks, folder / "rendezvous", _in_both_precisions, (folder, chosen))
-    found = [Found(**each) for each in json.loads((folder / "found.json").read_text())]
-    for case, each in zip(chosen, found, strict=True):
+    differences = [Found(**each) for each in json.loads((folder / "found.json").read_text())]
+    for case, each in zip(chosen, differences, strict=True):
         print(
             f"{case}: loss {each.loss:+.1e} of {tolerance_of_loss(case.objective, case.precision):.1e}, "
             f"gradient {each.gradient:.4f} of {GRADIENT[case.precision]:.4f}"
         )
     return {
-        str(case): str(each) for case, each in zip(chosen, found, strict=True) if not each.is_rounding(case)
+        str(case): str(each)
+        for case, each in zip(chosen, differences, strict=True)
+        if not each.is_rounding(case)
     }
 
 
-def _in_both_precisions(world: World, asked: tuple[Path, list[Half]]) -> None:
-    folder, cases = asked
-    found = []
+def _in_both_precisions(world: World, arguments: tuple[Path, list[Half]]) -> None:
+    folder, cases = arguments
+    differences = []
     for case in cases:
         (loss, slope), (expected, slopes) = (
             learned(world, folder / "base", folder / "teacher", case, precision)
             for precision in (case.precision, "FP32")
         )
-        found.append({"loss": loss - expected, "gradient": ((slope - slopes).norm() / slopes.norm()).item()})
+        differences.append(
+            {"loss": loss - expected, "gradient": ((slope - slopes).norm() / slopes.norm()).item()}
+        )
     if world.leads:
-        (folder / "found.json").write_text(json.dumps(found))
+        (folder / "found.json").write_text(json.dumps(differences))
 
 
 def learned(
@@ -221,8 +225,8 @@ def learned(
     loss.backward()
     summed, count = world.sum_over_ranks(loss.item(), network.objective.count(batch))
     slopes: list[Any] = [weight.grad for weight in trained_parameters(network)]
-    whole = [slope.full_tensor() if isinstance(slope, DTensor) else slope for slope in slopes]
-    return summed / count, torch.cat([slope.double().flatten() for slope in whole]) / count
+    full_slopes = [slope.full_tensor() if isinstance(slope, DTensor) else slope for slope in slopes]
+    return summed / count, torch.cat([slope.double().flatten() for slope in full_slopes]) / count
 
 
 def of_equal_chances(split: Split, vocabulary: int) -> np.ndarray:

@@ -40,9 +40,9 @@ def model(seed: int = 0, vocabulary: int = VOCABULARY, *, tied: bool = True) -> 
     return llama
 
 
-def isolated(made: Any) -> Any:
-    attention.isolate(made, card=None, half=False, soft_prompt=False)
-    return made
+def isolated(tested_model: Any) -> Any:
+    attention.isolate(tested_model, card=None, half=False, soft_prompt=False)
+    return tested_model
 
 
 def batch_of(split: Split, *, packing: bool = True) -> pack.Batch:
@@ -68,14 +68,14 @@ def gradients(network: Any) -> dict[str, torch.Tensor]:
 
 
 def learned_from(
-    objective: Any, made: Any, batch: pack.Batch, neftune_alpha: float | None = None
+    objective: Any, tested_model: Any, batch: pack.Batch, neftune_alpha: float | None = None
 ) -> tuple[float, dict[str, torch.Tensor], torch.Tensor]:
     """Mean loss of a batch, its gradients, and metrics."""
-    network = Network(made, objective, neftune_alpha)
+    network = Network(tested_model, objective, neftune_alpha)
     loss, metrics = network(batch)
     mean = loss / objective.count(batch)
     mean.backward()
-    return mean.item(), gradients(made), metrics
+    return mean.item(), gradients(tested_model), metrics
 
 
 # How far losses and rewards may be apart, and gradients as a share of all of them together: bf16 rounds to 1/256.

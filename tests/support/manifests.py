@@ -71,15 +71,15 @@ def completed(part: Json, block: Block) -> Json:
             f'{block}: give it a title such as "FineTuneJob spec.data", or apiVersion, kind and metadata'
         )
     kind, path = title["kind"], title["path"].split(".")
-    whole = copy.deepcopy(base(kind))
-    schema, parent = SCHEMAS[kind], whole
+    manifest = copy.deepcopy(base(kind))
+    schema, parent = SCHEMAS[kind], manifest
     for name in path[:-1]:
         schema, parent = schema["properties"][name], parent.setdefault(name, {})
     last = path[-1]
     needed = {*schema["properties"][last].get("required", []), *_needed_by_rules(block.title, part)}
     sample = parent.get(last, {})
     parent[last] = {name: sample[name] for name in needed - part.keys() if name in sample} | part
-    return whole
+    return manifest
 
 
 def _needed_by_rules(title: str, part: Json) -> set[str]:

@@ -157,9 +157,9 @@ def corrected(base: Path, folder: Path, correction: float | None) -> Path:
     for name in list(weights):
         weights[name] = weights[name].bfloat16()
         if "e_score_correction_bias" in name:
-            found = weights.pop(name).float()
+            bias = weights.pop(name).float()
             if correction is not None:
-                weights[name] = found + correction
+                weights[name] = bias + correction
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 

@@ -235,9 +235,9 @@ class Pod:
         except subprocess.TimeoutExpired:
             kill_pod(process.pid)
             raise
-        told = self._termination.read_text() if self._termination.exists() else None
+        termination = self._termination.read_text() if self._termination.exists() else None
         assert process.returncode is not None
-        return Outcome(process.returncode, already_read + output, TerminationMessage.parse(told))
+        return Outcome(process.returncode, already_read + output, TerminationMessage.parse(termination))
 
     def run(self) -> Outcome:
         """Run the pod to its end."""
@@ -265,9 +265,9 @@ class Pod:
                 code = worker.main()
             finally:
                 signal.signal(signal.SIGTERM, on_sigterm)
-            told = scratch.read_outcome(Path(folder), 0)
-        assert told is not None
-        return Outcome(code, capsys.readouterr().out, told.message)
+            outcome = scratch.read_outcome(Path(folder), 0)
+        assert outcome is not None
+        return Outcome(code, capsys.readouterr().out, outcome.message)
 
     def _write_recipe(self) -> Path:
         recipe = self.folder / "recipe.yaml"

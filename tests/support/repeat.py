@@ -41,7 +41,7 @@ def narrow(arguments: Sequence[str]) -> list[str]:
     return [
         argument
         for argument, path in zip(arguments, paths, strict=True)
-        if not any(path in other.parents for other in paths)
+        if not any(path in other_path.parents for other_path in paths)
     ]
 
 

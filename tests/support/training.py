@@ -185,9 +185,9 @@ def mlflow(tmp_path: Path, mlflow_template: Path) -> Mlflow:
 @pytest.fixture
 def mlflow_of_test(tmp_path: Path, mlflow_template: Path, monkeypatch: pytest.MonkeyPatch) -> Mlflow:
     """MLflow with one run, for the pod and for this process."""
-    made = new_mlflow(tmp_path, mlflow_template)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", made.uri)
-    return made
+    server = new_mlflow(tmp_path, mlflow_template)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    return server
 
 
 @pytest.fixture
@@ -240,8 +240,8 @@ def trained(
 
 def history(mlflow: Mlflow, name: str) -> dict[int, float]:
     """The values of a metric by step."""
-    found = mlflow.client().get_metric_history(mlflow.run_id, name)
-    return {metric.step: metric.value for metric in found}
+    measurements = mlflow.client().get_metric_history(mlflow.run_id, name)
+    return {metric.step: metric.value for metric in measurements}
 
 
 def error_of(outcome: Outcome) -> PodError:

@@ -45,8 +45,8 @@ def wait_for(
             if not process.alive():
                 raise WaitError(f"{process.name} ended while waiting for {what}:\n{process.tail()}")
         if time.monotonic() > deadline:
-            found = f"; instead: {instead()}" if instead else ""
+            alternative = f"; instead: {instead()}" if instead else ""
             tails = "".join(f"\n--- {process.log}\n{process.tail()}" for process in processes)
-            raise WaitError(f"{what}: not after {seconds:g} seconds{found}{tails}")
+            raise WaitError(f"{what}: not after {seconds:g} seconds{alternative}{tails}")
         time.sleep(pause)
     return value

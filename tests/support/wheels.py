@@ -40,11 +40,11 @@ def wheel(
 
 def sdist(name: str, version: str, files: Mapping[str, str]) -> bytes:
     """A source distribution with files, which a build is to make a wheel of."""
-    held = io.BytesIO()
+    content = io.BytesIO()
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    with tarfile.open(fileobj=held, mode="w:gz") as archive:
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
         for path, text in {"PKG-INFO": metadata, **files}.items():
             item = tarfile.TarInfo(f"{name}-{version}/{path}")
             item.size = len(text.encode())
             archive.addfile(item, io.BytesIO(text.encode()))
-    return held.getvalue()
+    return content.getvalue()

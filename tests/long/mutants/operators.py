@@ -101,7 +101,9 @@ def list_candidates(function: Function) -> list[Candidate]:
 
 def place_of(candidate: Candidate, candidates: Sequence[Candidate]) -> str:
     """The place of a candidate among those of its function that have its operator and shape; empty for the only one."""
-    alike = [one for one in candidates if (one.operator, one.shape) == (candidate.operator, candidate.shape)]
+    alike = [
+        each for each in candidates if (each.operator, each.shape) == (candidate.operator, candidate.shape)
+    ]
     return f"{alike.index(candidate) + 1} of {len(alike)}" if len(alike) > 1 else ""
 
 

@@ -123,6 +123,10 @@ class Runner:
 
 def _batches(tests: list[str], mutant: Mutant) -> list[list[str]]:
     before = [test for test in tests if test == mutant.by]
-    own = [test for test in tests if test != mutant.by and is_mirror(test, mutant.module)]
-    others = tests[len(before) + len(own) :]
-    return [batch for batch in (before, own, others[:_FIRST_OTHERS], others[_FIRST_OTHERS:]) if batch]
+    mirror_tests = [test for test in tests if test != mutant.by and is_mirror(test, mutant.module)]
+    other_tests = tests[len(before) + len(mirror_tests) :]
+    return [
+        batch
+        for batch in (before, mirror_tests, other_tests[:_FIRST_OTHERS], other_tests[_FIRST_OTHERS:])
+        if batch
+    ]

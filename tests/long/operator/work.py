@@ -78,16 +78,16 @@ class Work:
         """Let work go on for the time of a block; yields what it will have come to."""
         self.round += 1
         courses = [self.plain, self.failing, self.suspended, self.deleted]
-        over = threading.Event()
+        round_ended = threading.Event()
         with ThreadPoolExecutor(len(courses) + 2) as threads:
-            kubelets = threads.submit(self._remove_pods, over)
+            kubelets = threads.submit(self._remove_pods, round_ended)
             try:
                 yield [
                     *(threads.submit(course, f"{course.__name__}-{self.round}") for course in courses),
                     threads.submit(self.promote, self.dice.choice((GOOD, GOOD, BAD))),
                 ]
             finally:
-                over.set()
+                round_ended.set()
         kubelets.result()
 
     # FineTuneJobs. Each thread has its own connections.
@@ -234,8 +234,8 @@ class Work:
     def _pods(self, world: World, name: str) -> list[Json]:
         return world.api.list("Pod", self.namespace, f"{names.LABEL_JOB}={name}")
 
-    def _remove_pods(self, over: threading.Event) -> None:
+    def _remove_pods(self, round_ended: threading.Event) -> None:
         """Play the kubelets: what is to be deleted stops soon."""
         world = self._world()
-        while not over.wait(0.2):
+        while not round_ended.wait(0.2):
             world.remaining_pods()

@@ -48,10 +48,10 @@ def test_the_example_writes_the_accuracy_of_a_merged_adapter(
     (model / ".fetched").mkdir(parents=True)
     adapter = save_adapter(base_model, tmp_path / "adapter")
     standalone.write(networks.recipe(base_model, method={"type": "LoRA"}), str(adapter), model)
-    wanted = Evaluation.model_validate(part("FineTuneJob")["spec"]["evaluation"])
-    arguments = [item.replace("/tasks", str(tasks)) for item in wanted.args]
+    evaluation = Evaluation.model_validate(part("FineTuneJob")["spec"]["evaluation"])
+    arguments = [item.replace("/tasks", str(tasks)) for item in evaluation.args]
     parameters = tmp_path / "parameters.yaml"
-    parameters.write_text(yaml.safe_dump(wanted.parameters), encoding="utf-8")
+    parameters.write_text(yaml.safe_dump(evaluation.parameters), encoding="utf-8")
     environment = {
         "PATH": f"{HARNESS}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(tmp_path),
@@ -60,7 +60,7 @@ def test_the_example_writes_the_accuracy_of_a_merged_adapter(
         "METRICS_PATH": str(metrics),
         "HYPERPARAMETERS_PATH": str(parameters),
     }
-    subprocess.run([*wanted.command, *arguments], env=environment, check=True, timeout=SECONDS)
+    subprocess.run([*evaluation.command, *arguments], env=environment, check=True, timeout=SECONDS)
     assert json.loads(metrics.read_text("utf-8"))["intents_acc"] in (0.0, 0.5, 1.0)
-    found = evaluation_result.from_command(metrics.read_text("utf-8"), "d1")
-    assert [item.name for item in found.metrics or []] == ["intents_acc"]
+    evaluated = evaluation_result.from_command(metrics.read_text("utf-8"), "d1")
+    assert [item.name for item in evaluated.metrics or []] == ["intents_acc"]

@@ -50,9 +50,11 @@ SIZES = {
 
 def recipe(config: Path, size: str, *, nodes: int = 1, gpus: int = 1, **changes: Any) -> Recipe:
     (config / "config.json").write_text(json.dumps({**LLAMA, **SIZES[size]}), encoding="utf-8")
-    made = networks.recipe(config, precision="BF16", perDeviceBatchSize=1, maxLength=4096, **changes)
-    return made.model_copy(
-        update={"distributed": made.distributed.model_copy(update={"nodes": nodes, "gpus_per_node": gpus})}
+    base_recipe = networks.recipe(config, precision="BF16", perDeviceBatchSize=1, maxLength=4096, **changes)
+    return base_recipe.model_copy(
+        update={
+            "distributed": base_recipe.distributed.model_copy(update={"nodes": nodes, "gpus_per_node": gpus})
+        }
     )
 
 
@@ -72,7 +74,7 @@ PLANS = {
 @pytest.mark.parametrize("case", PLANS)
 def test_the_estimate_is_about_what_is_planned(case: str, recompute: str, tmp_path: Path) -> None:
     size, method, nodes, gpus, passes, collectives = PLANS[case]
-    asked = recipe(
+    planned_recipe = recipe(
         tmp_path,
         size,
         nodes=nodes,
@@ -81,11 +83,11 @@ def test_the_estimate_is_about_what_is_planned(case: str, recompute: str, tmp_pa
         activationCheckpointing=recompute,
         gradientAccumulation=passes,
     )
-    made = plan.plan_step(asked, tmp_path, H100)
-    print(*made.lines(), sep="\n")
-    assert made.step.waits == []
-    assert {name: each.count for name, each in made.step.traffic.items()} == collectives
-    assert made.choice.estimate.total == pytest.approx(made.step.total, rel=0.15)
+    planned = plan.plan_step(planned_recipe, tmp_path, H100)
+    print(*planned.lines(), sep="\n")
+    assert planned.step.waits == []
+    assert {name: each.count for name, each in planned.step.traffic.items()} == collectives
+    assert planned.choice.estimate.total == pytest.approx(planned.step.total, rel=0.15)
 
 
 @pytest.mark.parametrize("recompute", ["None", "Full"])
@@ -94,5 +96,7 @@ def test_a_kind_of_layer_has_two_graphs_over_packs_of_different_lengths(
     method: str, recompute: str, tmp_path: Path
 ) -> None:
     """One with the number of documents of the first pack, and one for any number."""
-    asked = recipe(tmp_path, "8B", method={"type": method}, compile=True, activationCheckpointing=recompute)
-    assert graphs.count_graphs(asked, tmp_path, H100) == (2, 1)
+    compiled_recipe = recipe(
+        tmp_path, "8B", method={"type": method}, compile=True, activationCheckpointing=recompute
+    )
+    assert graphs.count_graphs(compiled_recipe, tmp_path, H100) == (2, 1)

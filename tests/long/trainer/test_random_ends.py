@@ -42,12 +42,12 @@ def test_a_run_that_is_ended_again_and_again_is_the_run_that_nobody_touched(
     tmp_path: Path, method: dict[str, Any]
 ) -> None:
     untouched = tiny_gang(tmp_path, steps=STEPS).but({"method": method})
-    wanted = untouched.run()
-    assert wanted.code == 0, wanted.output
+    expected = untouched.run()
+    assert expected.code == 0, expected.output
     ended = in_folder(untouched, tmp_path / "ended")
     print(f"random ends with SEED = {SEED}")
     dice = random.Random(SEED)  # noqa: S311 - the seed makes a failure repeatable
-    kept = 0
+    step_before = 0
     losses: dict[int, float] = {}
     for how, step, seconds in ends(dice):
         with Attempt.start(ended) as attempt:
@@ -57,9 +57,11 @@ def test_a_run_that_is_ended_again_and_again_is_the_run_that_nobody_touched(
             attempt.send(how, dice.randrange(RANKS))
             outcome = attempt.end()
         newest = newest_complete(ended)
-        print(f"{how} after {step} steps and {seconds:.2f} s: exit code {outcome.code}, {kept} -> {newest}")
-        check_end(outcome, how, kept, newest)
+        print(
+            f"{how} after {step} steps and {seconds:.2f} s: exit code {outcome.code}, {step_before} -> {newest}"
+        )
+        check_end(outcome, how, step_before, newest)
         for at, loss in outcome.losses.items():
             assert losses.setdefault(at, loss) == loss, f"step {at} was another one"
-        kept = newest
-    check_like_untouched(ended, losses, untouched, wanted)
+        step_before = newest
+    check_like_untouched(ended, losses, untouched, expected)
