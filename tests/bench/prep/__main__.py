@@ -84,9 +84,9 @@ def main(arguments: list[str]) -> int:
             results.append(measure(number, options, Path(folder, str(number))))
             shutil.rmtree(Path(folder, str(number)))
     corpora = [_as_json(result) for result in results]
-    whole = {"schema": "finetune-bench-prep/1", "date": date, "machine": described, "corpora": corpora}
+    document = {"schema": "finetune-bench-prep/1", "date": date, "machine": described, "corpora": corpora}
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     print(
         f"\n{described['cpu']}, {described['cores']} cores, {date}\n\n{as_markdown(results)}\n\nwritten to {options.output}"
     )
@@ -125,8 +125,8 @@ def measure(number: int, options: argparse.Namespace, folder: Path) -> Result:
     """Round after round of all contenders; each round begins with another."""
     rows.make(number, folder)
     print(f"{number:,} rows in {folder}", flush=True)
-    said = _python([alone.__file__, str(folder / "corpus"), str(folder / "tokenizer")], folder)
-    counted = json.loads(said[-1].text)
+    output = _python([alone.__file__, str(folder / "corpus"), str(folder / "tokenizer")], folder)
+    counted = json.loads(output[-1].text)
     result = Result(
         number,
         machine.describe()["cores"],
@@ -207,7 +207,7 @@ def _memory() -> Iterator[list[int]]:
 
     def watch() -> None:
         while not ended.wait(_SAMPLE_SECONDS):
-            held = [0, 0]
+            sample_bytes = [0, 0]
             executors: set[int] = set()
             # NB: a parent comes before its children.
             for child in psutil.Process().children(recursive=True):
@@ -217,9 +217,9 @@ def _memory() -> Iterator[list[int]]:
                     used = child.memory_full_info().pss
                 except (psutil.NoSuchProcess, psutil.AccessDenied):
                     continue
-                held[0] += used
-                held[1] += used if child.pid in executors else 0
-            peak[:] = map(max, peak, held)
+                sample_bytes[0] += used
+                sample_bytes[1] += used if child.pid in executors else 0
+            peak[:] = map(max, peak, sample_bytes)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

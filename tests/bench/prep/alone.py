@@ -27,7 +27,7 @@ def main(corpus: str, tokenizer: str) -> None:
             break
     began, tokens = time.monotonic(), 0
     for start in range(0, len(texts), _AT_ONCE):
-        tokens += sum(len(found.ids) for found in encode(texts[start : start + _AT_ONCE]))
+        tokens += sum(len(encoding.ids) for encoding in encode(texts[start : start + _AT_ONCE]))
     seconds = time.monotonic() - began
     print(json.dumps({"documents": len(texts), "tokens": tokens, "seconds": seconds}))
 

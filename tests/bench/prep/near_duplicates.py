@@ -60,12 +60,12 @@ def rows(number: int, seed: int = 7) -> Iterator[Row]:
         kind = 0
         while True:
             kind = (kind + 1) % 6
-            before, own, behind = original(kind)
+            before, answer, behind = original(kind)
             name = f"{chance.getrandbits(128):032x}"
-            yield Row(name, " ".join([*before, *own, *behind]), name)
+            yield Row(name, " ".join([*before, *answer, *behind]), name)
             for _ in range(chance.choice((0, 0, 0, 0, 0, 1, 1, 2))):
                 # NB: three words of 24 that change are less than 0.7 alike.
-                copy = edited(own, chance, most=min(3, len(own) // 24))
+                copy = edited(answer, chance, most=min(3, len(answer) // 24))
                 yield Row(f"{chance.getrandbits(128):032x}", " ".join([*before, *copy, *behind]), name)
 
     return islice(texts(), number)
@@ -128,13 +128,15 @@ def main(arguments: list[str]) -> int:
         near.MAX_PAIRS = options.rows
         for _ in range(options.rounds):
             began, used = time.monotonic(), _cpu_seconds()
-            with ExitStack() as held:
-                left, clusters = near.remove_near_duplicates(spark.read.parquet(folder), NearDedupe(), held)
-                kept = left.count()
+            with ExitStack() as caches:
+                deduplicated, clusters = near.remove_near_duplicates(
+                    spark.read.parquet(folder), NearDedupe(), caches
+                )
+                kept_rows = deduplicated.count()
             seconds, used = time.monotonic() - began, _cpu_seconds() - used
             right = score(corpus, ((pair.removed, pair.closest) for pair in clusters.pairs))
             print(
-                f"{options.rows:,} documents, {options.rows - kept:,} removed in {seconds:.1f} s, {used:.1f} s of CPU: "
+                f"{options.rows:,} documents, {options.rows - kept_rows:,} removed in {seconds:.1f} s, {used:.1f} s of CPU: "
                 f"{options.rows / used:,.0f} documents a second of CPU, precision {right.precision:.4f}, recall {right.recall:.4f}",
                 flush=True,
             )

@@ -55,8 +55,8 @@ def _document(_: object, row: dict[str, Any], path: str, place: int | str) -> di
 
 
 def _is_good(document: Document) -> bool:
-    said = document.metadata
-    return bool(said["quality"] >= 0.5 and 40 <= said["characters"] <= 4000)
+    metadata = document.metadata
+    return bool(metadata["quality"] >= 0.5 and 40 <= metadata["characters"] <= 4000)
 
 
 def _plain(document: Document) -> str:

@@ -34,17 +34,17 @@ def main(arguments: list[str]) -> int:
     result = Result(options.promotions, -(-options.promotions // len(ALIASES)))
     with (
         tempfile.TemporaryDirectory(prefix="bench-promotions-", dir=options.work) as folder,
-        world(Path(folder)) as found,
+        world(Path(folder)) as bench_world,
     ):
         _say(f"registering {result.models} models, creating {result.promotions} promotions")
-        fill(found, result.promotions)
-        first(found, result)
+        fill(bench_world, result.promotions)
+        first(bench_world, result)
         for number in range(options.rounds):
-            result.restarts.append(restart(found, result))
+            result.restarts.append(restart(bench_world, result))
             _say(f"restart {number + 1}: {result.restarts[-1].seconds:.1f} s")
-    whole = report.as_json(described, date, result)
+    document = report.as_json(described, date, result)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     _say(f"\n{report.as_markdown(described, date, result)}\n\nwritten to {options.output}")
     failings = list(result.failings())
     for sentence in failings:
@@ -67,57 +67,62 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def first(found: World, result: Result) -> None:
+def first(bench_world: World, result: Result) -> None:
     """Start the operator with unreconciled promotions, and wait until every alias is in place."""
-    audit, access = found.tails()
+    audit, access = bench_world.tails()
     began = time.monotonic()
-    found.operator.start()
-    wait_for("every alias in place", lambda: _settled(found), _SECONDS_TO_FILL, found.operator)
+    bench_world.operator.start()
+    wait_for("every alias in place", lambda: _settled(bench_world), _SECONDS_TO_FILL, bench_world.operator)
     result.first_seconds = time.monotonic() - began
     # The last statuses and tags are on their way.
-    wait_for("an empty queue", lambda: found.waiting() == 0, _SECONDS_TO_FILL, found.operator)
-    stay(RESYNC_SECONDS, found.operator)
-    asked = count(audit.lines(), access.lines())
-    result.first_api_writes, result.first_mlflow_writes = asked.api_writes, asked.mlflow_writes
+    wait_for("an empty queue", lambda: bench_world.waiting() == 0, _SECONDS_TO_FILL, bench_world.operator)
+    stay(RESYNC_SECONDS, bench_world.operator)
+    requests = count(audit.lines(), access.lines())
+    result.first_api_writes, result.first_mlflow_writes = requests.api_writes, requests.mlflow_writes
     _say(f"every alias is in place after {result.first_seconds:.1f} s")
 
 
-def restart(found: World, result: Result) -> Restart:
+def restart(bench_world: World, result: Result) -> Restart:
     """Stop the operator, start it, and count until all promotions were reconciled and a resync is over."""
-    found.operator.stop()
-    audit, access = found.tails()
+    bench_world.operator.stop()
+    audit, access = bench_world.tails()
     began = time.monotonic()
-    found.operator.start()
-    asked = Requests()
+    bench_world.operator.start()
+    requests = Requests()
     # NB: longer than the goal, so that what misses it is measured too.
     wait_for(
-        "every promotion", lambda: _seen(found, result, access, asked), 10 * GOAL_SECONDS, found.operator
+        "every promotion",
+        lambda: _seen(bench_world, result, access, requests),
+        10 * GOAL_SECONDS,
+        bench_world.operator,
     )
-    seconds, passes, memory = time.monotonic() - began, found.passes(), found.memory_mib()
-    reads = asked.mlflow_reads
-    stay(RESYNC_SECONDS + 5, found.operator)
-    count(audit.lines(), access.lines(), asked)
+    seconds, passes, memory = time.monotonic() - began, bench_world.passes(), bench_world.memory_mib()
+    reads = requests.mlflow_reads
+    stay(RESYNC_SECONDS + 5, bench_world.operator)
+    count(audit.lines(), access.lines(), requests)
     return Restart(
         seconds=seconds,
         passes=int(passes),
         mlflow_reads=reads,
         memory_mib=memory,
-        api_writes=asked.api_writes,
-        mlflow_writes=asked.mlflow_writes,
-        failures=int(found.failures()),
+        api_writes=requests.api_writes,
+        mlflow_writes=requests.mlflow_writes,
+        failures=int(bench_world.failures()),
     )
 
 
-def _seen(found: World, result: Result, access: Tail, asked: Requests) -> bool:
+def _seen(bench_world: World, result: Result, access: Tail, requests: Requests) -> bool:
     """Whether there was a pass for each promotion, MLflow was asked about each model, and nothing waits."""
-    passes = found.passes()
-    count([], access.lines(), asked)
-    return passes >= result.promotions and len(asked.models) >= result.models and found.waiting() == 0
+    passes = bench_world.passes()
+    count([], access.lines(), requests)
+    return (
+        passes >= result.promotions and len(requests.models) >= result.models and bench_world.waiting() == 0
+    )
 
 
-def _settled(found: World) -> bool:
+def _settled(bench_world: World) -> bool:
     time.sleep(2)
-    return settled(found.promotions())
+    return settled(bench_world.promotions())
 
 
 def machine() -> dict[str, Any]:

@@ -50,8 +50,8 @@ class World:
 
     def promotions(self) -> list[Json]:
         """All promotions as they are."""
-        found: list[Json] = self._call("GET", PATH)["items"]
-        return found
+        items: list[Json] = self._call("GET", PATH)["items"]
+        return items
 
     def create(self, path: str, body: Json) -> None:
         """Create an object."""
@@ -102,29 +102,33 @@ def world(folder: Path) -> Iterator[World]:
         }
         operator = operator_process(plane.kubeconfig, folder / "operator.log", settings)
         stack.callback(operator.stop)
-        found = World(plane, mlflow, operator, audit)
-        _install(found)
-        yield found
+        bench_world = World(plane, mlflow, operator, audit)
+        _install(bench_world)
+        yield bench_world
 
 
-def _install(found: World) -> None:
+def _install(bench_world: World) -> None:
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     for file in sorted(CRDS.glob("*.yaml")):
-        found.create(path, yaml.safe_load(file.read_text(encoding="utf-8")))
-    found.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        bench_world.create(path, yaml.safe_load(file.read_text(encoding="utf-8")))
+    bench_world.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     for plural in ("finetunejobs", "modelpromotions"):
         resource = f"/apis/{API_VERSION}/{plural}"
-        wait_for(plural, lambda resource=resource: found.plane.client.get(resource) is not None, 60)  # type: ignore[misc]
+        wait_for(plural, lambda resource=resource: bench_world.plane.client.get(resource) is not None, 60)  # type: ignore[misc]
 
 
-def fill(found: World, promotions: int) -> None:
+def fill(bench_world: World, promotions: int) -> None:
     """Register models, each with a candidate, and create the promotions: two for each, one after the other."""
     models = -(-promotions // len(ALIASES))
-    experiment = found.mlflow.post("experiments/create", {"name": NAMESPACE})["experiment_id"]
+    experiment = bench_world.mlflow.post("experiments/create", {"name": NAMESPACE})["experiment_id"]
     with ThreadPoolExecutor(_THREADS) as threads:
-        list(threads.map(lambda number: _register(found.mlflow, experiment, name_of(number)), range(models)))
+        list(
+            threads.map(
+                lambda number: _register(bench_world.mlflow, experiment, name_of(number)), range(models)
+            )
+        )
     for number in range(promotions):
-        found.create(PATH, promotion(name_of(number // len(ALIASES)), ALIASES[number % len(ALIASES)]))
+        bench_world.create(PATH, promotion(name_of(number // len(ALIASES)), ALIASES[number % len(ALIASES)]))
 
 
 def name_of(number: int) -> str:

@@ -56,39 +56,39 @@ class Tail:
         with self.log.open("rb") as file:
             file.seek(self.position)
             content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self.position += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        full_lines = content[: content.rfind(b"\n") + 1]
+        self.position += len(full_lines)
+        return full_lines.decode(errors="replace").splitlines()
 
 
-def count(audit: list[str], access: list[str], known: Requests | None = None) -> Requests:
+def count(audit: list[str], access: list[str], earlier: Requests | None = None) -> Requests:
     """What the lines of the audit log and of MLflow's access log say, added to what is known."""
-    found = known or Requests()
+    requests = earlier or Requests()
     for line in audit:
-        _count_audit(json.loads(line), found)
+        _count_audit(json.loads(line), requests)
     for line in access:
         match = _ACCESS.search(line)
         if match:
-            _count_access(match["method"], match["target"], found)
-    return found
+            _count_access(match["method"], match["target"], requests)
+    return requests
 
 
-def _count_audit(event: dict[str, object], found: Requests) -> None:
+def _count_audit(event: dict[str, object], requests: Requests) -> None:
     if str(event.get("userAgent", "")).startswith(_OWN_AGENT):
         return
     target = event.get("objectRef")
     where = target if isinstance(target, dict) else {}
     parts = [str(where[name]) for name in ("resource", "subresource") if where.get(name)]
-    found.api_writes[f"{event['verb']} {'/'.join(parts)}"] += 1
+    requests.api_writes[f"{event['verb']} {'/'.join(parts)}"] += 1
 
 
-def _count_access(method: str, target: str, found: Requests) -> None:
+def _count_access(method: str, target: str, requests: Requests) -> None:
     address = urlsplit(target)
     if address.path == "/health":
         return
     if method == "GET" or address.path.endswith(_QUESTIONS):
-        found.mlflow_reads += 1
+        requests.mlflow_reads += 1
         if address.path.endswith("/registered-models/get"):
-            found.models.update(parse_qs(address.query).get("name", []))
+            requests.models.update(parse_qs(address.query).get("name", []))
     else:
-        found.mlflow_writes[f"{method} {address.path}"] += 1
+        requests.mlflow_writes[f"{method} {address.path}"] += 1

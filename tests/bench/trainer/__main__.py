@@ -41,10 +41,10 @@ def main(arguments: list[str]) -> int:
     )
     ways = [options.processes] if options.processes else _ways(described)
     results = []
-    whole = [(shape, processes) for shape in shapes for processes in ways]
+    measurements = [(shape, processes) for shape in shapes for processes in ways]
     with tempfile.TemporaryDirectory(prefix="bench-trainer-", dir=options.work) as folder:
-        for at, (shape, processes) in enumerate(whole):
-            end = time.monotonic() + options.minutes * 60 / len(whole)
+        for at, (shape, processes) in enumerate(measurements):
+            end = time.monotonic() + options.minutes * 60 / len(measurements)
             result = Result(_changed(shape, options), processes, described["gpu"])
             measure(result, options, Path(folder, str(at)), end)
             results.append(result)
@@ -135,18 +135,18 @@ def _ways(described: dict[str, Any]) -> list[int]:
     return [2, 1] if described["cores"] > 1 else [1]
 
 
-def _that_can_run(wanted: list[str], result: Result, gpus: int) -> list[str]:
+def _that_can_run(selected: list[str], result: Result, gpus: int) -> list[str]:
     """The contenders that can run here; of the others the result says why not."""
-    found = []
+    runnable = []
     for name in contenders.NAMES:
-        if name not in wanted:
+        if name not in selected:
             continue
         reason = contenders.missing(name, gpus=gpus)
         if reason is None:
-            found.append(name)
+            runnable.append(name)
         else:
             result.failures[name] = [reason]
-    return found
+    return runnable
 
 
 def _run(name: str, work: Work, settings: Settings, result: Result, number: int) -> None:
@@ -169,10 +169,10 @@ def prepare(shape: Shape, processes: int, folder: Path) -> tuple[Work, dict[str,
     """Make rows and model in `folder`; the work on them, and how long the rows are."""
     out = folder / "out"
     out.mkdir(parents=True)
-    found = rows.pieces()
-    tokenizer = rows.train_tokenizer(found)
+    pieces = rows.pieces()
+    tokenizer = rows.train_tokenizer(pieces)
     sequences = shape.sequences * processes
-    texts = rows.make(tokenizer, found, rows.enough((shape.warmup + shape.steps) * sequences))
+    texts = rows.make(tokenizer, pieces, rows.enough((shape.warmup + shape.steps) * sequences))
     work = Work(
         model=str(folder / "model"),
         rows=str(folder / "rows.jsonl"),

@@ -137,7 +137,7 @@ def _ours(work: Work, settings: Settings, *, checkpoint: bool) -> Figures:
             states.append(_state(folder))
 
     command = [sys.executable, "-m", "finetune_trainer.train"]
-    lines = process.run(command, environment, folder=out, seconds=settings.seconds, seen=look)
+    lines = process.run(command, environment, folder=out, seconds=settings.seconds, on_line=look)
     seconds = read_progress(lines)
     if len(seconds) != work.all_steps - 1:
         raise process.RunFailedError(
@@ -164,7 +164,7 @@ def _ours(work: Work, settings: Settings, *, checkpoint: bool) -> Figures:
 
 def recipe(work: Work, changes: dict[str, Any], *, checkpoint_steps: int | None) -> dict[str, Any]:
     """Our recipe for the work: packed, a progress line each step, and the changes of the caller."""
-    made: dict[str, Any] = {
+    body: dict[str, Any] = {
         "kind": "Recipe",
         "job": {"name": "bench", "namespace": "bench", "uid": "0123456789abcdef"},
         "model": {"base": work.model},
@@ -188,31 +188,31 @@ def recipe(work: Work, changes: dict[str, Any], *, checkpoint_steps: int | None)
         "distributed": {"processesPerNode": work.processes},
     }
     if work.method == "LoRA":
-        made["method"]["lora"] = {"rank": LORA_RANK, "alpha": LORA_ALPHA}
+        body["method"]["lora"] = {"rank": LORA_RANK, "alpha": LORA_ALPHA}
     if checkpoint_steps is not None:
         folder = str(Path(work.out) / "checkpoints")
-        made["checkpoint"] = {"uri": folder, "everySteps": checkpoint_steps, "keep": 1}
+        body["checkpoint"] = {"uri": folder, "everySteps": checkpoint_steps, "keep": 1}
     for path, value in changes.items():
         *parents, last = path.split(".")
-        part = made
+        part = body
         for parent in parents:
             part = part.setdefault(parent, {})
         part[last] = copy.deepcopy(value)
-    return made
+    return body
 
 
 def read_progress(lines: Sequence[Line]) -> list[float]:
     """Seconds of each step but the first, by the wall, from our progress lines."""
-    found = [line.when for line in lines if _STEP.match(line.text)]
-    return [after - before for before, after in pairwise(found)]
+    step_times = [line.when for line in lines if _STEP.match(line.text)]
+    return [after - before for before, after in pairwise(step_times)]
 
 
 def tokens_of_sequence(lines: Sequence[Line]) -> float:
     """Tokens of a packed sequence, padding left out, the mean of all: from the line about the corpus."""
-    found = next((match for line in lines if (match := _CORPUS.match(line.text))), None)
-    if found is None:
+    corpus_line = next((match for line in lines if (match := _CORPUS.match(line.text))), None)
+    if corpus_line is None:
         raise process.RunFailedError("finetune_trainer.train has not said how many tokens its sequences have")
-    tokens, sequences = (int(found[name].replace(",", "")) for name in ("tokens", "sequences"))
+    tokens, sequences = (int(corpus_line[name].replace(",", "")) for name in ("tokens", "sequences"))
     return tokens / sequences
 
 
@@ -232,11 +232,11 @@ def in_flight(changed: Sequence[bool], *, every: int) -> list[bool]:
         changed: whether the folder of the checkpoints changed during the second step, the third, and so on.
         every: steps between checkpoints.
     """
-    found: list[bool] = []
+    writing: list[bool] = []
     for at, change in enumerate(changed):
         steps_before = at + 1
-        found.append(steps_before % every == 0 or (change and bool(found) and found[-1]))
-    return found
+        writing.append(steps_before % every == 0 or (change and bool(writing) and writing[-1]))
+    return writing
 
 
 def _script(name: str, work: Work, settings: Settings) -> Figures:
@@ -279,12 +279,12 @@ def _memory(out: Path) -> dict[str, Any]:
     return read_memory([json.loads(file.read_text("utf-8")) for file in out.glob("memory-*.json")])
 
 
-def read_memory(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def read_memory(measurements: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The sums over the ranks; of the processes of a rank, its helpers among them, the largest counts."""
 
     def summed(kind: str) -> int:
         largest: dict[int, int] = {}
-        for each in told:
+        for each in measurements:
             largest[each["rank"]] = max(largest.get(each["rank"], 0), each[kind] or 0)
         return sum(largest.values())
 
@@ -293,34 +293,34 @@ def read_memory(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _state(folder: Path) -> frozenset:
     """The files in a folder with their sizes and times."""
-    found = set()
+    files = set()
     for path in folder.rglob("*"):
         try:
             stat = path.stat()
         except FileNotFoundError:
             continue
-        found.add((str(path), stat.st_size, stat.st_mtime_ns))
-    return frozenset(found)
+        files.add((str(path), stat.st_size, stat.st_mtime_ns))
+    return frozenset(files)
 
 
 def _capacity(work: Work) -> int:
     return work.processes * work.sequences * work.max_length
 
 
-def _packing(made: dict[str, Any]) -> str:
-    return "packed" if made["training"]["packing"] else "not packed"
+def _packing(body: dict[str, Any]) -> str:
+    return "packed" if body["training"]["packing"] else "not packed"
 
 
 def _environment(work: Work) -> dict[str, str]:
     """Everybody's environment: no network, no tracking, the same threads, and sources wherever it runs."""
-    kept = {
+    inherited = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("MLFLOW_", "PET_", "FINETUNE_", "HYPERPARAMETERS_"))
         and name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     }
     folders = [_HERE / "hook", *(_ROOT / part for part in ("tests", "crds", "trainer_image"))]
-    return kept | {
+    return inherited | {
         "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders),
         "PYTHONUNBUFFERED": "1",
         "BENCH_MEMORY": work.out,

@@ -45,10 +45,12 @@ class Meter:
 
     def save(self, folder: str, description: str) -> None:
         """Write the steps of this rank, and how it trained in words."""
-        found: dict[str, Any] = {
+        measurements: dict[str, Any] = {
             "steps": self._steps,
             "description": description,
             "loss": self.loss,
             "gradient": self.gradient,
         }
-        Path(folder, f"steps-{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
+        Path(folder, f"steps-{os.environ['RANK']}.json").write_text(
+            json.dumps(measurements), encoding="utf-8"
+        )

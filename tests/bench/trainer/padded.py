@@ -73,8 +73,8 @@ def tokens_of(rows: str, tokenizer: PreTrainedTokenizerBase, most: int) -> list[
     """The tokens of each text of a file, the one that ends it included; before the training, as the others have them."""
     lines = Path(rows).read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["text"] + tokenizer.eos_token for line in lines]
-    found: list[list[int]] = tokenizer(texts, truncation=True, max_length=most)["input_ids"]
-    return found
+    token_ids: list[list[int]] = tokenizer(texts, truncation=True, max_length=most)["input_ids"]
+    return token_ids
 
 
 def probed(model: Any, batches: list[dict[str, torch.Tensor]], device: torch.device) -> float:

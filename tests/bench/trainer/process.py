@@ -36,7 +36,7 @@ def run(
     *,
     folder: Path,
     seconds: float,
-    seen: Callable[[Line], None] | None = None,
+    on_line: Callable[[Line], None] | None = None,
 ) -> list[Line]:
     """Run a command in `folder`, and return what it printed, on either stream.
 
@@ -45,7 +45,7 @@ def run(
         environment: its whole environment.
         folder: its working directory.
         seconds: how long it may take.
-        seen: called with each line as it comes.
+        on_line: called with each line as it comes.
 
     Raises:
         RunFailedError: it failed, or took longer.
@@ -85,8 +85,8 @@ def run(
             for text in process.stdout:
                 line = Line(text.rstrip("\n"), time.monotonic())
                 lines.append(line)
-                if seen is not None:
-                    seen(line)
+                if on_line is not None:
+                    on_line(line)
         code = process.wait()
     finally:
         timer.cancel()
@@ -116,11 +116,11 @@ def _signal(mark: str, which: signal.Signals) -> None:
 
 def _marked(mark: str) -> list[int]:
     """The processes with a mark in their environment; the ended have none."""
-    wanted = f"{_MARK}={mark}".encode()
-    found = []
+    variable = f"{_MARK}={mark}".encode()
+    pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found
+                if variable in (folder / "environ").read_bytes().split(b"\0"):
+                    pids.append(int(folder.name))
+    return pids

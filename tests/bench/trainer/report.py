@@ -127,7 +127,7 @@ class Result:
 
     def goals(self) -> list[Goal]:
         """The goals of this benchmark; that of the GPU only where its peak is known."""
-        found = [
+        goals = [
             Goal(
                 "ours / padded to the longest, useful tokens/s", self.times(LONGEST), GOAL_LONGEST, least=True
             ),
@@ -149,8 +149,8 @@ class Result:
         ]
         if peak(self.gpu) is not None:
             limit = GOAL_MFU if self.processes == 1 else GOAL_MFU_SHARDED
-            found.append(Goal("MFU of ours", self.mfu(OURS), limit, least=True))
-        return found
+            goals.append(Goal("MFU of ours", self.mfu(OURS), limit, least=True))
+        return goals
 
 
 def as_json(machine: Mapping[str, Any], date: str, results: Sequence[Result]) -> dict[str, Any]:
@@ -256,14 +256,14 @@ def _row(result: Result, name: str) -> str:
     step = statistics.median(statistics.median(each.step_seconds) for each in rounds)
     tokens = statistics.median(each.tokens_per_step for each in rounds)
     mfu, needed = result.mfu(name), result.mfu_needed(name)
-    told = "-" if mfu is None or needed is None else f"{mfu:.1%} (needed: {needed:.1%})"
+    mfu_text = "-" if mfu is None or needed is None else f"{mfu:.1%} (needed: {needed:.1%})"
     void = result.void(name)
     failed = f"; {void}" if void else ""
     failed += f"; failed rounds: {len(failures)}" if failures else ""
     return (
         f"| {name} | {rounds[0].description}{failed} | {statistics.median(speeds):,.0f} "
         f"| {min(speeds):,.0f} to {max(speeds):,.0f} | {'-' if times is None else f'{times:.2f}x'} | {tokens:,.0f} "
-        f"| {useful:.0%} | {step:.3f} | {memory / 2**30:.2f} | {told} |"
+        f"| {useful:.0%} | {step:.3f} | {memory / 2**30:.2f} | {mfu_text} |"
     )
 
 
@@ -282,8 +282,8 @@ def _known(result: Result) -> set[str]:
     return set(result.rounds) | set(result.failures)
 
 
-def _added(seconds: Sequence[float], others: Sequence[float]) -> float:
-    return statistics.median(seconds) / statistics.median(others) - 1
+def _added(seconds: Sequence[float], baseline_seconds: Sequence[float]) -> float:
+    return statistics.median(seconds) / statistics.median(baseline_seconds) - 1
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -70,8 +70,8 @@ def enough(packs: int) -> int:
 
 def pieces() -> list[str]:
     """Questions with their answers, out of the docstrings of Python's standard library."""
-    found = corpus.rows(corpus.roots()[:1])
-    return [f"Question: {row.instruction}\nAnswer: {row.answer}" for row in found if row.answer]
+    corpus_rows = corpus.rows(corpus.roots()[:1])
+    return [f"Question: {row.instruction}\nAnswer: {row.answer}" for row in corpus_rows if row.answer]
 
 
 def train_tokenizer(texts: Sequence[str]) -> Tokenizer:
@@ -91,11 +91,11 @@ def train_tokenizer(texts: Sequence[str]) -> Tokenizer:
     return tokenizer
 
 
-def compose(found: Sequence[str], lengths: Sequence[int], count: int) -> Texts:
-    """So many rows, each of pieces drawn at random until it is as long as was drawn between 100 and 300 tokens.
+def compose(passages: Sequence[str], lengths: Sequence[int], count: int) -> Texts:
+    """So many rows, each of passages drawn at random until it is as long as was drawn between 100 and 300 tokens.
 
     Args:
-        found: the pieces.
+        passages: to draw from.
         lengths: tokens in each of them.
         count: rows to make.
     """
@@ -103,10 +103,10 @@ def compose(found: Sequence[str], lengths: Sequence[int], count: int) -> Texts:
     texts: list[str] = []
     totals: list[int] = []
     while len(texts) < count:
-        wanted, parts, total = draw.randint(SHORTEST, LONGEST), [], 1
-        while total < wanted:
-            at = draw.randrange(len(found))
-            parts.append(found[at])
+        least_tokens, parts, total = draw.randint(SHORTEST, LONGEST), [], 1
+        while total < least_tokens:
+            at = draw.randrange(len(passages))
+            parts.append(passages[at])
             total += lengths[at] + 1
         if total <= LONGEST:
             texts.append("\n".join(parts))
@@ -114,10 +114,10 @@ def compose(found: Sequence[str], lengths: Sequence[int], count: int) -> Texts:
     return Texts(texts, totals)
 
 
-def make(tokenizer: Tokenizer, found: Sequence[str], count: int) -> Texts:
+def make(tokenizer: Tokenizer, passages: Sequence[str], count: int) -> Texts:
     """The rows, with their lengths as the contenders will see them."""
-    made = compose(found, [len(each.ids) for each in tokenizer.encode_batch(list(found))], count)
-    return Texts(made.texts, [len(each.ids) + 1 for each in tokenizer.encode_batch(made.texts)])
+    composed = compose(passages, [len(each.ids) for each in tokenizer.encode_batch(list(passages))], count)
+    return Texts(composed.texts, [len(each.ids) + 1 for each in tokenizer.encode_batch(composed.texts)])
 
 
 def save_model(tokenizer: Tokenizer, shape: Shape, folder: Path) -> None:
@@ -151,8 +151,10 @@ def save_model(tokenizer: Tokenizer, shape: Shape, folder: Path) -> None:
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = LlamaForCausalLM(config)
     model.to(torch.bfloat16 if shape.precision == "BF16" else torch.float32)
-    held = sum(each.numel() for each in model.parameters())
-    if held != shape.parameters:
-        raise AssertionError(f"the shape {shape.name} has {held:,} parameters, not {shape.parameters:,}")
+    parameters = sum(each.numel() for each in model.parameters())
+    if parameters != shape.parameters:
+        raise AssertionError(
+            f"the shape {shape.name} has {parameters:,} parameters, not {shape.parameters:,}"
+        )
     model.save_pretrained(folder)
     fast.save_pretrained(folder)

@@ -39,10 +39,10 @@ class Steps(TrainerCallback):
     def counting(self, training_step: Callable[..., Any]) -> Callable[..., Any]:
         """A trainer's forward and backward pass, counting the tokens of its batches."""
 
-        def counted(model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+        def counted(model: Any, inputs: dict[str, Any], *arguments: Any, **options: Any) -> Any:
             self.tokens += inputs["input_ids"].numel()
             self._begin()
-            return training_step(model, inputs, *rest, **named)
+            return training_step(model, inputs, *arguments, **options)
 
         return counted
 
@@ -100,9 +100,9 @@ def main() -> None:
 def with_documents(compute_loss: Callable[..., Any]) -> Callable[..., Any]:
     """A trainer's loss, whose model gets the bounds of the documents that our attention needs."""
 
-    def computed(model: Any, inputs: dict[str, Any], *rest: Any, **named: Any) -> Any:
+    def computed(model: Any, inputs: dict[str, Any], *arguments: Any, **options: Any) -> Any:
         bounds = {"cu_seqlens": inputs["cu_seq_lens_q"], "max_seqlen": inputs["max_length_q"]}
-        return compute_loss(model, {**inputs, **bounds}, *rest, **named)
+        return compute_loss(model, {**inputs, **bounds}, *arguments, **options)
 
     return computed
 

@@ -53,12 +53,12 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="bench-uploads-") as folder:
         model = Path(folder) / "model"
         _write(model, options.gigabytes)
-        found = []
+        measurements = []
         for number in range(options.rounds):
             ways = ("Proxy", "Direct") if number % 2 == 0 else ("Direct", "Proxy")
             for way in ways:
-                found.append(measure(way, model, Path(folder) / f"{number}-{way}"))
-                print(found[-1], flush=True)
+                measurements.append(measure(way, model, Path(folder) / f"{number}-{way}"))
+                print(measurements[-1], flush=True)
     cpu = processor(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     print(f"{cpu}, {os.cpu_count()} cores, {datetime.now(UTC):%Y-%m-%d}, load {os.getloadavg()[0]:.1f}")
     return 0

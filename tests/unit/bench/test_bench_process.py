@@ -45,7 +45,7 @@ def test_a_command_that_fails_says_how_and_leaves_no_process(
             os.environ,
             folder=tmp_path,
             seconds=seconds,
-            seen=lambda line: children.append(int(line.text.split()[1])),
+            on_line=lambda line: children.append(int(line.text.split()[1])),
         )
     assert [ended(child) for child in children] == [True]
 

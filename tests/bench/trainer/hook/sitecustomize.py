@@ -21,13 +21,13 @@ def _tell() -> None:
     device = None
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         device = torch.cuda.max_memory_allocated()
-    found = {
+    peaks = {
         "rank": int(os.environ["RANK"]),
         "host": int(resident.group(1)) * 1024 if resident else 0,
         "device": device,
     }
     path = Path(os.environ["BENCH_MEMORY"], f"memory-{os.environ['RANK']}-{os.getpid()}.json")
-    path.write_text(json.dumps(found), encoding="utf-8")
+    path.write_text(json.dumps(peaks), encoding="utf-8")
 
 
 if "BENCH_MEMORY" in os.environ and "RANK" in os.environ:
