@@ -57,9 +57,9 @@ def environment(*values: str) -> dict[str, str]:
 
 def environment_of(deployment: Json, namespace: str) -> dict[str, str]:
     """The environment of a Deployment's only container, in a pod in `namespace`."""
-    known = {"metadata.namespace": namespace}
+    fields = {"metadata.namespace": namespace}
     return {
-        variable["name"]: known[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        variable["name"]: fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         if "valueFrom" in variable
         else variable.get("value", "")
         for variable in deployment["spec"]["template"]["spec"]["containers"][0]["env"]

@@ -53,5 +53,5 @@ def _unprivileged() -> str | None:
 
 
 def _ready(programs: Path, folder: Path) -> bool:
-    asked = [str(programs / "pg_isready"), "--host", str(folder), "--quiet"]
-    return subprocess.run(asked, check=False).returncode == 0
+    command = [str(programs / "pg_isready"), "--host", str(folder), "--quiet"]
+    return subprocess.run(command, check=False).returncode == 0

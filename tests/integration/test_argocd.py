@@ -27,21 +27,19 @@ KEYS = [f"resource.customizations.health.finetune.dev_{kind}" for kind in ("Fine
 @pytest.fixture(scope="module")
 def running_argocd(plane: Plane, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ArgoCD]:
     """Argo CD with our health scripts, put in as the chart's notes say."""
-    with running(ArgoCD(plane.kubeconfig, tmp_path_factory.mktemp("argocd"))) as found:
+    with running(ArgoCD(plane.kubeconfig, tmp_path_factory.mktemp("argocd"))) as argo_cd:
         teach_health(plane.kubeconfig)
-        yield found
+        yield argo_cd
 
 
 @pytest.fixture
 def gitops(world: World, running_argocd: ArgoCD, tmp_path: Path) -> Iterator[GitOps]:
     """An Application for the test's namespace, and its repository, empty as yet."""
-    found = GitOps(
-        world.api, world.namespace, running_argocd, Repository(tmp_path / "repository", "finetune")
-    )
-    yield found
-    if found.application():
-        found.delete()
-        wait_for("the Application is gone", lambda: not world.remaining_pods() and not found.application())
+    flow = GitOps(world.api, world.namespace, running_argocd, Repository(tmp_path / "repository", "finetune"))
+    yield flow
+    if flow.application():
+        flow.delete()
+        wait_for("the Application is gone", lambda: not world.remaining_pods() and not flow.application())
 
 
 def test_the_scripts_of_the_notes_are_beside_what_was_there(running_argocd: ArgoCD, api: Api) -> None:

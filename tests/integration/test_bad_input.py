@@ -87,8 +87,8 @@ def test_registering_without_a_server_waits_until_the_installation_has_one(
     with running(forked_operator(kubeconfig, tmp_path / "without.log", settings)):
         world = World(api, mlflow_server, namespace)
         world.submit(splits_given())
-        found = world.wait_condition("tune", "Accepted", "MlflowNotConfigured")
-        assert found["message"].startswith("spec.register needs an MLflow server: install the chart with")
+        condition = world.wait_condition("tune", "Accepted", "MlflowNotConfigured")
+        assert condition["message"].startswith("spec.register needs an MLflow server: install the chart with")
         assert holding(world) == ["Reconciling"]
     settings = watching(namespace, mlflow_server.uri)
     with running(forked_operator(kubeconfig, tmp_path / "with.log", settings)):
@@ -128,8 +128,10 @@ def test_a_typo_in_a_pod_template_is_told_at_once_until_it_is_corrected(
     world: World, body: Callable[..., Json], first: tuple[str, int]
 ) -> None:
     world.submit(body(pods={"train": {"template": TYPO}}))
-    found = world.wait_condition("tune", "PodsAdmitted", "PodTemplateInvalid")
-    assert re.search('unknown field "spec[.](template[.]spec[.])?containers.0.[.]resource"', found["message"])
+    condition = world.wait_condition("tune", "PodsAdmitted", "PodTemplateInvalid")
+    assert re.search(
+        'unknown field "spec[.](template[.]spec[.])?containers.0.[.]resource"', condition["message"]
+    )
     assert (holding(world), children(world)) == (["Stalled"], [])
     change(world, pods={"train": {"template": RIGHT}})
     world.run_pods(*first)
@@ -143,9 +145,9 @@ def test_a_policy_that_forbids_the_pods_is_told_before_anything_is_created(
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     world.api.patch("Namespace", "", world.namespace, {"metadata": {"labels": label}})
     world.submit(body(pods={"train": {"template": PRIVILEGED}}))
-    found = world.wait_condition("tune", "PodsAdmitted", "PodRejected")
-    assert 'violates PodSecurity "restricted:latest"' in found["message"]
-    assert "correct spec.pods.train" in found["message"]
+    condition = world.wait_condition("tune", "PodsAdmitted", "PodRejected")
+    assert 'violates PodSecurity "restricted:latest"' in condition["message"]
+    assert "correct spec.pods.train" in condition["message"]
     assert (holding(world), children(world)) == (["Reconciling"], [])
     change(world, pods=None)
     world.run_pods(*first)
@@ -154,8 +156,8 @@ def test_a_policy_that_forbids_the_pods_is_told_before_anything_is_created(
 def test_what_the_pods_lack_may_come_while_the_spec_stays(world: World) -> None:
     name = f"late-{world.namespace}"
     world.submit(job(pods={"train": {"template": {"spec": {"priorityClassName": name}}}}))
-    found = world.wait_condition("tune", "PodsAdmitted", "PodRejected")
-    assert f"no PriorityClass with name {name} was found" in found["message"]
+    condition = world.wait_condition("tune", "PodsAdmitted", "PodRejected")
+    assert f"no PriorityClass with name {name} was found" in condition["message"]
     assert (holding(world), children(world)) == (["Reconciling"], [])
     late = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
     world.api.create({**late, "value": 1})
@@ -166,9 +168,9 @@ def test_what_the_pods_lack_may_come_while_the_spec_stays(world: World) -> None:
 
 def test_a_service_account_that_is_missing_is_told_and_waited_for(world: World) -> None:
     world.submit(job(pods={"all": {"serviceAccountName": "late"}}))
-    found = world.wait_condition("tune", "PodsAdmitted", "CheckFailed")
-    assert 'serviceaccount "late" not found' in found["message"]
-    assert (found["status"], holding(world), children(world)) == ("Unknown", ["Reconciling"], [])
+    condition = world.wait_condition("tune", "PodsAdmitted", "CheckFailed")
+    assert 'serviceaccount "late" not found' in condition["message"]
+    assert (condition["status"], holding(world), children(world)) == ("Unknown", ["Reconciling"], [])
     meta = {"name": "late", "namespace": world.namespace}
     world.api.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
     world.run_pods("tune-prep", 1)
@@ -244,8 +246,8 @@ def test_a_quota_that_is_used_up_is_told_before_the_preparation_which_goes_on(wo
     small = {"spec": {"containers": [{"name": "main", "resources": {"limits": {"cpu": "100m"}}}]}}
     large = {"spec": {"containers": [{"name": "main", "resources": GPU}]}}
     world.submit(job(data=prepared(), pods={"prepare": {"template": small}, "train": {"template": large}}))
-    found = world.wait_condition("tune", "PodsAdmitted", "QuotaExceeded")
-    assert "exceeded quota: few, requested: limits.cpu=1" in found["message"]
+    condition = world.wait_condition("tune", "PodsAdmitted", "QuotaExceeded")
+    assert "exceeded quota: few, requested: limits.cpu=1" in condition["message"]
     world.run_pods("tune-prep", 1)
     assert holding(world) == ["Reconciling"]
     assert world.condition("tune", "Ready")["reason"] == "QuotaExceeded"
@@ -275,9 +277,9 @@ def test_pods_that_cannot_run_are_named_with_the_reason(world: World) -> None:
     world.submit(splits_given())
     first, second = world.wait_pods("tune-train-1", 2)
     world.set_waiting(second, "ImagePullBackOff", 'Back-off pulling image "nowhere/none:1"')
-    found = world.wait_condition("tune", "PodsHealthy", "ImagePullFailed")
-    assert second["metadata"]["name"] in found["message"]
-    assert "nowhere/none:1" in found["message"]
+    condition = world.wait_condition("tune", "PodsHealthy", "ImagePullFailed")
+    assert second["metadata"]["name"] in condition["message"]
+    assert "nowhere/none:1" in condition["message"]
     waiting = {
         "type": "PodScheduled",
         "status": "False",
@@ -288,15 +290,15 @@ def test_pods_that_cannot_run_are_named_with_the_reason(world: World) -> None:
     world.api.patch(
         "Pod", meta["namespace"], meta["name"], {"status": {"conditions": [waiting]}}, status=True
     )
-    found = world.wait_condition("tune", "PodsHealthy", "Unschedulable")
-    assert found["message"].startswith(f"pod {meta['name']} cannot be scheduled: 0/2 nodes: no GPU")
+    condition = world.wait_condition("tune", "PodsHealthy", "Unschedulable")
+    assert condition["message"].startswith(f"pod {meta['name']} cannot be scheduled: 0/2 nodes: no GPU")
 
 
 def test_pods_that_the_api_server_rejects_are_explained(world: World) -> None:
     limit(world, {"pods": "0"})
     world.submit(splits_given())
-    found = world.wait_condition("tune", "PodsHealthy", "PodRejected")
-    assert "exceeded quota: few" in found["message"]
+    condition = world.wait_condition("tune", "PodsHealthy", "PodRejected")
+    assert "exceeded quota: few" in condition["message"]
 
 
 def test_a_child_name_that_is_taken_is_said(world: World) -> None:
@@ -309,8 +311,8 @@ def test_a_child_name_that_is_taken_is_said(world: World) -> None:
         }
     )
     world.submit(splits_given())
-    found = world.wait_condition("tune", "PodsHealthy", "NameTaken")
-    assert found["message"].startswith("Service tune exists and belongs to something else")
+    condition = world.wait_condition("tune", "PodsHealthy", "NameTaken")
+    assert condition["message"].startswith("Service tune exists and belongs to something else")
     world.api.delete("Service", world.namespace, "tune")
     world.run_pods("tune-train-1", 2)
 
@@ -333,8 +335,8 @@ def test_mlflow_away_at_the_start_is_waited_for_and_away_later_stops_nothing(
         world.submit(job())
         world.run_pods("tune-prep", 1)
         world.end_pods("tune-prep", [0], [PREPARED])
-        found = world.wait_condition("tune", "Tracked", "MlflowUnreachable")
-        assert found["message"].startswith(f"MLflow at {server.uri} cannot be reached")
+        condition = world.wait_condition("tune", "Tracked", "MlflowUnreachable")
+        assert condition["message"].startswith(f"MLflow at {server.uri} cannot be reached")
         waiting = world.wait_condition("tune", "Trained", "MlflowUnreachable")
         assert waiting["message"].startswith("training waits for MLflow")
         with running(server):
@@ -357,15 +359,15 @@ def test_mlflow_that_refuses_its_host_name_says_what_to_set(
     with running(server), running(operator):
         world = World(api, server, namespace)
         world.submit(splits_given())
-        found = world.wait_condition("tune", "Tracked", "MlflowHostNotAllowed")
-        assert f"add '127.0.0.1:{server.port}' to its --allowed-hosts" in found["message"]
+        condition = world.wait_condition("tune", "Tracked", "MlflowHostNotAllowed")
+        assert f"add '127.0.0.1:{server.port}' to its --allowed-hosts" in condition["message"]
 
 
 def test_a_missing_tracking_secret_is_named(world: World) -> None:
     tracking = {"uri": f"http://127.0.0.1:{free_port()}", "secretRef": {"name": "absent"}}
     world.submit(splits_given(tracking=tracking))
-    found = world.wait_condition("tune", "Tracked", "CredentialsMissing")
-    assert found["message"].startswith("Secret absent of spec.tracking.secretRef does not exist")
+    condition = world.wait_condition("tune", "Tracked", "CredentialsMissing")
+    assert condition["message"].startswith("Secret absent of spec.tracking.secretRef does not exist")
     waiting = world.wait_condition("tune", "Trained", "CredentialsMissing")
     assert waiting["message"].startswith("training waits for MLflow: Secret absent")
     assert holding(world) == ["Reconciling"]

@@ -129,15 +129,15 @@ def test_operator_may_do_this_and_no_more() -> None:
 
 
 def test_what_only_tells_people_more_can_be_left_out() -> None:
-    told = {
+    optional_resources = {
         "kueue.x-k8s.io/localqueues",
         "kueue.x-k8s.io/workloads",
         "visibility.kueue.x-k8s.io/localqueues/pendingworkloads",
         "nodes",
     }
     values = ("rbac.kueue=false", "rbac.nodes=false")
-    left = allowed_by(objects(*values)["ClusterRole", "finetune-operator"])
-    assert {name for name, _ in left} & told == set()
+    allowed = allowed_by(objects(*values)["ClusterRole", "finetune-operator"])
+    assert {name for name, _ in allowed} & optional_resources == set()
 
 
 def test_sparkapplications_take_rights_that_are_asked_for() -> None:
@@ -151,22 +151,24 @@ def test_sparkapplications_take_rights_that_are_asked_for() -> None:
 
 
 def test_sparks_drivers_may_do_this_and_no_more_in_the_namespaces_that_are_named() -> None:
-    found = objects("spark.namespaces={research}")
-    assert {key: found[key]["metadata"]["namespace"] for key in found if "spark" in key[1]} == {
+    chart_objects = objects("spark.namespaces={research}")
+    assert {
+        key: chart_objects[key]["metadata"]["namespace"] for key in chart_objects if "spark" in key[1]
+    } == {
         ("ServiceAccount", "finetune-spark"): "research",
         ("Role", "finetune-operator-spark"): "research",
         ("RoleBinding", "finetune-operator-spark"): "research",
     }
     verbs = ("get", "list", "watch", "create", "delete", "deletecollection")
-    assert allowed_by(found["Role", "finetune-operator-spark"]) == {("pods", verb) for verb in verbs}
+    assert allowed_by(chart_objects["Role", "finetune-operator-spark"]) == {("pods", verb) for verb in verbs}
     assert [key for key in objects() if "spark" in key[1]] == []
 
 
 def test_an_account_that_exists_gets_the_rights_of_sparks_drivers() -> None:
     values = ("spark.serviceAccount.create=false", "spark.serviceAccount.name=mine")
-    found = objects("spark.namespaces={research}", *values)
-    assert ("ServiceAccount", "mine") not in found
-    subjects = found["RoleBinding", "finetune-operator-spark"]["subjects"]
+    chart_objects = objects("spark.namespaces={research}", *values)
+    assert ("ServiceAccount", "mine") not in chart_objects
+    subjects = chart_objects["RoleBinding", "finetune-operator-spark"]["subjects"]
     assert subjects == [{"kind": "ServiceAccount", "name": "mine", "namespace": "research"}]
 
 
@@ -185,11 +187,11 @@ def test_leases_are_kept_in_the_operators_own_namespace(values: tuple[str, ...])
 
 
 def test_people_see_and_write_both_resources() -> None:
-    found = objects()
+    chart_objects = objects()
     may = {
         name: {
             (resource, verb)
-            for rule in found["ClusterRole", f"finetune-operator-{name}"]["rules"]
+            for rule in chart_objects["ClusterRole", f"finetune-operator-{name}"]["rules"]
             for resource in rule["resources"]
             for verb in rule["verbs"]
         }
@@ -207,7 +209,7 @@ def test_people_see_and_write_both_resources() -> None:
     aggregated = {
         name: {
             label.rpartition("-")[2]
-            for label in found["ClusterRole", f"finetune-operator-{name}"]["metadata"]["labels"]
+            for label in chart_objects["ClusterRole", f"finetune-operator-{name}"]["metadata"]["labels"]
             if "aggregate-to" in label
         }
         for name in ("view", "edit")
@@ -216,14 +218,14 @@ def test_people_see_and_write_both_resources() -> None:
 
 
 def test_watched_namespaces_get_a_role_each_and_no_cluster_role() -> None:
-    found = [
+    roles = [
         (part["kind"], part["metadata"].get("namespace"))
         for part in yaml.safe_load_all(
             rendered("watchNamespaces={research,products}", "rbac.aggregate=false")
         )
         if "Role" in part["kind"]
     ]
-    assert sorted(found) == [
+    assert sorted(roles) == [
         ("Role", "fs"),
         ("Role", "products"),
         ("Role", "research"),
@@ -261,8 +263,8 @@ def test_given_tracking_server_goes_before_the_one_for_trying_out() -> None:
         "tracking.uri=https://mlflow.example.com",
         "tracking.publicUrl=https://ml.example.com",
     )
-    found = environment(*values)
-    assert (found["FINETUNE_TRACKING_URI"], found["FINETUNE_TRACKING_PUBLIC_URL"]) == (
+    variables = environment(*values)
+    assert (variables["FINETUNE_TRACKING_URI"], variables["FINETUNE_TRACKING_PUBLIC_URL"]) == (
         "https://mlflow.example.com",
         "https://ml.example.com",
     )

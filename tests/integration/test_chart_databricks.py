@@ -27,8 +27,8 @@ def test_none_by_default() -> None:
 
 
 def test_a_workspace() -> None:
-    found = {name: value for name, value in environment(*WORKSPACE).items() if "DATABRICKS" in name}
-    assert found == {
+    variables = {name: value for name, value in environment(*WORKSPACE).items() if "DATABRICKS" in name}
+    assert variables == {
         "FINETUNE_DATABRICKS_HOST": "https://example.cloud.databricks.com",
         "FINETUNE_DATABRICKS_CLIENT_ID": "principal",
         "FINETUNE_DATABRICKS_TOKEN_AUDIENCE": "account",

@@ -31,8 +31,8 @@ def operator(*values: str) -> Json:
 
 
 def pod(*values: str, name: str = "finetune-operator") -> Json:
-    found: Json = objects(*values)["Deployment", name]["spec"]["template"]["spec"]
-    return found
+    pod_spec: Json = objects(*values)["Deployment", name]["spec"]["template"]["spec"]
+    return pod_spec
 
 
 def images(*values: str) -> list[str]:
@@ -143,8 +143,8 @@ def test_pull_policies_of_each_image() -> None:
 
 def defaults(*values: str) -> Json:
     """What the operator reads as defaults of jobs."""
-    found = objects(*values)["ConfigMap", "finetune-operator-defaults"]
-    return dict(yaml.safe_load(found["data"]["defaults.yaml"]))
+    config_map = objects(*values)["ConfigMap", "finetune-operator-defaults"]
+    return dict(yaml.safe_load(config_map["data"]["defaults.yaml"]))
 
 
 def test_pull_secrets_are_those_of_every_pod_and_of_jobs() -> None:
@@ -199,9 +199,9 @@ def test_the_defaults_are_mounted_where_the_operator_reads_them() -> None:
 
 
 def test_workers_and_seconds() -> None:
-    found = environment("workers=4", "pollSeconds=10", "resyncSeconds=60")
+    variables = environment("workers=4", "pollSeconds=10", "resyncSeconds=60")
     names = ("FINETUNE_WORKERS", "FINETUNE_POLL_SECONDS", "FINETUNE_RESYNC_SECONDS")
-    assert [found[name] for name in names] == ["4", "10", "60"]
+    assert [variables[name] for name in names] == ["4", "10", "60"]
 
 
 def test_extras_are_added_to_what_the_operator_has() -> None:
@@ -239,8 +239,8 @@ CERTIFICATES = {
 @pytest.mark.parametrize(("value", "source"), CERTIFICATES.values(), ids=CERTIFICATES)
 @pytest.mark.parametrize("name", ["finetune-operator", "finetune-operator-mlflow"])
 def test_certificates_of_ones_own(name: str, value: str, source: Json) -> None:
-    found = pod(value, "caBundle.key=all.pem", "mlflow.enabled=true", name=name)
-    container = found["containers"][0]
+    pod_spec = pod(value, "caBundle.key=all.pem", "mlflow.enabled=true", name=name)
+    container = pod_spec["containers"][0]
     variables = {
         item["name"]: item["value"]
         for item in container["env"]
@@ -248,7 +248,7 @@ def test_certificates_of_ones_own(name: str, value: str, source: Json) -> None:
     }
     names = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
     assert variables == dict.fromkeys(names, "/etc/finetune-ca/all.pem")
-    assert {"name": "ca-bundle", **source} in found["volumes"]
+    assert {"name": "ca-bundle", **source} in pod_spec["volumes"]
     mount = {"name": "ca-bundle", "mountPath": "/etc/finetune-ca", "readOnly": True}
     assert mount in container["volumeMounts"]
 
@@ -290,10 +290,10 @@ def test_on_openshift_no_pod_names_a_user() -> None:
 
 
 def test_a_security_context_can_be_changed_field_by_field() -> None:
-    found = pod("podSecurityContext.fsGroup=null", "securityContext.seccompProfile.type=RuntimeDefault")
-    assert "fsGroup" not in found["securityContext"]
-    assert found["securityContext"]["runAsUser"] == 65532
-    assert found["containers"][0]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    pod_spec = pod("podSecurityContext.fsGroup=null", "securityContext.seccompProfile.type=RuntimeDefault")
+    assert "fsGroup" not in pod_spec["securityContext"]
+    assert pod_spec["securityContext"]["runAsUser"] == 65532
+    assert pod_spec["containers"][0]["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
 def test_labels_of_ones_own_are_on_every_object_and_pod() -> None:
@@ -305,11 +305,13 @@ def test_labels_of_ones_own_are_on_every_object_and_pod() -> None:
         "networkPolicy.enabled=true",
         "metrics.serviceMonitor.enabled=true",
     )
-    found = parts(*values)
-    templates = [part["spec"]["template"] for part in found if part["kind"] == "Deployment"]
-    assert [part for part in [*found, *templates] if part["metadata"]["labels"].get("team") != "ml"] == []
+    chart_parts = parts(*values)
+    templates = [part["spec"]["template"] for part in chart_parts if part["kind"] == "Deployment"]
+    assert [
+        part for part in [*chart_parts, *templates] if part["metadata"]["labels"].get("team") != "ml"
+    ] == []
     # A selector's labels are the chart's own.
-    for part in (part for part in found if part["kind"] == "Deployment"):
+    for part in (part for part in chart_parts if part["kind"] == "Deployment"):
         assert (
             part["spec"]["selector"]["matchLabels"].items()
             <= part["spec"]["template"]["metadata"]["labels"].items()
@@ -332,8 +334,8 @@ def test_names(release: str, values: tuple[str, ...], name: str) -> None:
     ]
     done = helm("template", release, str(CHART), "--kube-version", KUBE_VERSION, *settings)
     assert done.returncode == 0, done.stderr
-    found = {part["metadata"]["name"] for part in yaml.safe_load_all(done.stdout) if part}
-    assert found == {
+    object_names = {part["metadata"]["name"] for part in yaml.safe_load_all(done.stdout) if part}
+    assert object_names == {
         f"{name}{suffix}" for suffix in ("", "-defaults", "-edit", "-leases", "-metrics", "-mlflow", "-view")
     }
 
@@ -347,18 +349,18 @@ ACCOUNTS = {
 
 @pytest.mark.parametrize(("values", "name", "made"), ACCOUNTS.values(), ids=ACCOUNTS)
 def test_the_service_account(values: tuple[str, ...], name: str, made: bool) -> None:
-    found = objects(*values)
+    chart_objects = objects(*values)
     assert pod(*values)["serviceAccountName"] == name
-    assert (("ServiceAccount", name) in found) is made
-    binding = found["ClusterRoleBinding", "finetune-operator"]
+    assert (("ServiceAccount", name) in chart_objects) is made
+    binding = chart_objects["ClusterRoleBinding", "finetune-operator"]
     assert [subject["name"] for subject in binding["subjects"]] == [name]
 
 
 def test_mlflow_has_an_account_where_one_is_named() -> None:
     name = "finetune-operator-mlflow"
     assert "serviceAccountName" not in pod("mlflow.enabled=true", name=name)
-    found = pod("mlflow.enabled=true", "mlflow.serviceAccountName=mlflow", name=name)
-    assert (found["serviceAccountName"], found["automountServiceAccountToken"]) == ("mlflow", False)
+    pod_spec = pod("mlflow.enabled=true", "mlflow.serviceAccountName=mlflow", name=name)
+    assert (pod_spec["serviceAccountName"], pod_spec["automountServiceAccountToken"]) == ("mlflow", False)
 
 
 BLANK = (
@@ -378,8 +380,8 @@ BLANK = (
 def test_lists_and_labels_may_be_blank() -> None:
     """A list whose items are all commented out is null."""
     values = ("mlflow.enabled=true", "openshift=true", "proxy.http=http://p.example.com")
-    found = objects(*values, *(f"{name}=null" for name in BLANK))
-    assert found.keys() == objects(*values).keys()
+    chart_objects = objects(*values, *(f"{name}=null" for name in BLANK))
+    assert chart_objects.keys() == objects(*values).keys()
 
 
 def test_a_service_monitor_in_prometheus_own_namespace() -> None:

@@ -88,9 +88,9 @@ def prepared_world(
     environment["FINETUNE_PREP_WHEELS"] = str(tmp_path / "wheels")
     log = tmp_path / "operator.log"
     with running_process(operator_process(kubeconfig, log, environment)):
-        found = World(api, mlflow_server, namespace)
-        yield found
-        found.delete_all()
+        operated_world = World(api, mlflow_server, namespace)
+        yield operated_world
+        operated_world.delete_all()
     print(log.read_text(encoding="utf-8"))
 
 
@@ -128,12 +128,12 @@ def test_from_a_table_to_training(prepared_world: World, workspace: Workspace, t
     register = {"model": "main.llm.tuned"}
     world.submit(on_databricks(hub=tmp_path / "hub", tracking=TRACKING, register=register))
     wait_for("a run", lambda: workspace.jobs.held, 60)
-    held = wait_for("its id", lambda: world.status("tune").get("databricksRun", {}).get("runId"), 60)
+    run_id = wait_for("its id", lambda: world.status("tune").get("databricksRun", {}).get("runId"), 60)
     assert world.job("tune")["metadata"]["finalizers"] == [names.RUN_FINALIZER]
     try:
         status = world.wait_phase("tune", "Starting")
     finally:
-        print((workspace.folder / "runs" / held / "log.txt").read_text(encoding="utf-8"))
+        print((workspace.folder / "runs" / run_id / "log.txt").read_text(encoding="utf-8"))
     data = status["data"]
     assert (data["path"], data["version"], data["sourceVersion"]) == ("s3://lake/splits", 0, 0)
     assert data["columns"] == {"type": "PromptResponse", "prompt": "question", "response": "answer"}
@@ -147,9 +147,9 @@ def test_from_a_table_to_training(prepared_world: World, workspace: Workspace, t
 
     written = DeltaTable(str(tmp_path / "lake" / "splits")).to_pyarrow_table()
     assert (written.num_rows, min(written["tokens"].to_pylist()) > 0) == (200, True)
-    page = f"{workspace.uri}/?o=1234#job/0/run/{held}"
+    page = f"{workspace.uri}/?o=1234#job/0/run/{run_id}"
     assert status["databricksRun"] == {
-        "attempt": 1, "failures": 0, "state": "Succeeded", "runId": held, "url": page
+        "attempt": 1, "failures": 0, "state": "Succeeded", "runId": run_id, "url": page
     }  # fmt: skip
     assert status["links"]["preparation"] == page
     (only,) = workspace.jobs.held.values()
@@ -192,11 +192,11 @@ def test_the_sample(prepared_world: World, workspace: Workspace, tmp_path: Path)
 def conversations() -> list[list[Json]]:
     """The messages of 200 conversations, and of one of them again."""
     words = ("table", "report", "invoice", "router", "bicycle", "garden", "ticket", "engine")
-    asked = [f"How do I return the {word} number {number}?" for word in words for number in range(25)]
-    said = [(f"{text} It arrived broken.", f"Send the {text[20:-1]} back.") for text in asked]
+    questions = [f"How do I return the {word} number {number}?" for word in words for number in range(25)]
+    exchanges = [(f"{text} It arrived broken.", f"Send the {text[20:-1]} back.") for text in questions]
     return [
-        [{"role": "user", "content": one}, {"role": "assistant", "content": other}]
-        for one, other in [*said, said[0]]
+        [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        for question, answer in [*exchanges, exchanges[0]]
     ]
 
 

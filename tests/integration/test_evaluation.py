@@ -26,10 +26,10 @@ def train(world: World, name: str = "tune") -> str:
 def registered(world: World, version: str) -> Json:
     """A version, with its tags and aliases."""
     answer = world.mlflow.get("model-versions/get", name=world.model, version=version)
-    found: Json = answer["model_version"]
+    version_body: Json = answer["model_version"]
     return {
-        "tags": {item["key"]: item["value"] for item in found.get("tags", [])},
-        "aliases": found.get("aliases", []),
+        "tags": {item["key"]: item["value"] for item in version_body.get("tags", [])},
+        "aliases": version_body.get("aliases", []),
     }
 
 

@@ -22,20 +22,22 @@ def kstatus(objects: list[Json]) -> list[Json]:
 async def test_kstatus_says_what_the_table_says() -> None:
     from worlds.memory.verdicts import VERDICTS, bodies
 
-    found = await bodies()
-    said = {name: item["status"] for name, item in zip(found, kstatus([*found.values()]), strict=True)}
-    assert said == {name: verdict.kstatus for name, verdict in VERDICTS.items()}
+    resources = await bodies()
+    statuses = {
+        name: item["status"] for name, item in zip(resources, kstatus([*resources.values()]), strict=True)
+    }
+    assert statuses == {name: verdict.kstatus for name, verdict in VERDICTS.items()}
 
 
 async def test_kstatus_repeats_the_message_of_what_explains_it() -> None:
     from worlds.memory.verdicts import bodies
 
-    found = await bodies()
+    resources = await bodies()
     silent = ("Resource is Ready", "Resource scheduled for deletion")
-    said = zip(found.values(), kstatus([*found.values()]), strict=True)
+    explanations = zip(resources.values(), kstatus([*resources.values()]), strict=True)
     unexplained = [
         item["message"]
-        for body, item in said
+        for body, item in explanations
         if item["message"] not in silent
         and "latest observed generation" not in item["message"]
         and item["message"] not in [condition["message"] for condition in body["status"]["conditions"]]

@@ -45,8 +45,8 @@ def world(api: Api, kubeconfig: Path, namespace: str, elsewhere: str, tmp_path: 
 def labels(ftj: Json, component: str) -> Json:
     """What anybody who can read the FineTuneJob, or its MLflow run, can write onto objects of their own."""
     meta = ftj["metadata"]
-    found = {"job": meta["name"], "job-uid": meta["uid"], "component": component, "attempt": "1"}
-    return {f"finetune.dev/{key}": value for key, value in found.items()}
+    keys = {"job": meta["name"], "job-uid": meta["uid"], "component": component, "attempt": "1"}
+    return {f"finetune.dev/{key}": value for key, value in keys.items()}
 
 
 def pod_spec(container: str) -> Json:
@@ -57,7 +57,7 @@ def forged_job(
     ftj: Json, namespace: str, component: str, name: str, owners: list[Json] | None = None
 ) -> Json:
     """A Job that carries every label of a child."""
-    known = labels(ftj, component)
+    child_labels = labels(ftj, component)
     container = "prep" if component == "prep" else "trainer"
     return {
         "apiVersion": "batch/v1",
@@ -65,10 +65,10 @@ def forged_job(
         "metadata": {
             "name": name,
             "namespace": namespace,
-            "labels": known,
+            "labels": child_labels,
             "ownerReferences": owners or [],
         },
-        "spec": {"template": {"metadata": {"labels": known}, "spec": pod_spec(container)}},
+        "spec": {"template": {"metadata": {"labels": child_labels}, "spec": pod_spec(container)}},
     }
 
 
@@ -87,12 +87,12 @@ def completed(world: World, namespace: str, body: Json, message: TerminationMess
     """Create a Job and have it complete."""
     world.api.create(body)
     name = body["metadata"]["name"]
-    there = World(world.api, world.mlflow, namespace)
-    there.end_pods(name, [0], [message])
+    namespace_world = World(world.api, world.mlflow, namespace)
+    namespace_world.end_pods(name, [0], [message])
 
     def done() -> bool:
-        held = world.api.get("Job", namespace, name) or {}
-        return any(item["type"] == "Complete" for item in held.get("status", {}).get("conditions") or [])
+        job_body = world.api.get("Job", namespace, name) or {}
+        return any(item["type"] == "Complete" for item in job_body.get("status", {}).get("conditions") or [])
 
     wait_for(f"Job {name} is complete", done)
 
@@ -101,9 +101,9 @@ def suspended(world: World, body: Json) -> Json:
     """Submit a job that has a uid and no children yet."""
     body = copy.deepcopy(body)
     body["spec"]["suspend"] = True
-    made = world.submit(body)
-    world.wait_phase(made["metadata"]["name"], "Suspended")
-    return made
+    ftj = world.submit(body)
+    world.wait_phase(ftj["metadata"]["name"], "Suspended")
+    return ftj
 
 
 def resume(world: World, name: str) -> None:
@@ -113,8 +113,8 @@ def resume(world: World, name: str) -> None:
 def owner(ftj: Json, **fields: Any) -> Json:
     """An ownerReference as the operator writes it; fields replaced."""
     meta = ftj["metadata"]
-    known = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "name": meta["name"]}
-    return known | {"uid": meta["uid"], "controller": True} | fields
+    reference = {"apiVersion": "finetune.dev/v1alpha1", "kind": "FineTuneJob", "name": meta["name"]}
+    return reference | {"uid": meta["uid"], "controller": True} | fields
 
 
 def test_another_namespace_has_no_say(world: World, elsewhere: str) -> None:
@@ -159,9 +159,9 @@ def test_a_job_that_completes_in_its_place_trains_nothing(
 
 def test_a_pod_of_somebody_elses_holds_nothing_up(world: World) -> None:
     ftj = suspended(world, splits_given(register=None))
-    other = world.api.create(forged_job(ftj, world.namespace, "train", "other"))
-    mine = other["metadata"]
-    of_other = owner(ftj, apiVersion="batch/v1", kind="Job", name="other", uid=mine["uid"])
+    foreign_job = world.api.create(forged_job(ftj, world.namespace, "train", "other"))
+    foreign_meta = foreign_job["metadata"]
+    of_other = owner(ftj, apiVersion="batch/v1", kind="Job", name="other", uid=foreign_meta["uid"])
     owners = {
         "none": [],
         "not-controlled": [owner(ftj, controller=False)],

@@ -81,8 +81,8 @@ def test_a_worse_version_is_refused_and_people_see_why(watched: Registry, plane:
     assert row.split()[:8] == shown
     # The alias is still at a version that passed.
     kubectl("wait", "mprom/champion", "--for=condition=Ready", "--timeout=5s")
-    told = kubectl("events", "--for", "modelpromotion/champion")
-    assert "eval_loss is 2.4, that of version 1, which has the alias, is 2: but it must be <= 2.1" in told
+    events = kubectl("events", "--for", "modelpromotion/champion")
+    assert "eval_loss is 2.4, that of version 1, which has the alias, is 2: but it must be <= 2.1" in events
 
 
 def test_a_promotion_without_a_version_that_passed_is_not_ready(watched: Registry, plane: Plane) -> None:
@@ -100,9 +100,9 @@ def test_a_promotion_without_a_version_that_passed_is_not_ready(watched: Registr
 
 
 def test_data_that_differ_and_metrics_that_are_missing_are_waited_for(watched: Registry) -> None:
-    good, other = watched.version(2.0), watched.version(1.0, data="d2")
+    good, candidate = watched.version(2.0), watched.version(1.0, data="d2")
     watched.point("champion", good)
-    watched.point("staging", other)
+    watched.point("staging", candidate)
     watched.apply(
         gates=[NO_WORSE, {"name": "reviewed", "type": "Tag", "tag": {"name": "reviewed", "equals": "yes"}}]
     )
@@ -115,9 +115,10 @@ def test_data_that_differ_and_metrics_that_are_missing_are_waited_for(watched: R
     )
     for key, value in (("reviewed", "yes"), (DATA, "d1")):
         watched.mlflow.post(
-            "model-versions/set-tag", {"name": watched.model, "version": other, "key": key, "value": value}
+            "model-versions/set-tag",
+            {"name": watched.model, "version": candidate, "key": key, "value": value},
         )
-    watched.wait("Promoted", other)
+    watched.wait("Promoted", candidate)
 
 
 def test_an_operator_that_is_killed_again_and_again_loses_nothing(

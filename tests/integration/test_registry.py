@@ -86,16 +86,16 @@ def test_a_model_of_any_name(mlflow: Mlflow, registry: MlflowRegistry, words: st
     registry.set_alias(name, "champion", "2")
     registry.set_tags(name, "2", {"finetune.dev/a": "it's 模型", "b": ""})
     assert registry.model(name) == RegisteredModel(name, {"champion": "2", "candidate": "2"})
-    found = registry.version(name, "2")
-    assert found is not None
-    assert (found.version, found.tags) == ("2", {"finetune.dev/a": "it's 模型", "b": ""})
+    version = registry.version(name, "2")
+    assert version is not None
+    assert (version.version, version.tags) == ("2", {"finetune.dev/a": "it's 模型", "b": ""})
     for _ in range(2):
         registry.delete_alias(name, "champion")
     assert registry.model(name) == RegisteredModel(name, {"candidate": "2"})
-    found_version = registry.find_version(name, str(found.run_id), ["candidate", "champion"])
+    found_version = registry.find_version(name, str(version.run_id), ["candidate", "champion"])
     assert found_version is not None
     assert (found_version.version, found_version.aliases) == ("2", frozenset({"candidate"}))
-    assert found_version.tags == found.tags
+    assert found_version.tags == version.tags
 
 
 def test_a_name_that_no_model_can_have_is_refused_in_words(registry: MlflowRegistry) -> None:
@@ -134,17 +134,17 @@ def test_a_version_with_the_metrics_of_its_run(mlflow: Mlflow, registry: MlflowR
     run_id = new_run(mlflow, eval_loss=2.5, odd="NaN", high="Infinity", low="-Infinity")
     mlflow.post("runs/set-tag", {"run_id": run_id, "key": contract.TAG_EVAL_DATA, "value": "d1"})
     mlflow.register(name, run_id)
-    found = registry.version(name, "1")
-    assert found is not None
-    odd = found.metrics["odd"]
-    known = {key: value for key, value in found.metrics.items() if key != "odd"}
+    version = registry.version(name, "1")
+    assert version is not None
+    odd = version.metrics["odd"]
+    comparable_metrics = {key: value for key, value in version.metrics.items() if key != "odd"}
     assert math.isnan(odd)
-    assert known == {"eval_loss": 2.5, "high": math.inf, "low": -math.inf}
-    assert (found.ready, found.run_id, found.tags, found.evaluated_on) == (True, run_id, {}, "d1")
+    assert comparable_metrics == {"eval_loss": 2.5, "high": math.inf, "low": -math.inf}
+    assert (version.ready, version.run_id, version.tags, version.evaluated_on) == (True, run_id, {}, "d1")
     registry.set_tags(name, "1", {contract.TAG_EVAL_DATA: "d2"})
-    found = registry.version(name, "1")
-    assert found is not None
-    assert found.evaluated_on == "d2"
+    version = registry.version(name, "1")
+    assert version is not None
+    assert version.evaluated_on == "d2"
 
 
 RUNS: dict[str, str | None] = {
@@ -236,9 +236,9 @@ async def test_writers_that_race_take_turns(
     async def one(number: int) -> None:
         """Read, and move on from what was read, until it was done."""
         while True:
-            held = await asyncio.to_thread(registry.model, model)
-            assert held is not None
-            expected = held.aliases["champion"]
+            current = await asyncio.to_thread(registry.model, model)
+            assert current is not None
+            expected = current.aliases["champion"]
             move = MoveAlias(expected, str(number), tags={"by": f"task {number}"})
             try:
                 await moved(writers[number % 2], registry, model, move)
@@ -253,9 +253,9 @@ async def test_writers_that_race_take_turns(
     reached = ["1"]
     while reached[-1] in chain:
         reached.append(chain[reached[-1]])
-    held = registry.model(model)
-    assert held is not None
-    assert (len(reached), held.aliases) == (count + 1, {"champion": reached[-1]})
+    final_model = registry.model(model)
+    assert final_model is not None
+    assert (len(reached), final_model.aliases) == (count + 1, {"champion": reached[-1]})
     assert [pair for pair in refused if pair[0] == pair[1]] == []
     assert (bool(refused), registry.most) == (True, [1])
     tags = [getattr(registry.version(model, number), "tags", None) for number in reached[1:]]
@@ -269,13 +269,13 @@ async def test_a_holder_that_died_is_replaced(
     model = new_model(mlflow)
     writer = await writer_of("operator-2")
     dead = Leases(writer.kube, namespace, "operator-1", 2, time.monotonic)
-    held = await dead.acquire(build_lease_name(registry.uri, model), "aliases")
+    lease = await dead.acquire(build_lease_name(registry.uri, model), "aliases")
     spec = api.list("Lease", namespace)[0]["spec"]
     assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("operator-1", 2)
     assert await moved(writer, registry, model, MoveAlias(None, "1")) > 0
     assert registry.model(model) == RegisteredModel(model, {"champion": "1"})
     with pytest.raises(LeaseBusy):
-        await dead.renew(held)
+        await dead.renew(lease)
     assert api.list("Lease", namespace) == []
 
 
@@ -283,11 +283,11 @@ async def test_a_holder_that_comes_back_keeps_its_lease_and_gives_back_no_other(
     api: Api, namespace: str, writer_of: Writers
 ) -> None:
     first = Leases((await writer_of("a")).kube, namespace, "operator-1", 2, time.monotonic)
-    held = await first.acquire("one", "aliases")
-    renewed = await first.renew(held)
-    await first.release(held)
+    lease = await first.acquire("one", "aliases")
+    renewed = await first.renew(lease)
+    await first.release(lease)
     spec = api.list("Lease", namespace)[0]["spec"]
-    assert (spec["holderIdentity"], spec["acquireTime"]) == ("operator-1", held.body["spec"]["acquireTime"])
+    assert (spec["holderIdentity"], spec["acquireTime"]) == ("operator-1", lease.body["spec"]["acquireTime"])
     await first.release(renewed)
     assert api.list("Lease", namespace) == []
     with pytest.raises(LeaseBusy):
@@ -297,8 +297,8 @@ async def test_a_holder_that_comes_back_keeps_its_lease_and_gives_back_no_other(
 @pytest.fixture
 def failing(mlflow: Mlflow) -> Iterator[Proxy]:
     """MLflow behind a proxy."""
-    with proxy(mlflow.uri) as found:
-        yield found
+    with proxy(mlflow.uri) as relay:
+        yield relay
 
 
 READ_MODEL, READ_VERSION = "GET registered-models/get", "GET model-versions/get"
@@ -339,9 +339,9 @@ async def test_a_failure_anywhere_is_made_up_for(
         await writer.move(registry, model, "champion", move)
     reason = ConditionReason.MLFLOW_ERROR if failure == "breaks" else ConditionReason.MLFLOW_UNREACHABLE
     assert (raised.value.problem.reason, len(failing.met)) == (reason, 1)
-    held = direct.model(model)
+    model_after = direct.model(model)
     done = path == ALIAS and failure == "is done without an answer"
-    assert held == RegisteredModel(model, {"champion": "2" if done else "1"})
+    assert model_after == RegisteredModel(model, {"champion": "2" if done else "1"})
     await moved(writer, registry, model, move)
     version = direct.version(model, "2")
     assert direct.model(model) == RegisteredModel(model, {"champion": "2"})

@@ -43,12 +43,12 @@ def test_the_second_goes_on_when_the_first_has_prepared(world: World) -> None:
     world.run_pods("second-prep", 1)
     world.wait_phase("second", "Preparing")
     assert PREPARED.prep
-    found = PREPARED.prep.model_copy(update={"digest": "0123456789ab", "written_by": "first"})
-    world.end_pods("second-prep", [0], [PREPARED.model_copy(update={"prep": found})])
+    preparation = PREPARED.prep.model_copy(update={"digest": "0123456789ab", "written_by": "first"})
+    world.end_pods("second-prep", [0], [PREPARED.model_copy(update={"prep": preparation})])
     data = world.wait_phase("second", "Starting")["data"]
     assert (data["digest"], data["writtenBy"]) == ("0123456789ab", "first")
-    said = world.condition("second", "Prepared")["message"]
-    assert said.startswith("/data/splits version 7, written by FineTuneJob first: 900 train")
+    message = world.condition("second", "Prepared")["message"]
+    assert message.startswith("/data/splits version 7, written by FineTuneJob first: 900 train")
     # The first one may still be asked for what the third reads: the Lease is the third's.
     world.submit(job("third"))
     world.wait_pods("third-prep", 1)

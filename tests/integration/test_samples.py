@@ -53,8 +53,8 @@ def test_the_api_server_accepts_every_sample_and_changes_no_field(plane: Plane) 
     assert (done.returncode, done.stderr) == (0, "")
     written = [document for sample in SAMPLES for document in documents(sample)]
     changes = {
-        f"{one['kind']} {one['metadata']['name']}": changed(one, other)
-        for one, other in zip(written, objects(done.stdout), strict=True)
+        f"{sample_body['kind']} {sample_body['metadata']['name']}": changed(sample_body, stored_body)
+        for sample_body, stored_body in zip(written, objects(done.stdout), strict=True)
     }
     assert {name: changed_fields for name, changed_fields in changes.items() if changed_fields} == {}
 
@@ -70,8 +70,8 @@ def test_a_kustomization_is_accepted_on_its_own_device(folder: str, plane: Plane
     )
     assert (done.returncode, done.stderr) == (0, "")
     job, promotion = sorted(json.loads(done.stdout)["items"], key=lambda item: str(item["kind"]))
-    wanted = job["spec"]["distributed"]
-    assert (wanted["nodes"], wanted.get("gpusPerNode"), wanted.get("device")) == (
+    distributed = job["spec"]["distributed"]
+    assert (distributed["nodes"], distributed.get("gpusPerNode"), distributed.get("device")) == (
         2,
         *{"gpu": (1, None), "cpu": (None, "CPU")}[folder],
     )
@@ -87,8 +87,8 @@ def test_the_operator_starts_the_jobs_that_need_gpus(world: World, shared_operat
     for job in jobs:
         world.submit(job)
     names = [job["metadata"]["name"] for job in jobs]
-    found = {name: started(world, name) for name in names}
-    assert {name: reason for name, reason in found.items() if reason != "Accepted"} == WAITS
+    reasons = {name: started(world, name) for name in names}
+    assert {name: reason for name, reason in reasons.items() if reason != "Accepted"} == WAITS
     refused = {name: world.condition(name, "PodsAdmitted") for name in names}
     assert [item for item in refused.values() if item.get("status") == "False"] == []
     # So many jobs at once have a connection each to the MLflow server.
@@ -112,26 +112,30 @@ def started(world: World, name: str) -> str:
 
 def objects(text: str) -> list[Json]:
     """What kubectl printed, one object after the other."""
-    found: list[Json] = []
+    bodies: list[Json] = []
     while text := text.lstrip():
-        one, end = json.JSONDecoder().raw_decode(text)
-        found.append(one)
+        body, end = json.JSONDecoder().raw_decode(text)
+        bodies.append(body)
         text = text[end:]
-    return found
+    return bodies
 
 
-def changed(said: object, kept: object, where: str = "") -> list[str]:
+def changed(sample_body: object, stored_body: object, where: str = "") -> list[str]:
     """What the API server has made of it beside adding fields, for which Argo CD would call it out of sync.
 
     A list is compared as a whole, as Argo CD does.
     """
-    if isinstance(said, dict) and isinstance(kept, dict):
+    if isinstance(sample_body, dict) and isinstance(stored_body, dict):
         return [
             field
-            for key, value in said.items()
-            for field in (changed(value, kept[key], f"{where}.{key}") if key in kept else [f"{where}.{key}"])
+            for key, value in sample_body.items()
+            for field in (
+                changed(value, stored_body[key], f"{where}.{key}")
+                if key in stored_body
+                else [f"{where}.{key}"]
+            )
         ]
-    return [] if said == kept else [f"{where}: {kept}"]
+    return [] if sample_body == stored_body else [f"{where}: {stored_body}"]
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
@@ -143,21 +147,25 @@ def test_operator_reads_all_of_it(sample: Path) -> None:
             assert lost(part["spec"], understood, "spec") == []
 
 
-def lost(said: object, understood: object, where: str) -> list[str]:
-    """The fields of `said` that `understood` does not hold."""
-    if isinstance(said, dict) and isinstance(understood, dict):
+def lost(sample_body: object, understood: object, where: str) -> list[str]:
+    """The fields of `sample_body` that `understood` does not hold."""
+    if isinstance(sample_body, dict) and isinstance(understood, dict):
         return [
             field
-            for key, value in said.items()
+            for key, value in sample_body.items()
             for field in (
                 lost(value, understood[key], f"{where}.{key}") if key in understood else [f"{where}.{key}"]
             )
         ]
-    if isinstance(said, list) and isinstance(understood, list) and len(said) == len(understood):
-        pairs = enumerate(zip(said, understood, strict=True))
-        return [field for number, (one, other) in pairs for field in lost(one, other, f"{where}[{number}]")]
+    if isinstance(sample_body, list) and isinstance(understood, list) and len(sample_body) == len(understood):
+        pairs = enumerate(zip(sample_body, understood, strict=True))
+        return [
+            field
+            for number, (part, understood_part) in pairs
+            for field in lost(part, understood_part, f"{where}[{number}]")
+        ]
     # The number of a version is text once it was read.
-    return [] if understood in (said, str(said)) else [where]
+    return [] if understood in (sample_body, str(sample_body)) else [where]
 
 
 def parts_of(kind: str) -> list[Json]:

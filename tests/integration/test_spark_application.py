@@ -32,8 +32,8 @@ def spark_operator(api: Api, plane: Plane) -> Iterator[None]:
     subprocess.run(create, check=True, capture_output=True)
 
     def served() -> bool:
-        asked = [*kubectl, "get", "sparkapplications", "--all-namespaces"]
-        return subprocess.run(asked, check=False, capture_output=True).returncode == 0
+        command = [*kubectl, "get", "sparkapplications", "--all-namespaces"]
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
     wait_for("SparkApplications are served", served)
     yield
@@ -55,8 +55,8 @@ def allow(world: World) -> None:
 
 def submit(world: World, **prepare: Any) -> None:
     allow(world)
-    wanted = {"output": "s3://splits/a", "spark": {"mode": "SparkApplication"}, **prepare}
-    world.submit(job(data={"source": {"type": "Parquet", "path": "s3://corpus/a"}, "prepare": wanted}))
+    prepare_body = {"output": "s3://splits/a", "spark": {"mode": "SparkApplication"}, **prepare}
+    world.submit(job(data={"source": {"type": "Parquet", "path": "s3://corpus/a"}, "prepare": prepare_body}))
 
 
 def application(world: World, name: str = "tune-prep-1") -> Json:
@@ -69,29 +69,37 @@ def application(world: World, name: str = "tune-prep-1") -> Json:
 
 def report(world: World, state: str, name: str = "tune-prep-1", message: str = "") -> None:
     """Play the spark-operator: the state of a SparkApplication."""
-    found = {"state": state, **({"errorMessage": message} if message else {})}
-    status = {"applicationState": found, "driverInfo": {"podName": f"{name}-driver"}}
+    application_state = {"state": state, **({"errorMessage": message} if message else {})}
+    status = {"applicationState": application_state, "driverInfo": {"podName": f"{name}-driver"}}
     world.api.patch("SparkApplication", world.namespace, name, {"status": status}, status=True)
 
 
 def drive(world: World, name: str = "tune-prep-1") -> Json:
     """Play spark-submit: the pod of the driver, made of its template; and the state of the SparkApplication."""
-    found = application(world, name)
-    driver, template = found["spec"]["driver"], found["spec"]["driver"]["template"]
-    main, *others = template["spec"]["containers"]
-    main = {**main, "image": found["spec"]["image"], "args": ["driver", found["spec"]["mainApplicationFile"]]}
+    spark_application = application(world, name)
+    driver, template = spark_application["spec"]["driver"], spark_application["spec"]["driver"]["template"]
+    main, *sidecars = template["spec"]["containers"]
+    main = {
+        **main,
+        "image": spark_application["spec"]["image"],
+        "args": ["driver", spark_application["spec"]["mainApplicationFile"]],
+    }
     meta = {
         **template["metadata"],
         "name": driver["podName"],
         "namespace": world.namespace,
         "labels": {
             **template["metadata"]["labels"],
-            **found["metadata"]["labels"],
+            **spark_application["metadata"]["labels"],
             "sparkoperator.k8s.io/app-name": name,
             "spark-role": "driver",
         },
     }
-    spec = {**template["spec"], "serviceAccountName": driver["serviceAccount"], "containers": [main, *others]}
+    spec = {
+        **template["spec"],
+        "serviceAccountName": driver["serviceAccount"],
+        "containers": [main, *sidecars],
+    }
     pod = world.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}, strict=True)
     report(world, "SUBMITTED", name)
     return pod
@@ -129,14 +137,14 @@ def test_a_job_waits_for_the_spark_operator_and_then_for_its_result(
     world: World, request: pytest.FixtureRequest
 ) -> None:
     submit(world)
-    told = world.wait_condition("tune", "Prepared", "SparkOperatorMissing")
-    assert "install the spark-operator, and the job continues" in told["message"]
+    condition = world.wait_condition("tune", "Prepared", "SparkOperatorMissing")
+    assert "install the spark-operator, and the job continues" in condition["message"]
     assert held(world) == {}
 
     request.getfixturevalue("spark_operator")
-    made = application(world)
+    spark_application = application(world)
     uid = world.job("tune")["metadata"]["uid"]
-    assert [owner["uid"] for owner in made["metadata"]["ownerReferences"]] == [uid]
+    assert [owner["uid"] for owner in spark_application["metadata"]["ownerReferences"]] == [uid]
     wait_for(
         "the sentence",
         lambda: "waits for the spark-operator" in world.condition("tune", "Prepared")["message"],
@@ -158,11 +166,11 @@ def test_the_sample(world: World, spark_operator: None) -> None:
     body = yaml.safe_load((SAMPLES / "spark-application.yaml").read_text(encoding="utf-8"))
     world.submit(body)
     name, child = body["metadata"]["name"], "spark-application-prep-1"
-    made = application(world, child)["spec"]
-    executor = made["executor"]
+    spark_spec = application(world, child)["spec"]
+    executor = spark_spec["executor"]
     assert (executor["instances"], executor["cores"], executor["memory"]) == (2, 1, "1048576k")
-    assert (made["driver"]["coreRequest"], made["driver"]["memory"]) == ("500m", "1048576k")
-    assert made["sparkConf"]["spark.sql.shuffle.partitions"] == "8"
+    assert (spark_spec["driver"]["coreRequest"], spark_spec["driver"]["memory"]) == ("500m", "1048576k")
+    assert spark_spec["sparkConf"]["spark.sql.shuffle.partitions"] == "8"
     driver = drive(world, child)
     (variables,) = driver["spec"]["containers"][0]["envFrom"]
     assert variables["secretRef"]["name"] == "s3-credentials"
@@ -199,12 +207,12 @@ def test_another_failure_is_followed_by_another_name_and_an_operator_that_starts
     end(world, driver, 0, PREPARED)
     world.operator.start()
     world.wait_phase("tune", "Starting")
-    found = {
+    uids = {
         item["metadata"]["name"]: item["metadata"]["uid"]
         for item in world.api.list("SparkApplication", world.namespace)
     }
-    assert sorted(found) == ["tune-prep-1", "tune-prep-2"]
-    assert found["tune-prep-2"] == uid
+    assert sorted(uids) == ["tune-prep-1", "tune-prep-2"]
+    assert uids["tune-prep-2"] == uid
 
 
 def left(world: World) -> list[str]:

@@ -87,12 +87,14 @@ def without_rules(schema: Any) -> Any:
         return [without_rules(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: without_rules(part) for name, part in schema.items()}
-    rules = found.get("x-kubernetes-validations")
+    older_schema = {name: without_rules(part) for name, part in schema.items()}
+    rules = older_schema.get("x-kubernetes-validations")
     if isinstance(rules, list):
         begins = tuple(sentence for _, sentence in STRICTER.values())
-        found["x-kubernetes-validations"] = [rule for rule in rules if not rule["message"].startswith(begins)]
-    return found
+        older_schema["x-kubernetes-validations"] = [
+            rule for rule in rules if not rule["message"].startswith(begins)
+        ]
+    return older_schema
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +114,8 @@ def older(api: Api) -> str:
     before["spec"]["versions"] = without_rules(crd["spec"]["versions"])
     api.create(before)
     for number, (body, _) in enumerate(STRICTER.values()):
-        made = of_older(body | {"metadata": {"name": name_of(number)}}, namespace)
-        wait_for("the job is taken", took(api, made))
+        older_job = of_older(body | {"metadata": {"name": name_of(number)}}, namespace)
+        wait_for("the job is taken", took(api, older_job))
     api.patch(
         "CustomResourceDefinition",
         "",

@@ -93,12 +93,12 @@ def workload_of(body: Json, reason: str, message: str) -> Json:
 
 def test_without_kueue_a_queue_is_said_to_admit_nothing(world: World, plane: Plane) -> None:
     world.submit(splits_given(runPolicy={"queueName": "reserch"}))
-    found = world.wait_condition("tune", "Trained", "QueueInadmissible")
+    condition = world.wait_condition("tune", "Trained", "QueueInadmissible")
     sentence = (
         "attempt 1 waits: Job tune-train-1 is suspended and queue reserch has not admitted a Workload for it: Kueue is not "
         "installed in this cluster: install it, or remove spec.runPolicy.queueName, and suspend and resume the job"
     )
-    assert found["message"] == sentence
+    assert condition["message"] == sentence
     assert sentence in described(plane, world)
     header, row = kubectl(plane, world, "get", "ftj").splitlines()
     assert header == "NAME PHASE REASON PROGRESS LOSS MODEL AGE"
@@ -107,8 +107,8 @@ def test_without_kueue_a_queue_is_said_to_admit_nothing(world: World, plane: Pla
 
 def test_a_wrong_queue_is_named_with_what_to_check(world: World, plane: Plane, kueue: None) -> None:
     world.submit(splits_given(runPolicy={"queueName": "reserch"}))
-    made = wait_for("the Job", lambda: world.api.get("Job", world.namespace, "tune-train-1"))
-    forged = workload_of(made, "Inadmissible", "LocalQueue reserch doesn't exist")
+    job_body = wait_for("the Job", lambda: world.api.get("Job", world.namespace, "tune-train-1"))
+    forged = workload_of(job_body, "Inadmissible", "LocalQueue reserch doesn't exist")
     status = {"status": forged.pop("status")}
     name = world.api.create(forged)["metadata"]["name"]
     world.api.patch("Workload", world.namespace, name, status, status=True)
@@ -119,10 +119,10 @@ def test_a_wrong_queue_is_named_with_what_to_check(world: World, plane: Plane, k
     wait_for("what Kueue says", lambda: world.condition("tune", "Trained").get("message") == sentence)
     assert {item["type"] for item in world.events("QueueInadmissible")} == {"Warning"}
     assert sentence in described(plane, world)
-    full = workload_of(made, "Pending", "insufficient unused quota for nvidia.com/gpu")["status"]
+    full = workload_of(job_body, "Pending", "insufficient unused quota for nvidia.com/gpu")["status"]
     world.api.patch("Workload", world.namespace, name, {"status": full}, status=True)
-    found = world.wait_condition("tune", "Trained", "Queued")
-    assert found["message"].endswith("queue reserch: insufficient unused quota for nvidia.com/gpu")
+    condition = world.wait_condition("tune", "Trained", "Queued")
+    assert condition["message"].endswith("queue reserch: insufficient unused quota for nvidia.com/gpu")
     wait_for("a Normal Event", lambda: {item["type"] for item in world.events("Queued")} == {"Normal"})
 
 
@@ -132,11 +132,11 @@ def test_what_each_step_dropped_is_described(world: World, plane: Plane) -> None
     world.submit(job())
     world.run_pods("tune-prep", 1)
     world.end_pods("tune-prep", [0], [TerminationMessage(prep=result)])
-    found = world.wait_condition("tune", "Prepared", "Prepared")
-    assert found["message"].endswith("50 test rows; 100 dropped: 4 by notNull, 96 by dedupe")
+    condition = world.wait_condition("tune", "Prepared", "Prepared")
+    assert condition["message"].endswith("50 test rows; 100 dropped: 4 by notNull, 96 by dedupe")
     text = described(plane, world)
     assert "Dropped:\nRows: 4\nStep: notNull\nRows: 0\nStep: minQuality\nRows: 96\nStep: dedupe\n" in text
-    assert found["message"] in text
+    assert condition["message"] in text
 
 
 def test_a_quota_is_described(world: World, plane: Plane) -> None:

@@ -127,12 +127,12 @@ def test_a_wrong_queue(world: World) -> None:
 
 def test_a_wrong_queue_is_told_before_the_preparation_and_its_removal_counts(world: World) -> None:
     world.submit(job(runPolicy={"queueName": "reserch"}))
-    found = world.wait_condition("tune", "PodsAdmitted", "QueueInadmissible")
+    condition = world.wait_condition("tune", "PodsAdmitted", "QueueInadmissible")
     sentence = (
         "queue reserch cannot admit the job: Kueue is not installed in this cluster: correct or remove spec.runPolicy.queueName, or "
         "create the LocalQueue, and the job continues"
     )
-    assert (found["message"], world.condition("tune", "Ready")["message"]) == (sentence, sentence)
+    assert (condition["message"], world.condition("tune", "Ready")["message"]) == (sentence, sentence)
     assert world.condition("tune", "Reconciling")["status"] == "True"
     assert world.api.list("Job", world.namespace) == []
     world.api.patch("FineTuneJob", world.namespace, "tune", {"spec": {"runPolicy": {"queueName": ""}}})
@@ -144,18 +144,18 @@ def test_registering_without_a_server(api: Api, kubeconfig: Path, namespace: str
     with running(forked_operator(kubeconfig, tmp_path / "operator.log", settings)):
         world = World(api, Mlflow(tmp_path), namespace)
         world.submit(splits_given())
-        found = world.wait_condition("tune", "Accepted", "MlflowNotConfigured")
-    assert found["message"] == (
+        condition = world.wait_condition("tune", "Accepted", "MlflowNotConfigured")
+    assert condition["message"] == (
         "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with "
         "spec.tracking.uri and another name"
     )
-    assert world.condition("tune", "Ready")["message"] == found["message"]
+    assert world.condition("tune", "Ready")["message"] == condition["message"]
 
 
 def test_resource_for_resources(world: World) -> None:
     container = {"name": "main", "resource": {"limits": {"nvidia.com/gpu": "1"}}}
     world.submit(job(pods={"train": {"template": {"spec": {"containers": [container]}}}}))
-    found = world.wait_condition("tune", "PodsAdmitted", "PodTemplateInvalid")
-    assert 'unknown field "spec.template.spec.containers[0].resource"' in found["message"]
-    assert "correct spec.pods.train, and the job continues" in found["message"]
+    condition = world.wait_condition("tune", "PodsAdmitted", "PodTemplateInvalid")
+    assert 'unknown field "spec.template.spec.containers[0].resource"' in condition["message"]
+    assert "correct spec.pods.train, and the job continues" in condition["message"]
     assert world.api.list("Job", world.namespace) == []

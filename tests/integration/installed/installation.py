@@ -104,10 +104,10 @@ class Installation:
 
     def _defaults(self, name: str) -> Path:
         """The file that the pod would mount."""
-        found = self.api.get("ConfigMap", SYSTEM, f"{name}-defaults")
-        assert found is not None
+        config_map = self.api.get("ConfigMap", SYSTEM, f"{name}-defaults")
+        assert config_map is not None
         file = self.folder / "defaults.yaml"
-        file.write_text(found["data"]["defaults.yaml"], encoding="utf-8")
+        file.write_text(config_map["data"]["defaults.yaml"], encoding="utf-8")
         return file
 
     def _kubeconfig(self, account: str) -> Path:

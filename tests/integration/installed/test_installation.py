@@ -26,12 +26,12 @@ CRDS = ("finetunejobs.finetune.dev", "modelpromotions.finetune.dev")
 
 @pytest.fixture
 def installation(installation_plane: Plane, tmp_path: Path) -> Iterator[Installation]:
-    found = Installation(installation_plane, Api(installation_plane.kubeconfig), tmp_path)
+    release = Installation(installation_plane, Api(installation_plane.kubeconfig), tmp_path)
     try:
-        yield found
+        yield release
     finally:
-        found.remove()
-    print(found.log())
+        release.remove()
+    print(release.log())
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def finish(tenant: World) -> str:
 def test_roles_of_the_watched_namespace_are_enough_for_a_job_and_a_promotion(
     installation: Installation, tenant: World
 ) -> None:
-    other = World(tenant.api, tenant.mlflow, new_namespace(tenant.api))
+    unwatched = World(tenant.api, tenant.mlflow, new_namespace(tenant.api))
     installation.install(*values(tenant, "log.format=json"))
-    for world in (tenant, other):
+    for world in (tenant, unwatched):
         world.submit(splits_given())
     tenant.api.create(promotion(tenant))
     tenant.run_pods("tune-train-1", 2)
@@ -89,7 +89,7 @@ def test_roles_of_the_watched_namespace_are_enough_for_a_job_and_a_promotion(
         "the promotion is gone", lambda: not tenant.api.get("ModelPromotion", tenant.namespace, "champion")
     )
     assert alias(tenant) is None
-    assert other.status("tune") == {"observedGeneration": -1}
+    assert unwatched.status("tune") == {"observedGeneration": -1}
     lines = [json.loads(line) for line in installation.log().splitlines()]
     assert [line for line in lines if line["severity"] not in ("debug", "info")] == []
     assert any(tenant.namespace in line["message"] for line in lines)
@@ -101,8 +101,8 @@ def test_roles_of_the_watched_namespace_are_enough_to_ask_for_kueue(
     installation.install(*values(tenant))
     tenant.submit(splits_given(runPolicy={"queueName": "gpus"}))
     # NB: without the rule the API server would refuse the question, and whether there is a Kueue would be unknown.
-    found = tenant.wait_condition("tune", "Trained", "QueueInadmissible")
-    assert "Kueue is not installed in this cluster" in found["message"]
+    condition = tenant.wait_condition("tune", "Trained", "QueueInadmissible")
+    assert "Kueue is not installed in this cluster" in condition["message"]
     tenant.submit(job("prepared", runPolicy={"queueName": "gpus"}))
     tenant.wait_condition("prepared", "PodsAdmitted", "QueueInadmissible")
 
@@ -143,8 +143,8 @@ def test_without_the_right_to_secrets_a_job_that_names_one_is_told_what_to_insta
     }
     tenant.api.create(secret)
     tenant.submit(splits_given(tracking={"uri": tenant.mlflow.uri, "secretRef": {"name": "login"}}))
-    found = tenant.wait_condition("tune", "Tracked", "CredentialsUnreadable")
-    assert found["message"].endswith("install the chart with rbac.trackingSecrets")
+    condition = tenant.wait_condition("tune", "Tracked", "CredentialsUnreadable")
+    assert condition["message"].endswith("install the chart with rbac.trackingSecrets")
     installation.install(*values(tenant, "rbac.trackingSecrets=true"))
     tenant.wait_condition("tune", "Tracked", "RunReady")
 
@@ -174,10 +174,10 @@ def test_sparks_driver_waits_for_its_account_and_its_executors_are_told_of(
     installation.install(*values(tenant))
     prepare = {"output": "s3://splits/a", "spark": {"mode": "Kubernetes", "executors": 1}}
     tenant.submit(job(data={"source": {"type": "Parquet", "path": "s3://corpus/a"}, "prepare": prepare}))
-    told = tenant.wait_condition("tune", "PodsAdmitted", "ExecutorsForbidden")
+    condition = tenant.wait_condition("tune", "PodsAdmitted", "ExecutorsForbidden")
     assert (
         f"ServiceAccount finetune-spark may not create pods in namespace {tenant.namespace}"
-        in told["message"]
+        in condition["message"]
     )
     assert tenant.api.list("Job", tenant.namespace) == []
 
@@ -206,10 +206,10 @@ def executor_of(driver: Json, tenant: World) -> Json:
     template = json.loads(env["FINETUNE_EXECUTOR_TEMPLATE"])
     meta = driver["metadata"]
     owner = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"], "controller": True}
-    named = {"name": f"{meta['name']}-exec-1", "namespace": tenant.namespace, "ownerReferences": [owner]}
+    identity = {"name": f"{meta['name']}-exec-1", "namespace": tenant.namespace, "ownerReferences": [owner]}
     return {
         **template,
-        "metadata": {**template["metadata"], **named},
+        "metadata": {**template["metadata"], **identity},
         "spec": {**template["spec"], "restartPolicy": "Never"},
     }
 
@@ -237,9 +237,9 @@ def test_an_upgrade_and_an_uninstall_leave_a_running_job_alone(
 
 def owner_of(api: Api, crd: str) -> str:
     """The release that a CRD belongs to, for Helm."""
-    found = api.get("CustomResourceDefinition", "", crd)
-    assert found is not None
-    return str(found["metadata"]["annotations"]["meta.helm.sh/release-name"])
+    definition = api.get("CustomResourceDefinition", "", crd)
+    assert definition is not None
+    return str(definition["metadata"]["annotations"]["meta.helm.sh/release-name"])
 
 
 def test_another_release_works_over_crds_that_an_uninstalled_one_kept(
@@ -258,8 +258,8 @@ def test_another_release_works_over_crds_that_an_uninstalled_one_kept(
     finish(tenant)
     assert [owner_of(tenant.api, crd) for crd in CRDS] == [first, first]
     for crd in CRDS:
-        said = f"The CustomResourceDefinition {crd} belongs to the release {SYSTEM}/{first} and is the one of this chart"
-        assert said in installation.notes()
+        note = f"The CustomResourceDefinition {crd} belongs to the release {SYSTEM}/{first} and is the one of this chart"
+        assert note in installation.notes()
 
     stale = {"metadata": {"annotations": {DIGEST: "that of an older chart"}}}
     for crd in CRDS:
@@ -272,9 +272,9 @@ def test_another_release_works_over_crds_that_an_uninstalled_one_kept(
 
 def found_in(api: Api, kind: str, name: str) -> Json:
     """An object of the release."""
-    found = api.get(kind, SYSTEM, name)
-    assert found is not None, f"there is no {kind} {name}"
-    return found
+    body = api.get(kind, SYSTEM, name)
+    assert body is not None, f"there is no {kind} {name}"
+    return body
 
 
 SERVICE_MONITORS: Json = {

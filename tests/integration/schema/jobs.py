@@ -46,12 +46,12 @@ def databricks_run(
     **prepare: Any,
 ) -> Json:
     """A job whose preparation is a Databricks run; parts of it replaced."""
-    own = {"volume": "/Volumes/main/llm/work", **(databricks or {})}
+    databricks_part = {"volume": "/Volumes/main/llm/work", **(databricks or {})}
     data = {
         "source": source or {"type": "Delta", "table": "main.llm.chats"},
         "prepare": {
             "output": "s3://lake/splits",
-            "spark": {"mode": "Databricks", "databricks": own, **(spark or {})},
+            "spark": {"mode": "Databricks", "databricks": databricks_part, **(spark or {})},
             **prepare,
         },
     }

@@ -62,5 +62,5 @@ def test_what_two_writers_apply_to_a_set_is_all_there(plane: Plane, namespace: s
         apply = [str(plane.kubectl), "--kubeconfig", str(plane.kubeconfig), "--namespace", namespace, "apply"]
         apply += ["--server-side", "--field-manager", writer, "--filename", "-"]
         subprocess.run(apply, input=json.dumps(content), text=True, check=True, capture_output=True)
-    kept = api.get("FineTuneJob", namespace, "tune") or {}
-    assert sorted(kept["spec"]["runPolicy"]["retryableExitCodes"]) == [1, 2, 3]
+    merged = api.get("FineTuneJob", namespace, "tune") or {}
+    assert sorted(merged["spec"]["runPolicy"]["retryableExitCodes"]) == [1, 2, 3]
