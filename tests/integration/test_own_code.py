@@ -60,8 +60,8 @@ def test_a_commit_is_resolved_once(
             assert world.status("tune")["code"] == {"commit": first, "branch": "main"}
             (run,) = wait_for("the run", lambda: mlflow_server.runs_of(world.job("tune")["metadata"]["uid"]))
             tags = {item["key"]: item["value"] for item in run["data"]["tags"]}
-            named = {key: value for key, value in tags.items() if key.startswith("mlflow.source.git.")}
-            assert named == {
+            git_tags = {key: value for key, value in tags.items() if key.startswith("mlflow.source.git.")}
+            assert git_tags == {
                 "mlflow.source.git.commit": first,
                 "mlflow.source.git.branch": "main",
                 "mlflow.source.git.repoURL": server.url("code"),
