@@ -26,7 +26,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "no answer to take the loss on": (
         job(data=prepared(promptTemplate="{text}"), objective={"lossOn": "Answer"}),
-        "objective.lossOn Answer and LastAnswer need data.prepare.responseTemplate",
+        "objective.lossOn Answer and LastAnswer with data.prepare.promptTemplate need responseTemplate",
     ),
     "lora without LoRA": (job(method={"lora": {"rank": 8}}), "lora needs type LoRA, QLoRA or DoRA"),
     "packing with virtual tokens": (
