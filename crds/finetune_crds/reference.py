@@ -161,7 +161,9 @@ def _rules(schema: Schema) -> list[str]:
         return []
     return [
         "The API server refuses what breaks a rule:",
-        "\n".join(f"- {', '.join(field_names)}{suffix}" for suffix, field_names in fields.items()),
+        "\n".join(
+            f"- {', '.join(filter(None, field_names))}{suffix}" for suffix, field_names in fields.items()
+        ),
     ]
 
 

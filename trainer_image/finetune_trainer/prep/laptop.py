@@ -25,7 +25,7 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
     """Return the recipe in a file, which holds a FineTuneJob or a pod's recipe. Spark runs in this process.
 
     Args:
-        output: replaces data.prepare.output.
+        output: replaces data.prepare.output; a folder is one of this machine, and may be relative.
 
     Raises:
         RecipeError: the file cannot be read, holds neither, or is invalid.
@@ -39,6 +39,8 @@ def load_recipe(path: Path, output: str | None = None) -> Recipe:
     cluster_fields = ("executors", "executor_cores", "executor_memory", "databricks")
     local = {"mode": "Local"} | dict.fromkeys(cluster_fields)
     spark = prepare.spark.model_copy(update=local)
+    if output and "://" not in output:
+        output = str(Path(output).absolute())
     prepare = prepare.model_copy(update={"spark": spark, "output": output or prepare.output})
     if not prepare.output:
         raise RecipeError(f"{path} has no data.prepare.output: set a folder with --output")

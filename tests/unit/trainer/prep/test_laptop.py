@@ -62,6 +62,16 @@ def test_a_recipe_is_taken_too(tmp_path: Path) -> None:
     assert loaded.data.prepare.output == "/elsewhere"
 
 
+def test_a_folder_for_the_table_may_be_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(plain().to_yaml())
+    monkeypatch.chdir(tmp_path)
+    for output, expected in (("table", str(tmp_path / "table")), ("s3://splits/b", "s3://splits/b")):
+        prepare = laptop.load_recipe(path, output=output).data.prepare
+        assert prepare is not None
+        assert prepare.output == expected
+
+
 WRONG: list[tuple[str, list[Any], str]] = [
     ("no job", [SECRET], "{file} has 0 FineTuneJobs: use a file with exactly one"),
     ("two jobs", [job(), job()], "{file} has 2 FineTuneJobs: use a file with exactly one"),
