@@ -10,17 +10,20 @@ _RUN_PENDING = "preparation starts when the MLflow run exists"
 _UNREAD = "preparation starts when MLflow has answered, or is known to be unreachable"
 
 
-def explain_wait(draft: Draft, *, needs_server: bool = False) -> str | None:
-    """What a preparation waits for: one that starts now would not know the id of training's run; None where it may start.
+def wait_for_run(draft: Draft, *, needs_server: bool = False) -> bool:
+    """Whether a preparation waits, and report it: one that starts now would not know the id of training's run.
 
     A run whose creation has failed holds no preparation up, and neither does a server that cannot be reached.
 
     Args:
         needs_server: whether the preparation is given the address of MLflow too, which only MLflow's answer has.
     """
-    if _is_unread(draft) and (needs_server or draft.status.run_id is None):
-        return _UNREAD
-    return _RUN_PENDING if _is_run_pending(draft) else None
+    is_unread = _is_unread(draft) and (needs_server or draft.status.run_id is None)
+    if not is_unread and not _is_run_pending(draft):
+        return False
+    message = _UNREAD if is_unread else _RUN_PENDING
+    draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
+    return True
 
 
 def _is_run_pending(draft: Draft) -> bool:

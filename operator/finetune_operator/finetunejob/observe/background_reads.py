@@ -98,7 +98,7 @@ class ReadPace:
 
 
 @dataclass
-class _Known(Generic[Answer]):
+class _Outcome(Generic[Answer]):
     """An answer or an error, to which question, and when it was asked.
 
     Attributes:
@@ -122,7 +122,7 @@ class _Read(NamedTuple):
 
 @dataclass
 class BackgroundReads(Generic[Answer]):
-    """The last answers about FineTuneJobs, by uid, and the reads that run.
+    """The outcomes of the last reads about FineTuneJobs, by uid, and the reads that run.
 
     Attributes:
         takes_turns: whether a read counts among those that may run at a time. False where jobs share an answer: many wait for it,
@@ -132,7 +132,7 @@ class BackgroundReads(Generic[Answer]):
     pace: ReadPace
     max_age: MaxAge
     takes_turns: bool = True
-    _known: dict[str, _Known[Answer]] = field(default_factory=dict)
+    _outcomes: dict[str, _Outcome[Answer]] = field(default_factory=dict)
     _reads: dict[str, _Read] = field(default_factory=dict)
 
     async def read(
@@ -152,34 +152,34 @@ class BackgroundReads(Generic[Answer]):
         Raises:
             Exception: what `ask` raised in the last read, once.
         """
-        answer = self._find(ftj, question, self.max_age.fresh)
-        if answer is not None:
-            return self._take(ftj.uid, answer)
+        outcome = self._find(ftj, question, self.max_age.fresh)
+        if outcome is not None:
+            return self._take(ftj.uid, outcome)
         running = self._reads.get(ftj.uid)
         if running is None or running.question != question:
             read = self._begin(ftj, question, ask)
             if not await self.pace.has_ended_soon(server, read):
                 read.add_done_callback(lambda ended: self._wake(ftj, ended))
-        answer = self._find(ftj, question, self.max_age.usable)
-        return None if answer is None else self._take(ftj.uid, answer)
+        outcome = self._find(ftj, question, self.max_age.usable)
+        return None if outcome is None else self._take(ftj.uid, outcome)
 
     def forget(self, ftj: FineTuneJob) -> None:
         """Discard the last answer, and that of a read which runs: the server was written to, or the job was deleted."""
-        self._known.pop(ftj.uid, None)
+        self._outcomes.pop(ftj.uid, None)
         self._reads.pop(ftj.uid, None)
 
-    def _find(self, ftj: FineTuneJob, question: Hashable, max_age: float) -> _Known[Answer] | None:
-        known = self._known.get(ftj.uid)
-        if known is None or known.question != question:
+    def _find(self, ftj: FineTuneJob, question: Hashable, max_age: float) -> _Outcome[Answer] | None:
+        outcome = self._outcomes.get(ftj.uid)
+        if outcome is None or outcome.question != question:
             return None
-        return known if known.is_unseen or self.pace.clock() - known.asked_at < max_age else None
+        return outcome if outcome.is_unseen or self.pace.clock() - outcome.asked_at < max_age else None
 
-    def _take(self, uid: str, known: _Known[Answer]) -> Answer | None:
-        known.is_unseen = False
-        if known.error:
-            del self._known[uid]
-            raise known.error
-        return known.answer
+    def _take(self, uid: str, outcome: _Outcome[Answer]) -> Answer | None:
+        outcome.is_unseen = False
+        if outcome.error:
+            del self._outcomes[uid]
+            raise outcome.error
+        return outcome.answer
 
     def _begin(
         self, ftj: FineTuneJob, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
@@ -192,28 +192,30 @@ class BackgroundReads(Generic[Answer]):
         self, ftj: FineTuneJob, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
     ) -> None:
         """Keep what a read brings, unless it was forgotten or replaced by another question meanwhile."""
-        known = _Known[Answer](self.pace.clock(), question)
+        outcome = _Outcome[Answer](self.pace.clock(), question)
         try:
-            known.answer = await (self._ask_in_turn(ftj.namespace, known, ask) if self.takes_turns else ask())
+            outcome.answer = await (
+                self._ask_in_turn(ftj.namespace, outcome, ask) if self.takes_turns else ask()
+            )
         except Exception as error:  # noqa: BLE001 - raised in the pass that takes it
-            known.error = error
+            outcome.error = error
         running = self._reads.get(ftj.uid)
         if running is None or running.task is not asyncio.current_task():
             return
         del self._reads[ftj.uid]
         # NB: a pass that began before its job was deleted leaves its answer behind.
-        if len(self._known) >= _MAX_JOBS:
-            self._known.clear()
-        self._known[ftj.uid] = known
+        if len(self._outcomes) >= _MAX_JOBS:
+            self._outcomes.clear()
+        self._outcomes[ftj.uid] = outcome
 
     async def _ask_in_turn(
-        self, namespace: str, known: _Known[Answer], ask: Callable[[], Coroutine[object, object, Answer]]
+        self, namespace: str, outcome: _Outcome[Answer], ask: Callable[[], Coroutine[object, object, Answer]]
     ) -> Answer:
         async with self.pace.turn(namespace):
-            known.asked_at = self.pace.clock()
+            outcome.asked_at = self.pace.clock()
             return await ask()
 
     def _wake(self, ftj: FineTuneJob, read: asyncio.Task[None]) -> None:
         """Have a job looked at, now that its answer is there."""
-        if not read.cancelled() and ftj.uid in self._known:
+        if not read.cancelled() and ftj.uid in self._outcomes:
             self.pace.wake(ftj.key)

@@ -202,8 +202,12 @@ def _torch_constraint(requirements: list[str]) -> str:
 def find_last_lines(log: str) -> list[str]:
     """What pip's log says after the last package that pip has found: why it ends."""
     lines = [line for entry in log.splitlines() if (line := _TIME.sub("", entry).rstrip())]
-    found = [number for number, line in enumerate(lines) if _FOUND.match(line)]
-    return [line for line in lines[found[-1] + 1 if found else 0 :] if not _NOT_THE_END.search(line)]
+    found_packages = [number for number, line in enumerate(lines) if _FOUND.match(line)]
+    return [
+        line
+        for line in lines[found_packages[-1] + 1 if found_packages else 0 :]
+        if not _NOT_THE_END.search(line)
+    ]
 
 
 def explain_failure(last_lines: Sequence[str], output: Sequence[str] = ()) -> Failure:

@@ -95,10 +95,7 @@ class DatabricksBackend(Backend):
     def prepare(self, draft: Draft) -> Outcome:
         run, preparation = draft.status.databricks_run, draft.observed.preparation
         if run is None or run.state in ("Canceled", "Failed"):
-            waiting = pending_run.explain_wait(draft)
-            if waiting:
-                draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, waiting)
-            elif not preparation_lease.wait_for_lease(draft):
+            if not pending_run.wait_for_run(draft) and not preparation_lease.wait_for_lease(draft):
                 _begin(draft, run, failures=run.failures if run else 0)
             return Stop
         draft.record_start()
@@ -231,9 +228,7 @@ def _submit(draft: Draft) -> None:
     if names.RUN_FINALIZER not in draft.ftj.finalizers:
         # `backends.set_finalizer` sets it, and the pass after that submits.
         return
-    waiting = pending_run.explain_wait(draft, needs_server=True)
-    if waiting:
-        draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, waiting)
+    if pending_run.wait_for_run(draft, needs_server=True):
         return
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "a Databricks run is being submitted")
     draft.actions.append(SubmitRun(submissions.build_submission(draft)))

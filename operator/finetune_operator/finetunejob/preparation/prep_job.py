@@ -59,9 +59,7 @@ class JobBackend(Backend):
         return Stop
 
     def _start(self, draft: Draft, state: step_state.Absent) -> None:
-        waiting = pending_run.explain_wait(draft)
-        if waiting:
-            draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, waiting)
+        if pending_run.wait_for_run(draft):
             return
         if driver_pod.wait_for_correction(draft, self.find_pod_mistakes(draft.spec)):
             return

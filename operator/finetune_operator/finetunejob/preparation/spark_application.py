@@ -189,9 +189,7 @@ def _begin(draft: Draft, applications: CustomChildren, *, failures: int, why: st
         _report_progress(draft, f"{why}preparation starts when {waits_for} has stopped")
         return
     if name not in applications.by_name:
-        waiting = pending_run.explain_wait(draft)
-        if waiting:
-            _report_progress(draft, waiting)
+        if pending_run.wait_for_run(draft):
             return
         health.forget_refusal(draft)
         draft.apply += [driver_pod.build_recipe(draft), _build_application(draft, name)]

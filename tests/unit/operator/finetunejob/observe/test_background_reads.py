@@ -1,4 +1,4 @@
-"""Servers are read beside the passes: a pass gets the last answer, and waits only for a server that answers at once."""
+"""Servers are read in the background: a pass gets the last answer, and waits only for a server that answers at once."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_one_pass_waits_for_a_slow_server_and_the_others_do_not() -> None:
     await asyncio.sleep(0)
     world.pace.patience_seconds = 0.001
     await world.read(job=another_job())
-    # Were anybody to wait from now on, this test would last a minute.
+    # A pass that waits from now on makes this test last a minute.
     world.pace.patience_seconds = 60.0
     assert await world.read(job=another_job(3)) is None
     first.cancel()

@@ -190,7 +190,7 @@ async def test_nothing_is_kept_of_a_job_that_is_over(mlflow_queries: Asked) -> N
     world = World()
     await world.poller.poll(ftj(running(mlflow=RUN)))
     await world.poller.poll(ftj(status(SUCCEEDED, CLOSED, mlflow=RUN)))
-    assert (world.poller._reads._known, world.poller._reads._reads) == ({}, {})
+    assert (world.poller._reads._outcomes, world.poller._reads._reads) == ({}, {})
 
 
 URI = "http://mlflow:5000"
