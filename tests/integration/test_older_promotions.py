@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from functools import partial
 from typing import Any
 
 import pytest
-from kubernetes.dynamic.exceptions import DynamicApiError, ResourceNotFoundError
 
+from integration.older_kind import OlderKind, is_taken
 from integration.schema.promotions import promotion
 from support.api import Api
-from support.manifests import parse
 from support.refusals import refused
 from support.waiting import wait_for
 from worlds.processes.operators import new_namespace
-from worlds.processes.servers import CRDS
 
 Json = dict[str, Any]
 
@@ -78,9 +75,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
 }
 
 
+OLDER_KIND = OlderKind("OlderPromotion", "finetune.dev_modelpromotions.yaml")
+
+
 def of_older(name: str, namespace: str, body: Json = OLDER) -> Json:
     """A promotion as an object of the test's own kind."""
-    return {**body, "kind": "OlderPromotion", "metadata": {"name": name, "namespace": namespace}}
+    return {**body, "kind": OLDER_KIND.kind, "metadata": {"name": name, "namespace": namespace}}
 
 
 def without_rules(schema: Any) -> Any:
@@ -99,44 +99,19 @@ def without_rules(schema: Any) -> Any:
 def older(api: Api) -> str:
     """A namespace with a promotion for each change, and one for those that are refused, all of them older than the rules."""
     namespace = new_namespace(api)
-    # A copy of the CRD: other tests use the one that there is meanwhile.
-    (crd,) = parse((CRDS / "finetune.dev_modelpromotions.yaml").read_text(encoding="utf-8"))
-    crd["metadata"]["name"] = "olderpromotions.finetune.dev"
-    crd["spec"]["names"] = {
-        "kind": "OlderPromotion",
-        "plural": "olderpromotions",
-        "singular": "olderpromotion",
-        "listKind": "OlderPromotionList",
-    }
-    before = copy.deepcopy(crd)
-    before["spec"]["versions"] = without_rules(crd["spec"]["versions"])
-    api.create(before)
+    OLDER_KIND.create(api, without_rules)
     for number in range(len(CHANGES)):
         name = name_of(number)
         wait_for("the promotion is stored", partial(is_taken, api, of_older(name, namespace)))
         api.patch("OlderPromotion", namespace, name, {"status": {"phase": "Drifted"}}, status=True)
     api.create(of_older("shared", namespace, SHARED))
-    api.patch(
-        "CustomResourceDefinition",
-        "",
-        crd["metadata"]["name"],
-        {"spec": {"versions": crd["spec"]["versions"]}},
-    )
+    OLDER_KIND.add_rules(api)
     wait_for("the rules count", lambda: not is_taken(api, of_older("new", namespace), dry_run=True))
     return namespace
 
 
 def name_of(number: int) -> str:
     return f"promotion-{number}"
-
-
-def is_taken(api: Api, body: Json, *, dry_run: bool = False) -> bool:
-    """Whether the API server takes an object."""
-    try:
-        api.create(body, dry_run=dry_run)
-    except (DynamicApiError, ResourceNotFoundError):
-        return False
-    return True
 
 
 def test_a_new_one_is_refused(api: Api, older: str) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-from kubernetes.dynamic.exceptions import DynamicApiError, ResourceNotFoundError
 
+from integration.older_kind import OlderKind, is_taken
 from support.api import Api
-from support.manifests import parse
 from support.refusals import refused
 from support.waiting import wait_for
 from worlds.processes.jobs import job
 from worlds.processes.operators import new_namespace
-from worlds.processes.servers import CRDS
 
 Json = dict[str, Any]
 
@@ -76,9 +73,12 @@ INNER: dict[str, Json] = {
 }
 
 
+OLDER = OlderKind("OlderJob", "finetune.dev_finetunejobs.yaml")
+
+
 def of_older(body: Json, namespace: str = "") -> Json:
     """A FineTuneJob as an object of the test's own kind."""
-    return {**body, "kind": "OlderJob", "metadata": {**body["metadata"], "namespace": namespace}}
+    return {**body, "kind": OLDER.kind, "metadata": {**body["metadata"], "namespace": namespace}}
 
 
 def without_rules(schema: Any) -> Any:
@@ -101,47 +101,18 @@ def without_rules(schema: Any) -> Any:
 def older(api: Api) -> str:
     """A namespace with a job for each rule, all of them older than the rules."""
     namespace = new_namespace(api)
-    # A copy of the CRD: other tests use the one that there is meanwhile.
-    (crd,) = parse((CRDS / "finetune.dev_finetunejobs.yaml").read_text(encoding="utf-8"))
-    crd["metadata"]["name"] = "olderjobs.finetune.dev"
-    crd["spec"]["names"] = {
-        "kind": "OlderJob",
-        "plural": "olderjobs",
-        "singular": "olderjob",
-        "listKind": "OlderJobList",
-    }
-    before = copy.deepcopy(crd)
-    before["spec"]["versions"] = without_rules(crd["spec"]["versions"])
-    api.create(before)
+    OLDER.create(api, without_rules)
     for number, (body, _) in enumerate(STRICTER.values()):
         older_job = of_older(body | {"metadata": {"name": name_of(number)}}, namespace)
-        wait_for("the job is taken", took(api, older_job))
-    api.patch(
-        "CustomResourceDefinition",
-        "",
-        crd["metadata"]["name"],
-        {"spec": {"versions": crd["spec"]["versions"]}},
-    )
+        wait_for("the job is taken", partial(is_taken, api, older_job))
+    OLDER.add_rules(api)
     last = of_older([*STRICTER.values()][-1][0] | {"metadata": {"name": "new"}}, namespace)
-    wait_for("the rules count", lambda: not took(api, last, dry_run=True)() or None)
+    wait_for("the rules count", lambda: not is_taken(api, last, dry_run=True))
     return namespace
 
 
 def name_of(number: int) -> str:
     return f"job-{number}"
-
-
-def took(api: Api, body: Json, *, dry_run: bool = False) -> Callable[[], bool]:
-    """Whether the API server takes an object."""
-
-    def check() -> bool:
-        try:
-            api.create(body, dry_run=dry_run)
-        except (DynamicApiError, ResourceNotFoundError):
-            return False
-        return True
-
-    return check
 
 
 @pytest.mark.parametrize("case", STRICTER)

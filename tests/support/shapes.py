@@ -55,3 +55,14 @@ def shape_of(
     spec = {"type": method, **({"lora": lora} if lora else {})}
     adapted = adapt.adapt(model, networks.recipe(Path("/base"), method=spec).method, "base", new)
     return Shape.of(Network(adapted, Sft()), None, quantized=False)
+
+
+def llama_shapes() -> dict[str, Shape]:
+    """The sizes of Llama 3.1 with what common methods train."""
+    return {
+        "8B Full": shape_of(LLAMA_8B, "Full"),
+        "8B LoRA": shape_of(LLAMA_8B, "LoRA"),
+        "8B whole": shape_of(LLAMA_8B, "LoRA", {"modulesToSave": ["embed_tokens", "lm_head"]}),
+        "8B PiSSA": shape_of(LLAMA_8B, "LoRA", {"init": "PiSSA"}),
+        "70B Full": shape_of(LLAMA_70B, "Full"),
+    }

@@ -26,7 +26,7 @@ from finetune_trainer.train.model.optimizer.optimizer import build_optimizers
 from finetune_trainer.train.objectives.sft import Sft
 from support import networks
 from support.pods import save_base_model
-from support.shapes import ADAPTER_8B, ENDS_8B, LLAMA_8B, LLAMA_70B, PARAMETERS, shape_of
+from support.shapes import ADAPTER_8B, ENDS_8B, PARAMETERS, llama_shapes
 
 if TYPE_CHECKING:
     from finetune_crds.status_parts import Recomputation
@@ -45,13 +45,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shapes() -> dict[str, Shape]:
-    return {
-        "8B Full": shape_of(LLAMA_8B, "Full"),
-        "8B LoRA": shape_of(LLAMA_8B, "LoRA"),
-        "8B whole": shape_of(LLAMA_8B, "LoRA", {"modulesToSave": ["embed_tokens", "lm_head"]}),
-        "8B PiSSA": shape_of(LLAMA_8B, "LoRA", {"init": "PiSSA"}),
-        "70B Full": shape_of(LLAMA_70B, "Full"),
-    }
+    return llama_shapes()
 
 
 @pytest.mark.parametrize("shards", [1, 8, 64])

@@ -17,7 +17,7 @@ from finetune_trainer.train.objectives.sft import Sft
 from finetune_trainer.train.runtime.device import Card
 from finetune_trainer.train.runtime.distributed import World
 from support import networks
-from support.shapes import LLAMA_8B, LLAMA_70B, shape_of
+from support.shapes import llama_shapes
 
 if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
@@ -27,13 +27,7 @@ pytestmark = [pytest.mark.filterwarnings(warning) for warning in networks.PEFT_W
 
 @pytest.fixture(scope="module")
 def shapes() -> dict[str, Shape]:
-    return {
-        "8B Full": shape_of(LLAMA_8B, "Full"),
-        "8B LoRA": shape_of(LLAMA_8B, "LoRA"),
-        "8B whole": shape_of(LLAMA_8B, "LoRA", {"modulesToSave": ["embed_tokens", "lm_head"]}),
-        "8B PiSSA": shape_of(LLAMA_8B, "LoRA", {"init": "PiSSA"}),
-        "70B Full": shape_of(LLAMA_70B, "Full"),
-    }
+    return llama_shapes()
 
 
 BASE = Path("/base")
