@@ -31,6 +31,11 @@ UNBUILT = (
 )
 FAILED = "pip failed"
 
+NOT_FOUND = (
+    "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
+    "ERROR: No matching distribution found for tiny\n"
+)
+
 # The end of the log of pip 23 or 26, and what is told: the exit code, what to do, and the line that says it.
 LOGS: dict[str, tuple[str, tuple[int, str, str]]] = {
     "a login that is refused for a file of an index": (
@@ -233,23 +238,18 @@ LOGS: dict[str, tuple[str, tuple[int, str, str]]] = {
         (64, UNBUILT, "error: subprocess-exited-with-error"),
     ),
     "no version: nothing": (
-        "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-        "ERROR: No matching distribution found for tiny\n",
+        NOT_FOUND,
         (64, NO_VERSION, "No matching distribution found for tiny"),
     ),
     "no version: a package that is not there": (
         "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/tiny/: 404 Client Error: "
-        "Not Found for url: https://index/simple/tiny/ - skipping\n"
-        "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-        "ERROR: No matching distribution found for tiny\n",
+        "Not Found for url: https://index/simple/tiny/ - skipping\n" + NOT_FOUND,
         (64, NO_VERSION, "No matching distribution found for tiny"),
     ),
     "no version: an index without an answer": (
         "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/tiny/: "
         "HTTPSConnectionPool(host='index', port=443): Max retries exceeded with url: /simple/tiny/ - "
-        "skipping\n"
-        "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-        "ERROR: No matching distribution found for tiny\n",
+        "skipping\n" + NOT_FOUND,
         (
             69,
             NO_ANSWER,
@@ -259,9 +259,7 @@ LOGS: dict[str, tuple[str, tuple[int, str, str]]] = {
     ),
     "no version: an index that is busy": (
         "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/tiny/: 429 Client Error: "
-        "Too Many Requests for url: https://index/simple/tiny/ - skipping\n"
-        "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-        "ERROR: No matching distribution found for tiny\n",
+        "Too Many Requests for url: https://index/simple/tiny/ - skipping\n" + NOT_FOUND,
         (
             69,
             NO_ANSWER,
@@ -271,9 +269,7 @@ LOGS: dict[str, tuple[str, tuple[int, str, str]]] = {
     ),
     "no version: a login that is refused": (
         "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/tiny/: 403 Client Error: "
-        "Forbidden for url: https://index/simple/tiny/ - skipping\n"
-        "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-        "ERROR: No matching distribution found for tiny\n",
+        "Forbidden for url: https://index/simple/tiny/ - skipping\n" + NOT_FOUND,
         (
             69,
             REFUSED,
@@ -283,9 +279,7 @@ LOGS: dict[str, tuple[str, tuple[int, str, str]]] = {
     ),
     "no version: an index that refuses without a login, which some do for what they do not have": (
         "2026-11-23T23:15:00,920 Could not fetch URL https://extra/simple/tiny/: 403 Client Error: Forbidden "
-        "for url: https://extra/simple/tiny/ - skipping\n"
-        "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-        "ERROR: No matching distribution found for tiny\n",
+        "for url: https://extra/simple/tiny/ - skipping\n" + NOT_FOUND,
         (
             1,
             FORBIDDEN,
@@ -297,9 +291,7 @@ LOGS: dict[str, tuple[str, tuple[int, str, str]]] = {
         "2026-11-23T23:15:00,920 Could not fetch URL https://extra/simple/tiny/: 403 Client Error: Forbidden "
         "for url: https://extra/simple/tiny/ - skipping\n"
         "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/tiny/: 401 Client Error: "
-        "Unauthorized for url: https://index/simple/tiny/ - skipping\n"
-        "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-        "ERROR: No matching distribution found for tiny\n",
+        "Unauthorized for url: https://index/simple/tiny/ - skipping\n" + NOT_FOUND,
         (
             69,
             REFUSED,
@@ -312,9 +304,7 @@ LOGS: dict[str, tuple[str, tuple[int, str, str]]] = {
         "for url: https://extra/simple/tiny/ - skipping\n"
         "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/tiny/: "
         "HTTPSConnectionPool(host='index', port=443): Max retries exceeded with url: /simple/tiny/ - "
-        "skipping\n"
-        "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-        "ERROR: No matching distribution found for tiny\n",
+        "skipping\n" + NOT_FOUND,
         (
             69,
             NO_ANSWER,
@@ -326,18 +316,14 @@ LOGS: dict[str, tuple[str, tuple[int, str, str]]] = {
         "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/datasets/: "
         "HTTPSConnectionPool(host='index', port=443): Max retries exceeded with url: /simple/tiny/ - "
         "skipping\n"
-        "2026-11-23T23:15:01,000 Collecting datasets\n"
-        "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-        "ERROR: No matching distribution found for tiny\n",
+        "2026-11-23T23:15:01,000 Collecting datasets\n" + NOT_FOUND,
         (64, NO_VERSION, "No matching distribution found for tiny"),
     ),
     "no version: a package that a folder has": (
         "2026-11-23T23:15:00,921 Could not fetch URL https://me:****@index/simple/datasets/: "
         "HTTPSConnectionPool(host='index', port=443): Max retries exceeded with url: /simple/tiny/ - "
         "skipping\n"
-        "2026-11-23T23:15:01,000 Processing /wheels/datasets-3.0-py3-none-any.whl\n"
-        "ERROR: Could not find a version that satisfies the requirement tiny (from versions: none)\n"
-        "ERROR: No matching distribution found for tiny\n",
+        "2026-11-23T23:15:01,000 Processing /wheels/datasets-3.0-py3-none-any.whl\n" + NOT_FOUND,
         (64, NO_VERSION, "No matching distribution found for tiny"),
     ),
     "an address: nothing is there": (
