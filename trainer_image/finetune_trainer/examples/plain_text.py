@@ -1,6 +1,6 @@
 """What columns of examples may hold besides text, and the text that is learned of it.
 
-This is the rule for preparations, whose expressions for Spark are in `prep.plain_text`, and for splits that training and evaluation read
+This is the rule for preparations, whose expressions for Spark are in `prep.expressions.plain_text`, and for splits that training and evaluation read
 directly. A number of JSON lines is learned as it is written. Other formats do not say how a number was written:
 
 - An integer is its digits, and a decimal has the digits after the point that its type has.
