@@ -1,6 +1,10 @@
 """Git's packet lines: a length of four hexadecimal digits, which counts itself, and then the line.
 
 https://git-scm.com/docs/protocol-common
+
+NB: dulwich reads these lines too, but it keeps every ref that a server lists: 103 MiB for the 480,000 refs that fit into 30 MiB,
+where `refs` takes 0.1 MiB. Its requests can be bounded only by overriding a private method, and a line that is no ref raises an
+IndexError (dulwich 1.2.21, measured on 2026-11-27).
 """
 
 from __future__ import annotations
