@@ -1,6 +1,6 @@
-"""HTTP with servers that a user names: a deadline for all of a request, a most of bytes, no redirects, nothing of the operator's own.
+"""HTTP with servers that users name: a deadline for each request, a size limit, no redirects, and no credentials of the operator.
 
-NB: no text of a response may reach a message: such a server can be one that only the operator reaches.
+NB: messages must not contain text of a response: a user could read servers through them that only the operator can reach.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BodyConsumer = Callable[[bytes], bool]
 
 @dataclass(frozen=True)
 class Login:
-    """A name and a password for Basic authentication; both empty for none."""
+    """A name and a password for Basic authentication; if both are empty, the request has no login."""
 
     username: str = ""
     password: str = field(default="", repr=False)
@@ -57,15 +57,15 @@ class Response:
 
 
 class NoResponseError(Exception):
-    """No response came: the message says why, in words that are the operator's own."""
+    """The request got no complete response. The message says why, in the operator's words."""
 
 
 class ResponseTimeoutError(NoResponseError):
-    """No response came in time."""
+    """The response did not arrive before the deadline."""
 
 
 class AddressError(NoResponseError):
-    """The address is none that can be requested."""
+    """The address is not a valid URL."""
 
 
 class UnsendableError(NoResponseError):
@@ -85,11 +85,11 @@ async def fetch(
     max_bytes: int,
     take: BodyConsumer,
 ) -> int:
-    """The status of the response to a GET, or to a POST where there is a body.
+    """Send a GET, or a POST if there is a body, and return the status of the response.
 
     Args:
-        max_bytes: of the body, after it is decompressed.
-        take: gets the body of a response with status 200, a part at a time; returns whether the rest is needed.
+        max_bytes: size limit of the decompressed body.
+        take: receives the body of a response with status 200, a part at a time; returns whether it needs more.
 
     Raises:
         NoResponseError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
@@ -107,10 +107,10 @@ async def fetch(
 async def request(
     method: str, url: str | URL, *, headers: Mapping[str, str], body: bytes | None = None, max_bytes: int
 ) -> Response:
-    """The response to a request, whatever its status.
+    """Send a request, and return the response, whatever its status.
 
     Args:
-        max_bytes: of the body, after it is decompressed.
+        max_bytes: size limit of the decompressed body.
 
     Raises:
         NoResponseError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
@@ -129,7 +129,7 @@ async def request(
 def request_in_thread(
     method: str, url: str | URL, *, headers: Mapping[str, str], body: bytes | None = None, max_bytes: int
 ) -> Response:
-    """`request`, for clients that block. It must not be called on an event loop.
+    """`request` for blocking clients. Do not call it on an event loop.
 
     Raises:
         NoResponseError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
@@ -148,11 +148,11 @@ def basic_authorization(login: Login) -> str:
 async def _exchange(
     method: str, url: str | URL, headers: Mapping[str, str], body: bytes | None
 ) -> AsyncIterator[aiohttp.ClientResponse]:
-    """A response whose body is yet to be read, within the deadline. Each connection is used once.
+    """Send a request, and yield the response before its body is read. Each connection is used once.
 
-    NB: servers close connections that are idle, MLflow's after 5 s, which is how often it is asked. A request that is sent at that
-    moment fails, and whether a write was made is then unknown: 7 of 48 requests over a kept connection failed so (MLflow 3.17 on
-    loopback, November 21, 2026).
+    NB: servers close idle connections (MLflow after 5 s, which is also the polling interval). A request that is sent at that moment
+    fails, and nobody knows whether a write took effect: 7 of 48 requests over a kept connection failed (MLflow 3.17 on loopback,
+    November 21, 2026).
     """
     if any(_UNSENDABLE.search(value) for value in headers.values()):
         raise UnsendableError("a header contains a control character")
@@ -164,7 +164,7 @@ async def _exchange(
     try:
         # NB: trust_env would also send passwords of a .netrc.
         async with aiohttp.ClientSession(timeout=limit, trust_env=False) as session:
-            # NB: it would send a DELETE again whose answer is lost, and which may have been carried out.
+            # NB: aiohttp would repeat a DELETE whose response was lost, although the server may have carried it out.
             session._retry_connection = False  # noqa: SLF001
             async with session.request(
                 method,
@@ -205,13 +205,13 @@ def _get_loop() -> asyncio.AbstractEventLoop:
 @functools.cache
 def _start_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
-    # NB: looking up a name cannot be canceled, and a name server that does not answer must not delay the other requests.
+    # NB: a name lookup cannot be canceled, and a silent name server must not delay other requests.
     loop.set_default_executor(ThreadPoolExecutor(_RESOLVING_THREADS, "resolve"))
     threading.Thread(target=loop.run_forever, name="requests", daemon=True).start()
     return loop
 
 
-# A fork has none of the threads.
+# A forked process has no threads of its parent.
 os.register_at_fork(after_in_child=_start_loop.cache_clear)
 
 
@@ -242,12 +242,12 @@ async def _read_body(response: aiohttp.ClientResponse, max_bytes: int, take: Bod
             raise TooLargeError(f"the response is larger than {max_bytes} bytes")
         if not take(part):
             return
-        # NB: parts that have come already would be read one after the other, and nothing beside them.
+        # NB: without this, buffered parts would be read in one go, and other tasks of the loop would wait.
         await asyncio.sleep(0)
 
 
 def _abort_connection(response: aiohttp.ClientResponse) -> None:
-    """Abort the connection of a response whose rest is not read: a server can draw out the end that TLS agrees on."""
+    """Abort the connection instead of closing it: a server can delay the closing handshake of TLS."""
     connection = response.connection
     if connection and connection.transport:
         connection.transport.abort()

@@ -81,25 +81,25 @@ def _check_fields(pods: Json) -> None:
 def _check_sources(field: str, env: Iterable[EnvVar], env_from: Iterable[EnvFromSource]) -> None:
     for variable in env:
         if variable.name in RESERVED_ENV:
-            raise ValueError(f"{field}: the operator sets {variable.name}: remove it")
+            raise ValueError(f"{field} sets {variable.name}, which the operator sets: remove it")
         if variable.value is not None and variable.value_from is not None:
             raise ValueError(
-                f"{field}: the variable {variable.name} has both value and valueFrom: remove one of them"
+                f"{field} sets both value and valueFrom of the variable {variable.name}: remove one"
             )
         if variable.value is not None and SCOPE_START in variable.value:
-            raise ValueError(f"{field}: the variable {variable.name}: {NO_SCOPE_IN_PODS}")
+            raise ValueError(
+                f"{field} sets {variable.name} to a secret of a Databricks workspace: {NO_SCOPE_IN_PODS}"
+            )
     for source in env_from:
         if (source.secret_ref is None) == (source.config_map_ref is None):
-            raise ValueError(f"{field}: an item of envFrom requires either secretRef or configMapRef")
+            raise ValueError(f"{field} must set either secretRef or configMapRef in each item of envFrom")
 
 
 def _check_template(field: str, template: Json) -> None:
     """What every job's pod template is merged with must have the shape of one."""
     unknown = [name for name in template if name not in ("metadata", "spec")]
     if unknown:
-        raise ValueError(
-            f"{field} has unknown fields, only metadata and spec are allowed: remove {', '.join(unknown)}"
-        )
+        raise ValueError(f"{field} can have only the fields metadata and spec: remove {', '.join(unknown)}")
     spec = template.get("spec", {})
     objects = {f"{field}.metadata": template.get("metadata", {}), f"{field}.spec": spec}
     if isinstance(spec, dict):
@@ -126,7 +126,10 @@ def _check_catalog(catalog: Catalog) -> None:
     parts = {"UnityCatalog": catalog.unity_catalog, "Databricks": catalog.databricks, "Hive": catalog.hive}
     configured = [kind for kind, part in parts.items() if part is not None]
     if configured != [catalog.type] and not (catalog.type == "Databricks" and not configured):
-        raise ValueError(f"the catalog of type {catalog.type} has {' and '.join(configured) or 'no address'}")
+        raise ValueError(
+            f"catalog.type is {catalog.type}, but the catalog configures {' and '.join(configured) or 'no server'}: set the fields of that "
+            "type only"
+        )
     server, metastore = catalog.unity_catalog, catalog.hive
     _check_pattern([server.uri if server else None], HTTP_SERVER, "Unity Catalog server address")
     _check_pattern([metastore.uri if metastore else None], METASTORES, "Hive metastore address")
@@ -191,7 +194,7 @@ class Defaults(ApiModel):
         shared = requested_devices(self.pods.all.template)
         if shared:
             raise ValueError(
-                f"pods.all.template requests {shared[0]} for all pods: jobs set spec.distributed.gpusPerNode"
+                f"pods.all.template requests {shared[0]} for all pods: remove it; jobs request GPUs with spec.distributed.gpusPerNode"
             )
         return self
 

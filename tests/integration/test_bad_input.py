@@ -312,7 +312,7 @@ def test_a_child_name_that_is_taken_is_said(world: World) -> None:
     )
     world.submit(splits_given())
     condition = world.wait_condition("tune", "PodsHealthy", "NameTaken")
-    assert condition["message"].startswith("Service tune exists and belongs to something else")
+    assert condition["message"].startswith("Service tune exists and has another owner")
     world.api.delete("Service", world.namespace, "tune")
     world.run_pods("tune-train-1", 2)
 

@@ -57,5 +57,5 @@ async def write_status(
         try:
             await kube.create(events.build_event(about, condition, now))
         except KubeError as error:
-            log.warning("the Event %s about %s was not written: %s", condition.reason, key, error)
+            log.warning("failed to write the Event %s about %s: %s", condition.reason, key, error)
     return written

@@ -53,7 +53,7 @@ class BoundedAdapter(BaseAdapter):
             raise requests.ConnectionError(str(error), request=request) from None
         if 300 <= answer.status < 400:
             raise requests.ConnectionError(
-                f"the server redirects requests, and the operator does not follow redirects (HTTP {answer.status})",
+                f"the server redirects requests, which the operator does not follow (HTTP {answer.status}): use the final address",
                 request=request,
             )
         response = requests.Response()

@@ -181,7 +181,7 @@ _CAUSE = re.compile(
     r"\[Errno -?\d+\] [^'\")]+|\[SSL: \w+\] [^'\"(]+|HTTP \d{3} from the token endpoint|"
     r"the connection failed|its certificate is not trusted|its address is not valid|the connection was closed|"
     r"the response is larger than \d+ bytes|the request failed \(\w+\)|a header contains a control character|"
-    r"the server redirects requests, and the operator does not follow redirects \(HTTP \d{3}\)|no JSON object from the token endpoint"
+    r"the server redirects requests, which the operator does not follow \(HTTP \d{3}\): use the final address|no JSON object from the token endpoint"
 )
 
 

@@ -280,6 +280,4 @@ def _explain_taken_name(body: Json, existing: Json) -> str:
         owner["kind"] == "FineTuneJob" for owner in existing["metadata"].get("ownerReferences") or []
     ):
         return f"{kind} {name} of an earlier job is still being deleted: waiting until it no longer exists"
-    return (
-        f"{kind} {name} exists and belongs to something else: delete it, or give the FineTuneJob another name"
-    )
+    return f"{kind} {name} exists and has another owner: delete it, or create a FineTuneJob with another name"

@@ -75,7 +75,7 @@ class FineTuneJobReconciler(Reconciler):
         except ExternalError as error:
             if not backends.may_release(ftj, error.problem):
                 raise
-            log.warning("%s is deleted without a look for its Databricks run: %s", ftj.key, error)
+            log.warning("%s is deleted without checking for a Databricks run: %s", ftj.key, error)
             await self.applier.set_finalizer(ftj, is_needed=False)
         return decision.requeue_seconds
 
@@ -122,4 +122,4 @@ class FineTuneJobReconciler(Reconciler):
         try:
             await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
         except KubeError as second:
-            log.warning("%s: its status could not be written: %s", ftj.key, second)
+            log.warning("%s: failed to write the status: %s", ftj.key, second)

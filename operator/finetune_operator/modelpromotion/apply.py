@@ -96,7 +96,7 @@ class ModelPromotionApplier:
             await self.writer.move(registry, spec.model, spec.alias, action, still)
         finally:
             self.observer.forget(registry.uri, spec.model)
-        log.info("%s: alias %s of %s is version %s", promotion.key, spec.alias, spec.model, action.to)
+        log.info("%s: alias %s of %s points at version %s", promotion.key, spec.alias, spec.model, action.to)
         self.moved(spec.model)
 
     async def _refuse_stale(self, promotion: Promotion, version: str) -> None:

@@ -116,7 +116,7 @@ class ConflictFinder:
             source = await self._source(promotion, spec, source)
         if source != spec.alias:
             return None
-        return f"aliases {' <- '.join([*path, source])} take their version from each other"
+        return f"aliases {' <- '.join([*path, source])} use each other as their source"
 
     async def _source(self, promotion: Promotion, spec: ModelPromotionSpec, alias: str) -> str | None:
         """The alias that another alias of the same model takes its version from."""

@@ -209,8 +209,8 @@ class ModelPromotionObserver:
             rival = await self._conflicts.find_endpoint_conflict(promotion, backend)
             if rival:
                 message = (
-                    f"ModelPromotion {rival} is older and keeps the endpoint {backend.spec.endpoint} on the same server: "
-                    "name another endpoint"
+                    f"ModelPromotion {rival} is older and manages endpoint {backend.spec.endpoint} on the same server: set "
+                    "spec.serving.endpoint to another name"
                 )
                 return Endpoint(problem=Problem(ConditionReason.CONFLICT, message))
             client = await self.open_endpoint(promotion, backend)

@@ -83,7 +83,7 @@ def test_the_defaults_of_jobs_are_read_from_a_file(tmp_path: Path) -> None:
 WRONG_DEFAULTS: dict[str, tuple[str | None, str]] = {
     "no file": (None, "cannot be read: "),
     "no YAML": ("storage: [", "cannot be read: while parsing"),
-    "an unknown key": ("storge: s3://b", "are invalid at storge: there is no such field"),
+    "an unknown key": ("storge: s3://b", "are invalid at storge: unknown field"),
     "a wrong value": ("checkpoint: {keep: 0}", "are invalid at checkpoint.keep: "),
 }
 

@@ -74,7 +74,7 @@ def _record_acceptance(draft: Draft) -> None:
     if paths:
         reason = ConditionReason.ACCEPTED_WITH_WARNING
         message = (
-            f"{', '.join(paths)}, in a Databricks workspace, whose folders pods do not have: mount a volume at the path in spec.pods, or "
+            f"pods cannot read folders of a Databricks workspace, but {', '.join(paths)}: mount a volume at the path in spec.pods, or "
             "create a FineTuneJob with another name that uses object storage; ignore this if the command accesses the workspace itself"
         )
     before = draft.condition(ConditionType.ACCEPTED)

@@ -50,8 +50,8 @@ def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
     floor, peak = training.min_learning_rate, training.learning_rate
     if floor is not None and floor >= peak:
         yield (
-            f"spec.training.minLearningRate {floor:g} is not below the learning rate, by default {peak:g} for method "
-            f"{spec.method.type}: use a lower one, or set spec.training.learningRate"
+            f"spec.training.minLearningRate {floor:g} must be below the learning rate, which defaults to {peak:g} for method "
+            f"{spec.method.type}: lower it, or set spec.training.learningRate"
         )
     steps, decay = training.max_steps, training.decay_steps
     if steps is not None and decay is not None and training.warmup_of(steps) + decay > steps:

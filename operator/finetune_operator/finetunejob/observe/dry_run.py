@@ -105,9 +105,9 @@ def _explain_forbidden(body: Json) -> DryRunAnswer:
     """The answer where a ServiceAccount may not create pods."""
     *_, namespace, account = body["spec"]["user"].split(":")
     message = (
-        f"ServiceAccount {account} may not create pods in namespace {namespace}, as Spark's driver must: add the "
-        "namespace to spark.namespaces of the chart, or bind a Role to the account, and the job continues; "
-        "spec.pods.prepare.serviceAccountName names another account"
+        f"ServiceAccount {account} may not create pods in namespace {namespace}, which Spark's driver must do: add the namespace to "
+        "spark.namespaces of the chart, bind a Role to the account, or set spec.pods.prepare.serviceAccountName to another account, and "
+        "the job continues"
     )
     return DryRunAnswer(admitted=False, reason=ConditionReason.EXECUTORS_FORBIDDEN, message=message)
 

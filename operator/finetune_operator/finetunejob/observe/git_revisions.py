@@ -149,7 +149,7 @@ class RevisionReader:
         if not secret.get("password"):
             name = git.secret_ref.name if git.secret_ref else ""
             message = (
-                f"Secret {name} of {secrets.GIT} has no key password: add the keys username and password"
+                f"Secret {name} of {secrets.GIT} lacks the key password: add the keys username and password"
             )
             raise ExternalError(Problem(ConditionReason.CREDENTIALS_MISSING, message))
         username = secret.get("username") or _DEFAULT_USERNAME

@@ -41,7 +41,11 @@ class PreparationLeases:
             if error.status != 403:
                 raise
             # NB: an installation may have a role of its own, of an earlier release.
-            log.warning("%s prepares without a look at what other jobs prepare: %s", ftj.key, error)
+            log.warning(
+                "%s: cannot check whether another job prepares the same data, so this job prepares it: %s",
+                ftj.key,
+                error,
+            )
             return None
         return PreparationLease(lease, await self._holder(lease) if lease else None)
 

@@ -29,7 +29,7 @@ async def read_rejections(
         try:
             events = await kube.list("Event", ftj.namespace, fieldSelector=selector)
         except KubeError as error:
-            log.warning("%s: cannot list the Events that say why it lacks pods: %s", ftj.key, error)
+            log.warning("%s: cannot list the Events that explain its missing pods: %s", ftj.key, error)
             continue
         if events.objects:
             last = max(events.objects, key=lambda event: event.get("lastTimestamp") or "")

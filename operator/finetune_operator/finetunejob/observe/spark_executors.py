@@ -59,7 +59,7 @@ class ExecutorReader:
         except KubeError as error:
             if error.status in _REFUSAL_STATUSES:
                 return f"{lacks.missing} of {lacks.desired} executors cannot be created: {error}"
-            log.warning("%s: cannot try whether its executors can be created: %s", ftj.key, error)
+            log.warning("%s: the dry run of its executors failed: %s", ftj.key, error)
         return None
 
 

@@ -31,7 +31,9 @@ def build_step(draft: Draft, attempt: int) -> Step:
         nodes=distributed.nodes,
         attempt=attempt,
         ranks_per_node=distributed.ranks_per_node,
-        use_less="have your command use less" if has_command else "lower training.perDeviceBatchSize",
+        use_less="reduce the memory that your command uses"
+        if has_command
+        else "lower training.perDeviceBatchSize",
     )
 
 

@@ -50,12 +50,16 @@ _PASSWORD = re.compile(r"//[^/@\s]*@")
 _MAX_MESSAGE_CHARS = 400
 _UNBUILT = f"a package has no wheel for Python {_VERSION} and cannot be built in this image: require another version of it"
 
-_NO_SPACE = (r"No space left on device", AGAIN, "the node has no space left for the packages")
+_NO_SPACE = (
+    r"No space left on device",
+    AGAIN,
+    "the node has no disk space left for the packages: use a node with more ephemeral storage",
+)
 # NB: the container that installs has the limits of the container trainer.
 _KILLED = (
     r"Killed signal terminated program|unable to execute command: Killed|signal: 9, SIGKILL|exited with -9$",
     AGAIN,
-    "a build was killed: raise the memory limit of the container trainer",
+    "a build was killed: raise the memory limit of the container main in spec.pods.train.template",
 )
 # What a build says in the line that counts; the exit code; and what to do. What else it says is no word about an index.
 _MEANINGS_OF_BUILDS = (
@@ -64,7 +68,7 @@ _MEANINGS_OF_BUILDS = (
     (
         r"URLError: <urlopen error |HTTPError: HTTP Error (?:429|5\d\d)|HTTPS?ConnectionPool\(|Could not resolve host",
         AGAIN,
-        "a build could not download what it needs: let the pods reach it, or require a version that has a wheel",
+        "a build could not download what it needs: allow the pods to reach the server, or require a version that has a wheel",
     ),
 )
 # What pip or git says, in the same form. The first that fits counts.
@@ -73,68 +77,68 @@ _MEANINGS = (
     (
         r"No module named pip$",
         NEVER,
-        "the image has no pip: use an image that has it, or one that has the packages already",
+        "the image has no pip: use an image with pip, or one that already contains the packages",
     ),
     (
         r"Cannot find command 'git'",
         NEVER,
-        "the image has no git, which a requirement needs: use an image that has it, or name the package of an index",
+        "the image has no git, which a requirement needs: use an image with git, or require a package from an index",
     ),
     _NO_SPACE,
     _KILLED,
     (
         r"certificate verif(?:y|ication) failed|SSL certificate problem",
         AGAIN,
-        "a server shows a certificate that the image does not trust: mount that of its authority, and name the file in PIP_CERT, "
-        "and in GIT_SSL_CAINFO for git",
+        "the image does not trust the certificate of a server: mount the certificate of its authority, and set PIP_CERT to the file, or "
+        "GIT_SSL_CAINFO for git",
     ),
     (
         rf"HTTPS?ConnectionPool\(|ReadTimeoutError|HTTP error (?:429|5\d\d)|Could not fetch URL \S+: (?!40[13] Client Error)|"
         r"while fetching |Unable to fetch |Download failed after |ProtocolError: |"
         rf"(?:fatal|error|ssh): .*(?:{_AWAY})|Could not resolve host",
         UNAVAILABLE,
-        "a server does not answer: check PIP_INDEX_URL and the addresses of requirements, and that the pods may reach them",
+        "a server does not respond: check PIP_INDEX_URL and the addresses in the requirements, and whether the pods can reach them",
     ),
     # NB: pip shows a login as me:****@. Some indexes without one also refuse what they do not have.
     (
         r"https?://[^/@\s]+@\S+: 40[13] Client Error|HTTP error 401 |fatal: Authentication failed",
         UNAVAILABLE,
-        "a server refuses the login: check PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and the login of git",
+        "a server rejects the credentials: check PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and the credentials of git",
     ),
     (
         r"40[13] Client Error|HTTP error 403 |fatal: .*error: 40[13]|could not read (?:Username|Password)|fatal: repository .* not found|"
         r"does not appear to be a git repository",
         AGAIN,
-        "what a requirement asks for is not there, or needs a login: correct the requirement, or give pip or git a login",
+        "a package or repository does not exist, or requires credentials: correct the requirement, or configure credentials for pip or git",
     ),
     # A mirror may be behind.
     (
         r"HTTP error (?:404|410) while getting \S+(?:\.metadata| \(from )|Wheel \S+ located at .* is invalid|DO NOT MATCH THE HASHES",
         AGAIN,
-        "a file is missing, cut off, or not the one that its index or its requirement describes: wait until it is right, or require "
-        "another version",
+        "a file of a package is missing, truncated, or does not match its hash: wait until the index is repaired, or require another "
+        "version",
     ),
     (
         r"No matching distribution found for ",
         NEVER,
-        f"the package index has no such version for Python {_VERSION}: correct the requirement, or name another index in "
-        "PIP_INDEX_URL or PIP_EXTRA_INDEX_URL",
+        f"the package index has no matching version for Python {_VERSION}: correct the requirement, or set PIP_INDEX_URL or "
+        "PIP_EXTRA_INDEX_URL to another index",
     ),
     (
         r"is not a supported wheel on this platform|requires a different Python",
         NEVER,
-        f"a package is not for Python {_VERSION} on the platform of the image: require another version of it, or use another image",
+        f"a package does not support Python {_VERSION} or the platform of the image: require another version of it, or use another image",
     ),
     (
         r"Cannot install .* because |ResolutionImpossible",
         NEVER,
-        "the requirements contradict each other, or ask for another torch than the image has: correct them",
+        "the requirements conflict with each other, or with the torch version of the image: correct them",
     ),
     (
         r"HTTP error (?:404|410) |OSError: \[Errno 2\] No such file or directory|does not appear to be a Python project|"
         r"pathspec .* did not match|not our ref |unadvertised object|couldn't find remote ref|reference is not a tree",
         NEVER,
-        "what is at the address of a requirement is missing or something else: correct the requirement",
+        "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement",
     ),
     (
         r"fatal: unable to access|git (?:clone|fetch|checkout|submodule) .* did not run successfully|Failed to build .* when git ",
@@ -165,7 +169,8 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
     """
     if _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])[0]:
         raise Failure(
-            NEVER, "the Python of the image cannot make a virtual environment: use one with the module venv"
+            NEVER,
+            "the Python of the image cannot create a virtual environment: use an image whose Python has the module venv",
         )
     # NB: --system-site-packages shows no packages of an image whose Python is in a virtual environment itself.
     paths = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
@@ -179,14 +184,14 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
     # NB: a variable, so that the pip which installs what a build needs writes to it too.
     code, output = _run([*pip, "install", *options, "--", *requirements], PIP_LOG=str(log))
     if code < 0:
-        why = f"pip was ended by signal {-code}: the container may need a higher limit of memory"
+        why = f"signal {-code} ended pip: the container may need a higher memory limit"
         raise Failure(AGAIN, f"{why} ({_shorten(_last_words(output.splitlines()))})")
     if code:
         # NB: where pip has a log, it writes what a build says to the log alone, and says "See above".
         last_lines = find_last_lines(log.read_text("utf-8", "replace") if log.is_file() else output)
         words = find_words_of_build(last_lines)
         if words:
-            print("A build failed, and said:", *words, sep="\n", flush=True)
+            print("A build failed with this output:", *words, sep="\n", flush=True)
         raise explain_failure(last_lines, output.splitlines())
 
 
@@ -236,7 +241,7 @@ def _last_words(output: Sequence[str]) -> str:
     errors = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN} "))]
     if errors and errors[-1] != _UNEXPECTED:
         return errors[-1]
-    return lines[-1] if lines else "it says nothing"
+    return lines[-1] if lines else "it wrote no output"
 
 
 def _shorten(text: str) -> str:

@@ -270,7 +270,7 @@ def _reason(ended: Exit) -> str:
 
 def _default_message(ended: Exit, container: str, use_less: str) -> str:
     subject, log = "the container", ended.pod
-    remedy = f"raise the limit or {use_less}" if use_less else "raise the limit"
+    remedy = f"raise the limit, or {use_less}" if use_less else "raise the limit"
     if ended.container not in (None, container):
         subject, log = f"init container {ended.container}", f"{ended.pod} -c {ended.container}"
         shares = ended.container in _INIT_CONTAINERS_OF.get(container, ())

@@ -73,8 +73,7 @@ def _explain_wait(draft: Draft, what: str, child: Json) -> tuple[ConditionReason
     if queue is None:
         job = child["metadata"]["name"]
         return ConditionReason.QUEUE_INADMISSIBLE, (
-            f"{what} waits: Job {job} is suspended, but not by the operator, and has no "
-            f"queue: check kubectl get job {job} -o yaml"
+            f"{what} waits: another client suspended Job {job}, which has no queue: check kubectl get job {job} -o yaml"
         )
     queue_state = draft.observed.queue_state
     look = f"check kubectl get localqueue -n {draft.ftj.namespace}"

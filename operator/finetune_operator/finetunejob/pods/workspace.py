@@ -25,8 +25,8 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
     yield from _paths(spec, settings)
     if spec.register_ and (server == DATABRICKS) != (registry == UNITY_CATALOG):
         yield (
-            f"the run would be at {server or 'no server'} and the model at {registry}: set spec.tracking.uri to "
-            f"{DATABRICKS} and spec.tracking.registryUri to {UNITY_CATALOG}, or set neither"
+            f"the run would be tracked at {server or 'no server'} and the model registered at {registry}: set spec.tracking.uri to "
+            f"{DATABRICKS} and spec.tracking.registryUri to {UNITY_CATALOG}, or remove both"
         )
     if server != DATABRICKS:
         return

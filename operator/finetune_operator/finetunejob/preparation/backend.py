@@ -1,7 +1,7 @@
 """The protocol of a backend: one way to run a preparation, which data.prepare.spark.mode selects.
 
-A backend is pure, like the policies that ask it: it reads the job and what was observed, and writes to the draft. What it leaves out
-has a default here. Another backend is a module of its own, a line in `backends.BACKENDS`, and its mode in the API.
+A backend is pure, like the policies that call it: it reads the job and what was observed, and writes to the draft. Methods that it does
+not define have defaults here. A new backend is a module of its own, a line in `backends.BACKENDS`, and a mode in the API.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class CustomKind:
 
     Attributes:
         name: the kind.
-        missing: what a job waits for in a cluster that does not have the kind.
-        forbidden: the same where the operator may not read it; `{error}` stands for the answer of the API server.
+        missing: the problem of a job in a cluster that does not have the kind.
+        forbidden: the problem of a job whose operator may not read the kind; `{error}` stands for the API server's response.
         remedy: what to correct when the API server rejects an object.
     """
 
@@ -63,46 +63,46 @@ class Backend(Protocol):
     def find_obstacles(
         self, spec: FineTuneJobSpec, settings: Settings, namespace: str
     ) -> Iterable[tuple[ConditionReason, str]]:
-        """What a job of a namespace waits for before it is accepted, such as a login."""
+        """What a job must wait for before it is accepted, for example a login."""
         return ()
 
     def build_dry_runs(self, draft: Draft) -> Iterable[Json]:
-        """What the API server is asked before the job starts."""
+        """Objects that the API server must accept in a dry run before the job starts."""
         return ()
 
     # The preparation
 
     @abstractmethod
     def prepare(self, draft: Draft) -> Outcome:
-        """Create the splits; the pass ends until they exist."""
+        """Run the preparation; the pass ends here until the splits exist."""
 
     @abstractmethod
     def has_begun(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
-        """Whether an attempt of a job that is not prepared exists, and has not ended without a result.
+        """Whether an attempt of the preparation runs, or ended with a result. Called while the job is not prepared.
 
         Args:
             jobs: the job's child Jobs, by name.
         """
 
     def clean_up(self, draft: Draft) -> None:
-        """Delete what a preparation that is complete still runs."""
+        """Delete what still runs after the preparation completed."""
         return
 
     def stop(self, draft: Draft) -> str | None:
-        """Stop what may run besides Jobs, for a job that is suspended or has finished.
+        """Stop what runs outside of Jobs, for a job that is suspended or has finished.
 
-        Returns what to wait for; None when nothing is left. It goes by the status, since the spec may be unreadable.
+        Returns what to wait for; None when everything has stopped. It reads the status alone, since the spec may be unreadable.
         """
         return None
 
     def reads_custom_kind(self, ftj: FineTuneJob) -> bool:
-        """Whether the objects of `custom_kind` are to be read in this pass, for a job of this backend."""
+        """Whether this pass reads the objects of `custom_kind`, for a job of this backend."""
         return False
 
     # A run outside the cluster, which no ownerReference deletes
 
     def needs_finalizer(self, status: FineTuneJobStatus) -> bool:
-        """Whether a run may be at work that has to be canceled before the job is deleted."""
+        """Whether a run may exist that must be canceled before the job is deleted."""
         return False
 
     def release(self, draft: Draft) -> None:
@@ -110,11 +110,11 @@ class Backend(Protocol):
         draft.finalizer = False
 
     def may_release(self, ftj: FineTuneJob, problem: Problem) -> bool:
-        """Whether a job that is being deleted may go although its run cannot be looked up."""
+        """Whether a job may be deleted although its run cannot be read."""
         return False
 
     def record_run(self, decision: Decision, run_id: str | None) -> Decision:
-        """The decision after its run was submitted or canceled; None: there was none to cancel."""
+        """The decision after its run was submitted or canceled; `run_id` is None if there was no run to cancel."""
         return decision
 
     def record_refusal(self, status: FineTuneJobStatus) -> FineTuneJobStatus:

@@ -158,7 +158,7 @@ class DatabricksBackend(Backend):
         reason = (
             preparation.problem.reason if preparation and preparation.problem else ConditionReason.PREPARING
         )
-        message = f"deletion is {waiting}; without the finalizer {names.RUN_FINALIZER} the job is deleted and the run continues"
+        message = f"deletion is {waiting}; to delete the job and let the run continue, remove the finalizer {names.RUN_FINALIZER}"
         draft.set(ConditionType.PREPARED, False, reason, message)
 
     def may_release(self, ftj: FineTuneJob, problem: Problem) -> bool:

@@ -193,8 +193,8 @@ def find_unshared_folders(spec: FineTuneJobSpec) -> Iterator[str]:
     for field, path in folders.items():
         if path and path.startswith("/") and not any(is_below(path, mount) for mount in shared):
             yield (
-                f"{field} {path} is on no volume that the driver and its executors share: use s3://bucket/folder, or "
-                "mount a PersistentVolumeClaim there in the container main of spec.pods.prepare.template"
+                f"{field} {path} is not on a volume that the driver and its executors share: use s3://bucket/folder, or mount a "
+                "PersistentVolumeClaim there in the container main of spec.pods.prepare.template"
             )
 
 
@@ -205,7 +205,7 @@ def find_oversized_template(spec: FineTuneJobSpec) -> Iterator[str]:
     size = len(_as_value(spec.pods.prepare.template or {}))
     if size > _MAX_TEMPLATE_BYTES:
         yield (
-            f"env, envFrom and template of the preparation's pods have {size:,} bytes, and executors get at most "
+            f"env, envFrom and template of spec.pods.prepare have {size:,} bytes, but executors can receive at most "
             f"{_MAX_TEMPLATE_BYTES:,}: move long values into a ConfigMap or a Secret that envFrom names"
         )
 
@@ -293,9 +293,9 @@ def find_crash_loop(executor_pods: Sequence[Json], number: int) -> str | None:
     if pod_state.count_ready(executor_pods) or newest <= number + _MAX_REPLACED:
         return None
     return (
-        f"Spark has created {newest} executors for {number}, and none runs: they end soon after their start; look into the "
-        "image of spec.pods.prepare, and whether a NetworkPolicy keeps executors from the driver's ports "
-        f"{contract.SPARK_DRIVER_PORT} and {contract.SPARK_BLOCKS_PORT}"
+        f"Spark has created {newest} executors for {number}, and none runs: executors exit soon after they start; check the image of "
+        f"spec.pods.prepare, and whether a NetworkPolicy blocks the driver's ports {contract.SPARK_DRIVER_PORT} and "
+        f"{contract.SPARK_BLOCKS_PORT}"
     )
 
 

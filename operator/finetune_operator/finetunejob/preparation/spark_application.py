@@ -52,10 +52,10 @@ _STATE_DESCRIPTIONS = {
     "Submitted": "was submitted, and its driver is starting",
     "SubmissionFailed": "could not be submitted",
     "Succeeding": "is ending",
-    "Failing": "has failed, and is ending",
+    "Failing": "has failed and is ending",
     "Unknown": "has a state that the spark-operator does not recognize: check the node of its driver",
-    "Suspending": "is being suspended, but not by the operator",
-    "Suspended": "is suspended, but not by the operator; a queue may have suspended it",
+    "Suspending": "is being suspended by another client",
+    "Suspended": "is suspended by another client, for example a queue",
     "Resuming": "is resuming",
 }
 _OUT_OF_MEMORY = (
@@ -69,8 +69,8 @@ _KIND = CustomKind(
     missing=Problem(
         ConditionReason.SPARK_OPERATOR_MISSING,
         "data.prepare.spark.mode SparkApplication needs Kubeflow's spark-operator, and this cluster has no SparkApplications "
-        "(sparkoperator.k8s.io/v1beta2): install the spark-operator, and the job continues; or create a FineTuneJob with another "
-        "name and spark.mode Kubernetes, which needs none",
+        "(sparkoperator.k8s.io/v1beta2): install the spark-operator, and the job continues; or create a FineTuneJob with another name and "
+        "spark.mode Kubernetes, which does not need it",
     ),
     forbidden=Problem(
         ConditionReason.SPARK_OPERATOR_FORBIDDEN,
@@ -241,8 +241,8 @@ def _describe_wait(draft: Draft, name: str, application: Json) -> str:
     if draft.now - _creation_time(application) < _OPERATOR_TIMEOUT:
         return f"SparkApplication {name} waits for the spark-operator"
     return (
-        f"SparkApplication {name} waits for the spark-operator, which has not seen it for {int(_OPERATOR_TIMEOUT.total_seconds())} s: "
-        f"does it run, and does it watch namespace {draft.ftj.namespace} (spark.jobNamespaces of its chart)?"
+        f"SparkApplication {name} waits for the spark-operator, which has not handled it for {int(_OPERATOR_TIMEOUT.total_seconds())} s: "
+        f"check whether it runs, and whether it watches namespace {draft.ftj.namespace} (spark.jobNamespaces of its chart)"
     )
 
 

@@ -30,8 +30,8 @@ def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
     for container in containers(spec.pods.prepare.template, MAIN_CONTAINER):
         if any("memory" in amounts for amounts in _amounts(container).values()):
             yield (
-                "spec.pods.prepare.template sets the memory of the container main, and with data.prepare.spark.mode SparkApplication "
-                "the driver gets driverMemory and 40% more: remove the memory from the template"
+                "spec.pods.prepare.template sets the memory of the container main, but with data.prepare.spark.mode SparkApplication the "
+                "driver gets driverMemory plus 40%: remove the memory from the template"
             )
 
 

@@ -14,7 +14,7 @@ from finetune_operator.serving.model import ServingBackend
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _NO_REGISTRY = (
-    "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri"
+    "no model registry is configured: set spec.tracking.registryUri, or install the chart with tracking.uri"
 )
 
 
@@ -32,8 +32,8 @@ def accept(draft: Draft) -> Outcome:
         return _refuse(draft, ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_REGISTRY)
     if draft.observed.rival:
         message = (
-            f"ModelPromotion {draft.observed.rival} is older and keeps the alias {draft.spec.alias} of "
-            f"{draft.spec.model}: delete one of the two"
+            f"ModelPromotion {draft.observed.rival} is older and manages alias {draft.spec.alias} of {draft.spec.model}: delete one of the "
+            "two"
         )
         # Moves by the older promotion are not drift: once it is deleted, this one starts from where the alias is.
         draft.update(promoted=None, current=None, watch_start_time=None)

@@ -66,7 +66,7 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
     endpoint = draft.observed.endpoint
     traffic = endpoint.traffic if endpoint else {}
     candidate, holder = _add_traffic(candidate, traffic), _add_traffic(holder, traffic) if holder else None
-    judged = gates.judge(canary.gates, candidate, holder, which="which has the rest of the traffic")
+    judged = gates.judge(canary.gates, candidate, holder, which="which receives the rest of the traffic")
 
     def listed(verdict: str) -> str:
         return "; ".join(f"{item.name}: {item.message}" for item in judged if item.verdict == verdict)
@@ -94,14 +94,14 @@ def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
     draft.update(serving=status.model_copy(update={"step_start_time": since, "next_step_time": due}))
     current = describe_step(draft)
     if verdicts.unclear:
-        message = f"{current}; no further step until it can be judged: {verdicts.unclear}"
+        message = f"{current}; the next step waits until this one can be judged: {verdicts.unclear}"
         draft.set(ConditionType.SERVED, False, ConditionReason.CANARY_INCONCLUSIVE, message)
     else:
         draft.set(
             ConditionType.SERVED,
             False,
             ConditionReason.CANARY,
-            f"{current}; the next one is due at {format_time(due)}",
+            f"{current}; the next step is due at {format_time(due)}",
         )
     remaining_seconds, poll_seconds = (due - draft.now).total_seconds(), draft.settings.poll_seconds
     draft.requeue_after(min(poll_seconds, remaining_seconds) if remaining_seconds > 0 else poll_seconds)

@@ -13,7 +13,7 @@ SOMEBODY = "somebody else, in the registry"
 
 
 def handle_drift(draft: Draft) -> Outcome:
-    """Compare the alias with its target, and repair, warn or adopt. Stops unless it is in place or adopted."""
+    """Compare the alias with its target, and repair, warn or adopt. Stops unless the alias is in place or adopted."""
     promoted = draft.status.promoted
     if promoted and draft.observed.lacks(promoted):
         _record_lost_version(draft, promoted)
@@ -40,10 +40,12 @@ def handle_drift(draft: Draft) -> Outcome:
 def _replaces_lost_version(draft: Draft) -> bool:
     """Whether, after the promoted version was deleted, the alias was set to a version that had it before."""
     history = draft.status.history
-    had = {move.to_version for move in history if move.reason != "Overtaken"}
-    # A version that the alias was found at, and moved away from, had it too.
-    had |= {move.from_version for move in history if move.reason in ("Promoted", "Reverted", "Adopted")}
-    return draft.lost is not None and draft.holder is not None and draft.holder in had
+    past_versions = {move.to_version for move in history if move.reason != "Overtaken"}
+    # A version that another client gave the alias to has no entry of its own; the move away from it names it.
+    past_versions |= {
+        move.from_version for move in history if move.reason in ("Promoted", "Reverted", "Adopted")
+    }
+    return draft.lost is not None and draft.holder is not None and draft.holder in past_versions
 
 
 def _record_lost_version(draft: Draft, version: str) -> None:
@@ -69,8 +71,8 @@ def _describe_drift(draft: Draft) -> tuple[ConditionReason, str]:
 def _report_without_target(draft: Draft, what: str) -> Outcome:
     """Without a version to move the alias back to, only report the drift: a repair never removes an alias."""
     message = (
-        f"{what}, and there is no version to move it back to: set spec.rollbackTo to {{type: Version, version: {draft.holder}}}, "
-        "or spec.onDrift to Adopt, to keep it there, or remove the alias"
+        f"{what}, and no earlier version is recorded: to keep the alias there, set spec.rollbackTo to {{type: Version, version: "
+        f"{draft.holder}}} or spec.onDrift to Adopt; otherwise remove the alias"
     )
     draft.set(ConditionType.DRIFTED, True, ConditionReason.ALIAS_MOVED, message)
     draft.stop(ConditionReason.ALIAS_MOVED, message)
@@ -82,8 +84,8 @@ def _warn(draft: Draft) -> Outcome:
     back = "remove it" if draft.status.promoted is None else "move it back"
     version = draft.holder or draft.status.promoted
     message = (
-        f"{what}: {back}, or set spec.rollbackTo to {{type: Version, version: {version}}} to keep it there, or set "
-        "spec.onDrift to Repair or Adopt"
+        f"{what}: {back}, or set spec.rollbackTo to {{type: Version, version: {version}}} to keep the alias there, or set spec.onDrift to "
+        "Repair or Adopt"
     )
     draft.set(ConditionType.DRIFTED, True, reason, message)
     draft.stop(reason, message)
@@ -96,7 +98,7 @@ def _adopt(draft: Draft) -> Outcome:
     spec, status, holder = draft.spec, draft.status, draft.holder
     message = f"{what}, and spec.onDrift is Adopt"
     if spec.on_drift != "Adopt":
-        message = f"{what}, which had it before, and it stays there: version {draft.lost} was deleted"
+        message = f"{what}; the alias stays there, because version {draft.lost} was deleted and version {holder} had the alias before"
     record(
         draft,
         Move(
@@ -130,8 +132,14 @@ def _adopt(draft: Draft) -> Outcome:
 
 
 def _repair(draft: Draft, what: str) -> Outcome:
-    draft.set(ConditionType.DRIFTED, True, _describe_drift(draft)[0], f"{what}: moving it back")
-    return begin(draft, draft.status.promoted, "Repaired", f"{what}: moved back", by=promotion_actor(draft))
+    draft.set(ConditionType.DRIFTED, True, _describe_drift(draft)[0], f"{what}: the operator moves it back")
+    return begin(
+        draft,
+        draft.status.promoted,
+        "Repaired",
+        f"{what}: the operator moved it back",
+        by=promotion_actor(draft),
+    )
 
 
 def promotion_actor(draft: Draft) -> str:

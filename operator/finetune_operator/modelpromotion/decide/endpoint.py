@@ -57,7 +57,7 @@ def _state(endpoint: Endpoint) -> str:
 
 
 def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
-    """NB: the endpoint of another model is never overwritten, since the name in the spec may be a mistake."""
+    """Whether the endpoint serves another model, which is reported. NB: it is never overwritten: the spec may have a wrong name."""
     served = {item.model for item in (*endpoint.served, *endpoint.pending)}
     foreign_models = {name for name in served if not _is_same_model(draft, name)}
     if not foreign_models:
@@ -80,7 +80,11 @@ def _is_same_model(draft: Draft, name: str) -> bool:
 
 
 def is_ours(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bool:
-    """Whether the change that is in progress at the endpoint, or failed there, is the one that the status records."""
+    """Whether the change to these routes that is in progress or failed at the endpoint is the one that the status records.
+
+    NB: `change.revision` is the endpoint's revision before the change was sent, so another revision shows that the change arrived. A new
+    endpoint may have no revision while its first update is pending.
+    """
     change = canary.serving_status(draft).change
     if (
         change is None

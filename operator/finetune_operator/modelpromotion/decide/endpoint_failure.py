@@ -27,13 +27,13 @@ def fail(
     """Record the failure, restore the routes, and withdraw the alias unless the version is not to blame."""
     status, version = canary.serving_status(draft), draft.status.promoted or ""
     saved = status.saved or []
-    stays = "it stays as it is" if endpoint.served else "there are no routes to restore"
-    back = f"it is restored to {describe_routes(saved)}" if saved else stays
+    stays = "the endpoint stays as it is" if endpoint.served else "there are no routes to restore"
+    back = f"the endpoint is restored to {describe_routes(saved)}" if saved else stays
     failed = f"endpoint {name_of(draft)} cannot serve version {version} as specified: {why}"[:3500]
     fallback = alias_history.find_fallback(draft, version, saved)
     if fallback is not None:
-        once = "" if draft.holder == version else f" once it is at version {version} again"
-        message = f"{failed}; {back}, and {draft.spec.alias} to version {fallback}{once}"
+        once = "" if draft.holder == version else f" once it points at version {version} again"
+        message = f"{failed}; {back}, and alias {draft.spec.alias} moves to version {fallback}{once}"
         draft.withdraw(fallback, message)
     elif alias_history.was_first(draft, version, saved):
         message = f"{failed}; {back}, and alias {draft.spec.alias}, which no version had before, is removed"
@@ -61,7 +61,7 @@ def go_back(draft: Draft, endpoint: Endpoint) -> None:
         draft.requeue_after(draft.settings.poll_seconds)
     elif saved and endpoint.exists and not are_same(routes_of(endpoint.served), saved):
         if has_failed(draft, endpoint, saved):
-            message = f"{message}; restoring the routes failed too: {endpoint.message}"
+            message = f"{message}; the endpoint cannot be restored either: {endpoint.message}"
         else:
             endpoint_change.request(draft, endpoint, saved)
     else:

@@ -122,7 +122,7 @@ def _judge_metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateV
         and (high is None or _at_most(value, high))
     )
     verdict: Verdict = "Passed" if within else "Failed"
-    message = f"{gate.name} is {format_number(value)}, {'as' if within else 'but'} it must be {limit}"
+    message = f"{gate.name} is {format_number(value)}, {'and' if within else 'but'} must be {limit}"
     return GateVerdict(name=name, verdict=verdict, value=format_number(value), limit=limit, message=message)
 
 
@@ -136,7 +136,7 @@ def _judge_tag(name: str, gate: TagGate, candidate: ModelVersion) -> GateVerdict
     if value == gate.equals:
         message = f"tag {gate.name} is {_shorten(value)!r}"
         return GateVerdict(name=name, verdict="Passed", value=_shorten(value), limit=limit, message=message)
-    message = f"tag {gate.name} is {_shorten(value)!r}, but it must be {expected!r}"
+    message = f"tag {gate.name} is {_shorten(value)!r}, but must be {expected!r}"
     return GateVerdict(name=name, verdict="Failed", value=_shorten(value), limit=limit, message=message)
 
 
@@ -171,8 +171,8 @@ def _judge_comparison(
     met = (low is None or _at_most(low, value)) and (high is None or _at_most(value, high))
     verdict: Verdict = "Passed" if met else "Failed"
     message = (
-        f"{gate.metric} is {format_number(value)}, that of version {baseline.version.version}, {baseline.which}, is {format_number(baseline_value)}: "
-        f"{'as' if met else 'but'} it must be {limit}"
+        f"{gate.metric} is {format_number(value)}, {'and' if met else 'but'} must be {limit}, since version {baseline.version.version}, "
+        f"{baseline.which}, has {format_number(baseline_value)}"
     )
     return GateVerdict(
         name=name,
@@ -187,7 +187,7 @@ def _judge_comparison(
 def _judge_alone(name: str, gate: ComparisonGate, value: float, baseline: _Baseline) -> GateVerdict:
     """The verdict without a baseline: a first version passes, one whose predecessor was deleted does not."""
     if baseline.lost is None:
-        message = f"{gate.metric} is {format_number(value)}, and the alias has no holder to compare with"
+        message = f"{gate.metric} is {format_number(value)}, and no version has the alias to compare with"
         return GateVerdict(name=name, verdict="Passed", value=format_number(value), message=message)
     message = (
         f"{gate.metric} is {format_number(value)}, and version {baseline.lost}, which had the alias, was deleted: set "

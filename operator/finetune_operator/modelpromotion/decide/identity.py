@@ -70,7 +70,7 @@ def find_difference(draft: Draft) -> str | None:
         return None
     if _differ(recorded.model_creation_time, model.created):
         return (
-            f"registered model {model.name} was created at {_format_time(model.created)}, the one that this promotion knows at "
+            f"registered model {model.name} was created at {_format_time(model.created)}, but status.registry records a model created at "
             f"{_format_time(recorded.model_creation_time)}"
         )
     for identity in recorded.versions:
@@ -79,8 +79,8 @@ def find_difference(draft: Draft) -> str | None:
             continue
         if _differ(identity.creation_time, version.created) or _differ(identity.run_id, version.run_id):
             return (
-                f"version {version.version} of {model.name} {_describe_origin(version.created, version.run_id)}, the one that this "
-                f"promotion knows {_describe_origin(identity.creation_time, identity.run_id)}"
+                f"version {version.version} of {model.name} was {_describe_origin(version.created, version.run_id)}, but status.registry "
+                f"records one {_describe_origin(identity.creation_time, identity.run_id)}"
             )
     return None
 
@@ -145,7 +145,7 @@ def _differ(expected: object, actual: object) -> bool:
 
 
 def _describe_origin(created: datetime | None, run_id: str | None) -> str:
-    return f"was created at {_format_time(created)} by {f'run {run_id}' if run_id else 'no run'}"
+    return f"created at {_format_time(created)} {f'by run {run_id}' if run_id else 'without a run'}"
 
 
 def _format_time(time: datetime | None) -> str:

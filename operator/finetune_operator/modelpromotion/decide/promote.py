@@ -48,7 +48,7 @@ def _has_expired(draft: Draft, withheld: Withheld) -> bool:
 
 def _take_back(draft: Draft, withheld: Withheld, back: str | None) -> Outcome:
     if back is not None and draft.observed.versions.get(back) is None:
-        message = f"{withheld.message}; version {back}, which was there before, does not exist"
+        message = f"{withheld.message}; version {back}, which had the alias before, no longer exists"
         draft.stop(ConditionReason.WITHDRAWN, message)
         return Stop
     return begin(draft, back, "Withdrawn", withheld.message, by=promotion_actor(draft))
@@ -68,7 +68,7 @@ def settle(draft: Draft) -> Outcome:
         or last.to_version != draft.holder
         or last.reason in ("RolledBack", "Overtaken", "VersionDeleted")
     ):
-        message = f"{draft.spec.alias} is at version {draft.holder}, as it should be"
+        message = f"alias {draft.spec.alias} is at version {draft.holder}, the candidate"
         draft.set(ConditionType.PROMOTED, True, ConditionReason.IN_PLACE, message)
     else:
         draft.set(ConditionType.PROMOTED, True, ConditionReason(last.reason), last.message)
@@ -83,9 +83,9 @@ def revert(draft: Draft) -> Outcome:
     if version is None or passed is None or not _still_passes(draft, version):
         return Continue
     forget_waits(draft)
-    message = f"version {version} passed the same gates on {passed.time:%Y-%m-%d}, and had the alias then"
+    message = f"version {version} passed the same gates and had the alias on {passed.time:%Y-%m-%d}"
     draft.set(ConditionType.GATES_PASSED, True, ConditionReason.PASSED_BEFORE, message)
-    text = f"back at version {version}, which had the alias before on the same gates: spec.source.version"
+    text = f"spec.source.version moved the alias back to version {version}, which had it before with the same gates"
     return begin(
         draft, version, "Reverted", text, by=draft.promotion.editor, gates=gates, approved=passed.approved
     )

@@ -36,7 +36,7 @@ def remove(draft: Draft) -> None:
         draft.finalizer = False
     elif problem:
         message = (
-            f"deletion waits for the registry, to remove alias {spec.alias} of {spec.model}: {problem.message}; or set "
+            f"deletion waits until the registry can remove alias {spec.alias} of {spec.model}: {problem.message}; to keep the alias, set "
             "spec.onDelete to KeepAlias"
         )
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)

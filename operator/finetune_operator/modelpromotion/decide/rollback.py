@@ -37,7 +37,7 @@ def roll_back(draft: Draft) -> Outcome:
         draft.unset(ConditionType.DRIFTED)
         return Stop
     if wrong := _explain_unusable(draft, target):
-        return _reject(draft, f"spec.rollbackTo: {wrong}: name another")
+        return _reject(draft, f"{wrong}: set spec.rollbackTo to another version")
     if draft.status.promoted == target:
         # It was rolled back before, and somebody else moved the alias since.
         return Continue

@@ -64,16 +64,12 @@ def _report_hold(draft: Draft) -> None:
     if step:
         draft.requeue_after(draft.settings.poll_seconds)
     if promoted != holder and draft.status.move is None:
-        stays = (
-            f"{step}, and no further step is taken"
-            if step
-            else f"endpoint {endpoints.name_of(draft)} stays as it is"
-        )
+        stays = f"{step}, and stays there" if step else f"endpoint {endpoints.name_of(draft)} stays as it is"
         where = f"at version {promoted}" if promoted else "removed"
         reason = ConditionReason.ALIAS_MOVED if holder else ConditionReason.ALIAS_REMOVED
-        draft.set(ConditionType.SERVED, None, reason, f"{stays} until {alias} is {where}, as it should be")
+        draft.set(ConditionType.SERVED, None, reason, f"{stays} until {alias} is {where}")
     elif step:
-        message = f"{step}; no further step is taken while {alias} is being moved"
+        message = f"{step}; the next step waits while alias {alias} is moved"
         draft.set(ConditionType.SERVED, False, ConditionReason.CANARY, message)
 
 

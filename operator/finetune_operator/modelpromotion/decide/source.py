@@ -12,7 +12,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def resolve_candidate(draft: Draft) -> Outcome:
-    """Set the candidate, or report what the source waits for. Never ends the pass."""
+    """Set the candidate, or report what the source waits for. The pass always continues."""
     spec, observed = draft.spec, draft.observed
     version = named_version(spec, observed)
     if observed.model is None:
@@ -60,17 +60,19 @@ def require_model(draft: Draft) -> Outcome:
 
 
 def require_candidate(draft: Draft) -> Outcome:
-    """End the pass while there is no candidate, unless the alias is at the source's last candidate."""
+    """End the pass while the source names no version, unless the last version that it named is already promoted."""
     if draft.holds(ConditionType.SOURCE_READY):
         return Continue
     condition = draft.condition(ConditionType.SOURCE_READY)
     status = draft.status
-    settled = status.promoted is not None and status.promoted == status.candidate
-    settled = settled and status.source == _describe_source(draft.spec)
-    # A source alias or job that was deleted has served its purpose; a version that was deleted has not.
-    if condition and not (
-        settled and condition.reason in (ConditionReason.WAITING_FOR_ALIAS, ConditionReason.WAITING_FOR_JOB)
-    ):
+    is_promoted = status.promoted is not None and status.promoted == status.candidate
+    is_same_source = status.source == _describe_source(draft.spec)
+    # An alias or a job may be deleted once its version is promoted; a missing version is always reported.
+    is_dispensable = condition is not None and condition.reason in (
+        ConditionReason.WAITING_FOR_ALIAS,
+        ConditionReason.WAITING_FOR_JOB,
+    )
+    if condition and not (is_promoted and is_same_source and is_dispensable):
         forget_waits(draft)
         draft.stop(ConditionReason(condition.reason), condition.message)
         return Stop
@@ -91,7 +93,10 @@ def _explain_job(name: str, model: str, job: SourceJob | None) -> tuple[Conditio
     if job is None:
         return ConditionReason.WAITING_FOR_JOB, f"FineTuneJob {name} does not exist in this namespace"
     if job.phase == "Failed":
-        return ConditionReason.JOB_FAILED, f"FineTuneJob {name} has failed: there is no version to promote"
+        return (
+            ConditionReason.JOB_FAILED,
+            f"FineTuneJob {name} has failed and has no version to promote: set spec.source to another job",
+        )
     if job.phase != "Succeeded":
         return ConditionReason.WAITING_FOR_JOB, f"FineTuneJob {name} is {job.phase}"
     if job.elsewhere:
@@ -106,5 +111,6 @@ def _explain_job(name: str, model: str, job: SourceJob | None) -> tuple[Conditio
         )
     return (
         ConditionReason.JOB_FAILED,
-        f"FineTuneJob {name} registered {job.model}, not {model}: name its model",
+        f"FineTuneJob {name} registered a version of {job.model}, not of {model}: set spec.source to a job that registers {model}, or "
+        f"create a ModelPromotion of {job.model}",
     )

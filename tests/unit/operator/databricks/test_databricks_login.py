@@ -439,7 +439,7 @@ def test_a_redirect_is_not_followed(databricks: Workspace, path: str) -> None:
         databricks.faults = [Fault(307, path=path, headers={"Location": inside})]
         reason, message = problem(by_client(databricks))
     assert (reason, "inside" in message) == (ConditionReason.DATABRICKS_UNREACHABLE, False)
-    assert "does not follow redirects (HTTP 307)" in message
+    assert "the operator does not follow (HTTP 307)" in message
 
 
 def test_an_answer_of_any_size_takes_no_memory(

@@ -310,7 +310,7 @@ WRONG: dict[str, tuple[Json, str]] = {
     ),
     "a variable of ours": (
         {"pods": {"evaluate": {"env": [{"name": "WORLD_SIZE"}]}}},
-        "pods.evaluate: the operator sets WORLD_SIZE: remove it",
+        "pods.evaluate sets WORLD_SIZE, which the operator sets: remove it",
     ),
     "devices of all pods": (
         {
@@ -322,7 +322,7 @@ WRONG: dict[str, tuple[Json, str]] = {
                 }
             }
         },
-        "pods.all.template requests a.com/gpu for all pods: jobs set spec.distributed.gpusPerNode",
+        "pods.all.template requests a.com/gpu for all pods: remove it; jobs request GPUs with spec.distributed.gpusPerNode",
     ),
     "an image of all pods": ({"pods": {"all": {"image": "a"}}}, "there is no field all.image"),
     "a role that is none": ({"pods": {"trainer": {}}}, "there is no field trainer"),

@@ -52,7 +52,7 @@ async def test_one_of_somebody_else_is_not_taken_over() -> None:
     reason, message = world.condition(ConditionType.PODS_HEALTHY) or ("", "")
     assert (reason, message.partition(":")[0]) == (
         "NameTaken",
-        "SparkApplication tune-prep-1 exists and belongs to something else",
+        "SparkApplication tune-prep-1 exists and has another owner",
     )
 
 

@@ -1,4 +1,4 @@
-"""Who has an alias that several want, and aliases that take their version from each other."""
+"""Who has an alias that several want, and aliases that use each other as their source."""
 
 from __future__ import annotations
 
@@ -181,10 +181,10 @@ async def test_a_workspace_of_mine_that_does_not_answer(two: tuple[Workspace, Wo
 
 LOOPS: dict[str, tuple[list[tuple[str, str]], str | None]] = {
     "none": ([("a", "b"), ("b", "c")], None),
-    "of two": ([("a", "b"), ("b", "a")], "aliases a <- b <- a take their version from each other"),
+    "of two": ([("a", "b"), ("b", "a")], "aliases a <- b <- a use each other as their source"),
     "of three": (
         [("a", "b"), ("b", "c"), ("c", "a")],
-        "aliases a <- b <- c <- a take their version from each other",
+        "aliases a <- b <- c <- a use each other as their source",
     ),
     "of others": ([("a", "b"), ("b", "c"), ("c", "b")], None),
     "that the oldest of two would not close": ([("a", "b"), ("b", "c"), ("b", "a")], None),
@@ -219,7 +219,7 @@ async def test_aliases_that_close_no_loop(second: Json) -> None:
 
 async def test_a_loop_in_one_metastore_alone(two: tuple[Workspace, Workspace]) -> None:
     simulation = in_catalog(two, alias="Staging", source={"type": "Alias", "alias": "champion"})
-    sentence = "aliases champion <- staging <- champion take their version from each other"
+    sentence = "aliases champion <- staging <- champion use each other as their source"
     assert await simulation.loop("mine") == sentence
     unity._metastores.clear()
     two[0].metastore = "other"

@@ -123,7 +123,7 @@ async def test_the_older_of_two_keeps_the_endpoint(server: Server) -> None:
     assert simulation.phase_and_reason("other") == "Blocked: Conflict"
     assert simulation.says("Served", "other") == (
         "Conflict",
-        "ModelPromotion team/champion is older and keeps the endpoint support on the same server: name another endpoint",
+        "ModelPromotion team/champion is older and manages endpoint support on the same server: set spec.serving.endpoint to another name",
     )
     assert server.shares == [{"1": 100}]
 

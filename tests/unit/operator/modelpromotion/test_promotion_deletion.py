@@ -21,7 +21,7 @@ async def test_the_older_of_two_wins_and_the_younger_takes_over_when_it_goes() -
     )
     assert simulation.says("Accepted", "other") == (
         "Conflict",
-        "ModelPromotion team/champion is older and keeps the alias champion of support-llama: delete one of the two",
+        "ModelPromotion team/champion is older and manages alias champion of support-llama: delete one of the two",
     )
     simulation.remove("champion")
     await simulation.settle()
@@ -46,8 +46,8 @@ async def test_deletion_removes_the_alias_when_asked_and_waits_for_the_registry(
     await simulation.settle()
     assert simulation.says("RegistryReady") == (
         "MlflowUnreachable",
-        "deletion waits for the registry, to remove alias champion of support-llama: "
-        f"{AWAY.message}; or set spec.onDelete to KeepAlias",
+        f"deletion waits until the registry can remove alias champion of support-llama: {AWAY.message}; to keep the alias, set "
+        "spec.onDelete to KeepAlias",
     )
     ready = simulation.says("Ready")
     assert ready

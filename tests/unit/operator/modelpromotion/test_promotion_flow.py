@@ -71,7 +71,7 @@ async def test_a_worse_version_is_refused_with_its_numbers() -> None:
             "verdict": "Passed",
             "value": "2.3",
             "limit": "<= 2.5",
-            "message": "eval_loss is 2.3, as it must be <= 2.5",
+            "message": "eval_loss is 2.3, and must be <= 2.5",
         },
         {
             "name": "no-worse",
@@ -79,7 +79,7 @@ async def test_a_worse_version_is_refused_with_its_numbers() -> None:
             "value": "2.3",
             "limit": "<= 2.1",
             "holder": "2",
-            "message": "eval_loss is 2.3, that of version 3, which has the alias, is 2: but it must be <= 2.1",
+            "message": "eval_loss is 2.3, but must be <= 2.1, since version 3, which has the alias, has 2",
         },
     ]
     assert (status.gates.summary, simulation.registry.moves) == ("1/2", [])
@@ -213,9 +213,7 @@ async def test_without_a_registry_a_promotion_waits_until_the_installation_has_o
     simulation.settings, configured = Settings(namespace="system"), simulation.settings
     simulation.restart()
     await simulation.settle()
-    message = (
-        "no model registry is known: set spec.tracking.registryUri, or install the chart with tracking.uri"
-    )
+    message = "no model registry is configured: set spec.tracking.registryUri, or install the chart with tracking.uri"
     assert (simulation.status().phase, simulation.says("Reconciling")) == (
         "Pending",
         ("MlflowNotConfigured", message),
@@ -305,12 +303,21 @@ JOBS: dict[str, tuple[dict[str, Any] | None, str, tuple[str, str]]] = {
     "failed": (
         job("Failed"),
         "Blocked",
-        ("JobFailed", "FineTuneJob tune has failed: there is no version to promote"),
+        (
+            "JobFailed",
+            "FineTuneJob tune has failed and has no version to promote: set spec.source to another job",
+        ),
     ),
     "another model": (
         job("Succeeded", registers="other"),
         "Blocked",
-        ("JobFailed", "FineTuneJob tune registered other, not support-llama: name its model"),
+        (
+            "JobFailed",
+            (
+                "FineTuneJob tune registered a version of other, not of support-llama: set spec.source to a job that registers support-llama, "
+                "or create a ModelPromotion of other"
+            ),
+        ),
     ),
     "another registry": (
         job("Succeeded", uri="http://elsewhere"),

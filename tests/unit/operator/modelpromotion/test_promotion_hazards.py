@@ -130,8 +130,8 @@ async def test_a_repair_removes_no_alias() -> None:
     )
     assert simulation.says("Drifted") == (
         "AliasMoved",
-        "somebody else pointed alias champion at version 3, and there is no version to move it back to: set "
-        "spec.rollbackTo to {type: Version, version: 3}, or spec.onDrift to Adopt, to keep it there, or remove the alias",
+        "somebody else pointed alias champion at version 3, and no earlier version is recorded: to keep the alias there, set "
+        "spec.rollbackTo to {type: Version, version: 3} or spec.onDrift to Adopt; otherwise remove the alias",
     )
     await then(simulation, onDrift="Adopt")
     assert (simulation.status().promoted, simulation.registry.aliases["champion"]) == ("3", "3")
@@ -271,7 +271,7 @@ async def test_a_rollback_to_a_version_that_is_not_ready_says_so() -> None:
     assert simulation.status().phase == "Blocked"
     assert simulation.says("Promoted") == (
         "NothingToRollBackTo",
-        "spec.rollbackTo: version 3 of support-llama is not ready: name another",
+        "version 3 of support-llama is not ready: set spec.rollbackTo to another version",
     )
 
 

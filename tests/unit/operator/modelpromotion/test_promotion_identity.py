@@ -14,7 +14,7 @@ from finetune_operator.errors import Problem
 from worlds.memory.promotions import Memory, World
 
 DIFFERENCE = (
-    "registered model support-llama was created at 2026-07-02T00:00:00.000Z, the one that this promotion knows at "
+    "registered model support-llama was created at 2026-07-02T00:00:00.000Z, but status.registry records a model created at "
     "2026-07-01T00:00:00.000Z"
 )
 CHANGED = (
@@ -177,8 +177,8 @@ async def test_a_restored_database_whose_versions_were_registered_again() -> Non
     condition = simulation.says("RegistryReady")
     assert condition
     assert condition[1].startswith(
-        "version 2 of support-llama was created at 2026-07-01T00:00:02.000Z by run another, the one that this promotion "
-        "knows was created at 2026-07-01T00:00:02.000Z by run r2-1: "
+        "version 2 of support-llama was created at 2026-07-01T00:00:02.000Z by run another, but status.registry records one created at "
+        "2026-07-01T00:00:02.000Z by run r2-1: "
     )
 
 

@@ -215,7 +215,7 @@ async def test_a_loop_is_observed_whether_the_registry_answers_or_not() -> None:
     simulation.operator.watch()
     observer = simulation.operator.reconciler.observer
     promotion = read_promotion(simulation.kube.objects["ModelPromotion", "team", "a"])
-    sentence = "aliases a <- b <- a take their version from each other"
+    sentence = "aliases a <- b <- a use each other as their source"
     assert (await observer.observe(promotion)).loop == sentence
     simulation.registry.problem = AWAY
     simulation.seconds += 5

@@ -48,7 +48,7 @@ async def test_rollback_to_what_is_not_there_moves_nothing_and_says_so() -> None
     await simulation.settle()
     assert simulation.says("Promoted") == (
         "NothingToRollBackTo",
-        "spec.rollbackTo: support-llama has no version 9: name another",
+        "support-llama has no version 9: set spec.rollbackTo to another version",
     )
 
 

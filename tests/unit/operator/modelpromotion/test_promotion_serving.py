@@ -90,7 +90,7 @@ async def test_a_canary_that_fails_with_no_version_before_withdraws_the_alias(st
     assert condition
     assert condition[0] == "Withdrawn"
     assert condition[1].endswith(
-        "it is restored to version 1 with 100%, and alias champion, which no version had before, is removed"
+        "the endpoint is restored to version 1 with 100%, and alias champion, which no version had before, is removed"
     )
     # Another version gets its own canary.
     await simulation.stage(3)
@@ -272,7 +272,7 @@ async def test_a_canary_is_judged_while_the_next_version_cannot_have_the_alias(s
     assert simulation.now == ("Promoting", {"staging": 3, "champion": 2}, {"2": 10, "1": 90})
     assert simulation.says("Served") == (
         "Canary",
-        "version 2 gets 10% of the traffic, step 1 of 2; no further step is taken while champion is being moved",
+        "version 2 gets 10% of the traffic, step 1 of 2; the next step waits while alias champion is moved",
     )
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     await simulation.look(minutes=2)
@@ -292,17 +292,15 @@ async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace)
     assert simulation.now == ("Blocked", {"staging": 2, "champion": 3}, {"2": 10, "1": 90})
     assert simulation.says("Served") == (
         "AliasMoved",
-        "version 2 gets 10% of the traffic, step 1 of 2, and no further step is taken until champion is at version 2, as "
-        "it should be",
+        "version 2 gets 10% of the traffic, step 1 of 2, and stays there until champion is at version 2",
     )
     state.add_version(MODEL, 2, {"error_rate": 0.2})
     await simulation.later(1)
     assert simulation.now == ("Blocked", {"staging": 2, "champion": 3}, {"1": 100})
     assert simulation.says("Served") == (
         "CanaryFailed",
-        "endpoint support cannot serve version 2 as specified: a canary gate failed: few-errors: error_rate is 0.2, "
-        "but it must be <= 0.01; it is restored to version 1 with 100%, and champion to version 1 once it is at version 2 "
-        "again",
+        "endpoint support cannot serve version 2 as specified: a canary gate failed: few-errors: error_rate is 0.2, but must be <= 0.01; "
+        "the endpoint is restored to version 1 with 100%, and alias champion moves to version 1 once it points at version 2 again",
     )
     state.set_alias(MODEL, "champion", 2)
     await simulation.later(1)
@@ -312,11 +310,11 @@ async def test_a_canary_is_judged_while_the_alias_is_elsewhere(state: Workspace)
 HANDS: dict[str, tuple[int | None, tuple[str, str]]] = {
     "moved": (
         3,
-        ("AliasMoved", "endpoint support stays as it is until champion is at version 1, as it should be"),
+        ("AliasMoved", "endpoint support stays as it is until champion is at version 1"),
     ),
     "removed": (
         None,
-        ("AliasRemoved", "endpoint support stays as it is until champion is at version 1, as it should be"),
+        ("AliasRemoved", "endpoint support stays as it is until champion is at version 1"),
     ),
 }
 

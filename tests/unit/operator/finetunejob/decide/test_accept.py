@@ -137,8 +137,8 @@ OWN_RANK: Json = {
     }
 }
 TOO_HIGH = (
-    "spec.training.minLearningRate 2e-05 is not below the learning rate, by default 2e-05 for method Full: use a lower one, or "
-    "set spec.training.learningRate"
+    "spec.training.minLearningRate 2e-05 must be below the learning rate, which defaults to 2e-05 for method Full: lower it, or set "
+    "spec.training.learningRate"
 )
 TOO_LONG = (
     "spec.training.decaySteps 98 and a warm-up of 3 steps are longer than maxSteps 100: reduce one of them"
@@ -361,7 +361,7 @@ MISMATCHES: dict[str, tuple[Json, tuple[Json, Settings], tuple[Json, Settings], 
         {"register": {"model": "main.llm.support"}, "tracking": {"registryUri": "databricks-uc"}},
         ({}, SERVER),
         ({}, WORKSPACE),
-        "the run would be at http://m and the model at databricks-uc",
+        "the run would be tracked at http://m and the model registered at databricks-uc",
     ),
     "checkpoints in a workspace": (
         {"checkpoint": {"uri": "/Volumes/main/llm/work"}},

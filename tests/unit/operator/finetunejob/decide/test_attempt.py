@@ -266,7 +266,7 @@ def test_where_the_next_attempt_starts(
 
 NO_MEMORY: dict[str, tuple[Json, str]] = {
     "the built-in loop": ({}, "lower training.perDeviceBatchSize"),
-    "one's own command": ({"trainer": {"command": ["a"]}}, "have your command use less"),
+    "one's own command": ({"trainer": {"command": ["a"]}}, "reduce the memory that your command uses"),
 }
 
 
@@ -275,7 +275,7 @@ def test_out_of_memory(parts: Json, advice: str) -> None:
     status = conclude(ftj(running(), **parts), failed_attempt(ended(JOB, 0, 137, reason="OOMKilled"))).status
     assert status.last_failure is not None
     assert status.last_failure.message == (
-        f"the container used more memory than its limit: raise the limit or {advice}"
+        f"the container used more memory than its limit: raise the limit, or {advice}"
     )
 
 

@@ -347,8 +347,8 @@ FAILURES: dict[str, tuple[str, list[Json], Json, str, str]] = {
         [its_end(1, "first", 1, at=1), its_end(137, reason="OOMKilled", at=2)],
         {},
         ConditionReason.EVALUATION_FAILED,
-        "evaluation failed in pod tune-evaluate-0-abcde: the container used more memory than its limit: raise the limit or "
-        "lower evaluation.batchSize",
+        "evaluation failed in pod tune-evaluate-0-abcde: the container used more memory than its limit: raise the limit, or lower "
+        "evaluation.batchSize",
     ),
     "no pod is left": ("Failed", [], {}, ConditionReason.EVALUATION_FAILED, "evaluation failed: it was over"),
     "another program": (

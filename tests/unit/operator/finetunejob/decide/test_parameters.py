@@ -70,7 +70,7 @@ def test_a_job_with_such_a_path_runs_and_warns_until_it_is_mounted() -> None:
     assert said(decision, ConditionType.ACCEPTED) == (
         "True",
         ConditionReason.ACCEPTED_WITH_WARNING,
-        f"spec.trainer.parameters.output_dir has {MODEL}, in a Databricks workspace, whose folders pods do not have: mount a volume at the "
+        f"pods cannot read folders of a Databricks workspace, but spec.trainer.parameters.output_dir has {MODEL}: mount a volume at the "
         "path in spec.pods, or create a FineTuneJob with another name that uses object storage; ignore this if the command accesses the "
         "workspace itself",
     )

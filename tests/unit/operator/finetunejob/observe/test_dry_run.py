@@ -230,9 +230,9 @@ REVIEW: Json = {
 FORBIDDEN = DryRunAnswer(
     False,
     ConditionReason.EXECUTORS_FORBIDDEN,
-    "ServiceAccount finetune-spark may not create pods in namespace team, as Spark's driver must: add the namespace to "
-    "spark.namespaces of the chart, or bind a Role to the account, and the job continues; "
-    "spec.pods.prepare.serviceAccountName names another account",
+    "ServiceAccount finetune-spark may not create pods in namespace team, which Spark's driver must do: add the namespace to "
+    "spark.namespaces of the chart, bind a Role to the account, or set spec.pods.prepare.serviceAccountName to another account, and the "
+    "job continues",
 )
 
 

@@ -267,7 +267,7 @@ NO_LOGIN: dict[str, tuple[StandIn, str]] = {
     ),
     "no password": (
         StandIn(secret(username="me", token="t")),
-        "Secret login of spec.trainer.code.git.secretRef has no key password: add the keys username and password",
+        "Secret login of spec.trainer.code.git.secretRef lacks the key password: add the keys username and password",
     ),
 }
 

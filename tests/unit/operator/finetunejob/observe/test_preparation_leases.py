@@ -73,7 +73,7 @@ async def test_without_the_right_to_read_it_the_job_goes_on(caplog: pytest.LogCa
     kube.refuse["get", "Lease"] = KubeError(403, "leases is forbidden")
     assert await reader.read(JOB, {}) is None
     assert caplog.messages == [
-        "team/tune prepares without a look at what other jobs prepare: leases is forbidden"
+        "team/tune: cannot check whether another job prepares the same data, so this job prepares it: leases is forbidden"
     ]
     kube.refuse["get", "Lease"] = KubeError(500, "etcd is away")
     with pytest.raises(KubeError, match="etcd is away"):

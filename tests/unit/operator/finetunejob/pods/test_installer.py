@@ -125,7 +125,7 @@ def test_a_script_of_torchrun_finds_what_the_image_lacks(tmp_path: Path, package
 
 
 START = "trainer.dependencies cannot be installed: "
-NO_ANSWER = "a server does not answer: check PIP_INDEX_URL and the addresses of requirements, and that the pods may reach them ("
+NO_ANSWER = "a server does not respond: check PIP_INDEX_URL and the addresses in the requirements, and whether the pods can reach them ("
 VERSION = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -133,8 +133,8 @@ def test_a_requirement_that_no_index_has(tmp_path: Path, packages: Path) -> None
     assert install(tmp_path, packages, "tiny>=99") == Ended(
         64,
         "DependenciesFailed",
-        f"{START}the package index has no such version for {VERSION}: correct the requirement, or name another index in "
-        "PIP_INDEX_URL or PIP_EXTRA_INDEX_URL (No matching distribution found for tiny>=99)",
+        f"{START}the package index has no matching version for {VERSION}: correct the requirement, or set PIP_INDEX_URL or "
+        "PIP_EXTRA_INDEX_URL to another index (No matching distribution found for tiny>=99)",
     )
 
 
@@ -142,7 +142,7 @@ def test_a_package_gets_no_other_torch_unless_it_is_named(tmp_path: Path, packag
     ended = install(tmp_path, packages, "aged")
     assert (ended.code, ended.reason) == (64, "DependenciesFailed")
     assert ended.message.startswith(
-        f"{START}the requirements contradict each other, or ask for another torch than the image has: correct them ("
+        f"{START}the requirements conflict with each other, or with the torch version of the image: correct them ("
     )
     assert [installer._torch_constraint([name]).partition("==")[0] for name in ("aged", "Torch [opt]<1", "torch-aged")] == [
         "torch", "", "torch",
@@ -164,8 +164,8 @@ def test_an_image_without_pip(tmp_path: Path, packages: Path) -> None:
     assert install(tmp_path, packages, "tiny", python=python, PYTHONPATH="") == Ended(
         64,
         "DependenciesFailed",
-        f"{START}the image has no pip: use an image that has it, or one that has the packages already "
-        f"({tmp_path}/installed/bin/python: No module named pip)",
+        f"{START}the image has no pip: use an image with pip, or one that already contains the packages ({tmp_path}/installed/bin/python: "
+        "No module named pip)",
     )
 
 
@@ -211,39 +211,44 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "nothing is there": (
         "tiny @ {files}/tiny-2.0-py3-none-any.whl",
         64,
-        "what is at the address of a requirement is missing or something else: correct the requirement (HTTP error 404 while getting http",
+        "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement (HTTP "
+        "error 404 while getting http",
     ),
     "another platform": (
         "tiny @ {files}/tiny-1.0-cp27-cp27m-win32.whl",
         64,
-        f"a package is not for {VERSION} on the platform of the image: require another version of it, or use another image (tiny-1.0-cp27",
+        f"a package does not support {VERSION} or the platform of the image: require another version of it, or use another image "
+        "(tiny-1.0-cp27",
     ),
     "another Python": (
         "newer @ {files}/newer-1.0-py3-none-any.whl",
         64,
-        f"a package is not for {VERSION} on the platform of the image: require another version of it, or use another image (Package 'newer' ",
+        f"a package does not support {VERSION} or the platform of the image: require another version of it, or use another image (Package "
+        "'newer' ",
     ),
     "no file": (
         "tiny @ file:///nowhere/tiny-1.0-py3-none-any.whl",
         64,
-        "what is at the address of a requirement is missing or something else: correct the requirement (Could not install packages due ",
+        "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement (Could "
+        "not install packages due ",
     ),
     "another digest": (
         f"tiny @ {{files}}/tiny-1.0-py3-none-any.whl#sha256={'0' * 64}",
         1,
-        "a file is missing, cut off, or not the one that its index or its requirement describes: wait until it is right, or "
-        "require another version (THESE PACKAGES DO NOT MATCH THE HASHES",
+        "a file of a package is missing, truncated, or does not match its hash: wait until the index is repaired, or require another "
+        "version (THESE PACKAGES DO NOT MATCH THE HASHES",
     ),
     "a mistyped repository": (
         "tiny @ git+{git}/typo.git@v1",
         1,
-        "what a requirement asks for is not there, or needs a login: correct the requirement, or give pip or git a login (fatal: "
-        "repository 'https://127.0.0.1:",
+        "a package or repository does not exist, or requires credentials: correct the requirement, or configure credentials for pip or "
+        "git (fatal: repository 'https://127.0.0.1:",
     ),
     "a mistyped tag": (
         "tiny @ git+{git}/code.git@v1",
         64,
-        "what is at the address of a requirement is missing or something else: correct the requirement (error: pathspec 'v1' did not ",
+        "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement (error: "
+        "pathspec 'v1' did not ",
     ),
 }
 
@@ -285,8 +290,8 @@ def test_an_index_that_lists_metadata_which_it_does_not_have(tmp_path: Path, pac
     assert ended == Ended(
         1,
         "DependenciesFailed",
-        f"{START}a file is missing, cut off, or not the one that its index or its requirement describes: wait until it is right, or "
-        f"require another version (HTTP error 404 while getting {address}/{name}.metadata)",
+        f"{START}a file of a package is missing, truncated, or does not match its hash: wait until the index is repaired, or require "
+        f"another version (HTTP error 404 while getting {address}/{name}.metadata)",
     )
 
 
@@ -308,7 +313,7 @@ TOOLS_OF_A_BUILD: dict[str, tuple[Answer, Answer, tuple[int, str]]] = {
     "none at all": (
         Answer(404),
         Answer(404),
-        (64, f"{START}the package index has no such version for {VERSION}: correct the requirement, or "),
+        (64, f"{START}the package index has no matching version for {VERSION}: correct the requirement, or "),
     ),
 }
 
@@ -336,9 +341,7 @@ UNBUILT = f"a package has no wheel for {VERSION} and cannot be built in this ima
 PYTHON = "Cannot install on Python version 3.12.1; only versions >=3.7,<3.10 are supported."
 NO_SPACE = "cc1: fatal error: /tmp/a.s: No space left on device"
 KILLED = "gcc: fatal error: Killed signal terminated program cc1plus"
-NO_DOWNLOAD = (
-    "a build could not download what it needs: let the pods reach it, or require a version that has a wheel"
-)
+NO_DOWNLOAD = "a build could not download what it needs: allow the pods to reach the server, or require a version that has a wheel"
 # The statement of a build that fails, and what is told.
 BUILDS: dict[str, tuple[str, tuple[int, str]]] = {
     "a download that fails": (
@@ -350,7 +353,7 @@ BUILDS: dict[str, tuple[str, tuple[int, str]]] = {
     ),
     "a build that is killed": (
         "import os; os.kill(os.getpid(), 9)",
-        (1, "a build was killed: raise the memory limit of the container trainer ("),
+        (1, "a build was killed: raise the memory limit of the container main in spec.pods.train.template ("),
     ),
 }
 
@@ -393,13 +396,22 @@ def failed_build(tmp_path_factory: pytest.TempPathFactory) -> str:
 BUILD_ERRORS: dict[str, tuple[str, tuple[int, str]]] = {
     "a compiler that is killed": (
         f"{KILLED}\ncompilation terminated.",
-        (1, f"a build was killed: raise the memory limit of the container trainer ({KILLED})"),
+        (
+            1,
+            f"a build was killed: raise the memory limit of the container main in spec.pods.train.template ({KILLED})",
+        ),
     ),
     "a server that is busy": (
         "urllib.error.HTTPError: HTTP Error 503: Unavailable",
         (1, f"{NO_DOWNLOAD} (urllib.error.HTTPError: HTTP Error 503: Unavailable)"),
     ),
-    "a full node": (NO_SPACE, (1, f"the node has no space left for the packages ({NO_SPACE})")),
+    "a full node": (
+        NO_SPACE,
+        (
+            1,
+            f"the node has no disk space left for the packages: use a node with more ephemeral storage ({NO_SPACE})",
+        ),
+    ),
     "another Python": (f"RuntimeError: {PYTHON}", (64, UNBUILT.format(f"RuntimeError: {PYTHON}"))),
     "a server that it cannot reach": (
         "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='cdn', port=443): Max retries exceeded",
@@ -436,7 +448,7 @@ def test_what_a_build_said_is_shown(tmp_path: Path, packages: Path) -> None:
         [sys.executable, installer.__file__, installer.INSTALL, "built"],
         env=environment(tmp_path, packages), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ended.stdout.splitlines()[-2:] == ["A build failed, and said:", "  a reason"]
+    assert ended.stdout.splitlines()[-2:] == ["A build failed with this output:", "  a reason"]
 
 
 def test_a_repository_on_a_server_that_is_away(tmp_path: Path, packages: Path) -> None:
@@ -456,7 +468,7 @@ def test_a_pip_that_is_killed_says_by_what(tmp_path: Path, packages: Path) -> No
     assert install(tmp_path, packages, "tiny", python=python, PYTHONPATH=str(tmp_path)) == Ended(
         1,
         "DependenciesFailed",
-        f"{START}pip was ended by signal 9: the container may need a higher limit of memory (Installing)",
+        f"{START}signal 9 ended pip: the container may need a higher memory limit (Installing)",
     )
 
 

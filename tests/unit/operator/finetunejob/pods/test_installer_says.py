@@ -10,21 +10,29 @@ from finetune_operator.finetunejob.pods import installer
 
 VERSION = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
 
-NO_PIP = "the image has no pip: use an image that has it, or one that has the packages already"
-NO_GIT = "the image has no git, which a requirement needs: use an image that has it, or name the package of an index"
-NO_SPACE = "the node has no space left for the packages"
-KILLED = "a build was killed: raise the memory limit of the container trainer"
-UNTRUSTED = "a server shows a certificate that the image does not trust: mount that of its authority, and name the file in PIP_CERT, and in GIT_SSL_CAINFO for git"
-NO_ANSWER = "a server does not answer: check PIP_INDEX_URL and the addresses of requirements, and that the pods may reach them"
-REFUSED = "a server refuses the login: check PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and the login of git"
-FORBIDDEN = "what a requirement asks for is not there, or needs a login: correct the requirement, or give pip or git a login"
-DAMAGED = "a file is missing, cut off, or not the one that its index or its requirement describes: wait until it is right, or require another version"
-NO_VERSION = f"the package index has no such version for {VERSION}: correct the requirement, or name another index in PIP_INDEX_URL or PIP_EXTRA_INDEX_URL"
-OTHER_PYTHON = f"a package is not for {VERSION} on the platform of the image: require another version of it, or use another image"
-CONTRADICTION = (
-    "the requirements contradict each other, or ask for another torch than the image has: correct them"
+NO_PIP = "the image has no pip: use an image with pip, or one that already contains the packages"
+NO_GIT = "the image has no git, which a requirement needs: use an image with git, or require a package from an index"
+NO_SPACE = "the node has no disk space left for the packages: use a node with more ephemeral storage"
+KILLED = "a build was killed: raise the memory limit of the container main in spec.pods.train.template"
+UNTRUSTED = (
+    "the image does not trust the certificate of a server: mount the certificate of its authority, and set PIP_CERT to the file, or "
+    "GIT_SSL_CAINFO for git"
 )
-NOT_THERE = "what is at the address of a requirement is missing or something else: correct the requirement"
+NO_ANSWER = "a server does not respond: check PIP_INDEX_URL and the addresses in the requirements, and whether the pods can reach them"
+REFUSED = (
+    "a server rejects the credentials: check PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and the credentials of git"
+)
+FORBIDDEN = "a package or repository does not exist, or requires credentials: correct the requirement, or configure credentials for pip or git"
+DAMAGED = "a file of a package is missing, truncated, or does not match its hash: wait until the index is repaired, or require another version"
+NO_VERSION = (
+    f"the package index has no matching version for {VERSION}: correct the requirement, or set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL to "
+    "another index"
+)
+OTHER_PYTHON = f"a package does not support {VERSION} or the platform of the image: require another version of it, or use another image"
+CONTRADICTION = (
+    "the requirements conflict with each other, or with the torch version of the image: correct them"
+)
+NOT_THERE = "the address of a requirement has no Python package, or not the requested branch, tag or commit: correct the requirement"
 NO_REPOSITORY = "the repository of a requirement cannot be fetched: correct the requirement"
 UNBUILT = (
     f"a package has no wheel for {VERSION} and cannot be built in this image: require another version of it"
@@ -181,7 +189,7 @@ LOGS: dict[str, tuple[str, tuple[int, str, str]]] = {
         (1, FAILED, "Encountered error while trying to install tiny."),
     ),
     "an end without an error": ("Collecting tiny\nSegmentation fault\n\n", (1, FAILED, "Segmentation fault")),
-    "nothing": ("\n", (1, FAILED, "it says nothing")),
+    "nothing": ("\n", (1, FAILED, "it wrote no output")),
     "a build that fails, by pip 23.2": (
         "2026-11-23T23:15:00,921   Running command Preparing metadata (pyproject.toml)\n"
         "2026-11-23T23:15:00,921   OSError: bad\n"

@@ -129,8 +129,7 @@ def test_a_job_that_no_queue_holds() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.QUEUE_INADMISSIBLE,
-        "attempt 1 waits: Job tune-train-1 is suspended, but not by the operator, and has no queue: check "
-        "kubectl get job tune-train-1 -o yaml",
+        "attempt 1 waits: another client suspended Job tune-train-1, which has no queue: check kubectl get job tune-train-1 -o yaml",
     )
 
 

@@ -47,8 +47,8 @@ MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
         MODEL,
         Settings(tracking_uri="http://m", registry_uri="databricks-uc"),
         [
-            "the run would be at http://m and the model at databricks-uc: set spec.tracking.uri to databricks and "
-            "spec.tracking.registryUri to databricks-uc, or set neither"
+            "the run would be tracked at http://m and the model registered at databricks-uc: set spec.tracking.uri to databricks and "
+            "spec.tracking.registryUri to databricks-uc, or remove both"
         ],
     ),
     "one name": (

@@ -419,8 +419,8 @@ def test_deletion_says_what_it_waits_for() -> None:
     assert said(decision, ConditionType.PREPARED) == (
         "False",
         "DatabricksUnreachable",
-        f"deletion is waiting for Databricks, to cancel run 12: {AWAY.message}; without the finalizer finetune.dev/cancel-run "
-        "the job is deleted and the run continues",
+        f"deletion is waiting for Databricks, to cancel run 12: {AWAY.message}; to delete the job and let the run continue, remove the "
+        "finalizer finetune.dev/cancel-run",
     )
 
 

@@ -209,9 +209,9 @@ def test_the_kubelet_expands_nothing_in_the_template_of_executors() -> None:
 def test_a_template_that_is_too_long_for_a_variable_is_refused() -> None:
     variables = [{"name": f"V{number}", "value": "x" * 16_000} for number in range(7)]
     [sentence] = executors.find_oversized_template(resolved(data=data(), **pods(env=variables)))
-    assert sentence.startswith("env, envFrom and template of the preparation's pods have 112,")
+    assert sentence.startswith("env, envFrom and template of spec.pods.prepare have 112,")
     assert sentence.endswith(
-        "and executors get at most 100,000: move long values into a ConfigMap or a Secret that envFrom names"
+        "but executors can receive at most 100,000: move long values into a ConfigMap or a Secret that envFrom names"
     )
     assert [
         *executors.find_oversized_template(
@@ -221,24 +221,24 @@ def test_a_template_that_is_too_long_for_a_variable_is_refused() -> None:
     assert [*executors.find_oversized_template(resolved(data=data(), **pods(env=variables[:6])))] == []
     dollars = [{"name": f"V{number}", "value": "$" * 15_000} for number in range(4)]
     [doubled] = executors.find_oversized_template(resolved(data=data(), **pods(env=dollars)))
-    assert doubled.startswith("env, envFrom and template of the preparation's pods have 120,")
+    assert doubled.startswith("env, envFrom and template of spec.pods.prepare have 120,")
 
 
 CHANGED: dict[str, tuple[str, Json, str]] = {
     "a template that is too long": (
         "Kubernetes",
         pods(template={"metadata": {"annotations": {"a": "x" * 110_000}}}),
-        "env, envFrom and template of the preparation's pods have 110,",
+        "env, envFrom and template of spec.pods.prepare have 110,",
     ),
     "a folder that pods no longer share": (
         "Kubernetes",
         {"data": {"output": "/splits"}},
-        "data.prepare.output /splits is on no volume",
+        "data.prepare.output /splits is not on a volume",
     ),
     "a folder that the pods of a SparkApplication no longer share": (
         "SparkApplication",
         {"data": {"output": "/splits"}},
-        "data.prepare.output /splits is on no volume",
+        "data.prepare.output /splits is not on a volume",
     ),
     "a container beside prep": (
         "Kubernetes",
@@ -340,8 +340,8 @@ FOLDERS: dict[str, tuple[Json, Json, list[str]]] = {
 def test_folders_that_pods_do_not_share(parts: Json, template: Json, expected: list[str]) -> None:
     parsed = [*executors.find_unshared_folders(resolved(data=parts, **pods(template=template)))]
     ending = (
-        " is on no volume that the driver and its executors share: use s3://bucket/folder, or mount a "
-        "PersistentVolumeClaim there in the container main of spec.pods.prepare.template"
+        " is not on a volume that the driver and its executors share: use s3://bucket/folder, or mount a PersistentVolumeClaim there in "
+        "the container main of spec.pods.prepare.template"
     )
     assert parsed == [f"{start}{ending}" for start in expected]
 
@@ -431,8 +431,8 @@ SEEN: dict[str, tuple[list[Json], dict[str, str], str, tuple[str, str, str]]] = 
         (
             "False",
             ConditionReason.EXECUTORS_FAIL,
-            "Spark has created 12 executors for 2, and none runs: they end soon after their start; look into the image of "
-            "spec.pods.prepare, and whether a NetworkPolicy keeps executors from the driver's ports 7078 and 7079",
+            "Spark has created 12 executors for 2, and none runs: executors exit soon after they start; check the image of "
+            "spec.pods.prepare, and whether a NetworkPolicy blocks the driver's ports 7078 and 7079",
         ),
     ),
 }

@@ -279,8 +279,8 @@ SENTENCES: dict[str, tuple[CustomChildren, float, str]] = {
     "not seen": (
         seen(application("")),
         61,
-        "SparkApplication tune-prep-1 waits for the spark-operator, which has not seen it for 60 s: does it run, and does it "
-        "watch namespace team (spark.jobNamespaces of its chart)?",
+        "SparkApplication tune-prep-1 waits for the spark-operator, which has not handled it for 60 s: check whether it runs, and whether "
+        "it watches namespace team (spark.jobNamespaces of its chart)",
     ),
     "submitted": (
         seen(application("SUBMITTED")),

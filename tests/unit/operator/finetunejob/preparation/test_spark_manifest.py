@@ -252,8 +252,8 @@ def test_what_spark_submit_overrides_is_refused(given: Json, expected: bool) -> 
     assert backend
     assert [*backend.find_pod_mistakes(job_spec)] == (
         [
-            "spec.pods.prepare.template sets the memory of the container main, and with data.prepare.spark.mode SparkApplication "
-            "the driver gets driverMemory and 40% more: remove the memory from the template"
+            "spec.pods.prepare.template sets the memory of the container main, but with data.prepare.spark.mode SparkApplication the "
+            "driver gets driverMemory plus 40%: remove the memory from the template"
         ]
         if expected
         else []

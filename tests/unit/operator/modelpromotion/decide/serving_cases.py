@@ -80,8 +80,8 @@ TO_ALL = "endpoint support is being changed to serve version 2 with 100%"
 TO_SOME = "endpoint support is being changed to serve version 2 with 10% and version 1 with 90%"
 NO_WITHDRAWAL = "correct spec.serving or point the alias at another version; the operator does not retry until the spec changes"
 CANNOT = (
-    "endpoint support cannot serve version 2 as specified: its deployment failed: no machine; it is restored to "
-    "version 1 with 100%, and champion to version 1"
+    "endpoint support cannot serve version 2 as specified: its deployment failed: no machine; the endpoint is restored to version 1 with "
+    "100%, and alias champion moves to version 1"
 )
 FAILURE = {"version": "2", "generation": 1, "reason": "EndpointFailed", "message": "it failed"}
 

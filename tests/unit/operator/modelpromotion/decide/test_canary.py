@@ -26,11 +26,11 @@ def test_a_canary_goes_forward_on_its_own(databricks: Workspace) -> None:
         rollout.settle()
         steps_seen.append((minutes, rollout.message, dict(rollout.routes)))
     first = (
-        "version 2 gets 10% of the traffic, step 1 of 2; the next one is due at 2026-08-01T12:10:00Z",
+        "version 2 gets 10% of the traffic, step 1 of 2; the next step is due at 2026-08-01T12:10:00Z",
         {"2": 10, "1": 90},
     )
     second = (
-        "version 2 gets 50% of the traffic, step 2 of 2; the next one is due at 2026-08-01T12:30:00Z",
+        "version 2 gets 50% of the traffic, step 2 of 2; the next step is due at 2026-08-01T12:30:00Z",
         {"2": 50, "1": 50},
     )
     third = ("endpoint support serves version 2 with 100%", {"2": 100})
@@ -81,8 +81,8 @@ def test_a_gate_that_fails_takes_everything_back(databricks: Workspace) -> None:
     rollout.judged("2", latency=250.0)
     assert rollout.step() == "CanaryFailed"
     assert rollout.message == (
-        "endpoint support cannot serve version 2 as specified: a canary gate failed: latency: "
-        f"{gate_said(rollout)}; it is restored to version 1 with 100%, and champion to version 1"
+        f"endpoint support cannot serve version 2 as specified: a canary gate failed: latency: {gate_said(rollout)}; the endpoint is "
+        "restored to version 1 with 100%, and alias champion moves to version 1"
     )
     assert rollout.requeue == 0
     assert rollout.status.withheld
@@ -99,7 +99,7 @@ def test_a_gate_that_fails_takes_everything_back(databricks: Workspace) -> None:
 
 def gate_said(rollout: Rollout) -> str:
     """The verdict's own words."""
-    return rollout.message.split("failed: latency: ")[1].split("; it is restored")[0]
+    return rollout.message.split("failed: latency: ")[1].split("; the endpoint is restored")[0]
 
 
 def test_a_gate_that_fails_before_the_endpoint_was_touched(databricks: Workspace) -> None:
@@ -121,7 +121,7 @@ def test_a_gate_that_cannot_be_judged_holds_the_step(databricks: Workspace) -> N
     assert rollout.settle() == ["CanaryInconclusive"]
     assert rollout.requeue == 5.0
     assert rollout.message.startswith(
-        "version 2 gets 10% of the traffic, step 1 of 2; no further step until it can be judged: latency: "
+        "version 2 gets 10% of the traffic, step 1 of 2; the next step waits until this one can be judged: latency: "
     )
     rollout.judged("2", latency=50.0)
     rollout.settle()
@@ -133,7 +133,7 @@ def test_a_version_that_is_gone_holds_the_step(databricks: Workspace) -> None:
     rollout.promote("2")
     rollout.versions["2"] = None
     rollout.settle()
-    assert rollout.message.endswith("until it can be judged: the registry has no version 2")
+    assert rollout.message.endswith("until this one can be judged: the registry has no version 2")
 
 
 def test_a_rollback_during_a_canary(databricks: Workspace) -> None:
@@ -237,7 +237,7 @@ def test_other_steps_during_a_canary(
         step,
         due,
     )
-    assert rollout.message.endswith(f"the next one is due at {due}")
+    assert rollout.message.endswith(f"the next step is due at {due}")
 
 
 def test_steps_without_time(databricks: Workspace) -> None:

@@ -42,8 +42,8 @@ CASES: dict[str, Case] = {
         condition=(
             False,
             ConditionReason.ENDPOINT_FAILED,
-            "endpoint support cannot serve version 2 as specified: its deployment failed: no machine; it is restored "
-            f"to version 1 with 100%: {NO_WITHDRAWAL}",
+            "endpoint support cannot serve version 2 as specified: its deployment failed: no machine; the endpoint is restored to version "
+            f"1 with 100%: {NO_WITHDRAWAL}",
         ),
         serving=described(
             "UpdateFailed",
@@ -51,8 +51,8 @@ CASES: dict[str, Case] = {
             saved=SAVED,
             failure=FAILURE
             | {
-                "message": "endpoint support cannot serve version 2 as specified: its deployment failed: no "
-                f"machine; it is restored to version 1 with 100%: {NO_WITHDRAWAL}"
+                "message": "endpoint support cannot serve version 2 as specified: its deployment failed: no machine; the endpoint is "
+                f"restored to version 1 with 100%: {NO_WITHDRAWAL}"
             },
             **STEADY,
         ),
@@ -89,7 +89,7 @@ CASES: dict[str, Case] = {
         condition=(
             False,
             ConditionReason.ENDPOINT_FAILED,
-            "it failed; restoring the routes failed too: no machine at all",
+            "it failed; the endpoint cannot be restored either: no machine at all",
         ),
         serving=described(
             "UpdateFailed",

@@ -63,8 +63,8 @@ def test_an_update_that_fails_takes_everything_back(databricks: Workspace, keeps
     )
     assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
     assert rollout.message == (
-        f"endpoint support cannot serve version 2 as specified: its deployment failed: {why}; it is restored to "
-        "version 1 with 100%, and champion to version 1"
+        f"endpoint support cannot serve version 2 as specified: its deployment failed: {why}; the endpoint is restored to version 1 with "
+        "100%, and alias champion moves to version 1"
     )
     rollout.withdraw()
     assert rollout.settle() == ["EndpointReady"]
@@ -242,7 +242,7 @@ def test_another_size_that_fails_is_not_the_versions_fault(databricks: Workspace
     rollout.edit(serving=serving(workloadType="GPULarge"))
     assert rollout.settle() == ["EndpointUpdating", "EndpointFailed"]
     assert rollout.status.withheld is None
-    assert "it stays as it is" in rollout.message
+    assert "the endpoint stays as it is" in rollout.message
     assert databricks.writes() == [CHANGE] * 2
 
 
@@ -334,7 +334,7 @@ def test_gates_judge_the_traffic_of_the_new_version(databricks: Workspace) -> No
     databricks.endpoints.metrics["support"] = exported("support", {"1": (500, 0, 0), "2": (500, 4, 2)})
     rollout.settle()
     assert (rollout.routes, rollout.reason) == ({"1": 100}, "CanaryFailed")
-    assert "error_rate is 0.012, but it must be <= 0.01" in rollout.message
+    assert "error_rate is 0.012, but must be <= 0.01" in rollout.message
 
 
 QUICK = {"name": "quick", "type": "Metric", "metric": {"name": "latency_ms", "max": 100}}
@@ -355,7 +355,7 @@ def test_a_gate_of_the_latency_judges_what_the_endpoint_exports(databricks: Work
     databricks.endpoints.metrics["support"] = exported("support", counts, {"1": 40, "2": 120})
     rollout.settle()
     assert (rollout.routes, rollout.reason) == ({"1": 100}, "CanaryFailed")
-    assert "latency_ms is 120, but it must be <= 100" in rollout.message
+    assert "latency_ms is 120, but must be <= 100" in rollout.message
 
 
 def test_what_databricks_shows_otherwise_is_not_configured_again_for_the_logging(
