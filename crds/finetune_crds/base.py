@@ -117,12 +117,9 @@ STORED_FOLDER = "^(/.|(s3a?|gs)://[^/ ]+/.|abfss://[^/@ ]+@[^/@ ]+/.)"
 # Names that Kubernetes checks when it gets them in a child: here the API server refuses them with the resource itself.
 _LABEL = "[a-z0-9]+(-+[a-z0-9]+)*"
 SUBDOMAIN = "[a-z0-9]+((-+|[.])[a-z0-9]+)*"
-_LETTERS = "lowercase letters and digits, with '-' and '.' between them"
+_LETTERS = "lowercase letters and digits, with '-' and '.' only between them"
 ENV_NAME = "([-_a-zA-Z]|[.][-_a-zA-Z0-9])[-._a-zA-Z0-9]*"
-_ENV_MESSAGE = (
-    "the name of an environment variable must have letters, digits, '_', '-' and '.', and not begin with a digit or with "
-    "'..'"
-)
+_ENV_MESSAGE = "an environment variable's name can contain letters, digits, '_', '-' and '.', and cannot begin with a digit or '..'"
 
 
 def _matching(pattern: str, message: str) -> dict[str, Any]:
@@ -134,7 +131,7 @@ ObjectName = Annotated[
     Field(
         min_length=1,
         max_length=253,
-        json_schema_extra=_matching(SUBDOMAIN, f"the name of an object must have {_LETTERS}"),
+        json_schema_extra=_matching(SUBDOMAIN, f"an object's name must consist of {_LETTERS}"),
     ),
 ]
 """The name of a Secret, a ConfigMap, a claim or another object of the namespace."""
@@ -142,9 +139,7 @@ QueueName = Annotated[
     str,
     Field(
         max_length=63,
-        json_schema_extra=_matching(
-            f"({SUBDOMAIN})?", f"the name of a queue becomes a label: it must have {_LETTERS}"
-        ),
+        json_schema_extra=_matching(f"({SUBDOMAIN})?", f"a queue's name must consist of {_LETTERS}"),
     ),
 ]
 """The name of a Kueue LocalQueue, which becomes the value of a label; empty for none."""
@@ -155,7 +150,7 @@ VolumeName = Annotated[
         max_length=63,
         json_schema_extra=_matching(
             _LABEL,
-            "the name of a volume must have lowercase letters and digits, with '-' between them",
+            "a volume's name must consist of lowercase letters and digits, with '-' only between them",
         ),
     ),
 ]
@@ -182,7 +177,7 @@ Image = Annotated[
     Field(
         min_length=1,
         max_length=1024,
-        json_schema_extra=_matching("[^ ]+", "the name of an image must not have spaces"),
+        json_schema_extra=_matching("[^ ]+", "an image's name cannot contain spaces"),
     ),
 ]
 """The name of a container image."""
@@ -191,7 +186,7 @@ Image = Annotated[
 def first_mistake(error: ValidationError) -> tuple[str, str]:
     """Where the first mistake of a document is, as a path of fields, and what it is."""
     first = error.errors()[0]
-    what = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"]
+    what = "unknown field" if first["type"] == "extra_forbidden" else first["msg"]
     return ".".join(str(part) for part in first["loc"]) or "the top", what
 
 

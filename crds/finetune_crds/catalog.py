@@ -33,7 +33,7 @@ class UnityCatalogServer(ApiModel):
         Uri,
         _address(
             HTTP_SERVER,
-            "uri is the http or https address of the server; a token is in the Secret of secretRef",
+            "uri must be an http or https address; put a token into the Secret of secretRef",
         ),
     ]
     """Address of the server, such as http://unity.data.svc:8080."""
@@ -57,7 +57,7 @@ class HiveMetastore(ApiModel):
         Uri,
         _address(
             METASTORES,
-            "uri is thrift://host:port; several, of replicas of one metastore, are separated by commas",
+            "uri must be thrift://host:port; separate several replicas with commas",
         ),
     ]
     """Address of the metastore, such as thrift://metastore.data.svc:9083."""
@@ -70,7 +70,7 @@ class Catalog(ApiModel):
         json_schema_extra=rules(
             (
                 "self.type == 'UnityCatalog' ? has(self.unityCatalog) : !has(self.unityCatalog)",
-                "unityCatalog and type UnityCatalog go together",
+                "set unityCatalog if, and only if, type is UnityCatalog",
                 ".unityCatalog",
             ),
             (
@@ -80,7 +80,7 @@ class Catalog(ApiModel):
             ),
             (
                 "self.type == 'Hive' ? has(self.hive) : !has(self.hive)",
-                "hive and type Hive go together",
+                "set hive if, and only if, type is Hive",
                 ".hive",
             ),
         )
@@ -115,14 +115,13 @@ DATA_RULES = (
     Rule(
         f"{_NO_CATALOG}has(self.source.table) || (has(self.source.sources) && self.source.sources.exists(part, has(part.table))) "
         "|| (has(self.prepare.decontaminate) && self.prepare.decontaminate.sources.exists(part, has(part.table)))",
-        "prepare.catalog is where tables are found by name, and no source has table: set it, or remove the catalog",
+        "prepare.catalog needs a source with a table: set the table, or remove the catalog",
         ".prepare.catalog",
     ),
     Rule(
         f"{_NO_CATALOG}({_fits('self.source')} && (!has(self.source.sources) || self.source.sources.all(part, {_fits('part')})) "
         f"&& (!has(self.prepare.decontaminate) || self.prepare.decontaminate.sources.all(part, {_fits('part')})))",
-        "a table is catalog.schema.table with prepare.catalog of type UnityCatalog and Databricks, and database.table with type "
-        "Hive",
+        "write a table as catalog.schema.table, or as database.table if prepare.catalog has type Hive",
         ".source",
     ),
 )
@@ -131,7 +130,7 @@ DATA_RULES = (
 PREPARE_RULES = (
     Rule(
         "!has(self.catalog) || self.spark.mode != 'Databricks'",
-        "with spark.mode Databricks tables are found in the workspace: remove catalog",
+        "spark.mode Databricks finds tables in its workspace: remove catalog",
         ".catalog",
     ),
 )

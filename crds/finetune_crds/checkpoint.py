@@ -14,11 +14,11 @@ class ResumeFrom(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("has(self.name) == (self.type == 'Job')", "name and type Job require each other", ".name"),
-            ("has(self.uri) == (self.type == 'Uri')", "uri and type Uri require each other", ".uri"),
+            ("has(self.name) == (self.type == 'Job')", "set name if, and only if, type is Job", ".name"),
+            ("has(self.uri) == (self.type == 'Uri')", "set uri if, and only if, type is Uri", ".uri"),
             (
                 f"!has(self.uri) || self.uri.matches('{STORED_FOLDER}')",
-                f"uri is {PLACES} on a volume that all pods share",
+                f"uri must be {PLACES} on a volume that all pods share",
                 ".uri",
             ),
         )
@@ -40,7 +40,7 @@ class Checkpoint(ApiModel):
         json_schema_extra=rules(
             (
                 f"!has(self.uri) || self.uri.matches('{STORED_FOLDER}')",
-                f"uri is {PLACES} on a volume that all pods share",
+                f"uri must be {PLACES} on a volume that all pods share",
                 ".uri",
             )
         )

@@ -48,7 +48,7 @@ class Decontaminate(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.minWords) || self.minWords <= self.ngram",
-                "minWords must not be above ngram (default: 13): texts between the two are compared whole",
+                "minWords must not be above ngram (default: 13): lower minWords or raise ngram",
                 ".minWords",
             ),
         )
@@ -88,7 +88,7 @@ PREPARE_RULES = (
     Rule(
         "!has(self.decontaminate) || !has(self.output) || self.decontaminate.sources.all(part, !has(part.path) || "
         "part.path != self.output)",
-        "decontaminate.sources has the output: name another evaluation set, or write to another folder",
+        "decontaminate.sources includes the output: name another evaluation set, or write to another folder",
         ".decontaminate",
     ),
 )
@@ -111,7 +111,7 @@ DATA_RULES = (
         "!has(self.prepare) || !has(self.prepare.decontaminate) || !has(self.source) || self.prepare.decontaminate.sources.all(part, "
         f"!({_reads_same('self.source')}) && (!has(self.source.sources) || !self.source.sources.exists(mixed, "
         f"{_reads_same('mixed')})))",
-        "prepare.decontaminate.sources has the source itself, and would drop every example: name an evaluation set",
+        "prepare.decontaminate.sources includes the source, which would drop every example: name an evaluation set",
         ".prepare.decontaminate",
         at_creation=True,
     ),

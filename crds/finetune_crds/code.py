@@ -27,16 +27,16 @@ Requirement = Annotated[
         json_schema_extra=rules(
             (
                 "!self.startsWith('-')",
-                "options of pip do not go here: set its variables, such as PIP_INDEX_URL, in pods.train.env or pods.train.envFrom",
+                "options of pip are not supported here: set variables such as PIP_INDEX_URL in pods.train.env or pods.train.envFrom",
             ),
             (
                 "!self.matches('://[^/]*@')",
-                "the address holds a user or a password: publish the package in an index, and put its address with the "
-                "credentials into a Secret of pods.train.envFrom as PIP_INDEX_URL",
+                "the address contains a user or a password: publish the package in an index, and put its address with the credentials "
+                "into a Secret of pods.train.envFrom as PIP_INDEX_URL",
             ),
             (
                 f"self.startsWith('-') || self.matches('://[^/]*@') || self.matches('{_REQUIREMENT}')",
-                "write a requirement as pip takes it: a name with versions, such as datasets>=3, or a name @ https://...",
+                "write a requirement in pip's format, such as datasets>=3 or name @ https://...",
             ),
         ),
     ),
@@ -52,11 +52,11 @@ GitUrl = Annotated[
         json_schema_extra=rules(
             (
                 "self.startsWith('https://')",
-                "the repository is fetched over HTTPS: write https://host/owner/repository; ssh, git and http addresses do not work",
+                "write the address as https://host/owner/repository: ssh, git and http are not supported",
             ),
             (
                 "!self.matches('^https://[^/]*@')",
-                "the address holds a user or a password: put them into a Secret as username and password, and name it in secretRef",
+                "the address contains a user or a password: put them into a Secret as username and password, and name it in secretRef",
             ),
             (
                 "!self.startsWith('https://') || self.matches('^https://[^/@]*@') || self.matches('^https://[^/?# $@]+/[^?# $]+$')",
@@ -98,7 +98,7 @@ class Code(ApiModel):
         json_schema_extra=rules(
             (
                 "[has(self.configMapRef), has(self.volume), has(self.git)].filter(given, given).size() == 1",
-                "set one of configMapRef, volume and git",
+                "set exactly one of configMapRef, volume and git",
             ),
         )
     )

@@ -129,7 +129,7 @@ def _fitting(batch: int, recipe: JobRecipe) -> str:
     ranks, size = recipe.distributed.ranks, recipe.training.per_device_batch_size
     share, remainder = divmod(batch, ranks)
     if remainder:
-        return f"{batch} on {ranks} ranks is no whole number: choose a number of ranks that divides {batch}"
+        return f"{ranks} ranks cannot share {batch} evenly: choose a number of ranks that divides {batch}"
     fits = max(number for number in range(1, min(size, share) + 1) if share % number == 0)
     return f"perDeviceBatchSize {fits} and gradientAccumulation {share // fits} fit {ranks} ranks"
 

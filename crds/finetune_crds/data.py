@@ -68,7 +68,7 @@ class Columns(ApiModel):
             ),
             (
                 "!has(self.messageWeight) || self.type == 'Messages'",
-                "messageWeight needs type Messages: preferences are judged by whole answers",
+                "messageWeight needs type Messages: preferences compare whole answers",
                 ".messageWeight",
             ),
         )
@@ -130,7 +130,7 @@ SplitsPlace = Annotated[
         json_schema_extra=rules(
             Rule(
                 f"!self.{IN_WORKSPACE}",
-                "the training pods do not have /Volumes and dbfs:/ of a Databricks workspace: put the splits in an object store",
+                "the training pods cannot read /Volumes and dbfs:/ of a Databricks workspace: put the splits in an object store",
                 at_creation=True,
             )
         )
@@ -206,7 +206,7 @@ class Data(ApiModel):
                 "!has(self.prepare) || self.prepare.onTemplateError == 'Fail' || has(self.prepare.conversation) || "
                 "self.prepare.templateSyntax == 'Jinja' || !has(self.columns) || "
                 "self.columns.type in ['Messages', 'Preference', 'Unpaired']",
-                "prepare.onTemplateError needs what a template can refuse: columns of type Messages, Preference or Unpaired, "
+                "prepare.onTemplateError needs a template that can fail on a row: use columns of type Messages, Preference or Unpaired, "
                 "prepare.conversation, or prepare.templateSyntax Jinja",
                 ".prepare.onTemplateError",
             ),

@@ -20,7 +20,7 @@ Volume = Annotated[
         json_schema_extra=rules(
             (
                 "self.matches('^/Volumes/[^/ ]+/[^/ ]+/[^/ ]+(/[^/ ]+)*$')",
-                "a volume of Unity Catalog is /Volumes/catalog/schema/volume, and a folder in it if you like",
+                "write the volume as /Volumes/catalog/schema/volume, with or without a folder after it",
             )
         ),
     ),
@@ -79,7 +79,7 @@ class NewCluster(ApiModel):
         json_schema_extra=rules(
             (
                 "has(self.nodeType) != has(self.instancePoolId)",
-                "set nodeType, or instancePoolId, whose nodes have a type",
+                "set nodeType or instancePoolId, not both",
             ),
         )
     )
@@ -106,12 +106,12 @@ class Compute(ApiModel):
         json_schema_extra=rules(
             (
                 "self.type == 'ExistingCluster' ? has(self.existingCluster) : !has(self.existingCluster)",
-                "existingCluster and type ExistingCluster go together",
+                "set existingCluster if, and only if, type is ExistingCluster",
                 ".existingCluster",
             ),
             (
                 "self.type == 'NewCluster' ? has(self.newCluster) : !has(self.newCluster)",
-                "newCluster and type NewCluster go together",
+                "set newCluster if, and only if, type is NewCluster",
                 ".newCluster",
             ),
             (

@@ -16,8 +16,7 @@ class Gpu(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.product) || self.resourceName.startsWith('nvidia.com/')",
-                "product is a label that NVIDIA's GPU feature discovery sets: for other GPUs set "
-                "pods.train.template.spec.nodeSelector",
+                "product is a label of NVIDIA's GPU feature discovery: for other GPUs set pods.train.template.spec.nodeSelector",
                 ".product",
             ),
         )
@@ -38,12 +37,12 @@ class Distributed(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.gpusPerNode) || !has(self.processesPerNode) || self.processesPerNode <= self.gpusPerNode",
-                "processesPerNode is above gpusPerNode, and each process needs a GPU of its own: lower it, or remove it",
+                "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove it",
                 ".processesPerNode",
             ),
             (
                 "!has(self.gpu) || has(self.gpusPerNode)",
-                "gpu describes the GPUs of gpusPerNode: set that too",
+                "gpu needs gpusPerNode: set both",
                 ".gpu",
             ),
             (

@@ -13,8 +13,8 @@ SCOPE_START = "{{secrets/"
 NAMES_SCOPE = f"contains('{SCOPE_START}')"
 """Whether a string names a secret of a Databricks workspace, as a call on it in an expression."""
 NO_SCOPE_IN_PODS = (
-    "only compute of Databricks replaces {{secrets/scope/key}}, and a pod gets the text: use valueFrom.secretKeyRef or "
-    "envFrom with a Secret of the namespace"
+    "pods do not resolve {{secrets/scope/key}}, which only Databricks does: use valueFrom.secretKeyRef or envFrom with a Secret of the "
+    "namespace"
 )
 
 # The contract with the pods. torchrun reads PET_*; scripts read the others. Only the operator sets them.

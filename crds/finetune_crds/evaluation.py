@@ -73,8 +73,7 @@ class Evaluation(ApiModel):
             ),
             (
                 f"!{_HAS_COMMAND} || !({' || '.join(f'has(self.{field})' for field in _BUILT_IN)})",
-                f"{join_names(_BUILT_IN)} are for the built-in evaluation: remove them beside command, which "
-                "writes its own numbers",
+                f"{join_names(_BUILT_IN)} need the built-in evaluation: remove them, or remove command",
             ),
         )
         | replaced(
@@ -131,8 +130,8 @@ EVALUATION_RULES = (
     ),
     Rule(
         f"{_NOT_BUILT_IN} || !has(self.data.columns) || self.data.columns.type != 'Unpaired'",
-        "evaluation compares with the answers of rows, and those of data.columns type Unpaired may be bad ones: remove "
-        "evaluation, or set evaluation.command",
+        "evaluation compares with the answers in the data, which may be bad in columns of type Unpaired: remove evaluation, or set "
+        "evaluation.command",
         ".evaluation",
     ),
     Rule(
@@ -145,14 +144,13 @@ EVALUATION_RULES = (
     Rule(
         f"{_NOT_BUILT_IN} || !has(self.data.prepare) || !has(self.data.prepare.splitRatios) || (self.evaluation.split == 'Test' "
         "? self.data.prepare.splitRatios.test : self.data.prepare.splitRatios.validation) > 0.0",
-        "the split to evaluate has no rows: set its share in data.prepare.splitRatios above 0, or name the other in "
-        "evaluation.split",
+        "the split to evaluate has no rows: set its share in data.prepare.splitRatios above 0, or set evaluation.split to the other",
         ".evaluation.split",
     ),
     Rule(
         f"{_NOT_BUILT_IN} || !has(self.data.splits) || self.data.splits.type == 'Delta' || (self.evaluation.split == 'Test' "
         "? has(self.data.splits.test) : has(self.data.splits.validation))",
-        "the split to evaluate has no rows: set its folder in data.splits, or name the other in evaluation.split",
+        "the split to evaluate has no rows: set its folder in data.splits, or set evaluation.split to the other",
         ".evaluation.split",
     ),
     Rule(

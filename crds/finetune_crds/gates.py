@@ -17,7 +17,7 @@ class MetricGate(ApiModel):
     model_config = ConfigDict(
         json_schema_extra=rules(
             ("has(self.min) || has(self.max)", "set min, max, or both"),
-            ("!has(self.min) || !has(self.max) || self.min <= self.max", "min is above max", ".min"),
+            ("!has(self.min) || !has(self.max) || self.min <= self.max", "min must not be above max", ".min"),
         )
     )
 
@@ -43,10 +43,10 @@ class Tolerance(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("has(self.absolute) != has(self.relative)", "set absolute or relative"),
+            ("has(self.absolute) != has(self.relative)", "set either absolute or relative"),
             (
                 "!has(self.relative) || self.relative <= 1.0",
-                "relative is a share of the value of the version that the alias points at: 0.05 for five percent",
+                "relative must be at most 1: it is a share of the value of the current version, 0.05 for five percent",
             ),
         )
     )
@@ -65,7 +65,7 @@ class ComparisonGate(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("has(self.betterBy) != has(self.notWorseThan)", "set betterBy or notWorseThan"),
+            ("has(self.betterBy) != has(self.notWorseThan)", "set either betterBy or notWorseThan"),
         )
     )
 
@@ -87,7 +87,7 @@ class Gate(ApiModel):
             (
                 "has(self.metric) == (self.type == 'Metric') && has(self.tag) == (self.type == 'Tag') && "
                 "has(self.comparison) == (self.type == 'Comparison')",
-                "set what type names: metric for Metric, tag for Tag, comparison for Comparison, and nothing else",
+                "set only the field of the type: metric for Metric, tag for Tag, comparison for Comparison",
             ),
         )
     )

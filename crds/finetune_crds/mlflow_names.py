@@ -32,7 +32,7 @@ ModelName = Annotated[
         json_schema_extra=rules(
             Rule(
                 "!self.matches('[/:]|^[.][.]|^[.]$|^ *$')",
-                "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them",
+                "MLflow does not allow slashes, colons or leading dots in the name of a model: remove them",
                 at_creation=True,
             ),
             Rule(

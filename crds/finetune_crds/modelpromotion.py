@@ -44,7 +44,7 @@ class Rollback(ApiModel):
         json_schema_extra=rules(
             (
                 "has(self.version) == (self.type == 'Version')",
-                "version and type Version require each other",
+                "set version if, and only if, type is Version",
                 ".version",
             ),
         )
@@ -69,8 +69,7 @@ class Source(ApiModel):
             (
                 "has(self.version) == (self.type == 'Version') && has(self.alias) == (self.type == 'Alias') && "
                 "has(self.fineTuneJobRef) == (self.type == 'FineTuneJob')",
-                "set what type names: version for Version, alias for Alias, fineTuneJobRef for FineTuneJob, and nothing "
-                "else",
+                "set only the field of the type: version for Version, alias for Alias, fineTuneJobRef for FineTuneJob",
             ),
         )
     )
@@ -139,7 +138,7 @@ class ModelPromotionSpec(ApiModel):
             *(_fixed(field) for field in ("model", "alias", "tracking.uri", "tracking.registryUri")),
             (
                 "!has(self.source.alias) || self.source.alias != self.alias",
-                "source.alias is the alias of this promotion: name another one",
+                "source.alias is the alias of this promotion: set another alias",
                 ".source.alias",
             ),
             (

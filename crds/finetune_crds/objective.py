@@ -113,7 +113,7 @@ class Objective(ApiModel):
             ),
             (
                 "has(self.distillation) == (self.type == 'Distillation')",
-                "distillation and type Distillation require each other",
+                "set distillation if, and only if, type is Distillation",
             ),
         )
     )

@@ -13,7 +13,7 @@ class Output(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            (f"self.uri.matches('{STORED_FOLDER}')", f"uri is {PLACES} on a volume", ".uri")
+            (f"self.uri.matches('{STORED_FOLDER}')", f"uri must be {PLACES} on a volume", ".uri")
         )
     )
 
@@ -41,7 +41,7 @@ OUTPUT_RULES = (
     Rule(
         "!has(self.output) || !has(self.checkpoint) || !has(self.checkpoint.uri) || "
         f"(!{_OUTPUT}.startsWith({_CHECKPOINTS}) && !{_CHECKPOINTS}.startsWith({_OUTPUT}))",
-        "one of output.uri and checkpoint.uri is in the other: name a folder that has the model alone",
+        "output.uri and checkpoint.uri overlap: set output.uri to a folder for the model only",
         ".output.uri",
     ),
     *stored_in_workspace("output.uri"),

@@ -31,8 +31,7 @@ OWN_SCRIPT_RULES = (
     ),
     Rule(
         "!has(self.data) || !has(self.data.source) || has(self.model)",
-        "data.source needs model, whose tokenizer counts the tokens of each example: set model, or name splits that are prepared "
-        "in data.splits",
+        "data.source needs model, whose tokenizer counts the tokens of each example: set model, or set data.splits to prepared splits",
         ".data.source",
     ),
     Rule(

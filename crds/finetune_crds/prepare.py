@@ -114,7 +114,7 @@ _ON_DATABRICKS = (
     _on_databricks(
         "!has(self.filter) || !has(self.spark.databricks) || (has(self.spark.databricks.compute) && "
         "self.spark.databricks.compute.type != 'Serverless')",
-        "filter needs a cluster with spark.mode Databricks: serverless compute has no parser to check it with",
+        "filter with spark.mode Databricks needs a cluster: serverless compute cannot check it",
         ".filter",
     ),
 )
@@ -142,7 +142,7 @@ class Prepare(ApiModel):
             ),
             Rule(
                 f"!has(self.output) || self.output.matches('{STORED_FOLDER}')",
-                f"output is {PLACES}",
+                f"output must be {PLACES}",
                 ".output",
                 at_creation=True,
             ),

@@ -135,7 +135,7 @@ class JobRecipe(ApiModel):
             raise RecipeError(f"the recipe {path} is not YAML: {error}") from error
         except ValidationError as error:
             where, what = first_mistake(error)
-            raise RecipeError(f"the recipe {path} is wrong at {where}: {what}") from error
+            raise RecipeError(f"the recipe {path} is invalid at {where}: {what}") from error
 
 
 def _without_cluster_env(prepare: Prepare) -> Prepare:

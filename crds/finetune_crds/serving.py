@@ -40,7 +40,7 @@ class Concurrency(ApiModel):
     """A range of concurrent requests that the machines of a version scale in."""
 
     model_config = ConfigDict(
-        json_schema_extra=rules(("self.min <= self.max", "min is above max: swap them", ".min")),
+        json_schema_extra=rules(("self.min <= self.max", "min must not be above max: swap them", ".min")),
     )
 
     min: _Concurrent

@@ -29,10 +29,10 @@ _RULES = (
         "table needs type Delta or Parquet; use path for other files",
         ".table",
     ),
-    Rule(f"!has(self.path) || self.path.matches('{_PATH}')", f"path is {PLACES}", ".path"),
+    Rule(f"!has(self.path) || self.path.matches('{_PATH}')", f"path must be {PLACES}", ".path"),
     Rule(
         "self.type == 'Delta' || (!has(self.version) && !has(self.versionTime))",
-        "version and versionTime pin a Delta table; files have no versions",
+        "version and versionTime need type Delta: remove them",
     ),
     Rule(
         "!has(self.version) || !has(self.versionTime)", "set version or versionTime, not both", ".versionTime"

@@ -34,18 +34,18 @@ class Spark(ApiModel):
             ),
             (
                 "(self.mode == 'Databricks') == has(self.databricks)",
-                "databricks, which has the volume for the operator's wheel, and mode Databricks require each other",
+                "set databricks, which names the volume for the operator's wheel, if, and only if, mode is Databricks",
                 ".databricks",
             ),
             (
                 "self.mode != 'Databricks' || self.driverMemory == '2Gi'",
-                "driverMemory is that of a prep pod: with mode Databricks the cluster gives the driver its memory",
+                "driverMemory needs a prep pod: with mode Databricks, remove it",
                 ".driverMemory",
             ),
             (
                 "self.mode != 'Databricks' || !has(self.conf) || size(self.conf) == 0 || !has(self.databricks) || "
                 "(has(self.databricks.compute) && self.databricks.compute.type == 'NewCluster')",
-                "conf needs databricks.compute of type NewCluster: other compute has its settings already",
+                "conf needs databricks.compute of type NewCluster: other compute is configured already",
                 ".conf",
             ),
             Rule(

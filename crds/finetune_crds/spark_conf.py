@@ -21,9 +21,8 @@ ALLOWED = (
 """Regular expressions, each of a whole name."""
 _ANY = re.compile("|".join(ALLOWED))
 _WHAT = (
-    "settings of the work (spark.sql.adaptive, spark.sql.shuffle, spark.sql.files, spark.memory, spark.shuffle, "
-    "spark.network, spark.databricks.delta and the like) and of stores (spark.hadoop.fs.s3a, fs.gs, fs.azure), none that "
-    "loads code or moves the driver"
+    "settings of execution (spark.sql.adaptive, spark.sql.shuffle, spark.sql.files, spark.memory, spark.shuffle, spark.network, "
+    "spark.databricks.delta and the like) and of stores (spark.hadoop.fs.s3a, fs.gs, fs.azure)"
 )
 
 

@@ -37,6 +37,6 @@ def misnamed(data: Data) -> Iterator[str]:
         names = table.split(".")
         if len(names) != len(levels) or not all(names):
             yield (
-                f"{field} {table} must be {'.'.join(levels)} in {where}, the catalog of the job or of its installation: create a "
-                "job with that name of the table, or with data.prepare.catalog"
+                f"{field} {table} must be {'.'.join(levels)} in {where}, the catalog of the job or of its installation: create a job that "
+                "names the table so, or that sets data.prepare.catalog"
             )

@@ -43,11 +43,11 @@ NEW_TOKENS_NEED = {
 }
 """CEL conditions on a spec with new tokens, and what is said where one does not hold."""
 
-PISSA_NEEDS = "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of"
+PISSA_NEEDS = "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
 """What is said where a method other than LoRA has PiSSA."""
 LARGEST_OF_PISSA = 512
 """The largest rank with PiSSA: twice as much is that of an adapter which can be trained further."""
-PISSA_RANK = f"rank is at most {LARGEST_OF_PISSA} with init: PiSSA, whose registered adapter has twice the rank: lower it"
+PISSA_RANK = f"rank must be at most {LARGEST_OF_PISSA} with init: PiSSA, whose registered adapter has twice the rank: lower it"
 """What is said where the rank is larger."""
 
 Scheduler = Literal["Linear", "Cosine", "Constant", "WSD"]
@@ -107,7 +107,7 @@ class Lora(ApiModel):
             (
                 "!has(self.modulesToSave) || !has(self.targetModules) || "
                 "!self.modulesToSave.exists(name, name in self.targetModules)",
-                "a layer of modulesToSave is trained whole and has no adapter: remove it from targetModules",
+                "a layer of modulesToSave is trained in full, without an adapter: remove it from targetModules",
                 ".modulesToSave",
             ),
             (

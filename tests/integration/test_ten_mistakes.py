@@ -40,7 +40,7 @@ AT_APPLY: dict[str, tuple[Json, str]] = {
     ),
     "more processes than GPUs": (
         job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
-        "processesPerNode is above gpusPerNode, and each process needs a GPU of its own: lower it, or remove it",
+        "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove it",
     ),
 }
 

@@ -67,13 +67,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a catalog, and no table": (
         job(data=prepared(catalog=UNITY)),
-        "prepare.catalog is where tables are found by name, and no source has table: set it, or remove the catalog",
+        "prepare.catalog needs a source with a table: set the table, or remove the catalog",
     ),
     **{
         f"the table {table} in {catalog['type']}": (
             job(data=prepared(catalog=catalog) | {"source": {"type": "Delta", "table": table}}),
-            "a table is catalog.schema.table with prepare.catalog of type UnityCatalog and Databricks, and database.table with "
-            "type Hive",
+            "write a table as catalog.schema.table, or as database.table if prepare.catalog has type Hive",
         )
         for table, catalog in (
             ("chats", UNITY),
@@ -88,22 +87,22 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 catalog=HIVE, **decontaminate({"path": None, "table": "a.b.c"}, {"name": "b", "path": "/b"})
             )
         ),
-        "a table is catalog.schema.table with prepare.catalog of type UnityCatalog and Databricks",
+        "write a table as catalog.schema.table, or as database.table",
     ),
     "a catalog without its server": (
         job(data=prepared(catalog={"type": "UnityCatalog"}) | {"source": NAMED}),
-        "unityCatalog and type UnityCatalog go together",
+        "set unityCatalog if, and only if, type is UnityCatalog",
     ),
     "a password in the address of a catalog": (
         job(
             data=prepared(catalog={"type": "UnityCatalog", "unityCatalog": {"uri": "http://me:word@unity"}})
             | {"source": NAMED}
         ),
-        "uri is the http or https address of the server; a token is in the Secret of secretRef",
+        "uri must be an http or https address; put a token into the Secret of secretRef",
     ),
     "a Hive metastore of another protocol": (
         job(data=prepared(catalog={"type": "Hive", "hive": {"uri": "http://metastore"}}) | {"source": NAMED}),
-        "uri is thrift://host:port; several, of replicas of one metastore, are separated by commas",
+        "uri must be thrift://host:port; separate several replicas with commas",
     ),
     "split does not add up": (
         job(data=prepared(splitRatios={"train": 0.8, "validation": 0.1, "test": 0.2})),
@@ -116,7 +115,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     **{
         f"splits in a workspace: {field}": (
             job(data={"splits": splits, "columns": {"type": "Text"}}),
-            "the training pods do not have /Volumes and dbfs:/ of a Databricks workspace: put the splits in an object store",
+            "the training pods cannot read /Volumes and dbfs:/ of a Databricks workspace: put the splits in an object store",
         )
         for field, splits in {
             "path": {"type": "Delta", "path": "/Volumes/a/b/c/splits"},
@@ -159,12 +158,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "a version of files",
                 {"type": "CSV", "path": "/a", "version": 1},
-                "version and versionTime pin a Delta table",
+                "version and versionTime need type Delta",
             ),
             (
                 "a time of files",
                 {"type": "Parquet", "path": "/a", "versionTime": "2026-11-01T00:00:00Z"},
-                "version and versionTime pin a Delta table",
+                "version and versionTime need type Delta",
             ),
             (
                 "two versions",
@@ -202,7 +201,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 "an evaluation set of its own",
                 mixed(),
                 decontaminate({"path": "/mixed/csv"}),
-                "prepare.decontaminate.sources has the source itself, and would drop every example",
+                "prepare.decontaminate.sources includes the source, which would drop every example",
             ),
             (
                 "a data set of the Hub in executor pods",
@@ -238,7 +237,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "texts that no chat template renders": (
         job(data=prepared(onTemplateError="Drop")),
-        "prepare.onTemplateError needs what a template can refuse",
+        "prepare.onTemplateError needs a template that can fail on a row",
     ),
     "Jinja without a template": (
         job(data=prepared(templateSyntax="Jinja")),
@@ -304,7 +303,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 spark={"mode": "SparkApplication", "databricks": {"volume": "/Volumes/a/b/c"}},
             )
         ),
-        "and mode Databricks require each other",
+        "if, and only if, mode is Databricks",
     ),
     "executors in one pod": (
         job(data=prepared(spark={"executors": 2})),

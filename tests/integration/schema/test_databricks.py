@@ -68,23 +68,23 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "checkpoints in a workspace without its login": (job(checkpoint={"uri": "/Volumes/a/b/c"}), NO_LOGIN),
     "no volume for Databricks": (
         job(data=prepared(spark={"mode": "Databricks"})),
-        "databricks, which has the volume for the operator's wheel, and mode Databricks require each other",
+        "set databricks, which names the volume for the operator's wheel, if, and only if, mode is Databricks",
     ),
     "a volume that is none": (
         databricks_run({"volume": "/tmp/work"}),
-        "a volume of Unity Catalog is /Volumes/catalog/schema/volume, and a folder in it if you like",
+        "write the volume as /Volumes/catalog/schema/volume, with or without a folder after it",
     ),
     "Databricks beside another mode": (
         databricks_run(spark={"mode": "Local"}),
-        "databricks, which has the volume for the operator's wheel, and mode Databricks require each other",
+        "set databricks, which names the volume for the operator's wheel, if, and only if, mode is Databricks",
     ),
     "a cluster without its type": (
         databricks_run({"compute": {"type": "Serverless", "existingCluster": {"clusterId": "a"}}}),
-        "existingCluster and type ExistingCluster go together",
+        "set existingCluster if, and only if, type is ExistingCluster",
     ),
     "a type without its cluster": (
         databricks_run({"compute": {"type": "NewCluster"}}),
-        "newCluster and type NewCluster go together",
+        "set newCluster if, and only if, type is NewCluster",
     ),
     "serverless settings of a cluster": (
         databricks_run(
@@ -96,11 +96,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
         databricks_run(
             {"compute": {"type": "NewCluster", "newCluster": {"sparkVersion": "17.3.x-scala2.13"}}}
         ),
-        "set nodeType, or instancePoolId, whose nodes have a type",
+        "set nodeType or instancePoolId, not both",
     ),
     "memory of a driver on Databricks": (
         databricks_run(spark={"driverMemory": "4Gi"}),
-        "driverMemory is that of a prep pod: with mode Databricks the cluster gives the driver its memory",
+        "driverMemory needs a prep pod: with mode Databricks, remove it",
     ),
     "executors on Databricks": (
         databricks_run(spark={"executors": 2}),
@@ -108,11 +108,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "settings of serverless Spark": (
         databricks_run(spark={"conf": {"spark.sql.shuffle.partitions": "2"}}),
-        "conf needs databricks.compute of type NewCluster: other compute has its settings already",
+        "conf needs databricks.compute of type NewCluster: other compute is configured already",
     ),
     "a filter on serverless compute": (
         databricks_run(filter="a = 1"),
-        "filter needs a cluster with spark.mode Databricks: serverless compute has no parser to check it with",
+        "filter with spark.mode Databricks needs a cluster: serverless compute cannot check it",
     ),
     **{
         f"{field} of a pod on Databricks": (
@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a catalog for a Databricks run": (
         databricks_run(catalog=UNITY),
-        "with spark.mode Databricks tables are found in the workspace: remove catalog",
+        "spark.mode Databricks finds tables in its workspace: remove catalog",
     ),
     "a Hub data set for a Databricks run": (
         databricks_run(source={"type": "Hub", "dataset": "a/b"}),

@@ -25,10 +25,10 @@ def evaluated(evaluation: Json, **spec: Any) -> Json:
     return job(evaluation=evaluation, **({"register": {}} | spec))
 
 
-OBJECT = "the name of an object must have lowercase letters"
-VARIABLE = "the name of an environment variable must have letters"
+OBJECT = "an object's name must consist of lowercase letters"
+VARIABLE = "an environment variable's name can contain letters"
 SCOPED: Json = {"env": [{"name": "TOKEN", "value": "{{secrets/hub/token}}"}]}
-NO_SCOPE = "only compute of Databricks replaces {{secrets/scope/key}}, and a pod gets the text"
+NO_SCOPE = "pods do not resolve {{secrets/scope/key}}, which only Databricks does"
 
 
 ROLES = ("all", "prepare", "train", "evaluate")
@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     **{
         f"an output {output} beside checkpoints {checkpoints}": (
             job(output={"uri": output}, checkpoint={"uri": checkpoints}),
-            "one of output.uri and checkpoint.uri is in the other",
+            "output.uri and checkpoint.uri overlap",
         )
         for output, checkpoints in (
             ("s3://a/b", "s3://a/b"),
@@ -91,7 +91,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "an evaluation of unpaired answers": (
         evaluated({}, data=prepared(columns={"type": "Unpaired"}), objective=KTO),
-        "those of data.columns type Unpaired may be bad ones: remove evaluation, or set evaluation.command",
+        "which may be bad in columns of type Unpaired: remove evaluation, or set evaluation.command",
     ),
     "answers of texts": (
         evaluated({"metrics": ["Loss", "Rouge"]}, data=prepared()),
@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     **{
         f"{field} of the built-in evaluation beside a command": (
             evaluated({"command": ["judge"], field: value}),
-            "metrics, baseModel, limit, generations, maxNewTokens and batchSize are for the built-in evaluation: remove them beside "
+            "metrics, baseModel, limit, generations, maxNewTokens and batchSize need the built-in evaluation: remove them, or remove "
             "command",
         )
         for field, value in (
@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "more processes than GPUs": (
         job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
-        "processesPerNode is above gpusPerNode, and each process needs a GPU of its own: lower it, or remove it",
+        "processesPerNode is above gpusPerNode, but each process needs its own GPU: lower or remove it",
     ),
     "GPUs for the CPU": (
         job(distributed={"gpusPerNode": 4, "device": "CPU"}),
@@ -171,11 +171,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a product without GPUs": (
         job(distributed={"gpu": {"product": "A100"}}),
-        "gpu describes the GPUs of gpusPerNode: set that too",
+        "gpu needs gpusPerNode: set both",
     ),
     "a product of another maker": (
         job(distributed={"gpusPerNode": 1, "gpu": {"resourceName": "amd.com/gpu", "product": "MI300X"}}),
-        "product is a label that NVIDIA's GPU feature discovery sets",
+        "product is a label of NVIDIA's GPU feature discovery",
     ),
     "reserved alias": (
         job(register={"model": "m", "aliases": ["v3"]}),
@@ -187,14 +187,14 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "code from two places": (
         job(trainer=code(volume="code", git={"url": "https://host/owner/code"})),
-        "set one of configMapRef, volume and git",
+        "set exactly one of configMapRef, volume and git",
     ),
     **{
         f"a repository at {url}": (job(trainer=code(git={"url": url})), sentence)
         for url, sentence in {
-            "ssh://git@host/owner/code": "the repository is fetched over HTTPS: write https://host/owner/repository",
-            "git@host:owner/code.git": "the repository is fetched over HTTPS: write https://host/owner/repository",
-            "https://me:token@host/owner/code": "the address holds a user or a password: put them into a Secret",
+            "ssh://git@host/owner/code": "write the address as https://host/owner/repository: ssh, git and http",
+            "git@host:owner/code.git": "write the address as https://host/owner/repository: ssh, git and http",
+            "https://me:token@host/owner/code": "the address contains a user or a password: put them into a Secret",
             "https://host/owner/code?x=$(TOKEN)": "write the address as https://host/owner/repository, without ? and #",
         }.items()
     },
@@ -205,11 +205,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     **{
         f"the dependency {text}": (job(trainer={"command": ["python"], "dependencies": [text]}), sentence)
         for text, sentence in {
-            "--index-url=https://host": "options of pip do not go here: set its variables, such as PIP_INDEX_URL",
-            "a @ https://me:token@host/a.whl": "the address holds a user or a password: publish the package in an index",
-            "https://host/a.whl": "write a requirement as pip takes it: a name with versions, such as datasets>=3",
-            "a>=1,$(TOKEN)": "write a requirement as pip takes it",
-            "a b": "write a requirement as pip takes it",
+            "--index-url=https://host": "options of pip are not supported here: set variables such as PIP_INDEX_URL",
+            "a @ https://me:token@host/a.whl": "the address contains a user or a password: publish the package in an index",
+            "https://host/a.whl": "write a requirement in pip's format, such as datasets>=3",
+            "a>=1,$(TOKEN)": "write a requirement in pip's format",
+            "a b": "write a requirement in pip's format",
         }.items()
     },
     "dependencies of the built-in loop": (
@@ -222,7 +222,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a chat template of one's own that is not there": (
         job(model={"base": "org/base", "chatTemplate": {"type": "Jinja"}}),
-        "chatTemplate.jinja needs type Jinja, and type Jinja needs jinja",
+        "set chatTemplate.jinja if, and only if, type is Jinja",
     ),
     **{
         f"to resume from {what}": (
@@ -230,9 +230,14 @@ REFUSED: dict[str, tuple[Json, str]] = {
             sentence,
         )
         for what, place, command, sentence in (
-            ("a job without a name", {"type": "Job"}, [], "name and type Job require each other"),
-            ("a place without one", {"type": "Uri"}, [], "uri and type Uri require each other"),
-            ("both", {"type": "Uri", "uri": "/c/a", "name": "a"}, [], "name and type Job require each other"),
+            ("a job without a name", {"type": "Job"}, [], "set name if, and only if, type is Job"),
+            ("a place without one", {"type": "Uri"}, [], "set uri if, and only if, type is Uri"),
+            (
+                "both",
+                {"type": "Uri", "uri": "/c/a", "name": "a"},
+                [],
+                "set name if, and only if, type is Job",
+            ),
             (
                 "a relative path",
                 {"type": "Uri", "uri": "c/a"},
@@ -268,13 +273,21 @@ REFUSED: dict[str, tuple[Json, str]] = {
             ("a Secret in capitals", of_pods("train", envFrom=[{"secretRef": {"name": "Hub"}}]), OBJECT),
             ("a ConfigMap", of_pods("train", envFrom=[{"configMapRef": {"name": "-a"}}]), OBJECT),
             ("a ConfigMap of code", job(trainer=code(configMapRef={"name": "a_b"})), OBJECT),
-            ("a volume", job(trainer=code(volume="a.b")), "the name of a volume must have lowercase letters"),
-            ("a queue", job(runPolicy={"queueName": "a b"}), "the name of a queue becomes a label"),
+            (
+                "a volume",
+                job(trainer=code(volume="a.b")),
+                "a volume's name must consist of lowercase letters",
+            ),
+            (
+                "a queue",
+                job(runPolicy={"queueName": "a b"}),
+                "a queue's name must consist of lowercase letters",
+            ),
             ("a long queue", job(runPolicy={"queueName": "q" * 64}), "Too long: may not be "),
             ("a variable", of_pods("train", env=[{"name": "1ST", "value": "a"}]), VARIABLE),
             ("two variables", of_pods("train", env=[{"name": "A=B", "value": "a"}]), VARIABLE),
             ("a prefix", of_pods("train", envFrom=[{"prefix": "a b", "secretRef": {"name": "s"}}]), VARIABLE),
-            ("an image", of_pods("train", image=" "), "the name of an image must not have spaces"),
+            ("an image", of_pods("train", image=" "), "an image's name cannot contain spaces"),
         )
     },
     "a variable from two places": (

@@ -14,18 +14,13 @@ from support.refusals import refused
 Json = dict[str, Any]
 
 RESERVED = "MLflow reserves the aliases latest and v<number>: choose another"
-ONE_SOURCE = (
-    "spec.source: Invalid value: set what type names: version for Version, alias for Alias, fineTuneJobRef for "
-    "FineTuneJob, and nothing else"
-)
-WHAT_TYPE_NAMES = (
-    "set what type names: metric for Metric, tag for Tag, comparison for Comparison, and nothing else"
-)
+ONE_SOURCE = "spec.source: Invalid value: set only the field of the type: version for Version, alias for Alias, fineTuneJobRef for FineTuneJob"
+WHAT_TYPE_NAMES = "set only the field of the type: metric for Metric, tag for Tag, comparison for Comparison"
 ONE_KIND = f"spec.gates[0]: Invalid value: {WHAT_TYPE_NAMES}"
-ONE_WAY = "spec.gates[0].comparison: Invalid value: set betterBy or notWorseThan"
-ONE_TOLERANCE = "Invalid value: set absolute or relative"
+ONE_WAY = "spec.gates[0].comparison: Invalid value: set either betterBy or notWorseThan"
+ONE_TOLERANCE = "Invalid value: set either absolute or relative"
 THREE_NAMES = "a model in Unity Catalog has three names: write spec.model as catalog.schema.name"
-NO_SLASH = "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them"
+NO_SLASH = "MLflow does not allow slashes, colons or leading dots in the name of a model: remove them"
 TOO_LONG = "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts"
 RISING = "each step must give the new version more traffic than the step before"
 REPLACED = (
@@ -70,7 +65,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         served(concurrency={"min": 4, "max": 8}, workloadSize="Small"),
         "concurrency replaces workloadSize: remove one of them",
     ),
-    "a range upside down": (served(concurrency={"min": 8, "max": 4}), "min is above max: swap them"),
+    "a range upside down": (served(concurrency={"min": 8, "max": 4}), "min must not be above max: swap them"),
     "no multiple of four": (
         served(concurrency={"min": 4, "max": 6}),
         "spec.serving.databricks.concurrency.max: Invalid value: 6",
@@ -94,7 +89,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "its own source": (
         promotion(source={"type": "Alias", "alias": "champion"}),
-        "spec.source.alias: Invalid value: source.alias is the alias of this promotion: name another one",
+        "spec.source.alias: Invalid value: source.alias is the alias of this promotion: set another alias",
     ),
     "a reserved source": (
         promotion(source={"type": "Alias", "alias": "v3"}),
@@ -122,15 +117,15 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a job with an empty name": (
         promotion(source={"type": "FineTuneJob", "fineTuneJobRef": {"name": " "}}),
-        "spec.source.fineTuneJobRef.name: Invalid value: the name of an object must have lowercase letters",
+        "spec.source.fineTuneJobRef.name: Invalid value: an object's name must consist of lowercase letters",
     ),
     "a Secret with a space": (
         promotion(tracking={"secretRef": {"name": "my login"}}),
-        "spec.tracking.secretRef.name: Invalid value: the name of an object must have lowercase letters",
+        "spec.tracking.secretRef.name: Invalid value: an object's name must consist of lowercase letters",
     ),
     "a Secret of the endpoint in capitals": (
         served(secretRef={"name": "Databricks"}),
-        "spec.serving.databricks.secretRef.name: Invalid value: the name of an object must have lowercase letters",
+        "spec.serving.databricks.secretRef.name: Invalid value: an object's name must consist of lowercase letters",
     ),
     "a gate without a name": (
         promotion(gates=[{"metric": {"name": "eval_loss", "max": 3}}]),
@@ -163,7 +158,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "min above max": (
         gated(metric={"name": "eval_loss", "min": 3, "max": 2}),
-        "spec.gates[0].metric.min: Invalid value: min is above max",
+        "spec.gates[0].metric.min: Invalid value: min must not be above max",
     ),
     "a bound in words": (gated(metric={"name": "eval_loss", "max": "low"}), "spec.gates[0].metric.max"),
     "a tag without a value": (gated(tag={"name": "tested"}), "spec.gates[0].tag.equals: Required value"),
@@ -195,7 +190,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "five percent as 5": (
         compared(notWorseThan={"relative": 5}),
-        "relative is a share of the value of the version that the alias points at: 0.05 for five percent",
+        "relative must be at most 1: it is a share of the value of the current version, 0.05 for five percent",
     ),
     "an approval by an empty name": (promotion(approval={"by": ""}), "spec.approval.by: Invalid value"),
     "no time to approve": (
@@ -223,11 +218,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "back to a word": (promotion(rollbackTo="before"), "spec.rollbackTo in body must be of type object"),
     "back to no version": (
         promotion(rollbackTo={"type": "Version"}),
-        "spec.rollbackTo.version: Invalid value: version and type Version require each other",
+        "spec.rollbackTo.version: Invalid value: set version if, and only if, type is Version",
     ),
     "back to the previous version 2": (
         promotion(rollbackTo={"type": "Previous", "version": 2}),
-        "version and type Version require each other",
+        "set version if, and only if, type is Version",
     ),
     "back to 0": (
         promotion(rollbackTo={"type": "Version", "version": 0}),

@@ -127,11 +127,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a teacher without Distillation": (
         job(objective={"distillation": {"teacher": "/t"}}),
-        "distillation and type Distillation require each other",
+        "set distillation if, and only if, type is Distillation",
     ),
     "no teacher": (
         job(objective={"type": "Distillation"}),
-        "distillation and type Distillation require each other",
+        "set distillation if, and only if, type is Distillation",
     ),
     "a loss on the answer for DPO": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"lossOn": "All"}),
@@ -171,17 +171,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
     **{
         f"PiSSA with {method}": (
             job(method={"type": method, "lora": {"init": "PiSSA"}}),
-            "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of",
+            "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes",
         )
         for method in ("QLoRA", "DoRA")
     },
     "PiSSA of a rank whose double no adapter may have": (
         job(method={"type": "LoRA", "lora": {"init": "PiSSA", "rank": 513}}),
-        "rank is at most 512 with init: PiSSA, whose registered adapter has twice the rank: lower it",
+        "rank must be at most 512 with init: PiSSA, whose registered adapter has twice the rank: lower it",
     ),
     "a layer that is adapted and trained whole": (
         job(method={"type": "LoRA", "lora": {"targetModules": ["lm_head"], "modulesToSave": ["lm_head"]}}),
-        "a layer of modulesToSave is trained whole and has no adapter: remove it from targetModules",
+        "a layer of modulesToSave is trained in full, without an adapter: remove it from targetModules",
     ),
     "new tokens in an adapter that goes on": (
         job(
@@ -283,7 +283,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a folder in the name of a model": (
         job(register={"model": "team/support"}),
-        "MLflow allows no slash, no colon and no leading dots in the name of a model: remove them",
+        "MLflow does not allow slashes, colons or leading dots in the name of a model: remove them",
     ),
     "a name of a model that is too long": (
         job(register={"model": "m" * 257}),

@@ -135,8 +135,8 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
     "ranks that do not divide it": (
         {"distributed.nodes": 3},
         [
-            "sequences of a step 64 -> 96 (training.perDeviceBatchSize x gradientAccumulation x ranks; "
-            "64 on 6 ranks is no whole number: choose a number of ranks that divides 64)"
+            "sequences of a step 64 -> 96 (training.perDeviceBatchSize x gradientAccumulation x ranks; 6 ranks cannot share 64 evenly: "
+            "choose a number of ranks that divides 64)"
         ],
     ),
     "a batch that fits none": (

@@ -46,7 +46,7 @@ def test_a_recipe_without_model_and_data_is_for_commands_alone(tmp_path: Path) -
     path = tmp_path / "recipe.yaml"
     path.write_text(JobRecipe.of(JOB, spec).to_yaml(), encoding="utf-8")
     assert JobRecipe.load(path) == JobRecipe.of(JOB, spec)
-    with pytest.raises(RecipeError, match="is wrong at model: Field required"):
+    with pytest.raises(RecipeError, match="is invalid at model: Field required"):
         Recipe.load(path)
 
 
@@ -154,15 +154,15 @@ def test_the_digest_survives_versions() -> None:
 
 WRONG: dict[str, tuple[str, str]] = {
     "no YAML": ("a: [", "the recipe {path} is not YAML: while parsing"),
-    "empty": ("", "the recipe {path} is wrong at the top: "),
-    "a list": ("- a", "the recipe {path} is wrong at the top: "),
+    "empty": ("", "the recipe {path} is invalid at the top: "),
+    "a list": ("- a", "the recipe {path} is invalid at the top: "),
     "a part missing": (
         "job: {name: a, namespace: b, uid: c}\ndata: {columns: {type: Text, text: t}}",
-        "the recipe {path} is wrong at model: Field required",
+        "the recipe {path} is invalid at model: Field required",
     ),
     "a value out of range": (
         recipe().to_yaml().replace("nodes: 1", "nodes: 0"),
-        "the recipe {path} is wrong at distributed.nodes: Input should be greater than or equal to 1",
+        "the recipe {path} is invalid at distributed.nodes: Input should be greater than or equal to 1",
     ),
 }
 

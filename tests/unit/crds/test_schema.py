@@ -123,7 +123,9 @@ def test_every_default_of_a_value_is_said_in_its_description() -> None:
 def test_what_a_command_of_an_evaluation_ignores_is_refused_beside_it_and_has_no_default() -> None:
     """The API server fills in defaults before it checks the rules."""
     rules = NODES[".spec.evaluation"]["x-kubernetes-validations"]
-    [rule] = [item["rule"] for item in rules if "for the built-in evaluation: remove them" in item["message"]]
+    [rule] = [
+        item["rule"] for item in rules if "need the built-in evaluation: remove them" in item["message"]
+    ]
     for field in ("metrics", "baseModel", "limit", "generations", "maxNewTokens", "batchSize"):
         assert (f"has(self.{field})" in rule, "default" in NODES[f".spec.evaluation.{field}"]) == (
             True,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.examples import loss_mask
-from finetune_trainer.examples.documents import extract_reply, parse_tools, to_messages
+from finetune_trainer.examples.column_values import extract_reply, parse_tools, to_messages
 from finetune_trainer.examples.tokenizer import encode
 from finetune_trainer.pod.exit_status import DataError
 

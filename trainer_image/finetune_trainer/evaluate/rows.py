@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from finetune_crds.evaluation import Metric
     from finetune_crds.recipe import Recipe
     from finetune_trainer.evaluate.questions import Question
-    from finetune_trainer.examples.documents import Document, Documents
+    from finetune_trainer.examples.documents import Documents
+    from finetune_trainer.examples.token_columns import Document
 
 # Any day will do.
 _FIXED_DAY = date(2000, 1, 1)
@@ -118,8 +119,8 @@ def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
     columns = encoder.documents.columns
     if columns.label is not None:
         raise RecipeRefusedError(
-            "evaluation compares with the answers of rows, and those of data.columns type Unpaired may be bad ones: remove "
-            "evaluation, or set evaluation.command"
+            "evaluation compares with the answers in the data, which may be bad in columns of type Unpaired: remove evaluation, or set "
+            "evaluation.command"
         )
     generated_metrics = _list_generated_metrics(spec)
     if columns.text is not None and generated_metrics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from finetune_trainer.examples import chat_templates
+from finetune_trainer.examples import chat_templates, template_input
 from finetune_trainer.examples.chat_messages import Message
 from finetune_trainer.examples.tokenizer import encode
 
@@ -26,7 +26,7 @@ def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
         return ""
     try:
         text = chat_templates.render(tokenizer, [QUESTION, ANSWER])
-    except chat_templates.FAILURES:
+    except template_input.FAILURES:
         return ""
     _, answer, end = text.rpartition(ANSWER["content"])
     return end.strip() if answer else ""

@@ -83,7 +83,7 @@ def find_columns(
         raise DataError(
             "ColumnsAmbiguous",
             f"{where} has {describe_columns(examples[0])}, and {' and '.join(extra_texts)}, which may belong to the prompt: name the "
-            "columns of an example in data.columns, and render several into a prompt with data.prepare.promptTemplate",
+            "columns of an example in data.columns; to render several columns into a prompt, set data.prepare.promptTemplate",
         )
     return examples[0]
 

@@ -9,16 +9,24 @@ import hashlib
 import json
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.examples import chat_messages, chat_templates, loss_mask
-from finetune_trainer.examples.file_formats import EXPECTED_LABELS, explain_lists
+from finetune_trainer.examples.column_values import (
+    extract_reply,
+    get_texts,
+    parse_conversation,
+    parse_tools,
+    split_weights,
+    to_messages,
+)
+from finetune_trainer.examples.token_columns import Document
 from finetune_trainer.examples.tokenizer import TextTokenizer, describe_identity, encode, encode_with_offsets
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.pod.release import get_release
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from datetime import date
     from typing import Self
 
@@ -26,75 +34,6 @@ if TYPE_CHECKING:
 
     from finetune_crds.data import Columns
     from finetune_crds.objective import Objective
-
-LABELS = {"true": True, "1": True, "false": False, "0": False}
-"""Labels of unpaired preferences as text, in any case."""
-ENCODING = "finetune.encoding"
-"""The `Documents.encoding` of token ids, in the metadata of their column and of the commit that wrote them."""
-
-
-class TokenColumns(NamedTuple):
-    """The columns of a prepared table that hold one document of each example."""
-
-    input_ids: str
-    loss_mask: str
-
-
-_DOCUMENT_COLUMNS = TokenColumns("input_ids", "loss_mask")
-_PREFERENCE_COLUMNS = (
-    TokenColumns("chosen_input_ids", "chosen_loss_mask"),
-    TokenColumns("rejected_input_ids", "rejected_loss_mask"),
-)
-
-
-def token_columns(columns: Columns) -> tuple[TokenColumns, ...]:
-    """Return the columns for the documents of an example, one pair of columns for each."""
-    return (_DOCUMENT_COLUMNS,) if columns.chosen is None else _PREFERENCE_COLUMNS
-
-
-def read_documents(
-    rows: Mapping[str, list[Any]], columns: Sequence[TokenColumns]
-) -> Iterator[tuple[Document, ...]]:
-    """Yield the documents of each row of a batch of a prepared table's columns of token ids."""
-    return zip(*(map(Document, rows[each.input_ids], rows[each.loss_mask]) for each in columns), strict=True)
-
-
-def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]:
-    """Return whether the answer of each row of a batch of columns is a good one; None where rows have no labels.
-
-    Raises:
-        DataError: a row does not say it.
-    """
-    column = columns.label
-    if column is None:
-        return [None] * len(next(iter(rows.values())))
-    parsed = [_parse_label(value) for value in rows[column]]
-    if None in parsed:
-        raise DataError(
-            "LabelValue",
-            f"a row of column {column} holds {rows[column][parsed.index(None)]!r:.40}: {EXPECTED_LABELS}; correct or remove such rows",
-        )
-    return parsed
-
-
-def _parse_label(value: Any) -> bool | None:
-    if isinstance(value, str):
-        return LABELS.get(value.strip().lower())
-    return bool(value) if value in (0, 1) else None
-
-
-class Document(NamedTuple):
-    """Token ids of one independent text, and whether each is a target of the loss.
-
-    loss_mask: None where the chat template hides which tokens are answers.
-    """
-
-    tokens: list[int]
-    loss_mask: list[bool] | None
-
-    def first(self, count: int) -> Document:
-        """Return the document truncated to `count` tokens."""
-        return Document(self.tokens[:count], self.loss_mask and self.loss_mask[:count])
 
 
 @dataclass(frozen=True)
@@ -216,7 +155,7 @@ class Documents:
         Raises:
             DataError: it is no conversation, or the loss is on all tokens and an answer is not to be learned.
         """
-        messages, weights = _split_weights(parse_conversation(value, column), column, self._weight)
+        messages, weights = split_weights(parse_conversation(value, column), column, self._weight)
         answers = loss_mask.find_answers(messages)
         if not self.answers_only and not all(weights[turn] for turn in answers):
             raise DataError(
@@ -295,13 +234,13 @@ class Documents:
         """Encode a prompt and the answer to it; nothing where it says nothing."""
         if all(chat_messages.is_blank(message) for message in reply):
             return Document([], [])
-        messages, weights = _split_weights([*prompt, *reply], str(self.columns.prompt), chat_messages.WEIGHT)
+        messages, weights = split_weights([*prompt, *reply], str(self.columns.prompt), chat_messages.WEIGHT)
         learned = [turn for turn in loss_mask.find_answers(messages) if turn >= len(prompt)]
         if not all(weights[turn] for turn in learned):
             raise DataError(
                 "MessageWeight",
-                f"a preference has an answer with {chat_messages.WEIGHT} 0, but preferences compare whole answers: remove the field, "
-                "or remove such rows",
+                f"a preference has an answer with {chat_messages.WEIGHT} 0, but preferences compare whole answers: remove the field, or "
+                "remove these rows",
             )
         return self._encode_conversation(messages, learned, True)
 
@@ -356,70 +295,3 @@ class Documents:
         return loss_mask.render(
             self._chat, plain, tools, day=self.day, add_generation_prompt=add_generation_prompt
         )
-
-
-def get_texts(rows: Mapping[str, list[Any]], column: str) -> list[str]:
-    """The values of a column of texts."""
-    if not all(isinstance(value, str) for value in rows[column]):
-        raise DataError(
-            "ColumnType",
-            explain_lists(column),
-        )
-    return rows[column]
-
-
-def to_messages(value: Any, role: str, column: str) -> list[chat_messages.Message]:
-    """The messages in a value of a column of texts, each a message of a role, or of conversations."""
-    return [{"role": role, "content": value}] if isinstance(value, str) else parse_conversation(value, column)
-
-
-def parse_conversation(value: Any, column: str) -> list[chat_messages.Message]:
-    """The messages in a value of a column of conversations."""
-    value = chat_messages.rename(value)
-    wrong = chat_messages.wrong_shape(value)
-    if wrong is not None:
-        raise DataError(
-            "MessageShape",
-            f"a row of column {column} is not a list of {{role, content}}, {wrong}: correct or remove such rows",
-        )
-    try:
-        return chat_messages.messages(value)
-    except ValueError as error:
-        raise _message_error(column, error) from error
-
-
-def _split_weights(
-    messages: list[chat_messages.Message], column: str, field: str
-) -> tuple[list[chat_messages.Message], list[bool]]:
-    """Messages without their weights, and whether each may be learned."""
-    try:
-        return chat_messages.weighed(messages, field)
-    except ValueError as error:
-        raise _message_error(column, error) from error
-
-
-def _message_error(column: str, error: ValueError) -> DataError:
-    return DataError(
-        "MessageShape",
-        f"a row of column {column} is invalid, {error}: correct or remove such rows",
-    )
-
-
-def parse_tools(value: Any, column: str) -> list[dict[str, Any]] | None:
-    """The tools in a value of a column of tools."""
-    try:
-        return chat_messages.tools(value)
-    except ValueError as error:
-        raise DataError(
-            "ToolShape", f"a row of column {column} is invalid, {error}: correct or remove such rows"
-        ) from error
-
-
-def extract_reply(
-    prompt: list[chat_messages.Message], answer: list[chat_messages.Message], column: str
-) -> list[chat_messages.Message]:
-    """What an answer adds to the prompt, which it may repeat."""
-    try:
-        return chat_messages.reply(prompt, answer)
-    except ValueError as error:
-        raise DataError("MessageShape", f"a row of column {column} {error}") from error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune_trainer.examples import answer_end, chat_templates
+from finetune_trainer.examples import answer_end, chat_templates, template_input
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def render(
             add_generation_prompt=add_generation_prompt,
             is_whole=is_whole,
         )
-    except chat_templates.FAILURES as error:
+    except template_input.FAILURES as error:
         raise _template_error(error) from error
 
 
@@ -83,7 +83,7 @@ def find_spans(
     """
     try:
         blocks = chat_templates.find_marked_spans(tokenizer, messages, tools, day=day)
-    except chat_templates.FAILURES as error:
+    except template_input.FAILURES as error:
         raise _template_error(error) from error
     if blocks is None:
         beginning = partial(render, tokenizer, tools=tools, day=day, is_whole=False)

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from finetune_trainer.examples import chat_templates
+from finetune_trainer.examples import named_templates
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError, first_line
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     if model.new_tokens:
         _add_new_tokens(tokenizer, model)
     if model.chat_template is not None:
-        chat_templates.set_template(model.chat_template, tokenizer)
+        named_templates.set_template(model.chat_template, tokenizer)
     # NB: it warns about longer texts; maxTokens and maxLength of the recipe decide about those.
     tokenizer.model_max_length = int(1e30)
     return tokenizer

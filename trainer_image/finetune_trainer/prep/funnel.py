@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter as Totals
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as sf
 
-from finetune_trainer.examples.columns import find_table_columns, missing_weights_error
-from finetune_trainer.examples.documents import token_columns
-from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.examples.columns import find_table_columns
+from finetune_trainer.examples.token_columns import token_columns
+from finetune_trainer.prep.counts import Counts
 from finetune_trainer.prep.expressions import jinja_template
 from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.report import lengths
@@ -38,10 +38,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-    from finetune_crds.cleaning import RedactKind
     from finetune_crds.prepare import Prepare
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.examples.documents import TokenColumns
+    from finetune_trainer.examples.token_columns import TokenColumns
     from finetune_trainer.examples.tokenizer import Loaded
     from finetune_trainer.prep.plan import Plan
     from finetune_trainer.prep.spark.progress import Progress
@@ -51,36 +50,6 @@ _WEIGHED = "with weights"
 # Places of the plan whose rows are counted.
 _FILTERED, _FOREIGN, _REDACTED, _CLEAN, _UNIQUE = "filtered", "foreign", "redacted", "clean", "unique"
 _RENDERED, _SHORT, _SPLIT = "rendered", "short", "split"
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Counts of kept and dropped rows.
-
-    examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
-    redacted: values that placeholders replace, by kind. shared: examples that share words with each evaluation set. lengths:
-    examples in each bin of `lengths`, before the limits and after. weighed: rows that have the field which
-    data.columns.messageWeight names, if it names one. near: near duplicates, if they were searched. learned: examples with a token
-    that the loss is on. samples: of what a step dropped, by step.
-    """
-
-    examples: int
-    dropped: dict[str, int]
-    rows: dict[str, int]
-    tokens: dict[str, int]
-    sources: dict[str, int] = field(default_factory=dict)
-    redacted: dict[RedactKind, int] | None = None
-    shared: dict[str, int] = field(default_factory=dict)
-    lengths: tuple[list[int], list[int]] = ([], [])
-    near: near.Clusters | None = None
-    weighed: int | None = None
-    learned: int = 0
-    samples: dict[str, list[str]] = field(default_factory=dict)
-
-    @property
-    def warnings(self) -> list[str]:
-        """What the author should look at, a sentence each."""
-        return self.near.warnings if self.near else []
 
 
 def _no_rows(_: int) -> int:
@@ -416,37 +385,3 @@ def _is_learned(documents: Sequence[TokenColumns]) -> Column:
             for names in documents
         ),
     )
-
-
-def check(counts: Counts, plan: Plan) -> None:
-    """Check that training examples remain.
-
-    Raises:
-        DataError: no rows remain, or the training or validation split is empty.
-    """
-    examples = sum(counts.rows.values())
-    if not counts.examples:
-        raise DataError("NoRows", f"{plan.source_name} has no rows: check what was written to it")
-    if counts.weighed == 0:
-        raise missing_weights_error(str(plan.form.messages), str(plan.form.weight))
-    if not examples:
-        losses = ", ".join(f"{name} dropped {number}" for name, number in counts.dropped.items() if number)
-        raise DataError(
-            "NoRowsLeft",
-            f"data.prepare dropped all {counts.examples} rows of {plan.source_name}: {losses}; relax its filters",
-        )
-    if not counts.learned:
-        raise DataError(
-            "NothingLearned",
-            f"none of the {examples} examples of {plan.source_name} has a token that counts for the loss, which "
-            "covers the messages of the assistant: check the weights of the messages and that their roles are "
-            "system, user, assistant and tool, or set objective.lossOn: All",
-        )
-    for name in ("train", "validation"):
-        ratio = getattr(plan.prepare.split_ratios, name)
-        if ratio > 0 and not counts.rows.get(name):
-            raise DataError(
-                "EmptySplit",
-                f"none of the {examples} examples is in the {name} split, whose ratio is {ratio:g}: prepare more "
-                f"examples or raise data.prepare.splitRatios.{name}",
-            )

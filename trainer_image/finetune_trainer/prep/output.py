@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pyspark.sql import functions as sf
 
 from finetune_crds.contract import PrepResult
-from finetune_trainer.examples.documents import ENCODING
+from finetune_trainer.examples.token_columns import ENCODING
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep import identity
 from finetune_trainer.prep.spark import session

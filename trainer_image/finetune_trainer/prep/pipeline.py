@@ -20,6 +20,7 @@ from finetune_trainer.models import download
 from finetune_trainer.models.cache import Cache
 from finetune_trainer.pod.mlflow_run import Tracker
 from finetune_trainer.prep import funnel, identity, output, spark_errors
+from finetune_trainer.prep.counts import Counts, require_examples
 from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.report import report
 from finetune_trainer.prep.source import reader, text_files
@@ -234,7 +235,7 @@ def _write_table(
         prepared = steps.keep(steps.apply(corpus.get_rows()))
         counts = steps.count(prepared)
         publish(_collect_facts(recipe, plan, corpus, counts))
-        funnel.check(counts, plan)
+        require_examples(counts, plan)
         result = PrepResult(
             rows=SplitCounts(**counts.rows),
             tokens=SplitCounts(**counts.tokens),
@@ -253,7 +254,7 @@ def _write_table(
         return output.commit(prepared, recipe, result)
 
 
-def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: funnel.Counts) -> report.Facts:
+def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: Counts) -> report.Facts:
     """Return what the report shows."""
     read = zip(plan.source.parts, corpus.read, strict=True)
     return report.Facts(
@@ -273,7 +274,7 @@ def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: funnel.Co
     )
 
 
-def _list_versions(corpus: Corpus, request: Request, counts: funnel.Counts) -> dict[str, Any]:
+def _list_versions(corpus: Corpus, request: Request, counts: Counts) -> dict[str, Any]:
     """Return the versions that were read, as fields of the result: of one source, or by source."""
     if request.source.sources is None:
         (source,) = corpus.read

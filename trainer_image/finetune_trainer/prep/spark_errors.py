@@ -132,7 +132,7 @@ def _find_spark_error(request: Request, condition: str, detail: str) -> PodFailu
     if _METASTORE_UNREACHABLE.search(detail):
         return TrainingError(
             "CatalogUnreachable",
-            f"the Hive metastore of data.prepare.catalog does not answer: {detail[:_MAX_MESSAGE_CHARS]}",
+            f"the Hive metastore of data.prepare.catalog does not respond: {detail[:_MAX_MESSAGE_CHARS]}",
         )
     if condition.startswith(_FILE_CONDITIONS):
         return DataError("UnreadableSource", f"{request.source_name} cannot be read: {detail}")
@@ -186,7 +186,7 @@ def _shorten(detail: str) -> str:
     """Return the first sentence of a message about a file, without what Spark puts around it."""
     sentence = re.sub(r"^\[[A-Z_.0-9]+\] |\s+SQLSTATE: \w+$", "", detail)
     if sentence.startswith("CSV header does not conform"):
-        return "its header names a column twice, or differs from that of another file"
+        return "its header repeats a column, or differs from the header of another file"
     return sentence.split(". ")[0].rstrip(".")[:_MAX_MESSAGE_CHARS]
 
 
@@ -271,7 +271,7 @@ def _find_missing_error(kind: str, detail: str) -> PodFailure | None:
     """Return the error of a store or a file that cannot be found."""
     place = _find_address(detail)
     if kind in _UNSUPPORTED_CLASSES:
-        return DataError("UnsupportedPlace", f"{detail}: a path is {PLACES}")
+        return DataError("UnsupportedPlace", f"{detail}: a path must be {PLACES}")
     if kind in _MISSING_CLASSES:
         return DataError("MissingSource", f"{place} does not exist: correct the bucket or the path")
     if kind in _UNREACHABLE_CLASSES:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING
 
-from finetune_crds import continuation, contract
+from finetune_crds import continuation
 from finetune_crds.contract import TerminationMessage, TrainResult
 from finetune_trainer.examples.tokenizer import load_tokenizer, pad_id
 from finetune_trainer.pod.mlflow_run import Tracker
-from finetune_trainer.train import build
+from finetune_trainer.train import build, run_record
 from finetune_trainer.train.checkpoint import newest
 from finetune_trainer.train.checkpoint.checkpointer import Checkpointer
 from finetune_trainer.train.checkpoint.kept_reference import KeptReference
@@ -30,7 +30,7 @@ from finetune_trainer.train.model.optimizer.optimizer import Optimizer
 from finetune_trainer.train.model.optimizer.schedule import Schedule
 from finetune_trainer.train.model.weights import merge
 from finetune_trainer.train.reporter import Reporter
-from finetune_trainer.train.runtime import device, scratch
+from finetune_trainer.train.runtime import scratch
 from finetune_trainer.train.runtime.distributed import World
 from finetune_trainer.train.runtime.preemption import Preemption
 
@@ -77,7 +77,9 @@ class Run:
         """Load, train, evaluate, export and register; only rank 0 returns a result."""
         self._check_before_download()
         inputs = self._load_inputs()
-        self._describe_run(inputs)
+        run_record.record_run(
+            self.recipe, self.world, self.tracker, inputs.data, inputs.progress.resumed_from
+        )
         request_examples = self._read_request_examples(inputs.data)
 
         network, progress = self._build_network(inputs)
@@ -151,8 +153,8 @@ class Run:
         return Checkpointer(
             self.recipe,
             self.world,
-            on_published=self._log_published,
-            on_failed=lambda _step, sentence: self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: sentence}),
+            on_published=partial(run_record.record_checkpoint, self.tracker),
+            on_failed=partial(run_record.record_checkpoint_failure, self.tracker),
         )
 
     def _find_checkpoint(self, checkpointer: Checkpointer | None) -> Progress | None:
@@ -190,45 +192,6 @@ class Run:
             max_steps=data.plan.max_steps,
         )
 
-    def _describe_run(self, inputs: Inputs) -> None:
-        """Print what is about to run, and log it to the MLflow run."""
-        recipe, data, splits = self.recipe, inputs.data, inputs.data.splits
-        resumed_from = inputs.progress.resumed_from
-        ranks = "rank" if self.world.size == 1 else "ranks"
-        self.world.say(f"{data.summary(recipe)} on {self.world.size} {ranks}")
-        eval_data = lineage.identify_eval_data(recipe, data.validation_split)
-        tags = {
-            **lineage.build_source_tags(recipe, splits, eval_data, resumed_from),
-            **lineage.build_preparation_tags(recipe),
-            **device.tags(self.world.device),
-            contract.TAG_ATTEMPT: os.environ.get(contract.ENV_ATTEMPT, "1"),
-        }
-        self.tracker.describe(lineage.build_run_params(recipe, data, resumed_from), tags)
-        self._log_datasets(data)
-
-    def _log_datasets(self, data: corpus.Corpus) -> None:
-        """Log the splits, and the sources that they were prepared from, as datasets of the MLflow run."""
-        splits = data.splits
-        self.tracker.dataset(
-            splits.path or splits.train or "",
-            name=self.recipe.job.name,
-            version=splits.version,
-            # NB: MLflow's Delta source omits version 0, so the digest names the version too.
-            digest=f"{len(data.train)}-examples-{data.tokens}-tokens"
-            if splits.version is None
-            else f"version-{splits.version}",
-        )
-        for read in lineage.list_sources(self.recipe):
-            if read.version is not None:
-                self.tracker.dataset(
-                    read.source.address,
-                    # NB: MLflow takes datasets with the same name and digest for one.
-                    name=read.source.address,
-                    version=read.version,
-                    digest=f"version-{read.version}",
-                    use="source",
-                )
-
     def _read_request_examples(self, data: corpus.Corpus) -> signature.Examples | None:
         """Read examples of requests to the served model, on rank 0 only."""
 
@@ -251,7 +214,7 @@ class Run:
             scratch.path() / "teacher",
             adapter_source=inputs.base if inputs.base.adapter is not None else None,
             load_initial=checkpointer.load_initial if checkpointer and inputs.resumed else None,
-            on_plan=self._log_plan,
+            on_plan=partial(run_record.record_plan, self.tracker),
             check_key=check_key,
             is_checked=progress.logits_checked == check_key,
             verdict=recomputation.Verdict.of(progress.recomputation),
@@ -393,11 +356,3 @@ class Run:
         return self.preemption.interrupt_on_sigterm(
             f"stopped by SIGTERM after the last step, {step}, before the model was delivered"
         )
-
-    def _log_published(self, step: int) -> None:
-        self.tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step})
-        self.tracker.tags({contract.TAG_CHECKPOINT_ERROR: ""})
-
-    def _log_plan(self, plan: contract.MemoryPlan) -> None:
-        self.tracker.metrics(0, {contract.METRIC_PLAN_MEMORY: plan.memory_bytes})
-        self.tracker.tags({contract.TAG_PLAN: plan.model_dump_json(exclude_none=True)})

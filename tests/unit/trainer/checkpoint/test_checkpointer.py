@@ -257,7 +257,7 @@ def test_a_file_of_the_right_size_that_cannot_be_read_is_damage_too(run: Run, na
     assert (code, reason) == (64, "CheckpointDamaged")
     assert message.startswith(f"the checkpoint {run.steps}/step-00000001 is damaged (")
     assert message.endswith(
-        "): delete this folder to resume from an older checkpoint, or from the start if there is none"
+        "): delete this folder to resume from an older checkpoint, or from the start if no older one exists"
     )
 
 

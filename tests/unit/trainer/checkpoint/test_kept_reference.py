@@ -89,7 +89,7 @@ def test_a_damaged_file_is_said_and_not_used(
     for damaged in (b"", content[:40], content[:-4]):
         file.write_bytes(damaged)
         assert store.load(all_of(split)) is None
-        assert capsys.readouterr().out.startswith("cannot read the stored reference, computing it again: ")
+        assert capsys.readouterr().out.startswith("cannot read the stored reference; computing it again: ")
 
 
 def test_a_storage_that_takes_nothing_stops_no_training(
@@ -98,4 +98,4 @@ def test_a_storage_that_takes_nothing_stops_no_training(
     (tmp_path / "job").write_text("a file where the folder would be")
     KeptReference(str(tmp_path / "job"), "r1", world).save(replace(split, reference=REFERENCE))
     output = capsys.readouterr().out
-    assert output.startswith("cannot store the reference, later attempts compute it again: "), output
+    assert output.startswith("cannot store the reference; later attempts compute it again: "), output

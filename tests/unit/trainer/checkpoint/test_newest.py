@@ -235,7 +235,7 @@ def test_a_job_that_carries_another_one_on_starts_from_that_again(first: Run) ->
     metadata = newest / ".metadata"
     metadata.write_bytes(bytes(metadata.stat().st_size))
     assert refusal(first.next_job(first.steps).resume)[2].endswith(
-        "): delete this folder to resume from an older checkpoint, or from checkpoint.resumeFrom if there is none"
+        "): delete this folder to resume from an older checkpoint, or from checkpoint.resumeFrom if no older one exists"
     )
     metadata.unlink()
     assert refusal(first.next_job(first.steps).resume)[2].endswith(f"restore its files, or {start_over}")

@@ -16,7 +16,7 @@ import pytest
 from finetune_crds.data import Columns, Splits
 from finetune_trainer.examples.documents import Documents
 from finetune_trainer.pod.exit_status import DataError
-from finetune_trainer.train.data import dataset, encode, read, split_files
+from finetune_trainer.train.data import dataset, encode, read, split_columns, split_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -365,7 +365,7 @@ FEW, MANY = 600, 4_800
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches, buffers and parts of which even the smaller corpus has several."""
-    monkeypatch.setattr(read, "_BATCH_ROWS", 128)
+    monkeypatch.setattr(split_columns, "BATCH_ROWS", 128)
     monkeypatch.setattr(split_files, "_BUFFER_BYTES", 1 << 13)
     monkeypatch.setattr(dataset, "_TOKENS_PER_WRITE", 1 << 13)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_crds.data import Columns
-from finetune_trainer.examples.documents import Document, Documents
+from finetune_trainer.examples.documents import Documents
+from finetune_trainer.examples.token_columns import Document
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.train.data import encode
 

@@ -11,7 +11,6 @@ import pytest
 
 from finetune_crds.data import Splits
 from finetune_crds.recipe import Recipe
-from finetune_trainer.examples.columns import Column
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.pod.exit_status import DataError, PodFailure
 from finetune_trainer.train.data import corpus, read
@@ -87,46 +86,6 @@ def test_tools_of_one_file_are_found_and_rows_of_others_have_none(tmp_path: Path
                 may_be_null=["calls"],
             )
         )
-
-
-def test_a_table_has_columns_that_its_files_lack(tmp_path: Path) -> None:
-    """A column that was added later has no value in earlier rows; one that partitions the table is in no file."""
-    from deltalake import write_deltalake
-
-    place = str(tmp_path / "table")
-    old = pa.table({"split": ["train"] * 2, "text": ["a", "b"], "label": ["yes", "no"]})
-    write_deltalake(place, old, partition_by=["label"])
-    new = old.append_column("tools", pa.array(["[]", None], pa.string()))
-    write_deltalake(place, new, mode="append", schema_mode="merge")
-    splits = Splits(type="Delta", path=place, version=1)
-    batches = read.read(splits, "train", ["text", "label", "tools"], may_be_null=["tools"])
-    rows = [row for batch in batches for row in zip(*batch.values(), strict=True)]
-    assert sorted(rows, key=str) == sorted(
-        [("a", "yes", None), ("b", "no", None), ("a", "yes", "[]"), ("b", "no", None)], key=str
-    )
-
-
-def test_texts_of_a_dictionary_and_nulls_without_a_type(tmp_path: Path) -> None:
-    table = pa.table(
-        {"text": pa.array(["a", "b"]).dictionary_encode(), "tools": pa.array([None] * 2, pa.null())}
-    )
-    pq.write_table(table, tmp_path / "train.parquet")
-    splits = Splits(type="Parquet", train=str(tmp_path))
-    assert list(read.read(splits, "train", ["text", "tools"], may_be_null=["tools"])) == [
-        {"text": ["a", "b"], "tools": [None, None]}
-    ]
-    with pytest.raises(DataError, match="column tools has rows without a value in "):
-        list(read.read(splits, "train", ["text", "tools"]))
-
-
-def test_the_first_rows_of_json_lines_are_their_schema(tmp_path: Path) -> None:
-    """The first file is empty, and the first row lacks columns that others have."""
-    (tmp_path / "0.jsonl").touch()
-    rows = [{"messages": [], "text": None, "tags": ["a"]}, ROW | {"text": "hi"}]
-    (tmp_path / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    splits = Splits(type="JSONLines", train=str(tmp_path))
-    assert kinds(splits) == KINDS
-    assert read.read_schema(splits)[0] == Column("messages", "messages", "list")
 
 
 def test_a_schema_of_nothing_is_refused(tmp_path: Path) -> None:

@@ -268,8 +268,8 @@ def test_the_model_card_tells_which_weights_were_the_best(pod: Pod, table: Path)
     assert recipe.data.splits is not None
     card = render_model_card(Lineage(recipe, recipe.data.splits, TrainResult(step=12), weights_step=6))
     assert (
-        "FineTuneJob tests/tiny: the weights after step 6 of 12, which have the least evaluation loss, on "
-        f"{table} version 0." in card
+        f"FineTuneJob tests/tiny: the weights after step 6 of 12, which have the lowest evaluation loss, on {table} version 0."
+        in card
     )
 
 

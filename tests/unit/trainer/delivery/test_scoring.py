@@ -283,7 +283,7 @@ REFUSED: dict[str, tuple[Examples, dict[str, Any], str]] = {
     "a penalty that is none": (
         PROMPTS,
         {"inputs": {"prompt": ASKED}, "params": {"repetition_penalty": -1.0}},
-        "the settings of the request do not fit together: `penalty` has to be a strictly positive float, but is -1.0",
+        "the settings of the request conflict: `penalty` has to be a strictly positive float, but is -1.0",
     ),
     "another column": (
         PROMPTS,

@@ -176,9 +176,8 @@ REFUSED: dict[str, tuple[list[Column], Json, str]] = {
     "an input beside the instruction": (
         schema("instruction", "input", "output"),
         {},
-        "ColumnsAmbiguous: /corpus has prompt instruction, response output, and input, which may belong to the prompt: "
-        "name the columns of an example in data.columns, and render several into a prompt with "
-        "data.prepare.promptTemplate",
+        "ColumnsAmbiguous: /corpus has prompt instruction, response output, and input, which may belong to the prompt: name the columns "
+        "of an example in data.columns; to render several columns into a prompt, set data.prepare.promptTemplate",
     ),
 }
 

@@ -10,13 +10,8 @@ import pytest
 
 from finetune_crds.data import Columns
 from finetune_crds.training import Model
-from finetune_trainer.examples.documents import (
-    Document,
-    Documents,
-    parse_labels,
-    read_documents,
-    token_columns,
-)
+from finetune_trainer.examples.documents import Documents
+from finetune_trainer.examples.token_columns import Document
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from support.small_tokenizer import save_tokenizer
@@ -239,7 +234,7 @@ def test_weights_that_are_not_of_a_judged_answer_say_nothing(
         pairs_of(tokenizer, [(plain, answers[0], [assistant("e") | {"weight": 0}])])
     assert (refused.value.reason, refused.value.message) == (
         "MessageWeight",
-        "a preference has an answer with weight 0, but preferences compare whole answers: remove the field, or remove such rows",
+        "a preference has an answer with weight 0, but preferences compare whole answers: remove the field, or remove these rows",
     )
 
 
@@ -305,21 +300,6 @@ def test_an_unpaired_preference_is_one_document_with_the_loss_on_the_answer(
     ]
 
 
-def test_labels_are_booleans_numbers_or_texts() -> None:
-    values = [True, False, 1, 0, "true", " FALSE ", "1", "0"]
-    assert parse_labels({"thumb": values}, UNPAIRED) == [True, False] * 4
-    assert parse_labels({"prompt": ["a", "b"]}, PREFERENCE) == [None, None]
-
-
-@pytest.mark.parametrize("value", [None, 2, "good", [True]])
-def test_what_is_no_label_is_refused_in_a_sentence(value: Any) -> None:
-    with pytest.raises(DataError) as refused:
-        parse_labels({"thumb": [True, value]}, UNPAIRED)
-    assert f"{refused.value.reason}: {refused.value.message}" == (
-        f"LabelValue: a row of column thumb holds {value!r}: labels are booleans, 1 and 0, or the texts true and false; correct or remove such rows"
-    )
-
-
 MESSAGES = Columns(type="Messages", messages="chat")
 
 
@@ -332,45 +312,44 @@ SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
         (
             MESSAGES,
             {"chat": [[user("a"), {"content": "b"}]]},
-            f"{SHAPE}message 2 has no role: correct or remove such rows",
+            f"{SHAPE}message 2 has no role: correct or remove these rows",
         ),
         (
             MESSAGES,
             {"chat": [[{"role": "user", "content": None}]]},
-            f"{SHAPE}message 1 has no content: correct or remove such rows",
+            f"{SHAPE}message 1 has no content: correct or remove these rows",
         ),
         (
             MESSAGES,
             {"chat": [["a", "b"]]},
-            f"{SHAPE}message 1 has neither: correct or remove such rows",
+            f"{SHAPE}message 1 has neither: correct or remove these rows",
         ),
         (
             MESSAGES,
             {"chat": ["a"]},
-            f"{SHAPE}it is text: correct or remove such rows",
+            f"{SHAPE}it is text: correct or remove these rows",
         ),
         (
             MESSAGES,
             {"chat": [[{"role": "user", "content": [{"type": "image"}]}, assistant("b")]]},
-            "MessageShape: a row of column chat is invalid, message 1 has a part of type image, and only text is "
-            "learned: correct or remove such rows",
+            "MessageShape: a row of column chat is invalid, message 1 has a part of type image, and only text is learned: correct or "
+            "remove these rows",
         ),
         (
             MESSAGES,
             {"chat": [[{"role": "assistant", "tool_calls": "count"}]]},
-            "MessageShape: a row of column chat is invalid, tool_calls of message 1 are not JSON: correct or "
-            "remove such rows",
+            "MessageShape: a row of column chat is invalid, tool_calls of message 1 are not JSON: correct or remove these rows",
         ),
         (
             MESSAGES,
             {"chat": [[user("a"), assistant("b") | {"weight": 0.5}]]},
-            "MessageShape: a row of column chat is invalid, weight of message 2 is 0.5: it says whether the message is learned, with "
-            "1 or 0: correct or remove such rows",
+            "MessageShape: a row of column chat is invalid, weight of message 2 is 0.5: it says whether the message is learned, with 1 or "
+            "0: correct or remove these rows",
         ),
         (
             Columns(type="Messages", messages="chat", tools="functions"),
             {"chat": [[assistant("a")]], "functions": ["count"]},
-            "ToolShape: a row of column functions is invalid, tools are not JSON: correct or remove such rows",
+            "ToolShape: a row of column functions is invalid, tools are not JSON: correct or remove these rows",
         ),
         (
             MESSAGES,
@@ -442,25 +421,6 @@ def test_more_texts_than_are_encoded_at_once(tokenizer: PreTrainedTokenizerBase)
     documents = Documents(tokenizer, Columns(type="Text"), answers_only=True)
     assert list(documents.of({"text": texts})) == [
         (single(tokenizer, documents.columns, {"text": [text]}),) for text in texts
-    ]
-
-
-def test_columns_of_a_table_give_the_documents_again() -> None:
-    (whole,), pair = (
-        token_columns(columns) for columns in (Columns(type="Messages", tools="tools"), PREFERENCE)
-    )
-    rows: dict[str, list[Any]] = {
-        whole.input_ids: [[5], [6, 7]],
-        whole.loss_mask: [[True], None],
-        pair[0].input_ids: [[1], [2]],
-        pair[0].loss_mask: [[False], [True]],
-        pair[1].input_ids: [[3], [4]],
-        pair[1].loss_mask: [[True], [False]],
-    }
-    assert list(read_documents(rows, [whole])) == [(Document([5], [True]),), (Document([6, 7], None),)]
-    assert list(read_documents(rows, pair)) == [
-        (Document([1], [False]), Document([3], [True])),
-        (Document([2], [True]), Document([4], [False])),
     ]
 
 

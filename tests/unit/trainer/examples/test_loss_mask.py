@@ -21,7 +21,7 @@ from finetune_trainer.examples.documents import Documents
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 
 if TYPE_CHECKING:
-    from finetune_trainer.examples.documents import Document
+    from finetune_trainer.examples.token_columns import Document
 
 Json = dict[str, Any]
 
@@ -219,7 +219,7 @@ def test_answers_of_templates_without_blocks(
 def test_thoughts_in_an_answer_that_a_template_drops_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
     model_tokenizer = of_model(tokenizer, "deepseek_r1_distill")
     for messages in (THINKING, THINKING[:2]):
-        with pytest.raises(DataError, match="it does not render what an answer has before </think>"):
+        with pytest.raises(DataError, match="it does not render the reasoning before </think>"):
             document(model_tokenizer, messages)
     # Earlier thoughts are dropped on purpose.
     assert (
@@ -455,7 +455,7 @@ def test_blocks_of_answers_that_were_judged(tokenizer: PreTrainedTokenizerFast, 
     with pytest.raises(DataError) as refused:
         list(documents.of(rows | {"chosen": [weighed(TWO[3:], 0)]}))
     assert refused.value.message == (
-        "a preference has an answer with weight 0, but preferences compare whole answers: remove the field, or remove such rows"
+        "a preference has an answer with weight 0, but preferences compare whole answers: remove the field, or remove these rows"
     )
 
 

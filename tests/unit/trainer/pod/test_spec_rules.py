@@ -208,11 +208,11 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"objective.type": "Distillation"},
-        ["objective: distillation and type Distillation require each other"],
+        ["objective: set distillation if, and only if, type is Distillation"],
     ),
     (
         {"objective.distillation": TEACHER},
-        ["objective: distillation and type Distillation require each other"],
+        ["objective: set distillation if, and only if, type is Distillation"],
     ),
     (
         {"objective.type": "DPO"},
@@ -251,9 +251,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ),
     (
         {"data.columns": {"type": "Text", "messageWeight": "train"}},
-        [
-            "data.columns.messageWeight: messageWeight needs type Messages: preferences are judged by whole answers"
-        ],
+        ["data.columns.messageWeight: messageWeight needs type Messages: preferences compare whole answers"],
     ),
     (
         {"data.columns": {"type": "Messages", "messageWeight": "train"}, "objective.lossOn": "All"},
@@ -331,25 +329,25 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"method": {"type": "LoRA", "lora": {"targetModules": ["q_proj"], "modulesToSave": ["q_proj"]}}},
         [
-            "method.lora.modulesToSave: a layer of modulesToSave is trained whole and has no adapter: remove it from targetModules"
+            "method.lora.modulesToSave: a layer of modulesToSave is trained in full, without an adapter: remove it from targetModules"
         ],
     ),
     (
         {"method": {"type": "QLoRA", "lora": {"init": "PiSSA"}}},
         [
-            "method.lora.init: lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of"
+            "method.lora.init: lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
         ],
     ),
     (
         {"method": {"type": "DoRA", "lora": {"init": "PiSSA"}}},
         [
-            "method.lora.init: lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA rounds to four bits and DoRA takes norms of"
+            "method.lora.init: lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
         ],
     ),
     (
         {"method": {"type": "LoRA", "lora": {"init": "PiSSA", "rank": 513}}},
         [
-            "method.lora.rank: rank is at most 512 with init: PiSSA, whose registered adapter has twice the rank: lower it"
+            "method.lora.rank: rank must be at most 512 with init: PiSSA, whose registered adapter has twice the rank: lower it"
         ],
     ),
     (
@@ -464,7 +462,8 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "texts that no chat template renders": (
         {"columns": TEXT, "onTemplateError": "Drop"},
         [
-            "data.prepare.onTemplateError: prepare.onTemplateError needs what a template can refuse: columns of type Messages, Preference or Unpaired, prepare.conversation, or prepare.templateSyntax Jinja"
+            "data.prepare.onTemplateError: prepare.onTemplateError needs a template that can fail on a row: use columns of type Messages, "
+            "Preference or Unpaired, prepare.conversation, or prepare.templateSyntax Jinja"
         ],
     ),
     "Jinja without a template": (
@@ -477,7 +476,8 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "decontaminate": {"sources": [{"name": "b", "type": "Delta", "table": "m.s.t", "version": 3}]},
         },
         [
-            "data.prepare.decontaminate: prepare.decontaminate.sources has the source itself, and would drop every example: name an evaluation set"
+            "data.prepare.decontaminate: prepare.decontaminate.sources includes the source, which would drop every example: name an "
+            "evaluation set"
         ],
     ),
     "response template alone": (
@@ -509,8 +509,9 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
             }
         },
         [
-            "data.prepare.decontaminate: prepare.decontaminate.sources has the source itself, and would drop every example: name an evaluation set",
-            "data.prepare.decontaminate.minWords: minWords must not be above ngram (default: 13): texts between the two are compared whole",
+            "data.prepare.decontaminate: prepare.decontaminate.sources includes the source, which would drop every example: name an "
+            "evaluation set",
+            "data.prepare.decontaminate.minWords: minWords must not be above ngram (default: 13): lower minWords or raise ngram",
         ],
     ),
     "evaluation sets of the Hub in executor pods, and nowhere": (

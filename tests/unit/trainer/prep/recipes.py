@@ -15,7 +15,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
 from finetune_crds.recipe import Recipe
-from finetune_trainer.examples.documents import ENCODING
+from finetune_trainer.examples.token_columns import ENCODING
 from finetune_trainer.examples.tokenizer import Loaded
 from finetune_trainer.prep import output, pipeline
 from finetune_trainer.prep.plan import build_request

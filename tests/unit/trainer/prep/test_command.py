@@ -210,12 +210,12 @@ def test_the_command_leaves_a_result_also_after_one_that_was_killed(
 
 
 REFUSED: list[tuple[str, str, str, str]] = [
-    ("no recipe", "", "InvalidRecipe", "the recipe {recipe} is wrong at the top: Input should be"),
+    ("no recipe", "", "InvalidRecipe", "the recipe {recipe} is invalid at the top: Input should be"),
     (
         "wrong recipe",
         "job: {name: a, namespace: b, uid: c}\nmodel: {base: /m}\ndata: {columns: {type: Text, text: t}, source: {type: XML}}",
         "InvalidRecipe",
-        "the recipe {recipe} is wrong at data.source.type: Input should be",
+        "the recipe {recipe} is invalid at data.source.type: Input should be",
     ),
     (
         "base model that does not exist",

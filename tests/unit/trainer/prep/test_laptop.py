@@ -76,11 +76,11 @@ WRONG: list[tuple[str, list[Any], str]] = [
     ("no job", [SECRET], "{file} has 0 FineTuneJobs: use a file with exactly one"),
     ("two jobs", [job(), job()], "{file} has 2 FineTuneJobs: use a file with exactly one"),
     ("no output", [job()], "{file} has no data.prepare.output: set a folder with --output"),
-    ("neither", [{"a": 1}], "the recipe {file} is wrong at "),
+    ("neither", [{"a": 1}], "the recipe {file} is invalid at "),
     (
         "an unknown field",
         [job(output="/out", maxTokenz=256)],
-        "the FineTuneJob in {file} is invalid at spec.data.prepare.maxTokenz: there is no such field",
+        "the FineTuneJob in {file} is invalid at spec.data.prepare.maxTokenz: unknown field",
     ),
     (
         "a mistake",

@@ -18,7 +18,7 @@ import pytest
 
 from finetune_crds.data import Splits
 from finetune_crds.source import Source
-from finetune_trainer.examples import documents
+from finetune_trainer.examples import column_values
 from finetune_trainer.examples.encodings import HALF_CHARACTER, NOT_UTF8
 from finetune_trainer.examples.file_formats import ARRAY, POINTER, explain_unreadable_line
 from finetune_trainer.pod.exit_status import DataError
@@ -260,7 +260,7 @@ def prepared(spark: SparkSession, kind: str, folder: Path, scratch: Path) -> lis
 def direct(kind: str, folder: Path) -> list[str]:
     splits = Splits.model_validate({"type": kind, "train": str(folder)})
     batches = read.read(splits, "train", ["text"])
-    return [text for batch in batches for text in documents.get_texts(batch, "text")]
+    return [text for batch in batches for text in column_values.get_texts(batch, "text")]
 
 
 @pytest.mark.parametrize("case", READ)

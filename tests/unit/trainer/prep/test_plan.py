@@ -10,7 +10,7 @@ import pytest
 from finetune_crds.chat import Conversation
 from finetune_trainer.examples import chat_messages
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
-from finetune_trainer.prep import funnel
+from finetune_trainer.prep import counts
 from finetune_trainer.prep.expressions.template import Template
 from finetune_trainer.prep.plan import Form, build_plan, build_request
 from unit.trainer.prep.recipes import recipe
@@ -120,7 +120,7 @@ FORMS: list[tuple[str, dict[str, Any], dict[str, Any], Form]] = [
 
 # Columns of the source with conversations, the fields of these, and what the form has of both.
 # What a source of JSON text shows when it was read.
-NO_WEIGHTS = funnel.Counts(
+NO_WEIGHTS = counts.Counts(
     examples=2,
     dropped={},
     rows={"train": 1, "validation": 1},
@@ -170,11 +170,11 @@ def test_a_field_of_weights_that_no_message_has_is_refused() -> None:
     shown: list[dict[str, tuple[str, ...]]] = [{"chat": ("name",)}, {"other": ()}]
     for fields in shown:
         with pytest.raises(DataError) as refused:
-            funnel.check(NO_WEIGHTS, build_plan(job_recipe, fields))
+            counts.require_examples(NO_WEIGHTS, build_plan(job_recipe, fields))
         assert f"{refused.value.reason}: {refused.value.message}" == (
             "MissingField: no message of column chat has the field train: correct data.columns.messageWeight, or remove it"
         )
-    funnel.check(replace(NO_WEIGHTS, weighed=None), form)
+    counts.require_examples(replace(NO_WEIGHTS, weighed=None), form)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ LISTS: dict[str, tuple[dict[str, tuple[str, ...]], dict[str, Any], str]] = {
     "texts that nothing can refuse": (
         {"other": ()},
         {"onTemplateError": "Drop"},
-        "data.prepare.onTemplateError needs what a template can refuse: conversations (data.columns of type Messages, Preference "
-        "or Unpaired, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the columns hold text",
+        "data.prepare.onTemplateError needs a template that can fail on a row: use conversations (data.columns of type Messages, "
+        "Preference or Unpaired, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the columns hold text",
     ),
 }
 

@@ -152,7 +152,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "empty validation split",
         {"limit": 1, "splitRatios": {"train": 0.9, "validation": 0.1, "test": 0}},
         "EmptySplit",
-        "none of the 1 examples is in the validation split, whose ratio is 0.1: prepare more examples or raise "
+        "the validation split is empty, because 1 examples are too few for its ratio 0.1: prepare more examples, or raise "
         "data.prepare.splitRatios.validation",
     ),
 ]

@@ -21,16 +21,16 @@ CASES: dict[str, tuple[dict[str, Any], str | None]] = {
     "nothing": ({}, None),
     "splits": (
         {"data.splits": None},
-        "data.splits is missing: training reads splits that are prepared already",
+        "data.splits is missing: training reads prepared splits",
     ),
     "checkpoints of the best step": (
         BEST,
-        "training.select: Best needs checkpoint, whose best step is registered",
+        "training.select: Best needs checkpoint: the best checkpoint is registered",
     ),
     "no checkpoints": ({**BEST, "checkpoint": {"uri": "/checkpoints"}}, None),
     "the folder of another job": (
         {"checkpoint": {"uri": "/c", "resumeFrom": {"type": "Job", "name": "a"}}},
-        "checkpoint.resumeFrom in a recipe needs type Uri and uri: a pod does not know the jobs of a cluster",
+        "checkpoint.resumeFrom in a recipe needs type Uri and uri: a pod cannot look up the jobs of a cluster",
     ),
     "no folder": ({"checkpoint": {"uri": "/c", "resumeFrom": {"type": "Uri", "uri": "/c/a"}}}, None),
     # The API server refuses it, unless it accepted the job before it had the rule.

@@ -53,6 +53,6 @@ def test_a_utilization_that_cannot_be_read_is_said_once(
     assert [of_gpu(sampler) for _ in range(3)] == [{"gpu_memory_bytes": 40.0}] * 3
     assert (
         capsys.readouterr().out
-        == "cannot read the GPU utilization, system metrics omit gpu_percent: the driver is not loaded\n"
+        == "cannot read the GPU utilization; system metrics omit gpu_percent: the driver is not loaded\n"
     )
     assert reads == [GPU]

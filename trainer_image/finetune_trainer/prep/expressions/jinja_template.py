@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import StrictUndefined, TemplateSyntaxError, meta, nodes, pass_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from finetune_trainer.examples import chat_templates, plain_text
+from finetune_trainer.examples import plain_text, template_input
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ MARK = "fails on a row: "
 """What follows the field in the message of a row that a template refuses; the reason follows."""
 
 # A template is a program that runs over the data; it can raise any of these.
-_FAILURES = (*chat_templates.FAILURES, ArithmeticError, RecursionError)
+_FAILURES = (*template_input.FAILURES, ArithmeticError, RecursionError)
 _GLOBALS = ("range", "dict", "namespace")
 # Names in the context and among the filters that no template can write.
 _PASSES, _COUNTED = "passes of loops", "counted passes"
@@ -70,7 +70,7 @@ class JinjaTemplate:
             _compile(text)
         except TemplateSyntaxError as error:
             raise RecipeRefusedError(
-                f"{field} is not a Jinja template: line {error.lineno}: {error.message}"
+                f"{field} is not a valid Jinja template: line {error.lineno}: {error.message}"
             ) from error
         closed = next(_find_forbidden(tree), None)
         if closed is not None:

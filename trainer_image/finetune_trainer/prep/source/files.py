@@ -159,8 +159,8 @@ def has_subfolders(root: str, paths: Sequence[str]) -> bool:
     if partitions and plain:
         raise DataError(
             "UnreadableSource",
-            f"{root} has partitions such as {partitions[0]}, and other subfolders such as {plain[0]}: move one of the two, or make "
-            "them two sources",
+            f"{root} has partitions such as {partitions[0]}, and other subfolders such as {plain[0]}: move the folders of one kind, or use "
+            "two sources",
         )
     return bool(plain)
 

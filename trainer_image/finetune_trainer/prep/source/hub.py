@@ -93,8 +93,8 @@ def _translate_errors(source: OneSource, field: str) -> Iterator[None]:
             ) from error
         raise TrainingError(
             "HubUnreachable",
-            f"{name} cannot be downloaded because the Hub does not answer: allow egress from the pod, or set "
-            "HF_ENDPOINT to a mirror of the Hub",
+            f"{name} cannot be downloaded because the Hub does not respond: allow egress from the pod, or set HF_ENDPOINT to a mirror of "
+            "the Hub",
         ) from error
 
 

@@ -182,7 +182,7 @@ def _translate_errors(
     except (DatabricksError, requests.RequestException, TimeoutError) as error:
         raise TrainingError(
             "CatalogUnreachable",
-            f"Unity Catalog at {reference.host} does not answer the request for {reference.field}: {_shorten(error)}",
+            f"Unity Catalog at {reference.host} does not respond to the request for {reference.field}: {_shorten(error)}",
         ) from error
 
 

@@ -37,7 +37,7 @@ def main() -> int:
     environment = dict(os.environ)
     missing = [name for name in (*_ARGUMENTS.values(), "SPARK_EXECUTOR_MEMORY") if name not in environment]
     if missing:
-        print(f"{', '.join(missing)} is not set: Spark's driver starts this command", file=sys.stderr)
+        print(f"{', '.join(missing)} is not set: only Spark's driver can start this command", file=sys.stderr)
         return 64
     home = find_spark_home()
     environment |= {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}

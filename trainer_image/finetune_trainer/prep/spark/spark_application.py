@@ -38,7 +38,9 @@ def main() -> int:
     ]
     if role != [_ROLE] or missing:
         mistake = f"{', '.join(missing)} is not set" if missing else f"the first argument is not {_ROLE}"
-        print(f"{mistake}: the pod of a SparkApplication's driver starts this command", file=sys.stderr)
+        print(
+            f"{mistake}: only the driver's pod of a SparkApplication can start this command", file=sys.stderr
+        )
         return 64
     return exit_status.run(partial(_become_driver, words))
 

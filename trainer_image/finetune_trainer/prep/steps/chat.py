@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from finetune_trainer.examples import answer_end, chat_templates, loss_mask
+from finetune_trainer.examples import answer_end, loss_mask, template_omissions
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.prep.expressions import jinja_template
 
@@ -51,7 +51,7 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
     if missing := answer_end.explain_missing_stop(tokenizer):
         print(f"NB: {missing}", flush=True)
     drops = prepare is not None and prepare.on_template_error == "Drop"
-    if columns and columns.tools and not drops and not chat_templates.renders_tools(tokenizer):
+    if columns and columns.tools and not drops and not template_omissions.renders_tools(tokenizer):
         raise RecipeRefusedError(
             f"data.columns.tools requires a chat template that renders tools, and the one of {base} does not: set "
             "model.chatTemplate, remove data.columns.tools, or drop conversations with tools by "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, StringType
 
-from finetune_trainer.examples.documents import LABELS
+from finetune_trainer.examples.column_values import LABELS
 from finetune_trainer.prep.expressions.template import quoted
 
 if TYPE_CHECKING:

@@ -185,7 +185,7 @@ def _with_condition(frame: DataFrame, plan: Plan) -> DataFrame:
                 f"{reader.describe_columns(frame)}",
             ) from error
         raise RecipeRefusedError(
-            f"the filters of data.prepare do not fit the source: {first_line(error)}"
+            f"the filters of data.prepare cannot run on the source: {first_line(error)}"
         ) from error
 
 

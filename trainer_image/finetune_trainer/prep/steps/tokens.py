@@ -19,7 +19,8 @@ from pyspark import SparkFiles
 from pyspark.sql.types import ArrayType, BooleanType, IntegerType, StringType, StructField, StructType
 
 from finetune_trainer.examples import tokenizer
-from finetune_trainer.examples.documents import ENCODING, Documents, token_columns
+from finetune_trainer.examples.documents import Documents
+from finetune_trainer.examples.token_columns import ENCODING, token_columns
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.steps import chat
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from finetune_crds.objective import Objective
     from finetune_crds.prepare import OnTemplateError
     from finetune_crds.training import Model
-    from finetune_trainer.examples.documents import Document
+    from finetune_trainer.examples.token_columns import Document
     from finetune_trainer.examples.tokenizer import Loaded, TextTokenizer
 
 # Token ids that a worker holds before it passes rows on, at about 20 bytes each.

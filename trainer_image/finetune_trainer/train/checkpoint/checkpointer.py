@@ -23,16 +23,13 @@ from finetune_trainer.train.checkpoint import newest
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker
 from finetune_trainer.train.checkpoint.shards import (
     TRAINED_ONLY,
-    Reader,
     Writer,
-    build_read_error,
     build_stager,
-    describe_other_model,
-    describe_other_optimizer,
     first_failure,
     get_trained_state,
     get_training_state,
 )
+from finetune_trainer.train.checkpoint.stored_checkpoint import StoredCheckpoint
 from finetune_trainer.train.model.adapters import pissa
 
 if TYPE_CHECKING:
@@ -196,61 +193,33 @@ class Checkpointer:
         moments: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Read a part of a checkpoint, which must have the names and shapes of `weights`, and the types of `moments`."""
-        uri = self._uri_of(step)
-        reader = Reader(uri)
-
-        self._world.agree(
-            lambda: self._check(step, reader, weights, moments or {}) if self._world.leads else None
+        stored = StoredCheckpoint(
+            self._uri_of(step),
+            base=str(self._recipe.model.base),
+            remedy=self._suggest_remedy(step),
+            start_over=self._explain_start_over(step),
+            is_foreign=step in self._foreign_folders,
         )
-        try:
-            dcp.load(state, storage_reader=reader, process_group=self._group)
-        except CheckpointException as error:
-            _rank, cause = first_failure(error)
-            raise build_read_error(
-                uri, cause, self._remedy(step), shared=step in self._foreign_folders
-            ) from error
+        stored.read(state, weights, moments or {}, self._world, self._group)
 
     def _uri_of(self, step: int) -> str:
         """Return the URI of the checkpoint of a step, in the folder of this job or of the job that it continues."""
         return contract.checkpoint_uri(self._foreign_folders.get(step, self.folder), step)
 
-    def _remedy(self, step: int) -> str:
+    def _suggest_remedy(self, step: int) -> str:
+        """What to do if the checkpoint is damaged."""
         if step in self._foreign_folders:
             return "set checkpoint.resumeFrom to another checkpoint"
         first = "the start" if newest.locate_resume_from(self._recipe) is None else "checkpoint.resumeFrom"
-        return f"delete this folder to resume from an older checkpoint, or from {first} if there is none"
+        return (
+            f"delete this folder to resume from an older checkpoint, or from {first} if no older one exists"
+        )
 
-    def _check(
-        self,
-        step: int,
-        reader: Reader,
-        weights: dict[str, torch.Tensor],
-        moments: Mapping[str, Mapping[str, Any]],
-    ) -> None:
-        """Compare names, shapes and types: DCP's own errors repeat a long message for each weight, and it converts types."""
-        uri = self._uri_of(step)
-        try:
-            stored = reader.read_metadata().state_dict_metadata
-        except Exception as error:
-            raise build_read_error(
-                uri, error, self._remedy(step), shared=step in self._foreign_folders
-            ) from error
-        model = describe_other_model(stored, weights)
-        optimizer = describe_other_optimizer(stored, moments)
-        if model or optimizer:
-            cause = (
-                f"for another model than the current model.base {self._recipe.model.base} ({model}): restore that model"
-                if model
-                else f"by another release, {optimizer}: finish the job with that release"
-            )
-            otherwise = (
-                self._remedy(step)
-                if step in self._foreign_folders
-                else newest.explain_start_over(self.folder, self._recipe)
-            )
-            raise RecipeRefusedError(
-                f"the checkpoint {uri} was written {cause}, or {otherwise}", reason="ForeignCheckpoint"
-            )
+    def _explain_start_over(self, step: int) -> str:
+        """What to do to train without the checkpoint."""
+        if step in self._foreign_folders:
+            return self._suggest_remedy(step)
+        return newest.explain_start_over(self.folder, self._recipe)
 
     def save(
         self,

@@ -50,7 +50,7 @@ class KeptReference:
         self._world.agree(lambda: self._try_to_write(split) if self._world.leads else None)
 
     def _try_to_write(self, split: Split) -> None:
-        with filesystems.tolerate_failures("cannot store the reference, later attempts compute it again"):
+        with filesystems.tolerate_failures("cannot store the reference; later attempts compute it again"):
             self._write(split)
 
     def _read(self, examples: Examples) -> np.ndarray | None:
@@ -75,7 +75,7 @@ class KeptReference:
             )
             if reason is None:
                 raise
-            print(f"cannot read the stored reference, computing it again: {reason}", flush=True)
+            print(f"cannot read the stored reference; computing it again: {reason}", flush=True)
             return None
         return reference
 

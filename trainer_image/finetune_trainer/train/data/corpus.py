@@ -10,7 +10,7 @@ from finetune_trainer.pod.exit_status import DataError, TrainingError
 from finetune_trainer.train.data import dataset, pack, read
 from finetune_trainer.train.data.encode import Encoder
 from finetune_trainer.train.data.feed import Examples
-from finetune_trainer.train.data.stored import StoredTokens
+from finetune_trainer.train.data.token_cache import TokenCache
 from finetune_trainer.train.runtime.recipe import row_tokens
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def load(
         if encoder.documents.columns.messages and (missing := answer_end.explain_missing_stop(tokenizer)):
             world.say(f"NB: {missing}")
         prepared = read.has_token_ids(splits, encoder.documents.encoding)
-        stored = None if prepared else StoredTokens.of(recipe, splits, encoder)
+        stored = None if prepared else TokenCache.of(recipe, splits, encoder)
         for name in _SPLITS:
             if stored is not None and stored.fetch(name, folder / name):
                 world.say(f"{name}: using the tokens of an earlier attempt")

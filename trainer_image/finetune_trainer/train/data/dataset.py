@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from finetune_trainer.examples.column_values import parse_labels
 from finetune_trainer.examples.columns import missing_weights_error
-from finetune_trainer.examples.documents import parse_labels, read_documents, token_columns
+from finetune_trainer.examples.token_columns import read_documents, token_columns
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.train.data.encode import WEIGHED
 from finetune_trainer.train.data.read import read

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from finetune_trainer.examples.column_values import parse_labels
 from finetune_trainer.examples.columns import find_table_columns
-from finetune_trainer.examples.documents import Documents, parse_labels
+from finetune_trainer.examples.documents import Documents
 from finetune_trainer.pod.exit_status import DataError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.examples.documents import Document
+    from finetune_trainer.examples.token_columns import Document
 
 WEIGHED = "with weights"
 """The counter of rows with the field that data.columns.messageWeight names."""

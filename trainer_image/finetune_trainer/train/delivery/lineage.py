@@ -314,7 +314,7 @@ def render_model_card(lineage: Lineage) -> str:
     name = recipe.register_.model if recipe.register_ else recipe.job.name
     steps = f"{result.step} steps"
     if lineage.weights_step is not None:
-        steps = f"the weights after step {lineage.weights_step} of {result.step}, which have the least evaluation loss,"
+        steps = f"the weights after step {lineage.weights_step} of {result.step}, which have the lowest evaluation loss,"
     resumed = f", carried on from the checkpoint {lineage.resumed_from}" if lineage.resumed_from else ""
     head = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n"
     sections = (

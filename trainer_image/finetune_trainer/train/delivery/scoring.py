@@ -205,7 +205,7 @@ class FineTunedModel(PythonModel):
                 )
         except ValueError as error:
             raise MlflowException.invalid_parameter_value(
-                f"the settings of the request do not fit together: {error}"
+                f"the settings of the request conflict: {error}"
             ) from error
         answer: list[int] = tokens[0, len(prompt) :].tolist()
         return answer, len(answer) == max_new_tokens and answer[-1] not in self._stops

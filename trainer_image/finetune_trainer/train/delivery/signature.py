@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.data import Columns, Splits
     from finetune_crds.recipe import Recipe
-    from finetune_trainer.train.data.read import Rows
+    from finetune_trainer.train.data.split_columns import Rows
 
 CHAT = "llm/v1/chat"
 """MLflow's name for models that take a conversation and return its next message, as endpoints of Databricks serve them."""

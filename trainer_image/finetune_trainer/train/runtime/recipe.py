@@ -31,15 +31,15 @@ def _list_missing(recipe: Recipe) -> list[str]:
     table = (
         (
             recipe.data.splits is None,
-            "data.splits is missing: training reads splits that are prepared already",
+            "data.splits is missing: training reads prepared splits",
         ),
         (
             recipe.training.select == "Best" and checkpoint is None,
-            "training.select: Best needs checkpoint, whose best step is registered",
+            "training.select: Best needs checkpoint: the best checkpoint is registered",
         ),
         (
             resume_from is not None and resume_from.type != "Uri",
-            "checkpoint.resumeFrom in a recipe needs type Uri and uri: a pod does not know the jobs of a cluster",
+            "checkpoint.resumeFrom in a recipe needs type Uri and uri: a pod cannot look up the jobs of a cluster",
         ),
     )
     return [sentence for is_missing, sentence in table if is_missing]

@@ -48,7 +48,7 @@ class Sampler:
         except Exception as error:  # noqa: BLE001 - NVML has errors of its own: a container may not reach the driver
             self._without_utilization = True
             print(
-                f"cannot read the GPU utilization, system metrics omit gpu_percent: {str(error) or type(error).__name__}",
+                f"cannot read the GPU utilization; system metrics omit gpu_percent: {str(error) or type(error).__name__}",
                 flush=True,
             )
             return {}

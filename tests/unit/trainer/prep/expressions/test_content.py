@@ -185,7 +185,7 @@ def test_a_corpus_of_which_nothing_is_learned_is_refused(prepare: Preparer, tmp_
     with pytest.raises(exit_status.DataError) as refused:
         prepare(NOT_READ, **options(save_lines(rows, tmp_path)))
     assert refused.value.reason == "NothingLearned"
-    assert "none of the 1 examples of " in str(refused.value)
+    assert "but the 1 examples of " in str(refused.value)
 
 
 @pytest.mark.parametrize("save", [save_lines, save_text, save_parquet])

@@ -63,11 +63,11 @@ def test_a_template_renders_a_row(text: str, columns: tuple[str, ...], expected:
 REFUSED: dict[str, tuple[str, str]] = {
     "a tag that does not end": (
         "a\n{% for one in choices %}",
-        "is not a Jinja template: line 2: Unexpected end of template",
+        "is not a valid Jinja template: line 2: Unexpected end of template",
     ),
     "a filter that is none": (
         "{{ question | shout }}",
-        "is not a Jinja template: line 1: No filter named 'shout'",
+        "is not a valid Jinja template: line 1: No filter named 'shout'",
     ),
     "a private attribute": ("{{ question.__class__ }}", "has the attribute __class__, which the sandbox"),
     "another file": ("{% include 'passwords' %}", "has a block of type Include, which the sandbox"),

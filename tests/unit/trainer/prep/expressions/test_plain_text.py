@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from finetune_crds.data import Splits
-from finetune_trainer.examples import documents
+from finetune_trainer.examples import column_values
 from finetune_trainer.prep.expressions import plain_text
 from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.source import files, reader
@@ -156,7 +156,7 @@ def test_numbers_in_messages(name: str, spark: SparkSession, tmp_path: Path) -> 
     prepared = [row.asDict(recursive=True)["messages"] for row in conversations.parse(frame, form).collect()]
     direct = direct_texts("JSONLines", tmp_path, ["messages"])["messages"]
     for values in (prepared, direct):
-        made = [documents.parse_conversation(value, "messages") for value in values]
+        made = [column_values.parse_conversation(value, "messages") for value in values]
         assert [
             [first["content"], second["content"], json.dumps(second["tool_calls"])] for first, second in made
         ] == expected
@@ -216,10 +216,10 @@ def test_numbers_in_structures_of_parquet(spark: SparkSession, tmp_path: Path) -
         ([row.asDict(recursive=True)["messages"] for row in prepared], [row["tools"] for row in prepared]),
         (direct["messages"], direct["tools"]),
     ):
-        made = [documents.parse_conversation(value, "messages") for value in messages]
+        made = [column_values.parse_conversation(value, "messages") for value in messages]
         assert [turns[0]["content"] for turns in made] == ["0.1"] * len(rows)
         assert [json.dumps(turns[1]["tool_calls"]) for turns in made] == expected
-        assert [json.dumps(documents.parse_tools(value, "tools")) for value in tools_of_rows] == expected
+        assert [json.dumps(column_values.parse_tools(value, "tools")) for value in tools_of_rows] == expected
 
 
 # Definitions of tools in the rows of one file of JSON lines, and what is learned of them.
@@ -240,7 +240,7 @@ def test_numbers_in_tools(spark: SparkSession, tmp_path: Path) -> None:
     prepared = frame.select(conversations.tools(frame, "tools").alias("tools"))
     direct = direct_texts("JSONLines", tmp_path, ["tools"])["tools"]
     for values in ([row["tools"] for row in prepared.collect()], direct):
-        made = [json.dumps(documents.parse_tools(value, "tools")) for value in values]
+        made = [json.dumps(column_values.parse_tools(value, "tools")) for value in values]
         assert made == [*DEFINITIONS.values()]
 
 

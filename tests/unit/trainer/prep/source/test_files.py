@@ -71,7 +71,7 @@ BROKEN: dict[str, tuple[str, dict[str, str], str]] = {
     "columns in another order": (
         "CSV",
         {"a.csv": "q,a\nx,y\n", "b.csv": "a,q\ny,x\n"},
-        "b.csv cannot be read: its header names a column twice, or differs from that of another file",
+        "b.csv cannot be read: its header repeats a column, or differs from the header of another file",
     ),
     "a line that was cut": (
         "JSONLines",

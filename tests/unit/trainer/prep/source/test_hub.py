@@ -228,8 +228,8 @@ def test_a_hub_that_does_not_answer_is_tried_again(
     assert (failed.value.exit_code, failed.value.reason, failed.value.message) == (
         1,
         "HubUnreachable",
-        "data.source.dataset org/splits cannot be downloaded because the Hub does not answer: allow egress from the "
-        "pod, or set HF_ENDPOINT to a mirror of the Hub",
+        "data.source.dataset org/splits cannot be downloaded because the Hub does not respond: allow egress from the pod, or set "
+        "HF_ENDPOINT to a mirror of the Hub",
     )
 
 

@@ -438,5 +438,5 @@ def test_a_server_that_does_not_answer_is_asked_again_later(monkeypatch: pytest.
         unity_catalog.locate(TABLE, "Delta", "data.source.table", at("http://127.0.0.1:9"))
     assert (failed.value.reason, failed.value.exit_code) == ("CatalogUnreachable", 1)
     assert failed.value.message.startswith(
-        f"Unity Catalog at http://127.0.0.1:9 does not answer the request for {FIELD}: "
+        f"Unity Catalog at http://127.0.0.1:9 does not respond to the request for {FIELD}: "
     )

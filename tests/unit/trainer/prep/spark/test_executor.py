@@ -82,4 +82,4 @@ def test_somebody_who_calls_it_by_hand_is_told() -> None:
     done = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
     assert done.returncode == 64
     assert done.stderr.startswith("SPARK_DRIVER_URL, SPARK_EXECUTOR_ID, ")
-    assert done.stderr.endswith("is not set: Spark's driver starts this command\n")
+    assert done.stderr.endswith("is not set: only Spark's driver can start this command\n")

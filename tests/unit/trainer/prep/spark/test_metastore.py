@@ -112,7 +112,7 @@ def test_tables_are_read_by_their_names(metastore: tuple[Process, str], jars: Pa
         "an evaluation set": [1, 8, "evaluation set tasks: support.chats version 1, columns question"],
     }
     assert after[:2] == [1, "CatalogUnreachable"]
-    assert after[2].startswith("the Hive metastore of data.prepare.catalog does not answer: ")
+    assert after[2].startswith("the Hive metastore of data.prepare.catalog does not respond: ")
 
 
 def test_the_session_of_a_hive_metastore() -> None:

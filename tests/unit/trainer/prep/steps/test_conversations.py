@@ -13,7 +13,8 @@ from finetune_crds.data import Columns, Splits
 from finetune_crds.training import Model
 from finetune_trainer.examples import chat_templates
 from finetune_trainer.examples.columns import find_table_columns
-from finetune_trainer.examples.documents import Documents, read_documents, token_columns
+from finetune_trainer.examples.documents import Documents
+from finetune_trainer.examples.token_columns import read_documents, token_columns
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.pod import exit_status
 from finetune_trainer.prep.steps import conversations

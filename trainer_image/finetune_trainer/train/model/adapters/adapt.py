@@ -68,7 +68,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
 def _explain_peft_error(method: Method, error: str) -> str:
     """Say what to change if peft cannot adapt a model."""
     if "ParamWrapper" not in error:
-        return f"peft cannot adapt the model by method {method.type}: {error}"
+        return f"peft cannot adapt the model with method {method.type}: {error}"
     # peft adapts the experts of a model that keeps them in one tensor by another class, which can do less.
     change = "set method.type to LoRA" if method.type == "DoRA" else "set method.lora.dropout to 0"
     return (

@@ -16,11 +16,11 @@ from finetune_trainer.train.model.rows import local_rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-# Numbers of a block, which share a scale: the largest size that divides a row.
+# Sizes of a block, whose numbers share a scale; the largest size that divides a row is used.
 _BLOCK_SIZES = (256, 128, 64)
 # Smaller tensors keep fp32 moments, as in bitsandbytes and torchao.
 _MIN_QUANTIZED_NUMBERS = 4096
-# Numbers that are updated at a time: about ten fp32 tensors of this size are alive meanwhile.
+# Numbers that are updated at once. About ten fp32 tensors of this size exist during an update.
 _NUMBERS_PER_UPDATE = 4 * 2**20
 
 
@@ -33,10 +33,10 @@ class CompactAdamW(torch.optim.Optimizer):
     torchao selects 8-bit moments by the size of a shard. Moments of small tensors, of tensors whose rows are not a multiple of 64, and
     of embeddings are fp32.
 
-    A weight in bf16 is rounded up or down with the probability of its distance to the other one (as in arXiv:2010.06192), so that
-    updates below half of its precision are not lost. All ranks that hold the same rows round them alike.
+    Weights in bf16 are rounded stochastically (arXiv:2010.06192): the nearer a neighbor, the more probable it is. Updates smaller than half
+    the precision of bf16 are thus kept on average. All ranks that hold the same rows round them alike.
 
-    As fused optimizers of torch do, it reads the attribute `found_inf`, an fp32 scalar on the device: where it is not 0, the step
+    Like the fused optimizers of torch, it reads the attribute `found_inf`, an fp32 scalar on the device: if it is not 0, the step
     changes nothing.
 
     Args:
@@ -45,7 +45,7 @@ class CompactAdamW(torch.optim.Optimizer):
         betas: decay of the moments.
         eps: added to the denominator.
         eight_bit: whether moments have 8 bits.
-        embeddings: the weights whose moments stay in fp32 all the same.
+        embeddings: weights whose moments are fp32 even if `eight_bit` is set.
         seed: of the rounding.
     """
 
@@ -64,7 +64,7 @@ class CompactAdamW(torch.optim.Optimizer):
         self.number = 0
         """The number of the step: rounding is a function of it."""
         self._eight_bit = eight_bit
-        # NB: tensors compare their values.
+        # NB: ids, because `==` of tensors compares their values.
         self._embeddings = {id(weight) for weight in embeddings}
         self._seed = seed
         self._codes: dict[tuple[torch.device, bool], torch.Tensor] = {}
@@ -82,7 +82,7 @@ class CompactAdamW(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, and keep the dtypes of its tensors."""
-        # NB: torch would cast the state, codes too, to the dtype of the weights, and hold both copies at once.
+        # NB: torch would cast the state, even 8-bit codes, to the dtype of the weights, and hold both copies at once.
         super().load_state_dict({**state_dict, "state": {}})
         keys = (key for group in state_dict["param_groups"] for key in group["params"])
         weights = (weight for group in self.param_groups for weight in group["params"])
@@ -95,7 +95,7 @@ class CompactAdamW(torch.optim.Optimizer):
         if not state:
             state.update(self._initialize_state(weight))
         local_weight, rows = local_rows(weight)
-        # NB: the first dimension of packed experts is that of experts, each of which is a matrix.
+        # NB: packed experts have three dimensions, a matrix for each expert.
         values, gradients = _as_rows(local_weight), _as_rows(local_rows(weight.grad)[0])
         moments = (
             self._find_moment(state, "exp_avg", values.device),
@@ -108,7 +108,7 @@ class CompactAdamW(torch.optim.Optimizer):
             noise = torch.Generator(values.device)
             noise.manual_seed(seeds.derive(self._seed, self.number, position, rows.start or 0))
         for part in _iterate_parts(values):
-            # NB: NaN must not reach the quantization, which looks numbers up.
+            # NB: NaN must not reach the quantization, which looks up codes by value.
             gradient = torch.where(is_applied, gradients[part].float(), 0.0)
             mean = moments[0].read(part).lerp(gradient, 1 - group["betas"][0])
             square = moments[1].read(part).lerp(gradient.square_(), 1 - group["betas"][1])
@@ -136,7 +136,7 @@ class CompactAdamW(torch.optim.Optimizer):
         for name in ("exp_avg", "exp_avg_sq"):
             if not in_fp32 and block and weight.ndim > 1 and weight.numel() >= _MIN_QUANTIZED_NUMBERS:
                 scales = (*weight.shape[:-1], weight.shape[-1] // block)
-                # NB: not the code of 0, but with a scale of 0 each code is 0.
+                # NB: code 0 does not stand for the number 0, but the scale is 0 too, so every number is 0.
                 state[name] = _allocate_zeros(weight, weight.shape, torch.uint8)
                 state[f"{name}_scale"] = _allocate_zeros(weight, scales, torch.float32)
             else:
@@ -180,7 +180,7 @@ class _Moment:
 def _compute_update(
     weight: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, step: torch.Tensor, group: dict[str, Any]
 ) -> torch.Tensor:
-    """Return some rows of a weight after a step, fp32, from their new moments, which this overwrites."""
+    """Return rows of a weight after a step, in fp32. The new moments are overwritten."""
     (beta1, beta2), rate = group["betas"], group["lr"]
     denominator = square.sqrt_().div_((1 - beta2**step).sqrt()).add_(group["eps"])
     update = mean.div_(1 - beta1**step).div_(denominator)
@@ -188,9 +188,9 @@ def _compute_update(
 
 
 def find_embeddings(model: nn.Module) -> list[nn.Parameter]:
-    """Return the trained weights of embeddings, also of one that is the output layer too.
+    """Return the trained weights of embeddings, including one that is shared with the output layer.
 
-    Few rows of an embedding get a gradient in a step, and they differ in size: transformers keeps their moments in fp32 with
+    Few rows of an embedding get a gradient in a step, and gradients differ in size: transformers keeps their moments in fp32 with
     the AdamW8bit of bitsandbytes (transformers.Trainer.create_optimizer; arXiv:2110.02861, section 2.3).
     """
     weights = (module.weight for module in model.modules() if isinstance(module, nn.Embedding))
@@ -204,7 +204,7 @@ def is_step_finite(optimizer: Any, device: torch.device) -> torch.Tensor:
 
 
 def round_stochastically(values: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
-    """Return fp32 values in bf16, each the one below or above it; the mean over many draws is the value."""
+    """Round fp32 values to the bf16 number below or above at random; the mean over many draws is the value."""
     random_bits = torch.randint(
         0, 1 << 16, values.shape, generator=noise, dtype=torch.int32, device=values.device
     )

@@ -14,7 +14,7 @@ from finetune_crds.recipe import Recipe
 from finetune_trainer.examples.tokenizer import load_tokenizer
 from finetune_trainer.train.data import corpus, dataset
 from finetune_trainer.train.data.encode import Encoder
-from finetune_trainer.train.data.stored import StoredTokens, compute_digest
+from finetune_trainer.train.data.token_cache import TokenCache, compute_digest
 from support import networks
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_what_is_not_whole_is_tokenized_and_stored_again(
     capsys.readouterr()
     assert arrays(loaded(stored, world, "second")) == arrays(first)
     output = capsys.readouterr().out
-    expected_line = f"cannot read the stored tokens of split train, tokenizing it again: {reason}"
+    expected_line = f"cannot read the stored tokens of split train; tokenizing it again: {reason}"
     assert (expected_line in output) is bool(reason), output
     loaded(stored, world, "third")
     assert "train: using the tokens of an earlier attempt" in capsys.readouterr().out
@@ -106,7 +106,7 @@ def test_a_storage_that_fails_stops_no_attempt(
     (stored.folder / "checkpoints").write_text("a file where the folder would be")
     assert len(loaded(stored, world, "first").train) > 0
     assert (
-        "cannot store the tokens of split train, later attempts tokenize it again: "
+        "cannot store the tokens of split train; later attempts tokenize it again: "
         in capsys.readouterr().out
     )
 
@@ -117,7 +117,7 @@ def test_without_checkpoints_or_a_version_nothing_is_stored(pod: Pod, stored: Po
         assert recipe.data.splits is not None
         splits = recipe.data.splits.model_copy(update={"version": version})
         encoder = Encoder.of(recipe, load_tokenizer(recipe.model, Path(recipe.model.base)))
-        assert StoredTokens.of(recipe, splits, encoder) is None
+        assert TokenCache.of(recipe, splits, encoder) is None
 
 
 def test_what_decides_on_the_tokens_is_in_the_digest(pod: Pod) -> None:

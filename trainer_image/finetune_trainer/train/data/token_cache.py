@@ -24,10 +24,10 @@ _MARKER = "COMPLETE"
 _LAYOUT = 1
 
 
-class StoredTokens:
-    """The tokenized splits of a job, by a digest of everything that determines them.
+class TokenCache:
+    """The tokenized splits of a job, in a folder named by a digest of everything that determines them.
 
-    A storage failure never stops an attempt: it tokenizes.
+    A storage failure never stops an attempt: the attempt tokenizes the splits itself.
 
     Args:
         folder: the folder of the job's checkpoints.
@@ -38,8 +38,8 @@ class StoredTokens:
         self._folder, self._name = folder.rstrip("/"), f"tokens-{digest}"
 
     @classmethod
-    def of(cls, recipe: Recipe, splits: Splits, encoder: Encoder) -> StoredTokens | None:
-        """The tokens of a job with checkpoints; None without, or where the splits have no version that stays as it is."""
+    def of(cls, recipe: Recipe, splits: Splits, encoder: Encoder) -> TokenCache | None:
+        """Return the cache of a job; None if the job has no checkpoints, or if its splits are files, which can change."""
         if recipe.checkpoint is None or splits.version is None:
             return None
         job = recipe.job
@@ -57,7 +57,7 @@ class StoredTokens:
             reason = str(error) if isinstance(error, ValueError) else filesystems.describe_failure(error)
             if reason is None:
                 raise
-            print(f"cannot read the stored tokens of split {name}, tokenizing it again: {reason}", flush=True)
+            print(f"cannot read the stored tokens of split {name}; tokenizing it again: {reason}", flush=True)
             return False
 
     def _fetch(self, name: str, target: Path) -> bool:
@@ -79,7 +79,7 @@ class StoredTokens:
     def store(self, name: str, source: Path) -> None:
         """Copy the files of a split's folder to the storage, the marker last."""
         with filesystems.tolerate_failures(
-            f"cannot store the tokens of split {name}, later attempts tokenize it again"
+            f"cannot store the tokens of split {name}; later attempts tokenize it again"
         ):
             self._store(name, source)
 

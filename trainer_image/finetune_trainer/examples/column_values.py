@@ -1,0 +1,108 @@
+"""Parses the values of the columns of an example: texts, conversations, tools and labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.examples import chat_messages
+from finetune_trainer.examples.file_formats import EXPECTED_LABELS, explain_lists
+from finetune_trainer.pod.exit_status import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from finetune_crds.data import Columns
+
+LABELS = {"true": True, "1": True, "false": False, "0": False}
+"""Labels of unpaired preferences as text, in any case."""
+
+
+def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]:
+    """Return whether the answer of each row of a batch of columns is a good one; None where rows have no labels.
+
+    Raises:
+        DataError: a row does not say it.
+    """
+    column = columns.label
+    if column is None:
+        return [None] * len(next(iter(rows.values())))
+    parsed = [_parse_label(value) for value in rows[column]]
+    if None in parsed:
+        raise DataError(
+            "LabelValue",
+            f"a row of column {column} holds {rows[column][parsed.index(None)]!r:.40}: {EXPECTED_LABELS}; correct or remove these rows",
+        )
+    return parsed
+
+
+def _parse_label(value: Any) -> bool | None:
+    if isinstance(value, str):
+        return LABELS.get(value.strip().lower())
+    return bool(value) if value in (0, 1) else None
+
+
+def get_texts(rows: Mapping[str, list[Any]], column: str) -> list[str]:
+    """The values of a column of texts."""
+    if not all(isinstance(value, str) for value in rows[column]):
+        raise DataError(
+            "ColumnType",
+            explain_lists(column),
+        )
+    return rows[column]
+
+
+def to_messages(value: Any, role: str, column: str) -> list[chat_messages.Message]:
+    """The messages in a value of a column of texts, each a message of a role, or of conversations."""
+    return [{"role": role, "content": value}] if isinstance(value, str) else parse_conversation(value, column)
+
+
+def parse_conversation(value: Any, column: str) -> list[chat_messages.Message]:
+    """The messages in a value of a column of conversations."""
+    value = chat_messages.rename(value)
+    wrong = chat_messages.wrong_shape(value)
+    if wrong is not None:
+        raise DataError(
+            "MessageShape",
+            f"a row of column {column} is not a list of {{role, content}}, {wrong}: correct or remove these rows",
+        )
+    try:
+        return chat_messages.messages(value)
+    except ValueError as error:
+        raise _message_error(column, error) from error
+
+
+def split_weights(
+    messages: list[chat_messages.Message], column: str, field: str
+) -> tuple[list[chat_messages.Message], list[bool]]:
+    """Messages without their weights, and whether each may be learned."""
+    try:
+        return chat_messages.weighed(messages, field)
+    except ValueError as error:
+        raise _message_error(column, error) from error
+
+
+def _message_error(column: str, error: ValueError) -> DataError:
+    return DataError(
+        "MessageShape",
+        f"a row of column {column} is invalid, {error}: correct or remove these rows",
+    )
+
+
+def parse_tools(value: Any, column: str) -> list[dict[str, Any]] | None:
+    """The tools in a value of a column of tools."""
+    try:
+        return chat_messages.tools(value)
+    except ValueError as error:
+        raise DataError(
+            "ToolShape", f"a row of column {column} is invalid, {error}: correct or remove these rows"
+        ) from error
+
+
+def extract_reply(
+    prompt: list[chat_messages.Message], answer: list[chat_messages.Message], column: str
+) -> list[chat_messages.Message]:
+    """What an answer adds to the prompt, which it may repeat."""
+    try:
+        return chat_messages.reply(prompt, answer)
+    except ValueError as error:
+        raise DataError("MessageShape", f"a row of column {column} {error}") from error

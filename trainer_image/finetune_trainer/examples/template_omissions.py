@@ -1,0 +1,143 @@
+"""What chat templates omit from a conversation without an error: tools, roles and reasoning."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.examples.chat_messages import REASONING
+from finetune_trainer.examples.template_input import PROBE_CONTENT, adapt_contents, try_render
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedTokenizerBase
+
+    from finetune_trainer.examples.chat_messages import Message
+
+# What a template may omit, by its name in messages to the user.
+_TOOLS, _CALLS, _RESULTS = "tools", "tool calls", "messages of role tool"
+# The end of the reasoning inside the content of an answer.
+_THOUGHT = "</think>"
+# Texts of the probes, which are rendered to see whether they appear.
+_TOOL, _CALL, _RESULT = "probed_tool", "probed_call", "probed_result"
+# Roles that every template renders, and the role of a tool's result, which the probes cover.
+_ROLES_OF_ALL = {"user", "assistant", "tool"}
+_DEFINITION = {
+    "name": _TOOL,
+    "description": "A tool.",
+    "parameters": {"type": "object", "properties": {}},
+}
+_CALLED = {"name": _CALL, "arguments": {}}
+# NB: Mistral's templates require ids of nine letters and digits.
+_ID = "a1b2c3d4e"
+EXAMPLE_CALL = {"id": _ID, "type": "function", "function": _CALLED}
+"""A call of a tool, as clients send it."""
+# A tool and a call of it, in the wrapper that clients send and without the wrapper.
+_PROBES = (({"type": "function", "function": _DEFINITION}, EXAMPLE_CALL), (_DEFINITION, _CALLED))
+
+
+def renders_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template of a tokenizer renders definitions of tools."""
+    return _TOOLS not in _find_omitted_features(tokenizer, str(tokenizer.chat_template))
+
+
+def find_omissions(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: list[dict[str, Any]] | None,
+    *,
+    is_whole: bool,
+) -> set[str]:
+    """Return the parts of a conversation that its template omits without an error, as a text for each.
+
+    Args:
+        is_whole: whether the messages end where the conversation does; only then is reasoning judged.
+    """
+    template = str(tokenizer.chat_template)
+    used = _find_used(messages, tools)
+    omissions = used & _find_omitted_features(tokenizer, template) if used else set()
+    omissions |= {
+        f"messages of role {role}"
+        for role in _list_unusual_roles(messages)
+        if _drops_role(tokenizer, template, role)
+    }
+    return omissions | (_find_dropped_reasoning(tokenizer, template, messages) if is_whole else set())
+
+
+def _find_used(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> set[str]:
+    used = {_TOOLS} if tools else set()
+    used |= {_CALLS} if any("tool_calls" in message for message in messages) else set()
+    return used | ({_RESULTS} if any(message["role"] == "tool" for message in messages) else set())
+
+
+def _list_unusual_roles(messages: Sequence[Message]) -> set[str]:
+    """Return the roles that a template may not render."""
+    return {str(message["role"]) for message in messages} - _ROLES_OF_ALL
+
+
+def _find_dropped_reasoning(
+    tokenizer: PreTrainedTokenizerBase, template: str, messages: Sequence[Message]
+) -> set[str]:
+    """Return the fields with reasoning of the last message that a template omits. Templates omit earlier reasoning on purpose.
+
+    Some servers write the same reasoning into two fields: rendering one of them is enough.
+    """
+    last = messages[-1] if messages else {}
+    texts = {field: last[field] for field in REASONING if last.get(field)}
+    dropped = {field for field in texts if _drops_reasoning(tokenizer, template, field)}
+    rendered = [texts[field] for field in texts if field not in dropped]
+    omissions = {field for field in dropped if texts[field] not in rendered}
+    is_answer = last.get("role") == "assistant"
+    if is_answer and _THOUGHT in str(last.get("content")) and _drops_thought(tokenizer, template):
+        omissions.add(f"the reasoning before {_THOUGHT}")
+    return omissions
+
+
+@lru_cache(maxsize=32)
+def _drops_role(tokenizer: PreTrainedTokenizerBase, _template: str, role: str) -> bool:
+    """Whether a template omits the messages of a role without an error."""
+    exchange = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    return _omits(tokenizer, [{"role": role, "content": PROBE_CONTENT}, *exchange])
+
+
+@lru_cache(maxsize=32)
+def _drops_reasoning(tokenizer: PreTrainedTokenizerBase, _template: str, field: str) -> bool:
+    """Whether a template omits a field with the reasoning of the last answer without an error."""
+    answer = {"role": "assistant", "content": "!", field: PROBE_CONTENT}
+    return _omits(tokenizer, [{"role": "user", "content": "?"}, answer])
+
+
+@lru_cache(maxsize=4)
+def _drops_thought(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
+    """Whether a template omits reasoning in the content of the last answer without an error."""
+    answer = {"role": "assistant", "content": f"<think>\n{PROBE_CONTENT}\n{_THOUGHT}\n\n!"}
+    return _omits(tokenizer, [{"role": "user", "content": "?"}, answer])
+
+
+def _omits(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> bool:
+    text = try_render(tokenizer, adapt_contents(tokenizer, messages), None)
+    return text is not None and PROBE_CONTENT not in text
+
+
+@lru_cache(maxsize=4)
+def _find_omitted_features(tokenizer: PreTrainedTokenizerBase, _template: str) -> frozenset[str]:
+    """Return what a template omits without an error: tools, their calls, or their results.
+
+    Args:
+        _template: the tokenizer's; it is part of the key of the cache.
+    """
+    return frozenset.intersection(*(_probe(tokenizer, *probe) for probe in _PROBES))
+
+
+def _probe(tokenizer: PreTrainedTokenizerBase, tool: dict[str, Any], call: dict[str, Any]) -> frozenset[str]:
+    question: Message = {"role": "user", "content": "?"}
+    answer: Message = {"role": "assistant", "content": "!"}
+    used: list[Message] = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": _RESULT, "name": _CALL, "tool_call_id": _ID},
+    ]
+    defined = try_render(tokenizer, adapt_contents(tokenizer, [question, answer]), [tool])
+    called = try_render(tokenizer, adapt_contents(tokenizer, [question, *used, answer]), [tool])
+    marks = ((_TOOLS, _TOOL, defined), (_CALLS, _CALL, called), (_RESULTS, _RESULT, called))
+    return frozenset(what for what, mark, text in marks if text is not None and mark not in text)

@@ -1,0 +1,53 @@
+"""Documents, the token ids of texts, and the columns of a prepared table that hold them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from finetune_crds.data import Columns
+
+ENCODING = "finetune.encoding"
+"""The `Documents.encoding` of token ids, in the metadata of their column and of the commit that wrote them."""
+
+
+class Document(NamedTuple):
+    """Token ids of one independent text, and whether each is a target of the loss.
+
+    loss_mask: None where the chat template hides which tokens are answers.
+    """
+
+    tokens: list[int]
+    loss_mask: list[bool] | None
+
+    def first(self, count: int) -> Document:
+        """Return the document truncated to `count` tokens."""
+        return Document(self.tokens[:count], self.loss_mask and self.loss_mask[:count])
+
+
+class TokenColumns(NamedTuple):
+    """The columns of a prepared table that hold one document of each example."""
+
+    input_ids: str
+    loss_mask: str
+
+
+_DOCUMENT_COLUMNS = TokenColumns("input_ids", "loss_mask")
+_PREFERENCE_COLUMNS = (
+    TokenColumns("chosen_input_ids", "chosen_loss_mask"),
+    TokenColumns("rejected_input_ids", "rejected_loss_mask"),
+)
+
+
+def token_columns(columns: Columns) -> tuple[TokenColumns, ...]:
+    """Return the columns for the documents of an example, one pair of columns for each."""
+    return (_DOCUMENT_COLUMNS,) if columns.chosen is None else _PREFERENCE_COLUMNS
+
+
+def read_documents(
+    rows: Mapping[str, list[Any]], columns: Sequence[TokenColumns]
+) -> Iterator[tuple[Document, ...]]:
+    """Yield the documents of each row of a batch of a prepared table's columns of token ids."""
+    return zip(*(map(Document, rows[each.input_ids], rows[each.loss_mask]) for each in columns), strict=True)

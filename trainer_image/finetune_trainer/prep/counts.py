@@ -1,0 +1,77 @@
+"""What a preparation kept and dropped, and whether examples remain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finetune_trainer.examples.columns import missing_weights_error
+from finetune_trainer.pod.exit_status import DataError
+
+if TYPE_CHECKING:
+    from finetune_crds.cleaning import RedactKind
+    from finetune_trainer.prep.plan import Plan
+    from finetune_trainer.prep.steps import near
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of kept and dropped rows.
+
+    examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
+    redacted: values that placeholders replace, by kind. shared: examples that share words with each evaluation set. lengths:
+    examples in each bin of `lengths`, before the limits and after. weighed: rows that have the field which
+    data.columns.messageWeight names, if it names one. near: near duplicates, if they were searched. learned: examples with a token
+    that the loss is on. samples: of what a step dropped, by step.
+    """
+
+    examples: int
+    dropped: dict[str, int]
+    rows: dict[str, int]
+    tokens: dict[str, int]
+    sources: dict[str, int] = field(default_factory=dict)
+    redacted: dict[RedactKind, int] | None = None
+    shared: dict[str, int] = field(default_factory=dict)
+    lengths: tuple[list[int], list[int]] = ([], [])
+    near: near.Clusters | None = None
+    weighed: int | None = None
+    learned: int = 0
+    samples: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the author should look at, a sentence each."""
+        return self.near.warnings if self.near else []
+
+
+def require_examples(counts: Counts, plan: Plan) -> None:
+    """Check that training examples remain.
+
+    Raises:
+        DataError: no rows remain, or the training or validation split is empty.
+    """
+    examples = sum(counts.rows.values())
+    if not counts.examples:
+        raise DataError("NoRows", f"{plan.source_name} has no rows: check what was written to it")
+    if counts.weighed == 0:
+        raise missing_weights_error(str(plan.form.messages), str(plan.form.weight))
+    if not examples:
+        losses = ", ".join(f"{name} dropped {number}" for name, number in counts.dropped.items() if number)
+        raise DataError(
+            "NoRowsLeft",
+            f"data.prepare dropped all {counts.examples} rows of {plan.source_name}: {losses}; relax its filters",
+        )
+    if not counts.learned:
+        raise DataError(
+            "NothingLearned",
+            f"the loss covers the messages of the assistant, but the {examples} examples of {plan.source_name} have no token in them: "
+            "check the weights of the messages, and that their roles are system, user, assistant and tool, or set objective.lossOn: All",
+        )
+    for name in ("train", "validation"):
+        ratio = getattr(plan.prepare.split_ratios, name)
+        if ratio > 0 and not counts.rows.get(name):
+            raise DataError(
+                "EmptySplit",
+                f"the {name} split is empty, because {examples} examples are too few for its ratio {ratio:g}: prepare more examples, or "
+                f"raise data.prepare.splitRatios.{name}",
+            )

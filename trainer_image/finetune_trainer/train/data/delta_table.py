@@ -1,0 +1,90 @@
+"""Reads the rows of a split from a Delta table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.pod.exit_status import DataError, TrainingError, first_line
+from finetune_trainer.storage import filesystems
+from finetune_trainer.train.data.parquet_files import convert_batch, read_batches
+from finetune_trainer.train.data.split_columns import SPLIT_COLUMN, Rows, check_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+    from finetune_crds.data import Splits
+
+
+def open_table(splits: Splits) -> Any:
+    """Open the version of the table that the recipe names, or the newest.
+
+    Raises:
+        DataError: the table or its version does not exist, or its log is corrupt.
+        TrainingError: the object store failed.
+    """
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError, TableNotFoundError
+
+    assert splits.path is not None  # noqa: S101 - the schema demands it
+    path = splits.path.replace("s3a://", "s3://", 1)
+    try:
+        return DeltaTable(path, version=splits.version, storage_options=filesystems.build_delta_options(path))
+    except TableNotFoundError as error:
+        raise DataError(
+            "MissingTable", f"data.splits.path {splits.path} is not a Delta table: correct the path"
+        ) from error
+    except Exception as error:
+        if splits.version is not None and "version" in str(error).lower():
+            raise DataError(
+                "MissingVersion",
+                f"the Delta table {splits.path} has no version {splits.version}: set an existing version",
+            ) from error
+        if isinstance(error, DeltaError) and "Json error" in str(error):
+            raise DataError(
+                "CorruptData",
+                f"the log of the Delta table {splits.path} cannot be read ({first_line(error)}): restore the table",
+            ) from error
+        if filesystems.is_object_store(path):
+            raise TrainingError(
+                "DataUnreadable", f"the Delta table {splits.path} cannot be read: {first_line(error)[:300]}"
+            ) from error
+        raise
+
+
+def open_dataset(splits: Splits) -> Any:
+    """Open the table as a dataset of Arrow.
+
+    Raises:
+        DataError: as in `open_table`, or the table uses features that the trainer cannot read.
+    """
+    from deltalake.exceptions import DeltaProtocolError
+
+    try:
+        return open_table(splits).to_pyarrow_dataset()
+    except DeltaProtocolError as error:
+        raise DataError(
+            "UnsupportedTable",
+            f"the Delta table {splits.path} uses features that the trainer cannot read ({first_line(error)}): rewrite it "
+            "without them",
+        ) from error
+
+
+def read_rows(
+    splits: Splits, name: str, columns: list[str], may_be_null: Container[str | None], label: str | None
+) -> Iterator[Rows]:
+    """Yield the rows of a split as batches of columns; the arguments and errors are those of `read.read`."""
+    import pyarrow.dataset as ds
+
+    table = f"the Delta table {splits.path}"
+    dataset = open_dataset(splits)
+    check_columns(dataset.schema, [SPLIT_COLUMN, *columns], table, label)
+    for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
+        where = f"{fragment.path} of {table}"
+        # Columns of the table that the file lacks: partition values, and null for columns that were added later.
+        partition = ds.get_partition_keys(fragment.partition_expression)
+        absent = {column: partition.get(column) for column in columns}
+        batches = read_batches(
+            fragment.open, columns, where, "restore the table", label=label, only=name, absent=absent
+        )
+        for batch in batches:
+            yield from convert_batch(batch, f"the split {name} of {splits.path}", may_be_null, label)

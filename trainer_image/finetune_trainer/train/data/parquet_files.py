@@ -1,0 +1,142 @@
+"""Reads the rows of a split from Parquet files, a batch at a time."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from finetune_trainer.examples import plain_text
+from finetune_trainer.examples.file_formats import CODECS_NOT_READ, explain_codec
+from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.train.data import split_columns
+from finetune_trainer.train.data.split_columns import (
+    SPLIT_COLUMN,
+    Rows,
+    check_columns,
+    check_names,
+    null_value_error,
+)
+from finetune_trainer.train.data.split_files import format_address, name_corruption, open_parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Container, Iterator, Mapping
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from fsspec import AbstractFileSystem
+
+
+def find_columns(files: AbstractFileSystem, paths: list[str], columns: set[str]) -> set[str]:
+    """Return the optional columns that at least one Parquet file has; the other files may lack them."""
+    if len(paths) == 1 or not columns:
+        return set()
+    return columns & {name for schema in read_schemas(files, paths) for name in schema.names}
+
+
+def read_schemas(files: AbstractFileSystem, paths: list[str]) -> Iterator[pa.Schema]:
+    """Yield the schema of each file."""
+    for path in paths:
+        with open_parquet(
+            partial(files.open, path), format_address(files, path), "write it again"
+        ) as parquet:
+            yield parquet.schema_arrow
+
+
+def read_rows(
+    files: AbstractFileSystem,
+    file: str,
+    columns: list[str],
+    may_be_null: Container[str | None],
+    label: str | None,
+    *,
+    optional: Collection[str],
+) -> Iterator[Rows]:
+    """Yield the rows of a file as batches of columns; columns in `optional` may be absent from the file. The rest is as in `read.read`."""
+    where = format_address(files, file)
+    batches = read_batches(
+        lambda: files.open(file),
+        columns,
+        where,
+        "write it again",
+        label=label,
+        absent=dict.fromkeys(optional),
+    )
+    for batch in batches:
+        yield from convert_batch(batch, where, may_be_null, label)
+
+
+def read_batches(
+    opening: Callable[[], Any],
+    columns: list[str],
+    where: str,
+    remedy: str,
+    *,
+    label: str | None,
+    only: str | None = None,
+    absent: Mapping[str, Any] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a Parquet file.
+
+    Args:
+        only: the rows of this split, if the file has a split column.
+        absent: the value in each row of a column that the file may lack.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    with open_parquet(opening, where, remedy) as parquet:
+        file_columns = parquet.schema_arrow.names
+        constants = {name: value for name, value in (absent or {}).items() if name not in file_columns}
+        check_names([], columns, file_columns, where)
+        check_columns(parquet.schema_arrow, [name for name in columns if name not in constants], where, label)
+        _check_codecs(parquet.metadata, columns, where)
+        is_filtered = only is not None and SPLIT_COLUMN in file_columns
+        read_columns = [name for name in columns if name not in constants] + [SPLIT_COLUMN] * is_filtered
+        for batch in parquet.iter_batches(split_columns.BATCH_ROWS, columns=read_columns):
+            rows = batch.filter(pc.equal(batch.column(SPLIT_COLUMN), only)) if is_filtered else batch
+            arrays = [
+                pa.array([constants[name]] * rows.num_rows) if name in constants else rows.column(name)
+                for name in columns
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=columns)
+
+
+def _check_codecs(metadata: pq.FileMetaData, columns: list[str], where: str) -> None:
+    """Check that the columns have a compression that all readers have; a writer uses one for a file."""
+    if not metadata.num_row_groups:
+        return
+    group = metadata.row_group(0)
+    for column in map(group.column, range(metadata.num_columns)):
+        codec = str(column.compression).capitalize()
+        if codec in CODECS_NOT_READ and column.path_in_schema.split(".")[0] in columns:
+            raise DataError("CorruptData", explain_codec(where, codec))
+
+
+def convert_batch(
+    batch: pa.RecordBatch, where: str, may_be_null: Container[str | None], label: str | None
+) -> Iterator[Rows]:
+    """Yield a batch as lists of Python values, unless it is empty.
+
+    Raises:
+        DataError: a value is null in a column that requires one, or the file is corrupt.
+    """
+    if batch.num_rows:
+        with name_corruption(where, "write it again"):
+            columns = {
+                name: _convert_array(batch.column(name), is_label=name == label)
+                for name in batch.schema.names
+            }
+        for column, values in columns.items():
+            # NaN is no value.
+            if None in values and column not in may_be_null:
+                raise null_value_error(column, where)
+        yield columns
+
+
+def _convert_array(array: pa.Array, *, is_label: bool) -> list[Any]:
+    """The values of a column: labels and lists as they are, and others as text."""
+    if is_label:
+        labels: list[Any] = array.to_pylist()
+        return labels
+    is_text = plain_text.is_plain_type(plain_text.find_stored_type(array.type))
+    return plain_text.write_column(array) if is_text else plain_text.list_structures(array)

@@ -1,0 +1,76 @@
+"""What an attempt records in its MLflow run besides progress: parameters, tags, datasets, checkpoints and the memory plan."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from finetune_crds import contract
+from finetune_trainer.train.delivery import lineage
+from finetune_trainer.train.runtime import device
+
+if TYPE_CHECKING:
+    from finetune_crds.recipe import Recipe
+    from finetune_trainer.pod.mlflow_run import Tracker
+    from finetune_trainer.train.data.corpus import Corpus
+    from finetune_trainer.train.runtime.distributed import World
+
+
+def record_run(recipe: Recipe, world: World, tracker: Tracker, data: Corpus, resumed_from: str) -> None:
+    """Print what is about to run, and log its parameters, tags and datasets.
+
+    Args:
+        resumed_from: the checkpoint of another job that the run began with; empty: none.
+    """
+    ranks = "rank" if world.size == 1 else "ranks"
+    world.say(f"{data.summary(recipe)} on {world.size} {ranks}")
+    eval_data = lineage.identify_eval_data(recipe, data.validation_split)
+    tags = {
+        **lineage.build_source_tags(recipe, data.splits, eval_data, resumed_from),
+        **lineage.build_preparation_tags(recipe),
+        **device.tags(world.device),
+        contract.TAG_ATTEMPT: os.environ.get(contract.ENV_ATTEMPT, "1"),
+    }
+    tracker.describe(lineage.build_run_params(recipe, data, resumed_from), tags)
+    _record_datasets(recipe, tracker, data)
+
+
+def _record_datasets(recipe: Recipe, tracker: Tracker, data: Corpus) -> None:
+    """Log the splits, and the sources that they were prepared from, as datasets of the MLflow run."""
+    splits = data.splits
+    tracker.dataset(
+        splits.path or splits.train or "",
+        name=recipe.job.name,
+        version=splits.version,
+        # NB: MLflow's Delta source omits version 0, so the digest names the version too.
+        digest=f"{len(data.train)}-examples-{data.tokens}-tokens"
+        if splits.version is None
+        else f"version-{splits.version}",
+    )
+    for read in lineage.list_sources(recipe):
+        if read.version is not None:
+            tracker.dataset(
+                read.source.address,
+                # NB: MLflow takes datasets with the same name and digest for one.
+                name=read.source.address,
+                version=read.version,
+                digest=f"version-{read.version}",
+                use="source",
+            )
+
+
+def record_checkpoint(tracker: Tracker, step: int) -> None:
+    """Log the step of a checkpoint that was published, and clear the failure of an earlier one."""
+    tracker.metrics(step, {contract.METRIC_CHECKPOINT_STEP: step})
+    tracker.tags({contract.TAG_CHECKPOINT_ERROR: ""})
+
+
+def record_checkpoint_failure(tracker: Tracker, _step: int, reason: str) -> None:
+    """Log why a checkpoint could not be written."""
+    tracker.tags({contract.TAG_CHECKPOINT_ERROR: reason})
+
+
+def record_plan(tracker: Tracker, plan: contract.MemoryPlan) -> None:
+    """Log the memory that the training needs by plan."""
+    tracker.metrics(0, {contract.METRIC_PLAN_MEMORY: plan.memory_bytes})
+    tracker.tags({contract.TAG_PLAN: plan.model_dump_json(exclude_none=True)})
