@@ -57,12 +57,12 @@ HIVE: Json = {"type": "Hive", "hive": {"uri": "thrift://metastore:9083"}}
 REFUSED: dict[str, tuple[Json, str]] = {
     "a source in a store that cannot be read": (
         source(type="Delta", path="wasbs://c@a.blob.core.windows.net/corpus"),
-        "path is s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute "
+        "path must be s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute "
         "path",
     ),
     "an output that training cannot read": (
         job(data=prepared(output="hdfs://splits/support")),
-        "output is s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute "
+        "output must be s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute "
         "path",
     ),
     "a catalog, and no table": (
@@ -266,7 +266,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
             ("nowhere", decontaminate({"path": None}), "set dataset for type Hub"),
             ("twice", decontaminate({}, {}), "Duplicate value"),
             ("the source", decontaminate({"path": "/data/corpus"}), "would drop every example"),
-            ("the output", decontaminate({"path": "/data/out"}) | {"output": "/data/out"}, "has the output"),
+            (
+                "the output",
+                decontaminate({"path": "/data/out"}) | {"output": "/data/out"},
+                "includes the output",
+            ),
             ("a run of words that is none", decontaminate({}, ngram=4), "greater than or equal to 5"),
             ("short texts that are long", decontaminate({}, minWords=20), "minWords must not be above ngram"),
             (
@@ -290,7 +294,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 spark={"conf": {"spark.sql.adaptive.enabled": "true", "spark.jars": "s3://a/b.jar"}}
             )
         ),
-        "conf takes settings of the work",
+        "conf takes settings of execution",
     ),
     "output over the source": (
         job(data=prepared(output="/data/corpus")),

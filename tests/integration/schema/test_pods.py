@@ -55,9 +55,9 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "an output in a store that cannot be written": (
         job(output={"uri": "hdfs://models/support"}),
-        "uri is s3://bucket/folder, gs://bucket/folder",
+        "uri must be s3://bucket/folder, gs://bucket/folder",
     ),
-    "an output without a folder": (job(output={"uri": "gs://models"}), "uri is s3://bucket/folder"),
+    "an output without a folder": (job(output={"uri": "gs://models"}), "uri must be s3://bucket/folder"),
     "an output in a workspace without its login": (job(output={"uri": "/Volumes/main/llm/models"}), NO_LOGIN),
     "an output in a workspace, and runs elsewhere": (
         job(output={"uri": "/Volumes/main/llm/models"}, tracking={"uri": "http://mlflow:5000"}),
@@ -82,7 +82,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "checkpoints in a store that cannot be written": (
         job(checkpoint={"uri": "hdfs://a/b"}),
-        "uri is s3://bucket/folder, gs://bucket/folder",
+        "uri must be s3://bucket/folder, gs://bucket/folder",
     ),
     "nodes 0": (job(distributed={"nodes": 0}), "spec.distributed.nodes: Invalid value: 0"),
     "an evaluation without a version": (
@@ -242,13 +242,13 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 "a relative path",
                 {"type": "Uri", "uri": "c/a"},
                 [],
-                "uri is s3://bucket/folder, gs://bucket/folder, abfss://",
+                "uri must be s3://bucket/folder, gs://bucket/folder, abfss://",
             ),
             (
                 "a bucket",
                 {"type": "Uri", "uri": "s3://bucket"},
                 [],
-                "uri is s3://bucket/folder, gs://bucket/folder, abfss://",
+                "uri must be s3://bucket/folder, gs://bucket/folder, abfss://",
             ),
             (
                 "a workspace",
