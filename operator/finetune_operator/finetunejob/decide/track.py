@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from finetune_crds import contract, quantity
 from finetune_crds.conditions import ConditionReason, ConditionType
@@ -14,7 +15,7 @@ from finetune_operator.finetunejob.children import classify_children
 from finetune_operator.finetunejob.decide import checkout, links
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import EnsureRun
+from finetune_operator.finetunejob.model import EnsureRun, Mlflow
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.finetunejob.questions import is_unpinned
 from finetune_operator.mlflow.model import Run
@@ -22,6 +23,41 @@ from finetune_operator.policy.result import Continue, Outcome
 
 # The width of the column that shows the step of the preparation.
 _MAX_STEP_CHARS = 24
+
+
+@dataclass(frozen=True)
+class Usable:
+    """A run that the job logs to: the one in its status, or the one that replaces it."""
+
+    run: Run
+
+
+@dataclass(frozen=True)
+class Absent:
+    """The job has no run yet."""
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """The run in the status was deleted, and nothing logs to it."""
+
+
+@dataclass(frozen=True)
+class NotFound:
+    """MLflow does not find the run in the status, and nothing logs to it."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
+class LostInUse:
+    """The run in the status was deleted or is not found, and the training logs to it."""
+
+    run_id: str
+    deleted_run: Run | None
+
+
+RunState = Usable | Absent | Deleted | NotFound | LostInUse
 
 
 def tracking_uri(draft: Draft) -> str:
@@ -49,27 +85,56 @@ def track(draft: Draft) -> Outcome:
     if mlflow.problem:
         draft.set(ConditionType.TRACKED, False, mlflow.problem.reason, mlflow.problem.message)
         return Continue
-    run_id, run, writable = draft.status.run_id, mlflow.run, mlflow.writable_run
-    if writable and (writable.run_id == run_id or not (run_id and _is_in_use(draft))):
-        _set_ready(draft, writable, run_id)
-        _copy_run(draft, writable, mlflow.server)
-    elif run_id and not _may_replace(draft, run_id, run):
-        if run and run.run_id == run_id:
+    match _classify_run(draft, mlflow):
+        case Usable(run):
+            _report_ready(draft, run)
             _copy_run(draft, run, mlflow.server)
-    elif not (checkout.is_unresolved(draft) or is_unpinned(draft.ftj)):
-        draft.update(mlflow=None)
-        draft.actions.append(_ensure_run(draft))
+        case LostInUse(run_id, deleted_run):
+            _ask_to_restore(draft, run_id, deleted_run)
+            if deleted_run:
+                _copy_run(draft, deleted_run, mlflow.server)
+        case NotFound(run_id):
+            # NB: MLflow on replicas of a database finds a new run only after a while.
+            if _report_not_found(draft, run_id) >= draft.settings.registration_patience_seconds:
+                _create_run(draft)
+        case Absent() | Deleted():
+            _create_run(draft)
     return Continue
 
 
-def _set_ready(draft: Draft, run: Run, run_id: str | None) -> None:
-    before = draft.condition(ConditionType.TRACKED)
+def _classify_run(draft: Draft, mlflow: Mlflow) -> RunState:
+    """The state of the job's run in MLflow, which can be reached."""
+    run_id, run, writable_run = draft.status.run_id, mlflow.run, mlflow.writable_run
+    if writable_run and (run_id in (None, writable_run.run_id) or not _is_in_use(draft)):
+        return Usable(writable_run)
+    if run_id is None:
+        return Absent()
+    deleted_run = run if run and run.run_id == run_id else None
+    if _is_in_use(draft):
+        return LostInUse(run_id, deleted_run)
+    return Deleted() if deleted_run else NotFound(run_id)
+
+
+def _report_ready(draft: Draft, run: Run) -> None:
+    run_id, before = draft.status.run_id, draft.condition(ConditionType.TRACKED)
     if run.run_id == run_id and before and before.reason == ConditionReason.RUN_REPLACED:
         return
-    kind, reason, message = ConditionType.TRACKED, ConditionReason.RUN_READY, f"MLflow run {run.run_id}"
+    reason, message = ConditionReason.RUN_READY, f"MLflow run {run.run_id}"
     if run_id not in (None, run.run_id):
         reason, message = ConditionReason.RUN_REPLACED, f"MLflow run {run.run_id} replaces run {run_id}"
-    draft.set(kind, True, reason, message)
+    draft.set(ConditionType.TRACKED, True, reason, message)
+
+
+def _ask_to_restore(draft: Draft, run_id: str, deleted_run: Run | None) -> None:
+    problem = "was deleted" if deleted_run else "cannot be found"
+    message = f"MLflow run {run_id} {problem}: restore it, since the metrics and the model of this attempt belong to it"
+    draft.set(ConditionType.TRACKED, False, ConditionReason.RUN_NOT_FOUND, message)
+
+
+def _report_not_found(draft: Draft, run_id: str) -> float:
+    """Report that MLflow does not find the run, and return the seconds for which it has not."""
+    message = f"MLflow run {run_id} cannot be found: the operator checks again before it creates another run"
+    return draft.set_since(ConditionType.TRACKED, ConditionReason.RUN_NOT_FOUND, message)
 
 
 def _is_in_use(draft: Draft) -> bool:
@@ -79,24 +144,6 @@ def _is_in_use(draft: Draft) -> bool:
     return draft.holds(ConditionType.TRAINED) or attempt.current_job is not None or bool(attempt.stale_pods)
 
 
-def _may_replace(draft: Draft, run_id: str, run: Run | None) -> bool:
-    """Whether another run is created in place of one that was deleted, or that MLflow has not found for some time.
-
-    NB: MLflow on replicas of a database finds a new run only after a while.
-    """
-    deleted = run is not None and run.run_id == run_id
-    problem = f"MLflow run {run_id} {'was deleted' if deleted else 'cannot be found'}"
-    if _is_in_use(draft):
-        message = f"{problem}: restore it, since the metrics and the model of this attempt belong to it"
-        draft.set(ConditionType.TRACKED, False, ConditionReason.RUN_NOT_FOUND, message)
-        return False
-    if deleted:
-        return True
-    message = f"{problem}: the operator checks again before it creates another run"
-    seconds = draft.set_since(ConditionType.TRACKED, ConditionReason.RUN_NOT_FOUND, message)
-    return seconds >= draft.settings.registration_patience_seconds
-
-
 def may_train(draft: Draft) -> bool:
     """Whether training may start as far as tracking is concerned: the pods need the id of a run that exists."""
     if not tracking_uri(draft):
@@ -104,6 +151,14 @@ def may_train(draft: Draft) -> bool:
     tracked = draft.condition(ConditionType.TRACKED)
     lost = tracked is not None and tracked.reason == ConditionReason.RUN_NOT_FOUND
     return draft.status.run_id is not None and (not lost or _is_in_use(draft))
+
+
+def _create_run(draft: Draft) -> None:
+    """Have a run created, and forget the one in the status. The run names the commit and the versions that the job has pinned."""
+    if checkout.is_unresolved(draft) or is_unpinned(draft.ftj):
+        return
+    draft.update(mlflow=None)
+    draft.actions.append(_ensure_run(draft))
 
 
 def _ensure_run(draft: Draft) -> EnsureRun:

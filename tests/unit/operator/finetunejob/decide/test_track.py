@@ -234,6 +234,12 @@ def test_a_run_that_is_gone_is_replaced_before_an_attempt_and_never_during_one(
         assert not applied(decision)
 
 
+def test_the_progress_of_a_deleted_run_stays_in_the_status_while_it_is_logged_to() -> None:
+    deleted_run = dataclasses.replace(DELETED.run or Run("r1", "e1", "RUNNING"), metrics={"step": 4.0})
+    decision = follow(Mlflow(run=deleted_run), running(mlflow=KNOWN))
+    assert decision.status.progress == Progress(step=4, update_time=later(30))
+
+
 READY = condition(ConditionType.TRACKED, "True", ConditionReason.RUN_READY)
 GONE: dict[str, tuple[Mlflow, Condition, float]] = {
     "deleted": (DELETED, READY, 0),
