@@ -91,7 +91,7 @@ class FineTuneJobApplier:
         if decision.lease:
             await self.leases.take(ftj, decision.lease)
         for body in decision.apply:
-            await self._child(ftj, body)
+            await self._write_child(ftj, body)
         results: list[ActionResult] = []
         for action in decision.actions:
             try:
@@ -169,26 +169,34 @@ class FineTuneJobApplier:
         await self.kube.delete(item.kind, ftj.namespace, item.name, item.uid, foreground=foreground)
         log.info("deleted %s %s/%s", item.kind, ftj.namespace, item.name)
 
-    async def _child(self, ftj: FineTuneJob, body: Json) -> None:
-        kind, name = body["kind"], body["metadata"]["name"]
+    async def _write_child(self, ftj: FineTuneJob, body: Json) -> None:
         # A Job's template cannot change; an object of a custom kind that changes may start again.
-        created_once = kind == "Job" or backends.find_custom_kind(kind) is not None
+        if body["kind"] == "Job" or backends.find_custom_kind(body["kind"]):
+            await self._create_once(ftj, body)
+        else:
+            await self._apply_child(ftj, body)
+
+    async def _create_once(self, ftj: FineTuneJob, body: Json) -> None:
+        """Create a child that is not changed afterwards, or use the one that an interrupted pass created."""
+        kind, name = body["kind"], body["metadata"]["name"]
         try:
-            if created_once:
-                self._keep(kind, await self.kube.create(body))
-                log.info("created %s %s/%s", kind, ftj.namespace, name)
-                return
-            existing = await self.kube.get(kind, ftj.namespace, name)
-            if existing is not None and not is_child(existing, ftj):
-                raise NameTaken(_explain_taken_name(body, existing))
-            await self.kube.apply(body)
+            self._keep(kind, await self.kube.create(body))
         except KubeError as error:
-            if created_once and error.status in (400, 422):
+            if error.status in (400, 422):
                 raise KubeError(error.status, f"{error}: {_remedy(body)}", error.reason) from error
             # NB: a ResourceQuota that changes meanwhile answers 409 too.
-            if error.reason != "AlreadyExists" or not created_once:
+            if error.reason != "AlreadyExists":
                 raise
             await self._adopt(ftj, body)
+        else:
+            log.info("created %s %s/%s", kind, ftj.namespace, name)
+
+    async def _apply_child(self, ftj: FineTuneJob, body: Json) -> None:
+        """Create a child or change it, unless its name belongs to something else."""
+        existing = await self.kube.get(body["kind"], ftj.namespace, body["metadata"]["name"])
+        if existing is not None and not is_child(existing, ftj):
+            raise NameTaken(_explain_taken_name(body, existing))
+        await self.kube.apply(body)
 
     async def _adopt(self, ftj: FineTuneJob, body: Json) -> None:
         """Use the existing child of this name if it is the FineTuneJob's, from a pass that was interrupted."""

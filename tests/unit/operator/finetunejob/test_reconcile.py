@@ -280,6 +280,17 @@ async def test_children_that_the_api_server_refuses_are_said() -> None:
     assert (world.condition(ConditionType.PODS_HEALTHY), world.holding()) == (None, ["Reconciling"])
 
 
+async def test_a_quota_that_changes_meanwhile_is_not_taken_for_a_child_that_exists() -> None:
+    world = World()
+    world.kube.refuse["create", "Job"] = KubeError(409, "resourcequotas gpus: please apply again", "Conflict")
+    await world.look()
+    assert [verb for verb, kind, _ in world.kube.asked if kind == "Job"] == ["create"]
+    assert world.condition(ConditionType.PODS_HEALTHY) is None
+    del world.kube.refuse["create", "Job"]
+    await world.look()
+    assert world.status["phase"] == "Starting"
+
+
 async def test_a_typo_in_the_template_of_the_preparation_names_the_field() -> None:
     world = World(StandIn(submitted(data=SOURCE)))
     world.kube.refuse["create", "Job"] = KubeError(400, 'unknown field "spec.template.spec.tolerationz"')
