@@ -28,6 +28,7 @@ from finetune_operator.finetunejob.model import (
     FineTuneJob,
     FinishRun,
     LogMetrics,
+    MlflowAction,
     SetAlias,
     SubmitRun,
     TagVersion,
@@ -220,28 +221,41 @@ class FineTuneJobApplier:
             ExternalError: it could not be written to.
             LeaseBusy: an alias waits for another replica's write.
         """
-        if isinstance(action, SubmitRun | CancelRun):
-            return ActionResult(action, databricks_run_id=await self.preparations.act(ftj, action))
-        try:
-            tracked = await self.poller.tracked(ftj)
-            if tracked is None:
-                return ActionResult(action)
-            server = tracked.server
-            match action:
-                case SetAlias():
-                    await self._set_alias(tracked, action)
-                case TagVersion():
-                    await self.poller.ask(ftj, tracked, server.registry_uri, partial(_tag, tracked, action))
-                case EnsureRun():
-                    run = await self.poller.ask(
-                        ftj, tracked, server.uri, partial(_ensure, server, ftj, action)
-                    )
-                    return ActionResult(action, run=run, server=server.uri)
-                case FinishRun() | LogMetrics():
-                    await self.poller.ask(ftj, tracked, server.uri, partial(_update, server, ftj, action))
+        match action:
+            case SubmitRun():
+                run_id: str | None = await self.preparations.submit(ftj, action)
+                return ActionResult(action, databricks_run_id=run_id)
+            case CancelRun():
+                run_id = await self.preparations.cancel(ftj, action)
+                return ActionResult(action, databricks_run_id=run_id)
+            case _:
+                try:
+                    return await self._write_to_mlflow(ftj, action)
+                finally:
+                    self.poller.forget(ftj)
+
+    async def _write_to_mlflow(self, ftj: FineTuneJob, action: MlflowAction) -> ActionResult:
+        tracked = await self.poller.tracked(ftj)
+        if tracked is None:
             return ActionResult(action)
-        finally:
-            self.poller.forget(ftj)
+        server = tracked.server
+        match action:
+            case EnsureRun():
+                run = await self.poller.ask(
+                    ftj, tracked, server.uri, partial(_ensure_run, server, ftj, action)
+                )
+                return ActionResult(action, run=run, server=server.uri)
+            case FinishRun():
+                await self.poller.ask(ftj, tracked, server.uri, partial(_finish_run, server, ftj, action))
+            case LogMetrics():
+                await self.poller.ask(ftj, tracked, server.uri, partial(_log_metrics, server, ftj, action))
+            case TagVersion():
+                await self.poller.ask(
+                    ftj, tracked, server.registry_uri, partial(_tag_version, tracked, action)
+                )
+            case SetAlias():
+                await self._set_alias(tracked, action)
+        return ActionResult(action)
 
     async def _set_alias(self, tracked: Tracked, action: SetAlias) -> None:
         move = MoveAlias(expected=ANYWHERE, to=action.version)
@@ -253,24 +267,25 @@ class FineTuneJobApplier:
             raise
 
 
-def _ensure(server: Server, ftj: FineTuneJob, action: EnsureRun) -> Run:
+def _ensure_run(server: Server, ftj: FineTuneJob, action: EnsureRun) -> Run:
     run = server.ensure_run(ftj.uid, action.experiment, action.run_name, action.tags)
     log.info("%s is tracked in MLflow run %s", ftj.key, run.run_id)
     return run
 
 
-def _tag(tracked: Tracked, action: TagVersion) -> None:
+def _finish_run(server: Server, ftj: FineTuneJob, action: FinishRun) -> None:
+    server.finish_run(action.run_id, action.status)
+    log.info("closed MLflow run %s of %s as %s", action.run_id, ftj.key, action.status)
+
+
+def _log_metrics(server: Server, ftj: FineTuneJob, action: LogMetrics) -> None:
+    server.log_metrics(action.run_id, action.metrics, action.step)
+    log.info("logged %d metrics to MLflow run %s of %s", len(action.metrics), action.run_id, ftj.key)
+
+
+def _tag_version(tracked: Tracked, action: TagVersion) -> None:
     tracked.registry().set_tags(action.model, action.version, action.tags)
     log.info("set %d tags of version %s of %s", len(action.tags), action.version, action.model)
-
-
-def _update(server: Server, ftj: FineTuneJob, action: FinishRun | LogMetrics) -> None:
-    if isinstance(action, LogMetrics):
-        server.log_metrics(action.run_id, action.metrics, action.step)
-        log.info("logged %d metrics to MLflow run %s of %s", len(action.metrics), action.run_id, ftj.key)
-    else:
-        server.finish_run(action.run_id, action.status)
-        log.info("closed MLflow run %s of %s as %s", action.run_id, ftj.key, action.status)
 
 
 def _remedy(body: Json) -> str:

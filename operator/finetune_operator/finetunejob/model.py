@@ -286,7 +286,9 @@ class CancelRun:
     run_id: str | None = None
 
 
-Action = EnsureRun | FinishRun | SetAlias | TagVersion | LogMetrics | SubmitRun | CancelRun
+MlflowAction = EnsureRun | FinishRun | SetAlias | TagVersion | LogMetrics
+DatabricksAction = SubmitRun | CancelRun
+Action = MlflowAction | DatabricksAction
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,7 @@ from datetime import datetime
 
 from finetune_operator.finetunejob.decide.created_run import record_run
 from finetune_operator.finetunejob.decide.failed_action import record_failed_action
-from finetune_operator.finetunejob.model import (
-    ActionResult,
-    CancelRun,
-    Decision,
-    FineTuneJob,
-    SubmitRun,
-)
+from finetune_operator.finetunejob.model import ActionResult, DatabricksAction, Decision, FineTuneJob
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.settings import Settings
 
@@ -30,7 +24,7 @@ def record_results(
     for result in results:
         if result.problem:
             decision = record_failed_action(ftj, decision, result.action, result.problem, now=now)
-        elif isinstance(result.action, SubmitRun | CancelRun):
+        elif isinstance(result.action, DatabricksAction):
             decision = backends.record_run(decision, result.databricks_run_id)
         elif result.run:
             decision = record_run(ftj, decision, result.run, result.server, settings, now=now)

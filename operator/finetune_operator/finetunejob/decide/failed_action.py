@@ -12,7 +12,9 @@ from finetune_operator.finetunejob.model import (
     Action,
     CancelRun,
     Decision,
+    EnsureRun,
     FineTuneJob,
+    FinishRun,
     LogMetrics,
     SetAlias,
     SubmitRun,
@@ -26,15 +28,7 @@ def record_failed_action(
     ftj: FineTuneJob, decision: Decision, action: Action, problem: Problem, *, now: datetime
 ) -> Decision:
     """The decision, whose status now says which write failed and why."""
-    kind, reason, message = ConditionType.TRACKED, problem.reason, problem.message
-    if isinstance(action, SetAlias):
-        kind, reason = ConditionType.REGISTERED, ConditionReason.REGISTERING
-        message = f"alias {action.alias} of {action.model} cannot be set: {problem.message}"
-    if isinstance(action, TagVersion | LogMetrics):
-        kind = ConditionType.EVALUATED
-        message = f"the metrics of the evaluation cannot be written: {problem.message}"
-    if isinstance(action, SubmitRun | CancelRun):
-        kind = ConditionType.PREPARED
+    kind, reason, message = _explain_failure(action, problem)
     status = with_condition(decision.status, kind, False, reason, message, now=now, generation=ftj.generation)
     if isinstance(action, SubmitRun) and reason == ConditionReason.RUN_REFUSED:
         # What the workspace takes for invalid stays so: the compute of a job cannot change.
@@ -43,3 +37,18 @@ def record_failed_action(
         status = backends.record_refusal(status)
         status = status.model_copy(update={"completion_time": now.replace(microsecond=0)})
     return dataclasses.replace(decision, status=summarize_status(ftj, status, now))
+
+
+def _explain_failure(action: Action, problem: Problem) -> tuple[ConditionType, ConditionReason, str]:
+    """The condition that an action was to make true, and why it is false."""
+    match action:
+        case SetAlias():
+            message = f"alias {action.alias} of {action.model} cannot be set: {problem.message}"
+            return ConditionType.REGISTERED, ConditionReason.REGISTERING, message
+        case TagVersion() | LogMetrics():
+            message = f"the metrics of the evaluation cannot be written: {problem.message}"
+            return ConditionType.EVALUATED, problem.reason, message
+        case SubmitRun() | CancelRun():
+            return ConditionType.PREPARED, problem.reason, problem.message
+        case EnsureRun() | FinishRun():
+            return ConditionType.TRACKED, problem.reason, problem.message

@@ -57,8 +57,8 @@ class PreparationReader:
         """Discard what was read last: the run was written to, or the job was deleted."""
         self._reads.forget(ftj)
 
-    async def act(self, ftj: FineTuneJob, action: SubmitRun | CancelRun) -> str | None:
-        """Submit a run, or cancel one; returns its id, or None where there is none to cancel.
+    async def submit(self, ftj: FineTuneJob, action: SubmitRun) -> str:
+        """Submit a run, and return its id.
 
         Raises:
             ExternalError: the workspace refuses, or cannot be reached.
@@ -66,7 +66,18 @@ class PreparationReader:
         """
         self.forget(ftj)
         client = await self._workspace(ftj)
-        return await asyncio.to_thread(_act, client, action, Path(self.settings.prep_wheels))
+        return await asyncio.to_thread(_submit, client, action, Path(self.settings.prep_wheels))
+
+    async def cancel(self, ftj: FineTuneJob, action: CancelRun) -> str | None:
+        """Cancel a run, and return its id; None where there is none to cancel.
+
+        Raises:
+            ExternalError: the workspace refuses, or cannot be reached.
+            KubeError: the Secret with the credentials could not be read.
+        """
+        self.forget(ftj)
+        client = await self._workspace(ftj)
+        return await asyncio.to_thread(_cancel, client, action)
 
     async def _read(self, ftj: FineTuneJob, run_id: str) -> Preparation:
         try:
@@ -93,11 +104,15 @@ def _read(client: WorkspaceClient, run_id: str, folder: str) -> Preparation:
     return Preparation(run=runs.read(client, run_id, folder))
 
 
-def _act(client: WorkspaceClient, action: SubmitRun | CancelRun, wheels: Path) -> str | None:
+def _submit(client: WorkspaceClient, action: SubmitRun, wheels: Path) -> str:
     from finetune_operator.databricks import runs
 
-    if isinstance(action, SubmitRun):
-        return runs.submit(client, action.submission, wheels)
+    return runs.submit(client, action.submission, wheels)
+
+
+def _cancel(client: WorkspaceClient, action: CancelRun) -> str | None:
+    from finetune_operator.databricks import runs
+
     run_id = action.run_id or runs.find(client, action.name)
     if run_id:
         runs.cancel(client, run_id)
