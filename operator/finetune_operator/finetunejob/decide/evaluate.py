@@ -63,7 +63,7 @@ def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
         case step_state.Queued():
             queueing.report_queue(draft, ConditionType.EVALUATED, "the evaluation", state.job)
             draft.requeue_after(draft.settings.poll_seconds)
-        case step_state.Starting() | step_state.Stuck() | step_state.Running():
+        case step_state.Starting() | step_state.Blocked() | step_state.Running():
             _follow(draft, state)
     return None
 

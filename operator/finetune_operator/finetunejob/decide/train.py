@@ -60,7 +60,7 @@ def train(draft: Draft) -> Outcome:
         case step_state.Queued():
             draft.requeue_after(draft.settings.poll_seconds)
             queueing.report_queue(draft, ConditionType.TRAINED, f"attempt {number}", state.job)
-        case step_state.Starting() | step_state.Stuck() | step_state.Running():
+        case step_state.Starting() | step_state.Blocked() | step_state.Running():
             draft.requeue_after(draft.settings.poll_seconds)
             step_state.report_pods(draft, state)
             _follow(draft, number, state)

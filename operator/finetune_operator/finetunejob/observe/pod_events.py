@@ -72,7 +72,7 @@ def _pods_to_ask_about(alive: Sequence[Json], now: datetime) -> Iterator[Json]:
     unschedulable = [pod for pod in alive if health.unschedulable_condition(pod)]
     yield from unschedulable[:1]
     yield from unschedulable[1:][-1:]
-    yield from [pod for pod in alive if health.is_starting(pod) and _is_late(pod, now)][:1]
+    yield from [pod for pod in alive if health.is_pending_on_node(pod) and _is_late(pod, now)][:1]
 
 
 def _is_late(pod: Json, now: datetime) -> bool:

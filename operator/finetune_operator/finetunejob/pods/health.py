@@ -20,8 +20,8 @@ _NODE_COMES = frozenset({"TriggeredScaleUp", "Nominated"})
 _NO_NODE_COMES = frozenset({"NotTriggerScaleUp"})
 # Events of the kubelet and of the attach-detach controller: a volume is missing; the containers start, so it is there.
 _VOLUME_FAILED = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
-_STARTING = frozenset({"Pulling", "Pulled", "Created", "Started"})
-# How long an autoscaler may take to notice a pod. A pod without a node is no problem before.
+_CONTAINER_EVENTS = frozenset({"Pulling", "Pulled", "Created", "Started"})
+# How long an autoscaler may take to notice a pod. A pod without a node is not blocked before.
 _AUTOSCALER_TIMEOUT = timedelta(seconds=20)
 # How long a node may take to come. cluster-autoscaler and Karpenter give up after the same time.
 _NODE_TIMEOUT = timedelta(minutes=15)
@@ -33,14 +33,14 @@ _REFUSALS = frozenset(
 )
 
 
-class Problem(NamedTuple):
+class Blockage(NamedTuple):
     """What keeps a pod from running."""
 
     reason: ConditionReason
     message: str
 
 
-# When pods have several problems, the first of these is reported.
+# When pods have several blockages, the first of these is reported.
 _PRIORITY = (
     ConditionReason.UNSCHEDULABLE,
     ConditionReason.VOLUME_NOT_READY,
@@ -62,25 +62,25 @@ def forget_refusal(draft: Draft) -> None:
         draft.unset(ConditionType.PODS_HEALTHY)
 
 
-def find_blockage(draft: Draft, alive: Sequence[Json], job_name: str, *, desired: int) -> Problem | None:
+def find_blockage(draft: Draft, alive: Sequence[Json], job_name: str, *, desired: int) -> Blockage | None:
     """What keeps pods from running, and which one; None where nothing is known to.
 
     Args:
         alive: the pods of a Job that have not ended.
         desired: the number of pods that the Job should have.
     """
-    problems = _find_problems(alive, draft.observed.pod_events, draft.now)
-    if problems:
-        reason, message = min(problems, key=lambda item: _rank(item.reason))
-        more = f" ({len(problems)} of {desired} pods wait)" if len(problems) > 1 else ""
+    blockages = _find_pod_blockages(alive, draft.observed.pod_events, draft.now)
+    if blockages:
+        reason, message = min(blockages, key=lambda item: _rank(item.reason))
+        more = f" ({len(blockages)} of {desired} pods wait)" if len(blockages) > 1 else ""
         lacking = _describe_missing_resources(draft, alive) if reason == ConditionReason.UNSCHEDULABLE else ""
-        return Problem(reason, message + more + lacking)
+        return Blockage(reason, message + more + lacking)
     if len(alive) < desired and job_name in draft.observed.rejections:
-        return Problem(ConditionReason.POD_REJECTED, draft.observed.rejections[job_name])
+        return Blockage(ConditionReason.POD_REJECTED, draft.observed.rejections[job_name])
     return None
 
 
-def report_blockage(draft: Draft, alive: Sequence[Json], blockage: Problem | None) -> None:
+def report_blockage(draft: Draft, alive: Sequence[Json], blockage: Blockage | None) -> None:
     """Report in a condition what keeps pods from running; without pods and without a blockage, what is known stays."""
     if blockage:
         draft.set(ConditionType.PODS_HEALTHY, False, *blockage)
@@ -102,20 +102,22 @@ def _describe_missing_resources(draft: Draft, alive: Sequence[Json]) -> str:
     )
 
 
-def _find_problems(
+def _find_pod_blockages(
     alive: Sequence[Json], events: Mapping[str, Sequence[PodEvent]], now: datetime
-) -> list[Problem]:
-    """The problems of pods.
+) -> list[Blockage]:
+    """The blockages of pods.
 
     NB: Events are read about a few pods that have no node, and stand for the others: the pods of a gang are alike.
     """
     read = [pod for pod in alive if unschedulable_condition(pod) and pod["metadata"]["name"] in events]
     shared_events = events[read[-1]["metadata"]["name"]] if read else ()
-    problems = (find_problem(pod, events.get(pod["metadata"]["name"], shared_events), now) for pod in alive)
-    return [item for item in problems if item is not None]
+    blockages = (
+        _find_pod_blockage(pod, events.get(pod["metadata"]["name"], shared_events), now) for pod in alive
+    )
+    return [item for item in blockages if item is not None]
 
 
-def find_problem(pod: Json, events: Sequence[PodEvent], now: datetime) -> Problem | None:
+def _find_pod_blockage(pod: Json, events: Sequence[PodEvent], now: datetime) -> Blockage | None:
     """What keeps a pod from running, or None.
 
     Args:
@@ -137,46 +139,46 @@ def unschedulable_condition(pod: Json) -> Json | None:
 
 def _explain_missing_node(
     pod: Json, unscheduled: Json, events: Sequence[PodEvent], now: datetime
-) -> Problem | None:
+) -> Blockage | None:
     name, message = pod["metadata"]["name"], unscheduled.get("message", "")
     last = _last_event(events, _NODE_COMES | _NO_NODE_COMES)
     if last and last.reason in _NODE_COMES and now - last.at < _NODE_TIMEOUT:
-        return Problem(
+        return Blockage(
             ConditionReason.SCALING_UP, f"pod {name} waits for a node that is being added: {last.message}"
         )
     if "persistentvolumeclaim" in message.lower():
         look = f"check kubectl get pvc -n {pod['metadata']['namespace']}"
-        return Problem(ConditionReason.VOLUME_NOT_READY, f"pod {name} waits for a volume: {message}: {look}")
+        return Blockage(ConditionReason.VOLUME_NOT_READY, f"pod {name} waits for a volume: {message}: {look}")
     since = unscheduled.get("lastTransitionTime")
     if since and now - datetime.fromisoformat(since) < _AUTOSCALER_TIMEOUT:
         return None
     declined = f"; {last.message}" if last and last.reason in _NO_NODE_COMES else ""
-    return Problem(ConditionReason.UNSCHEDULABLE, f"pod {name} cannot be scheduled: {message}{declined}")
+    return Blockage(ConditionReason.UNSCHEDULABLE, f"pod {name} cannot be scheduled: {message}{declined}")
 
 
-def _find_waiting_container(pod: Json) -> Problem | None:
+def _find_waiting_container(pod: Json) -> Blockage | None:
     status, where = pod.get("status", {}), pod_state.describe_pods([pod])
     for item in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
         waiting = item.get("state", {}).get("waiting") or {}
         detail = waiting.get("message") or waiting.get("reason")
         if waiting.get("reason") in _PULL_REASONS:
-            return Problem(
+            return Blockage(
                 ConditionReason.IMAGE_PULL_FAILED,
                 f"{where} cannot pull {item.get('image')}: {waiting['reason']}: {detail}",
             )
         if waiting.get("reason") in _CONFIG_REASONS:
-            return Problem(
+            return Blockage(
                 ConditionReason.CONTAINER_CONFIG_ERROR, f"{where} cannot start {item['name']}: {detail}"
             )
     return None
 
 
-def _find_missing_volume(pod: Json, events: Sequence[PodEvent]) -> Problem | None:
+def _find_missing_volume(pod: Json, events: Sequence[PodEvent]) -> Blockage | None:
     """The volume that a pod with a node waits for."""
-    last = _last_event(events, _VOLUME_FAILED | _STARTING)
-    if not is_starting(pod) or last is None or last.reason not in _VOLUME_FAILED:
+    last = _last_event(events, _VOLUME_FAILED | _CONTAINER_EVENTS)
+    if not is_pending_on_node(pod) or last is None or last.reason not in _VOLUME_FAILED:
         return None
-    return Problem(
+    return Blockage(
         ConditionReason.VOLUME_NOT_READY,
         f"{pod_state.describe_pods([pod])} waits for a volume: {last.message}",
     )
@@ -185,13 +187,13 @@ def _find_missing_volume(pod: Json, events: Sequence[PodEvent]) -> Problem | Non
 def describe_image_pull(draft: Draft, alive: Sequence[Json]) -> str:
     """Which pod pulls an image, as the end of a sentence; empty when none is known to."""
     for pod in alive:
-        last = _last_event(draft.observed.pod_events.get(pod["metadata"]["name"], ()), _STARTING)
-        if is_starting(pod) and last and last.reason == "Pulling":
+        last = _last_event(draft.observed.pod_events.get(pod["metadata"]["name"], ()), _CONTAINER_EVENTS)
+        if is_pending_on_node(pod) and last and last.reason == "Pulling":
             return f"; {pod_state.describe_pods([pod])}: {last.message}"
     return ""
 
 
-def is_starting(pod: Json) -> bool:
+def is_pending_on_node(pod: Json) -> bool:
     """Whether a pod has a node and no container of it runs yet."""
     return bool(pod.get("spec", {}).get("nodeName")) and pod.get("status", {}).get("phase") == "Pending"
 

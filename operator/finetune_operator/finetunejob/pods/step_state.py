@@ -83,7 +83,7 @@ class _AtWork(_WithJob):
 
     alive: list[Json]
     ready: int
-    blockage: health.Problem | None
+    blockage: health.Blockage | None
     failure: LastFailure | None
 
 
@@ -93,8 +93,8 @@ class Starting(_AtWork):
 
 
 @dataclass(frozen=True)
-class Stuck(_AtWork):
-    """Pods are yet to be ready, and `blockage` keeps them from it."""
+class Blocked(_AtWork):
+    """Pods are yet to be ready, and `blockage` keeps them from it: until a node is added, or until somebody corrects something."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Failed(_WithJob):
     failure: LastFailure | None
 
 
-AtWork = Starting | Stuck | Running
+AtWork = Starting | Blocked | Running
 StepState = Absent | Queued | AtWork | Succeeded | Lost | Failed
 
 
@@ -163,7 +163,7 @@ def _classify_pods(draft: Draft, step: Step, job: Json, pods: list[Json]) -> AtW
     if ready >= step.nodes:
         return Running(job, pods, alive, ready, blockage, failure)
     if blockage:
-        return Stuck(job, pods, alive, ready, blockage, failure)
+        return Blocked(job, pods, alive, ready, blockage, failure)
     return Starting(job, pods, alive, ready, None, failure)
 
 

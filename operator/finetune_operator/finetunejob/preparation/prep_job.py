@@ -54,7 +54,7 @@ class JobBackend(Backend):
                 draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, lost)
             case step_state.Failed():
                 _fail(draft, state, step)
-            case step_state.Queued() | step_state.Starting() | step_state.Stuck() | step_state.Running():
+            case step_state.Queued() | step_state.Starting() | step_state.Blocked() | step_state.Running():
                 _follow(draft, state)
         return Stop
 

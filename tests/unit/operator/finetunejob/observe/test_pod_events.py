@@ -21,7 +21,7 @@ def without_node(index: int) -> Json:
     return pod(JOB, index, "Pending", ready=False, conditions=[UNSCHEDULABLE])
 
 
-def starting(index: int, since: float) -> Json:
+def pending_on_node(index: int, since: float) -> Json:
     return pod(JOB, index, "Pending", ready=False, node="node-1", startTime=stamped(since))
 
 
@@ -31,9 +31,12 @@ ASKED: dict[str, tuple[list[Json], list[int]]] = {
     "a pod that the scheduler has not seen": ([pod(JOB, 0, "Pending", ready=False)], []),
     "one without a node": ([pod(JOB, 0), without_node(1)], [1]),
     "the first and the last of many": ([without_node(index) for index in range(9)], [0, 8]),
-    "one that began to start just now": ([starting(0, since=25)], []),
-    "the first that takes long to start": ([starting(0, 25), starting(1, 20), starting(2, 0)], [1]),
-    "both kinds": ([without_node(0), starting(1, 0)], [0, 1]),
+    "one that was given a node just now": ([pending_on_node(0, since=25)], []),
+    "the first that takes long to start": (
+        [pending_on_node(0, 25), pending_on_node(1, 20), pending_on_node(2, 0)],
+        [1],
+    ),
+    "both kinds": ([without_node(0), pending_on_node(1, 0)], [0, 1]),
 }
 
 

@@ -10,10 +10,11 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.model import Observed
+from finetune_operator.finetunejob.model import Observed, PodEvent
 from finetune_operator.finetunejob.pods import step_state
 from finetune_operator.finetunejob.pods.step_state import (
     Absent,
+    Blocked,
     Failed,
     Lost,
     Queued,
@@ -21,7 +22,6 @@ from finetune_operator.finetunejob.pods.step_state import (
     Starting,
     Step,
     StepState,
-    Stuck,
     Succeeded,
 )
 from worlds.memory.decisions import NOW, SETTINGS, child, ended, ftj, later, observed, pod
@@ -34,6 +34,7 @@ GANG = Step(names.TRAIN, TRAIN, names.TRAINER_CONTAINER, nodes=2, attempt=1)
 BOOM = TerminationMessage(error=PodError(reason="Boom", message="it blew up"))
 PEER_LOST = TerminationMessage(error=PodError(reason="PeerLost", message="rank 0 is gone"))
 NO_IMAGE: Json = {"name": "main", "image": "a:1", "state": {"waiting": {"reason": "ErrImagePull"}}}
+NO_NODE: Json = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}
 PULLS = "pod {} cannot pull a:1: ErrImagePull: ErrImagePull"
 
 
@@ -54,7 +55,7 @@ def cause(state: StepState) -> Any:
     match state:
         case Absent():
             return state.has_stale_children
-        case Starting() | Stuck() | Running():
+        case Starting() | Blocked() | Running():
             blockage = state.blockage
             failure = state.failure.message if state.failure else None
             return state.ready, (blockage.reason, blockage.message) if blockage else None, failure
@@ -106,16 +107,33 @@ STATES: dict[str, tuple[Step, Observed, type, Any]] = {
     "no image": (
         RETRIED,
         observed(child(PREP), pods=[prep_pod(phase="Pending", containerStatuses=[NO_IMAGE])]),
-        Stuck,
+        Blocked,
         (0, (ConditionReason.IMAGE_PULL_FAILED, PULLS.format("tune-prep-0-abcde")), None),
+    ),
+    "a node that is being added": (
+        RETRIED,
+        observed(
+            child(PREP),
+            pods=[prep_pod(phase="Pending", conditions=[NO_NODE])],
+            pod_events={"tune-prep-0-abcde": (PodEvent("TriggeredScaleUp", "pool 1->2", NOW),)},
+        ),
+        Blocked,
+        (
+            0,
+            (
+                ConditionReason.SCALING_UP,
+                "pod tune-prep-0-abcde waits for a node that is being added: pool 1->2",
+            ),
+            None,
+        ),
     ),
     "a quota": (
         RETRIED,
         observed(child(PREP), rejections={PREP: "exceeded quota"}),
-        Stuck,
+        Blocked,
         (0, (ConditionReason.POD_REJECTED, "exceeded quota"), None),
     ),
-    "an executor that is stuck": (
+    "an executor that is blocked": (
         WITH_EXECUTORS,
         observed(
             child(PREP),
