@@ -20,7 +20,7 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube
 from finetune_operator.modelpromotion.conflicts import ConflictFinder
 from finetune_operator.modelpromotion.model import Observed, Promotion, SourceJob
-from finetune_operator.modelpromotion.questions import main_version, named_version, target_version
+from finetune_operator.modelpromotion.versions import main_version, named_version, target_version
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
 from finetune_operator.registry.choose import open_registry, resolve_registry
 from finetune_operator.registry.outages import Outages

@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import POLL_SECONDS, SOON_SECONDS
 from finetune_operator.finetunejob.model import ResolvedRevision
-from finetune_operator.finetunejob.questions import repository
+from finetune_operator.finetunejob.references import repository
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 

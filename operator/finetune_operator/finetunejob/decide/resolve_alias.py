@@ -11,7 +11,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Pinned
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import POLL_SECONDS, SOON_SECONDS, Wait, wait
-from finetune_operator.finetunejob.questions import unpinned_aliases
+from finetune_operator.finetunejob.references import unpinned_aliases
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 

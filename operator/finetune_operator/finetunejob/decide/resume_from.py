@@ -14,7 +14,7 @@ from finetune_crds.status import ResumedFrom
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import Refusal, Wait, refuse, wait
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.finetunejob.questions import resume_from
+from finetune_operator.finetunejob.references import resume_from
 from finetune_operator.policy.result import Continue, Outcome
 
 

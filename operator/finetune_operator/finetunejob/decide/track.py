@@ -17,7 +17,7 @@ from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import EnsureRun, Mlflow
 from finetune_operator.finetunejob.preparation import backends
-from finetune_operator.finetunejob.questions import is_unpinned
+from finetune_operator.finetunejob.references import is_unpinned
 from finetune_operator.mlflow.model import Run
 from finetune_operator.policy.result import Continue, Outcome
 

@@ -15,7 +15,7 @@ from finetune_operator.finetunejob.model import AliasVersion, FineTuneJob
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.observe.shared_answers import SharedAnswers
-from finetune_operator.finetunejob.questions import aliases_to_resolve
+from finetune_operator.finetunejob.references import aliases_to_resolve
 from finetune_operator.registry.base import RegisteredModel
 from finetune_operator.registry.tracked import Tracked
 from finetune_operator.settings import Settings

@@ -17,7 +17,7 @@ from finetune_operator.bounded import ANONYMOUS, Login
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import FineTuneJob, ResolvedRevision
 from finetune_operator.finetunejob.observe.retry_backoff import RetryBackoff
-from finetune_operator.finetunejob.questions import repository_to_resolve
+from finetune_operator.finetunejob.references import repository_to_resolve
 from finetune_operator.git.repository import Repository
 from finetune_operator.kube import Kube
 from finetune_operator.registry.outages import Outages

@@ -30,7 +30,7 @@ from finetune_operator.finetunejob.observe.promoted_aliases import promoted_alia
 from finetune_operator.finetunejob.observe.rejections import read_rejections
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader
-from finetune_operator.finetunejob.questions import resumed_job_name
+from finetune_operator.finetunejob.references import resumed_job_name
 from finetune_operator.finetunejob.resolve import pinned, resolve
 from finetune_operator.kube import Kube
 from finetune_operator.settings import Settings

@@ -13,7 +13,7 @@ from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow
 from finetune_operator.finetunejob.observe.background_reads import Answer, BackgroundReads, MaxAge, ReadPace
-from finetune_operator.finetunejob.questions import is_unpinned
+from finetune_operator.finetunejob.references import is_unpinned
 from finetune_operator.kube import Kube
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.outages import Outages

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from finetune_crds.serving import Route
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.questions import main_version
+from finetune_operator.modelpromotion.versions import main_version
 
 _REASONS_WITHOUT_CANARY = ("RolledBack", "Withdrawn", "Repaired")
 _RETURN_REASONS = ("Withdrawn", "Repaired", "Overtaken")

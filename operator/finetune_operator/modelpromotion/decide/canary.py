@@ -12,7 +12,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.serving import Canary, Route, ServingStatus
 from finetune_operator.modelpromotion.decide import gates
 from finetune_operator.modelpromotion.decide.draft import Draft
-from finetune_operator.modelpromotion.questions import main_version
+from finetune_operator.modelpromotion.versions import main_version
 from finetune_operator.registry.base import ModelVersion
 from finetune_operator.text import format_time
 

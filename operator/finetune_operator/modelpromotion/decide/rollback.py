@@ -7,7 +7,7 @@ from finetune_crds.promotion_status import Move, RollbackStatus
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.decide.move import begin, record
-from finetune_operator.modelpromotion.questions import target_version
+from finetune_operator.modelpromotion.versions import target_version
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 

@@ -7,7 +7,7 @@ from finetune_crds.modelpromotion import ModelPromotionSpec
 from finetune_operator.modelpromotion.decide.approval import forget_waits
 from finetune_operator.modelpromotion.decide.draft import Draft
 from finetune_operator.modelpromotion.model import SourceJob
-from finetune_operator.modelpromotion.questions import named_version
+from finetune_operator.modelpromotion.versions import named_version
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 

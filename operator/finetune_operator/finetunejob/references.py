@@ -1,4 +1,7 @@
-"""What must be asked outside the cluster about a job, or of another job: what is not in its status yet. Observers ask, and policies wait."""
+"""What a spec refers to outside the job: aliases of models, the revision of a repository, the checkpoints of another job.
+
+Each is resolved once, into the status: observers resolve what is missing there, and policies wait for it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked outside the cluster about a job, or of another job."""
+"""What a job refers to and does not know yet: versions of aliases, a commit, the checkpoints of another job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from finetune_crds.code import CodeStatus
 from finetune_crds.status import FineTuneJobStatus, Pinned, ResumedFrom
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.finetunejob.questions import (
+from finetune_operator.finetunejob.references import (
     aliases_to_resolve,
     repository_to_resolve,
     resumed_job_name,

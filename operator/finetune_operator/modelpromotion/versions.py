@@ -1,4 +1,4 @@
-"""Which versions of a registered model a pass is about. Observers read them, and policies decide about them."""
+"""The versions of a registered model that a pass is about. Observers read them, and policies decide about them."""
 
 from __future__ import annotations
 
