@@ -82,15 +82,15 @@ class AliasVersionReader:
     ) -> RegisteredModel | Problem | None:
         secret = tracking.secret_ref
         question = _Question(servers, ftj.namespace if secret else None, secret, model)
-        return await self._models.answer(question, partial(self._read, ftj, model))
+        return await self._models.answer(question, partial(self._read, ftj, question))
 
-    async def _read(self, ftj: FineTuneJob, model: str) -> RegisteredModel | Problem | None:
+    async def _read(self, ftj: FineTuneJob, question: _Question) -> RegisteredModel | Problem | None:
         try:
-            async with self.pace.turn(ftj.namespace):
+            async with self.pace.threads.turn(ftj.namespace, question.servers):
                 tracked = await self.poller.tracked(ftj)
                 if tracked is None:
                     return None
-                look_up = partial(_look_up, tracked, model)
+                look_up = partial(_look_up, tracked, question.model)
                 return await self.poller.ask(ftj, tracked, tracked.server.registry_uri, look_up)
         except ExternalError as error:
             return error.problem

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
-from weakref import WeakValueDictionary
 
 from finetune_operator.finetunejob.model import FineTuneJob
+from finetune_operator.finetunejob.observe.read_limits import ReadLimits
 from finetune_operator.settings import Settings
 
 Answer = TypeVar("Answer")
@@ -48,38 +48,26 @@ class MaxAge(NamedTuple):
 
 @dataclass
 class ReadPace:
-    """What all background reads have in common: when a pass stops waiting, and how many reads run at a time.
+    """What all background reads have in common: when a pass stops waiting, and how many threads they hold.
 
     Attributes:
         clock: monotonic seconds.
         wake: queues a pass over the job with this key; called when a read ends that no pass waited for.
-        max_reads: reads that run at a time, of all namespaces; those of one namespace get half of them. Each may keep a thread
-            until the deadline of its requests.
+        threads: the limits of reads in threads. Each may keep its thread until the deadline of its requests.
         patience_seconds: how long a pass waits for an answer. A server that answers at once is read in the pass that asks it.
     """
 
     clock: Callable[[], float]
     wake: Callable[[str], None]
-    max_reads: int
+    threads: ReadLimits
     patience_seconds: float = _PATIENCE_SECONDS
     _late_reads: Counter[Hashable] = field(default_factory=Counter)
     """By server: how many reads run that a pass has stopped waiting for."""
-    _namespace_turns: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
-
-    def __post_init__(self) -> None:
-        self._turns = asyncio.Semaphore(self.max_reads)
 
     @classmethod
     def of(cls, settings: Settings, clock: Callable[[], float], wake: Callable[[str], None]) -> ReadPace:
         """The pace of an installation. NB: half of the threads stay free for writes."""
-        return cls(clock, wake, settings.workers)
-
-    @asynccontextmanager
-    async def turn(self, namespace: str) -> AsyncIterator[None]:
-        """Wait until few enough reads run, and count as one of them."""
-        half = max(self.max_reads // 2, 1)
-        async with self._namespace_turns.setdefault(namespace, asyncio.Semaphore(half)), self._turns:
-            yield
+        return cls(clock, wake, ReadLimits.of_threads(settings.workers))
 
     async def has_ended_soon(self, server: Hashable, read: asyncio.Task[None]) -> bool:
         """Whether a read ends while a pass waits for it. A pass does not wait for a server that lets another read wait."""
@@ -125,8 +113,8 @@ class BackgroundReads(Generic[Answer]):
     """The outcomes of the last reads about FineTuneJobs, by uid, and the reads that run.
 
     Attributes:
-        takes_turns: whether a read counts among those that may run at a time. False where jobs share an answer: many wait for it,
-            and one asks.
+        takes_turns: whether a read holds a thread from its begin to its end. False where `ask` counts itself: jobs that share an
+            answer wait for one read, and a connection is no thread.
     """
 
     pace: ReadPace
@@ -157,16 +145,22 @@ class BackgroundReads(Generic[Answer]):
             return self._take(ftj.uid, outcome)
         running = self._reads.get(ftj.uid)
         if running is None or running.question != question:
-            read = self._begin(ftj, question, ask)
+            read = self._begin(ftj, server, question, ask)
             if not await self.pace.has_ended_soon(server, read):
                 read.add_done_callback(lambda ended: self._wake(ftj, ended))
         outcome = self._find(ftj, question, self.max_age.usable)
         return None if outcome is None else self._take(ftj.uid, outcome)
 
-    def forget(self, ftj: FineTuneJob) -> None:
-        """Discard the last answer, and that of a read which runs: the server was written to, or the job was deleted."""
+    def forget(self, ftj: FineTuneJob, *, cancel: bool = False) -> None:
+        """Discard the last answer, and that of a read which runs: the server was written to, or the job was deleted.
+
+        Args:
+            cancel: end the read. NB: not one in a thread, which would go on without a turn.
+        """
         self._outcomes.pop(ftj.uid, None)
-        self._reads.pop(ftj.uid, None)
+        read = self._reads.pop(ftj.uid, None)
+        if read and cancel:
+            read.task.cancel()
 
     def _find(self, ftj: FineTuneJob, question: Hashable, max_age: float) -> _Outcome[Answer] | None:
         outcome = self._outcomes.get(ftj.uid)
@@ -182,21 +176,28 @@ class BackgroundReads(Generic[Answer]):
         return outcome.answer
 
     def _begin(
-        self, ftj: FineTuneJob, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
+        self,
+        ftj: FineTuneJob,
+        server: Hashable,
+        question: Hashable,
+        ask: Callable[[], Coroutine[object, object, Answer]],
     ) -> asyncio.Task[None]:
-        read = asyncio.create_task(self._follow(ftj, question, ask))
+        outcome = _Outcome[Answer](self.pace.clock(), question)
+        if self.takes_turns:
+            ask = partial(self._ask_in_turn, ftj.namespace, server, outcome, ask)
+        read = asyncio.create_task(self._follow(ftj, outcome, ask))
         self._reads[ftj.uid] = _Read(question, read)
         return read
 
     async def _follow(
-        self, ftj: FineTuneJob, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
+        self,
+        ftj: FineTuneJob,
+        outcome: _Outcome[Answer],
+        ask: Callable[[], Coroutine[object, object, Answer]],
     ) -> None:
         """Keep what a read brings, unless it was forgotten or replaced by another question meanwhile."""
-        outcome = _Outcome[Answer](self.pace.clock(), question)
         try:
-            outcome.answer = await (
-                self._ask_in_turn(ftj.namespace, outcome, ask) if self.takes_turns else ask()
-            )
+            outcome.answer = await ask()
         except Exception as error:  # noqa: BLE001 - raised in the pass that takes it
             outcome.error = error
         running = self._reads.get(ftj.uid)
@@ -209,9 +210,13 @@ class BackgroundReads(Generic[Answer]):
         self._outcomes[ftj.uid] = outcome
 
     async def _ask_in_turn(
-        self, namespace: str, outcome: _Outcome[Answer], ask: Callable[[], Coroutine[object, object, Answer]]
+        self,
+        namespace: str,
+        server: Hashable,
+        outcome: _Outcome[Answer],
+        ask: Callable[[], Coroutine[object, object, Answer]],
     ) -> Answer:
-        async with self.pace.turn(namespace):
+        async with self.pace.threads.turn(namespace, server):
             outcome.asked_at = self.pace.clock()
             return await ask()
 

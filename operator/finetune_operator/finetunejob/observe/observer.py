@@ -91,7 +91,7 @@ class FineTuneJobObserver:
         self._workloads = WorkloadReader(self.kube, self.pace)
         self._executors = ExecutorReader(self.kube, self.settings)
         self._custom_children = CustomChildReader(self.kube)
-        self._revisions = RevisionReader(self.kube, clock, self.pace.wake)
+        self._revisions = RevisionReader(self.kube, self.pace)
         self.cache = ChildCache(self.kube, self.store)
         self.poller = RunPoller(self.kube, self.settings, self.pace)
         self._alias_versions = AliasVersionReader(self.poller, self.settings, self.pace)

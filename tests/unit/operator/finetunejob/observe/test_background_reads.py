@@ -11,6 +11,7 @@ import pytest
 
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
+from finetune_operator.finetunejob.observe.read_limits import ReadLimits
 from worlds.memory.decisions import ftj
 
 POLLED = MaxAge(fresh=4.0, usable=15.0)
@@ -23,6 +24,7 @@ class World:
     Attributes:
         patience: of a pass, in seconds of the real clock.
         questions: what the server was asked.
+        ended_questions: what it has answered.
     """
 
     patience: float = 60.0
@@ -30,15 +32,16 @@ class World:
     answers_at_once: bool = True
     max_age: MaxAge = POLLED
     takes_turns: bool = True
+    threads: int = 4
     questions: list[str] = field(default_factory=list)
+    ended_questions: list[str] = field(default_factory=list)
     woken_jobs: list[str] = field(default_factory=list)
     error: Exception | None = None
 
     def __post_init__(self) -> None:
         self.may_answer = asyncio.Event()
-        self.pace = ReadPace(
-            lambda: self.clock, self.woken_jobs.append, max_reads=4, patience_seconds=self.patience
-        )
+        limits = ReadLimits.of_threads(self.threads)
+        self.pace = ReadPace(lambda: self.clock, self.woken_jobs.append, limits, self.patience)
         self.reads = BackgroundReads[str](self.pace, self.max_age, self.takes_turns)
 
     async def read(
@@ -49,6 +52,7 @@ class World:
             number = len(self.questions)
             if not self.answers_at_once:
                 await self.may_answer.wait()
+            self.ended_questions.append(question)
             if self.error:
                 raise self.error
             return f"{question}: answer {number}"
@@ -109,6 +113,14 @@ async def test_what_was_written_meanwhile_is_read_again() -> None:
     assert (await world.read(), world.woken_jobs) == (None, [])
     await world.answer()
     assert await world.read() == "run 1: answer 2"
+
+
+async def test_a_read_of_a_job_that_was_deleted_ends_where_it_can() -> None:
+    world = slow_world()
+    await world.read()
+    world.reads.forget(ftj(), cancel=True)
+    await world.answer()
+    assert (world.ended_questions, world.woken_jobs) == ([], [])
 
 
 async def test_one_pass_waits_for_a_slow_server_and_the_others_do_not() -> None:
@@ -180,6 +192,19 @@ async def test_few_reads_run_at_a_time_and_half_of_them_for_a_namespace() -> Non
     await world.answer()
     await world.answer()
     assert len(world.questions) == 10
+
+
+async def test_the_age_of_an_answer_counts_from_the_turn_of_its_read() -> None:
+    world = slow_world(threads=1)
+    await world.read()
+    await world.read(job=another_job())
+    world.clock = 10.0
+    await world.answer()
+    await world.answer()
+    assert await world.read(job=another_job()) == "run 1: answer 2"
+    world.clock = 13.9
+    assert await world.read(job=another_job()) == "run 1: answer 2"
+    assert len(world.questions) == 2
 
 
 async def test_those_who_wait_for_a_shared_answer_take_no_turn() -> None:

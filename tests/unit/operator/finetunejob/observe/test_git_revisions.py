@@ -17,8 +17,11 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator import bounded
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import FineTuneJob, ResolvedRevision
+from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.finetunejob.observe.git_revisions import RevisionReader
+from finetune_operator.finetunejob.observe.read_limits import ReadLimits
 from finetune_operator.git.repository import Repository, Resolved
+from finetune_operator.kube import KubeError
 from standins.git import git_server
 from standins.kube import StandIn
 from worlds.memory.decisions import ACCEPTED, ftj, status
@@ -41,26 +44,35 @@ def job(url: str, revision: str = "main", login: Json = LOGIN) -> FineTuneJob:
 
 @dataclass
 class World:
-    """A reader, a clock that moves when told, and which jobs are to be looked at again."""
+    """A reader, a clock that moves when told, and which jobs are to be looked at again.
+
+    Attributes:
+        patience: of a pass, in seconds of the real clock.
+    """
 
     kube: StandIn = field(default_factory=StandIn)
+    patience: float = 60.0
     clock: float = 0.0
     woken: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.reader = RevisionReader(self.kube, lambda: self.clock, self._wake)
+        threads = ReadLimits.of_threads(1)
+        self.pace = ReadPace(lambda: self.clock, self._wake, threads, self.patience)
+        self.reader = RevisionReader(self.kube, self.pace)
         self._answered = asyncio.Event()
 
     def _wake(self, key: str) -> None:
         self.woken.append(key)
         self._answered.set()
 
-    async def answer(self, of: FineTuneJob) -> ResolvedRevision | None:
-        """What a pass sees after the server has answered the request that an earlier pass began."""
+    async def read_and_be_woken(self, of: FineTuneJob) -> ResolvedRevision | None:
+        """What the first of two passes sees, which waits for no server; the server's answer brings the second one."""
         self._answered.clear()
-        await self.reader.read(of)
+        self.pace.patience_seconds = 0.0
+        revision = await self.reader.read(of)
         await self._answered.wait()
-        return await self.reader.read(of)
+        self.pace.patience_seconds = self.patience
+        return revision
 
 
 def why(revision: ResolvedRevision | None) -> tuple[str | None, float | None]:
@@ -78,22 +90,24 @@ async def test_the_login_and_the_delays(tmp_path: Path, monkeypatch: pytest.Monk
         server.logins["code"] = ("git", "token")
         world = World(StandIn(secret(password="wrong", other="x")))
         finetunejob = job(server.url("code"))
-        assert why(await world.answer(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, 1)
+        assert await world.read_and_be_woken(finetunejob) is None
+        assert why(await world.reader.read(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, 1)
         world.clock = 0.75
         requests_before = len(server.asked)
         assert why(await world.reader.read(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, 0.25)
         assert len(server.asked) == requests_before
         world.clock = 1
-        assert why(await world.reader.read(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, None)
-        assert why(await world.answer(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, 2)
+        assert why(await world.read_and_be_woken(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, None)
+        assert why(await world.reader.read(finetunejob)) == (ConditionReason.GIT_FORBIDDEN, 2)
         world.clock = 3
         world.reader.kube = StandIn(secret(password="token\n"))
-        assert await world.answer(finetunejob) == ResolvedRevision(commit, "main")
+        # A pass waits for a server that answers at once.
+        assert await world.reader.read(finetunejob) == ResolvedRevision(commit, "main")
         requests_before = len(server.asked)
         assert await world.reader.read(finetunejob) == ResolvedRevision(commit, "main")
         assert await world.reader.read(job(server.url("code"), commit)) is None
         assert len(server.asked) == requests_before
-        assert world.woken == [finetunejob.key] * 3
+        assert world.woken == [finetunejob.key] * 2
 
 
 @dataclass
@@ -152,7 +166,7 @@ async def settle() -> None:
 
 
 async def test_a_server_that_hangs_holds_no_pass_and_few_connections(hang: Hang) -> None:
-    server, world = hang(AWAY), World()
+    server, world = hang(AWAY), World(patience=0.001)
     many = jobs(10)
     assert [await world.reader.read(each) for each in many] == [None] * 10
     await settle()
@@ -167,7 +181,7 @@ async def test_a_server_that_hangs_holds_no_pass_and_few_connections(hang: Hang)
 
 
 async def test_the_jobs_of_another_namespace_and_another_server_do_not_wait_for_it(hang: Hang) -> None:
-    server, world = hang(), World()
+    server, world = hang(), World(patience=0.001)
     other_jobs = [*jobs(4), *jobs(1, namespace="other"), *jobs(1, "https://git.example.org/code", "third")]
     for each in other_jobs:
         await world.reader.read(each)
@@ -176,7 +190,7 @@ async def test_the_jobs_of_another_namespace_and_another_server_do_not_wait_for_
 
 
 async def test_servers_that_hang_hold_few_connections_of_a_namespace_and_of_all(hang: Hang) -> None:
-    server, world = hang(), World()
+    server, world = hang(), World(patience=0.001)
 
     async def open_after(*more: FineTuneJob) -> int:
         for each in more:
@@ -207,8 +221,8 @@ async def test_a_server_that_did_not_answer_is_left_alone_for_a_while(hang: Hang
     server, world = hang(AWAY), World()
     server.answers.set()
     first, second = jobs(2)
-    await world.answer(first)
-    revision = await world.answer(second)
+    await world.reader.read(first)
+    revision = await world.reader.read(second)
     assert revision
     assert revision.problem == Problem(
         ConditionReason.GIT_UNREACHABLE,
@@ -216,7 +230,7 @@ async def test_a_server_that_did_not_answer_is_left_alone_for_a_while(hang: Hang
     )
     assert server.asked == 1
     world.clock, server.error = 5, None
-    assert await world.answer(second) == ResolvedRevision("a" * 40)
+    assert await world.reader.read(second) == ResolvedRevision("a" * 40)
     assert server.asked == 2
 
 
@@ -224,7 +238,7 @@ async def test_a_commit_that_was_found_is_not_asked_for_again_before_it_is_in_th
     server, world = hang(), World()
     server.answers.set()
     (first,) = jobs(1)
-    assert await world.answer(first) == ResolvedRevision("a" * 40)
+    assert await world.reader.read(first) == ResolvedRevision("a" * 40)
     world.clock = 3600
     assert await world.reader.read(first) == ResolvedRevision("a" * 40)
     await settle()
@@ -240,10 +254,11 @@ async def test_nobody_is_asked_about_a_job_that_is_not_accepted(hang: Hang) -> N
 
 
 async def test_a_job_that_was_deleted_is_forgotten(hang: Hang) -> None:
-    server, world = hang(), World()
+    server, world = hang(), World(patience=0.001)
     (first,) = jobs(1)
     await world.reader.read(first)
     await settle()
+    assert server.open == 1
     world.reader.forget(first)
     await settle()
     assert (server.open, world.woken) == (0, [])
@@ -256,8 +271,15 @@ async def test_an_error_that_nobody_expected_is_a_problem_and_not_the_end(
     server.error = ValueError("a bug")  # type: ignore[assignment]
     server.answers.set()
     (first,) = jobs(1)
-    assert why(await world.answer(first)) == (ConditionReason.INTERNAL_ERROR, 1)
+    assert why(await world.reader.read(first)) == (ConditionReason.INTERNAL_ERROR, 1)
     assert "a bug" in caplog.text
+
+
+async def test_an_api_server_that_is_away_fails_the_pass_and_not_the_job() -> None:
+    kube = StandIn(secret(password="token"))
+    kube.refuse["get", "Secret"] = KubeError(0, "away")
+    with pytest.raises(KubeError, match="away"):
+        await World(kube).reader.read(job("https://127.0.0.1:1/code"))
 
 
 NO_LOGIN: dict[str, tuple[StandIn, str]] = {
