@@ -59,6 +59,8 @@ Tags = Annotated[
     ),
 ]
 """Tags in MLflow. Source: MLflow, utils/validation.py, `_validate_tag_name`."""
-NOT_IN_UNITY_TAGS = "[.,=/:-]"
-"""Characters that Unity Catalog does not allow in the key of a tag, as a regular expression of CEL and of Python."""
-UNITY_TAGS_MESSAGE = "Unity Catalog does not allow . , - = / : in the key of a tag"
+NOT_IN_UNITY_TAGS = "[.,=/:-]|^ | $"
+"""What Unity Catalog does not allow in the key of a tag, as a regular expression of CEL and of Python.
+
+Source: https://docs.databricks.com/aws/en/database-objects/tags, Constraints."""
+UNITY_TAGS_MESSAGE = "Unity Catalog does not allow . , - = / : in the key of a tag, nor spaces at its ends"

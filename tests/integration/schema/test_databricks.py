@@ -53,11 +53,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
         "Unity Catalog needs the signature of a model: remove register.signature",
     ),
     **{
-        f"a tag with {mark}": (
-            registered(register=MODEL | {"tags": {"a_b": "c", f"a{mark}b": "c"}}),
-            "Unity Catalog does not allow . , - = / : in the key of a tag: rename it",
+        f"the tag {key!r}": (
+            registered(register=MODEL | {"tags": {"a b": "c", key: "c"}}),
+            "Unity Catalog does not allow . , - = / : in the key of a tag, nor spaces at its ends: rename it",
         )
-        for mark in ".,-=/:"
+        for key in ("a.b", "a,b", "a-b", "a=b", "a/b", "a:b", " a", "a ")
     },
     "an experiment that is no path": (
         registered(tracking=AT_DATABRICKS | {"experiment": "support"}),

@@ -26,7 +26,9 @@ RISING = "each step must give the new version more traffic than the step before"
 REPLACED = (
     "provisionedThroughput replaces workloadSize, workloadType, concurrency and scaleToZero: remove them"
 )
-NO_SUCH_KEY = "Unity Catalog does not allow . , - = / : in the key of a tag: rename it"
+NO_SUCH_KEY = (
+    "Unity Catalog does not allow . , - = / : in the key of a tag, nor spaces at its ends: rename it"
+)
 IN_CATALOG: Json = {"uri": "databricks", "registryUri": "databricks-uc"}
 NOT_IN_CATALOG = (
     "an endpoint of Databricks serves models in Unity Catalog: set tracking.registryUri to databricks-uc"
@@ -51,11 +53,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
         THREE_NAMES,
     ),
     **{
-        f"a tag with {mark}": (
-            promotion(model="ml.prod.llama", tracking=IN_CATALOG, tags={"a_b": "c", f"a{mark}b": "c"}),
+        f"the tag {key!r}": (
+            promotion(model="ml.prod.llama", tracking=IN_CATALOG, tags={"a b": "c", key: "c"}),
             NO_SUCH_KEY,
         )
-        for mark in ".,-=/:"
+        for key in ("a.b", "a,b", "a-b", "a=b", "a/b", "a:b", " a", "a ")
     },
     "an endpoint beside another registry": (
         served() | {"spec": served()["spec"] | {"tracking": {"uri": "http://mlflow"}}},

@@ -81,7 +81,7 @@ MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
         BY_DEFAULT,
         [
             "Unity Catalog needs the signature of a model: remove spec.register.signature",
-            "Unity Catalog does not allow . , - = / : in the key of a tag: rename a.b, x:y in spec.register.tags",
+            "Unity Catalog does not allow . , - = / : in the key of a tag, nor spaces at its ends: rename 'a.b', 'x:y' in spec.register.tags",
         ],
     ),
     "an experiment that is no path": (
