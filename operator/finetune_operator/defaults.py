@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from finetune_crds.base import (
     ENV_NAME,
@@ -30,7 +30,7 @@ from finetune_crds.env import (
     EnvVar,
     ObjectReference,
 )
-from finetune_crds.pods import MAIN_CONTAINER, ROLES, Pods, PodSettings, RolePodSettings
+from finetune_crds.pods import MAIN_CONTAINER, Pods, PodSettings, RolePodSettings
 from finetune_crds.training import ModelCache
 from finetune_operator.template_merge import requested_devices
 
@@ -64,18 +64,6 @@ def _check_pods(field: str, pods: PodSettings) -> None:
     _check_pattern([item.prefix for item in pods.env_from], ENV_NAME, "variable prefix")
     _check_sources(field, pods.env, pods.env_from)
     _check_template(f"{field}.template", pods.template or {})
-
-
-def _check_fields(pods: Json) -> None:
-    """The file has no other fields: a job's are checked by the API server."""
-    parts: dict[str, type[ApiModel]] = {"all": PodSettings, **dict.fromkeys(ROLES, RolePodSettings)}
-    for name, settings in pods.items():
-        if name not in parts:
-            raise ValueError(f"there is no field {name}")
-        aliases = {field.alias for field in parts[name].model_fields.values()}
-        unknown = [key for key in settings if key not in aliases] if isinstance(settings, dict) else []
-        if unknown:
-            raise ValueError(f"there is no field {name}.{unknown[0]}")
 
 
 def _check_sources(field: str, env: Iterable[EnvVar], env_from: Iterable[EnvFromSource]) -> None:
@@ -138,8 +126,6 @@ def _check_catalog(catalog: Catalog) -> None:
 class CheckpointDefaults(ApiModel):
     """Checkpoints of jobs that do not describe their own."""
 
-    model_config = ConfigDict(extra="forbid")
-
     every_steps: Positive | None = None
     """Steps between checkpoints."""
     keep: Annotated[int, Field(ge=1, le=100)] | None = None
@@ -150,8 +136,6 @@ class CheckpointDefaults(ApiModel):
 
 class Defaults(ApiModel):
     """The defaults of an installation; every part is optional."""
-
-    model_config = ConfigDict(extra="forbid")
 
     storage: Uri | None = None
     """Folder of splits and checkpoints: a folder of s3://, gs:// or abfss://, or an absolute path."""
@@ -167,13 +151,6 @@ class Defaults(ApiModel):
     """Where downloaded models stay."""
     checkpoint: CheckpointDefaults = Field(default_factory=CheckpointDefaults)
     """Checkpoints of jobs that do not describe their own."""
-
-    @field_validator("pods", mode="before")
-    @classmethod
-    def _with_known_fields(cls, pods: object) -> object:
-        if isinstance(pods, dict):
-            _check_fields(pods)
-        return pods
 
     @model_validator(mode="after")
     def _checked(self) -> Defaults:
@@ -203,6 +180,15 @@ class Defaults(ApiModel):
         return "/".join((self.storage.rstrip("/"), *parts)) if self.storage else ""
 
     @classmethod
+    def parse(cls, document: object) -> Defaults:
+        """The defaults of a document, which has no unknown fields: unlike those of a job, no API server refuses them.
+
+        Raises:
+            ValidationError: the document does not fit.
+        """
+        return cls.model_validate(document, extra="forbid", by_alias=True, by_name=False)
+
+    @classmethod
     def load(cls, path: str) -> Defaults:
         """Read a file of defaults.
 
@@ -210,7 +196,7 @@ class Defaults(ApiModel):
             DefaultsError: the file is missing, is no YAML, or does not fit; the message says where.
         """
         try:
-            return cls.model_validate(yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {})
+            return cls.parse(yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {})
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise DefaultsError(f"the defaults {path} cannot be read: {error}") from error
         except ValidationError as error:

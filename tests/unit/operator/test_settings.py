@@ -84,6 +84,23 @@ WRONG_DEFAULTS: dict[str, tuple[str | None, str]] = {
     "no file": (None, "cannot be read: "),
     "no YAML": ("storage: [", "cannot be read: while parsing"),
     "an unknown key": ("storge: s3://b", "are invalid at storge: unknown field"),
+    "the name of a field in Python": (
+        "queue_name: team",
+        "are invalid at queue_name: unknown field",
+    ),
+    "an image of all pods": (
+        "pods: {all: {image: a}}",
+        "are invalid at pods.all.image: unknown field",
+    ),
+    "a role that is none": ("pods: {trainer: {}}", "are invalid at pods.trainer: unknown field"),
+    "an unknown key of a catalog": (
+        "catalog: {type: Hive, hive: {uri: thrift://a:9083, url: a}}",
+        "are invalid at catalog.hive.url: unknown field",
+    ),
+    "an unknown key of checkpoints": (
+        "checkpoint: {everyStep: 1}",
+        "are invalid at checkpoint.everyStep: unknown field",
+    ),
     "a wrong value": ("checkpoint: {keep: 0}", "are invalid at checkpoint.keep: "),
 }
 

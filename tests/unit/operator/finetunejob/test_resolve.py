@@ -324,8 +324,6 @@ WRONG: dict[str, tuple[Json, str]] = {
         },
         "pods.all.template requests a.com/gpu for all pods: remove it; jobs request GPUs with spec.distributed.gpusPerNode",
     ),
-    "an image of all pods": ({"pods": {"all": {"image": "a"}}}, "there is no field all.image"),
-    "a role that is none": ({"pods": {"trainer": {}}}, "there is no field trainer"),
     "a queue": ({"queueName": "Team"}, "'Team' is not a valid queue name"),
     "a queue without a name": ({"queueName": ""}, "'' is not a valid queue name"),
 }
