@@ -6,158 +6,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import (
-    A_SET,
-    LATE,
-    ApiModel,
-    LongText,
-    Name,
-    NonNegative,
-    Positive,
-    QueueName,
-    Rule,
-    Uri,
-    immutable,
-    join_names,
-    replaced,
-    rules,
-)
+from finetune_crds.base import LATE, ApiModel, Rule, immutable, join_names, replaced, rules
 from finetune_crds.checkpoint import Checkpoint
-from finetune_crds.code import Code, Dependencies
 from finetune_crds.data import Data
-from finetune_crds.databricks import IN_WORKSPACE, ON_DATABRICKS, stored_in_workspace
+from finetune_crds.databricks import IN_WORKSPACE, stored_in_workspace
 from finetune_crds.distributed import Distributed
-from finetune_crds.env import LocalReference
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
-from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
 from finetune_crds.output import OUTPUT_RULES, Output
-from finetune_crds.own_script import OWN_SCRIPT_RULES, Parameters
+from finetune_crds.own_script import OWN_SCRIPT_RULES
 from finetune_crds.pods import POD_RULES, Pods, moved
 from finetune_crds.prepare import Prepare
+from finetune_crds.run_policy import RunPolicy
 from finetune_crds.status import FineTuneJobStatus
+from finetune_crds.tracking import MLFLOW_RULES, Register, Tracking
+from finetune_crds.trainer import Trainer
 from finetune_crds.training import LOW_RANK, NEW_TOKENS_NEED, Method, Model, ModelCache, Training
-
-PublicUrl = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://")]
-ExitCode = Annotated[int, Field(ge=1, le=255)]
-ExitCodes = Annotated[list[ExitCode], Field(max_length=64, json_schema_extra=A_SET)]
-
-
-class Trainer(ApiModel):
-    """What runs in the training pods."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "(has(self.command) && size(self.command) > 0) || (!has(self.code) && (!has(self.args) || size(self.args) == 0) && "
-                "(!has(self.dependencies) || size(self.dependencies) == 0))",
-                "args, code and dependencies need command, such as [torchrun, my_train.py]: the built-in loop takes none of them",
-            ),
-        )
-        | replaced(**moved("image", "env", "envFrom", of="trainer.", to="train"))
-    )
-
-    command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
-    """Your own command, run once in each pod, such as [torchrun, my_train.py]. Default: the built-in loop."""
-    args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
-    """Arguments of that command."""
-    code: Code | None = None
-    """Your own training script."""
-    dependencies: Dependencies = Field(default_factory=list)
-    """Packages of your command, as requirements of pip such as datasets>=3. Each pod installs what its image lacks."""
-    parameters: Parameters = Field(default_factory=dict)
-    """Parameters of that command, of any JSON type. It reads them from HYPERPARAMETERS_PATH, a YAML file with nothing else."""
-
-
-def _on_databricks(then: str, message: str, field: str) -> tuple[str, str, str]:
-    """A rule for jobs whose tracking is at Databricks."""
-    return f"!{ON_DATABRICKS} || ({then})", message, field
-
-
-class Tracking(ApiModel):
-    """The MLflow run."""
-
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!has(self.uri) || self.uri != 'databricks' || !has(self.registryUri) || "
-                "self.registryUri == 'databricks-uc'",
-                "models of runs in a Databricks workspace are in Unity Catalog: set registryUri to databricks-uc",
-                ".registryUri",
-            ),
-            (
-                "!has(self.registryUri) || self.registryUri != 'databricks-uc' || !has(self.uri) || "
-                "self.uri == 'databricks'",
-                "runs of models in Unity Catalog are in its workspace: set uri to databricks",
-                ".uri",
-            ),
-        )
-    )
-
-    uri: Uri | None = None
-    """MLflow tracking server, or databricks. Default: the server that the operator is installed with."""
-    public_url: PublicUrl | None = None
-    """Where a browser finds the server of uri, for status.links. Default: uri."""
-    registry_uri: Uri | None = None
-    """MLflow model registry, or databricks-uc. Default: the tracking server; Unity Catalog with uri databricks."""
-    experiment: Name | None = None
-    """Experiment; a path on Databricks. Default: the namespace of the job; on Databricks /Shared/namespace."""
-    run_name: Name | None = None
-    """Name of the run. Default: the name of the job."""
-    tags: Tags = Field(default_factory=dict)
-    """Tags of the run."""
-    secret_ref: LocalReference | None = None
-    """Secret with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; for Databricks with
-    DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. The pods get it too, unless
-    trainerSecretRef is set."""
-    trainer_secret_ref: LocalReference | None = None
-    """Secret that the pods get instead of that of secretRef. Its credentials need to write the run and to create a
-    version, and no more. Default: the Secret of secretRef."""
-    system_metrics: bool = False
-    """Log CPU, memory and GPU metrics of each rank, every 10 s."""
-
-    @property
-    def secret_of_pods(self) -> LocalReference | None:
-        """The Secret that the pods get."""
-        return self.trainer_secret_ref or self.secret_ref
-
-
-Upload = Literal["Proxy", "Direct"]
-
-
-class Register(ApiModel):
-    """The registered model."""
-
-    model: ModelName = ""
-    """Name of the registered model. Default: metadata.name."""
-    aliases: Annotated[list[Alias], Field(max_length=10, json_schema_extra=A_SET)] = ["candidate"]
-    """Aliases to point at the new version."""
-    tags: Tags = Field(default_factory=dict)
-    """Tags of the version."""
-    signature: bool = True
-    """Store the model's input and output signature with the version."""
-    upload: Upload | None = None
-    """How the files get to the store of the MLflow server. Proxy: through the server. Direct: large files straight to its object store, by
-    addresses that the server signs; the pods need a way there. Default: Direct for files above 500 MiB where the server offers it."""
-
-
-class RunPolicy(ApiModel):
-    """What happens when a run fails, takes too long or ends."""
-
-    max_restarts: NonNegative = 3
-    """How often the whole gang restarts after a failure. Preemption and node loss do not count, nor do attempts that cannot begin
-    because a server of code or packages does not answer or refuses the login (exit code 69)."""
-    retryable_exit_codes: ExitCodes = Field(default_factory=list)
-    """If set, only these exit codes cause a restart."""
-    fatal_exit_codes: ExitCodes = [64, 65]
-    """Exit codes that fail the job at once: 64 the recipe is wrong, 65 the data is wrong."""
-    active_deadline_seconds: Positive | None = None
-    """The job fails when preparation, training and evaluation take longer than this. Time in suspension does not count."""
-    ttl_seconds_after_finished: NonNegative | None = None
-    """Seconds from the end until the pods and other children are deleted. The FineTuneJob itself stays."""
-    queue_name: QueueName | None = None
-    """Kueue queue that admits the pods of training and evaluation; empty for none. Default: the queue of the installation, if it has one."""
-
 
 # What cannot change: all but `suspend`, `runPolicy` and `pods`, which are about how a job runs and not about what it trains.
 _OPTIONAL = ("model", "data", "checkpoint", "register", "output", "evaluation")
@@ -253,33 +117,7 @@ class FineTuneJobSpec(ApiModel):
                 )
                 for condition, message in NEW_TOKENS_NEED.items()
             ),
-            _on_databricks(
-                "!has(self.register) || (has(self.register.model) && "
-                "self.register.model.matches('^[^./ ]+[.][^./ ]+[.][^./ ]+$'))",
-                "a model in Unity Catalog has three names: write register.model as catalog.schema.name",
-                ".register.model",
-            ),
-            _on_databricks(
-                "!has(self.register) || !has(self.register.signature) || self.register.signature",
-                "Unity Catalog needs the signature of a model: remove register.signature",
-                ".register.signature",
-            ),
-            _on_databricks(
-                "!has(self.register) || !has(self.register.tags) || "
-                f"self.register.tags.all(key, !key.matches('{NOT_IN_UNITY_TAGS}'))",
-                f"{UNITY_TAGS_MESSAGE}: rename it",
-                ".register.tags",
-            ),
-            _on_databricks(
-                "!has(self.register) || !has(self.register.upload)",
-                "models of a Databricks workspace go straight to its store: remove register.upload",
-                ".register.upload",
-            ),
-            _on_databricks(
-                "!has(self.tracking.experiment) || self.tracking.experiment.startsWith('/')",
-                "an experiment of a Databricks workspace is a path, such as /Shared/support",
-                ".tracking.experiment",
-            ),
+            *MLFLOW_RULES,
             (
                 "!has(self.data) || !has(self.data.prepare) || !has(self.data.prepare.output) || "
                 f"!self.data.prepare.output.{IN_WORKSPACE}",

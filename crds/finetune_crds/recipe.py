@@ -16,12 +16,13 @@ from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
 from finetune_crds.distributed import Distributed
 from finetune_crds.evaluation import Evaluation
-from finetune_crds.finetunejob import FineTuneJobSpec, Register, Tracking
+from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.objective import Objective
 from finetune_crds.output import Output
 from finetune_crds.own_script import Parameters
 from finetune_crds.prepare import Prepare
 from finetune_crds.status import DataStatus
+from finetune_crds.tracking import Register, Tracking
 from finetune_crds.training import Method, Model, Training
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from finetune_crds.base import GROUP
-from finetune_crds.finetunejob import Tracking
+from finetune_crds.tracking import Tracking
 
 FIELD_MANAGER = "finetune-operator"
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from finetune_crds.finetunejob import Tracking
 from finetune_crds.modelpromotion import PromotionTracking
+from finetune_crds.tracking import Tracking
 from finetune_operator.defaults import Defaults, DefaultsError
 
 DASHBOARD_FIELDS = ("namespace", "name", "runId")

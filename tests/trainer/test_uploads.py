@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from finetune_crds.finetunejob import Upload
+    from finetune_crds.tracking import Upload
 
 pytestmark = pytest.mark.usefixtures("mlflow_imported")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from finetune_crds.finetunejob import Tracking
 from finetune_crds.modelpromotion import PromotionTracking
+from finetune_crds.tracking import Tracking
 from finetune_operator.settings import holds_password
 
 

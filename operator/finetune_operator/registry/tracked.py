@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from finetune_crds.conditions import ConditionReason
-from finetune_crds.finetunejob import Tracking
+from finetune_crds.tracking import Tracking
 from finetune_operator.errors import ExternalError
 from finetune_operator.mlflow.client import Credentials
 from finetune_operator.mlflow.runs import Server

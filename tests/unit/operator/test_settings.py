@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune_crds.finetunejob import Tracking
+from finetune_crds.tracking import Tracking
 from finetune_operator.defaults import Defaults
 from finetune_operator.settings import Settings, SettingsError
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.finetunejob import RunPolicy
+from finetune_crds.run_policy import RunPolicy
 from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob.decide import checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from finetune_crds.finetunejob import Tracking
 from finetune_crds.status_parts import Links
+from finetune_crds.tracking import Tracking
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.preparation import backends
 from finetune_operator.settings import Settings

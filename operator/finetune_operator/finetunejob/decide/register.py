@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.finetunejob import Register
+from finetune_crds.tracking import Register
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import SetAlias
 from finetune_operator.policy.result import Continue, Outcome, Stop

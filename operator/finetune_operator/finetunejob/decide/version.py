@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.finetunejob import Register
 from finetune_crds.status import ModelStatus
+from finetune_crds.tracking import Register
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.policy.result import Continue, Outcome, Stop

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from finetune_crds.aliased import Aliased
 from finetune_crds.env import LocalReference
-from finetune_crds.finetunejob import Tracking
+from finetune_crds.tracking import Tracking
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import AliasVersion, FineTuneJob
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace

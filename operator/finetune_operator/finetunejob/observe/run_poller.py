@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.finetunejob import Register, Tracking
+from finetune_crds.tracking import Register, Tracking
 from finetune_operator import names, secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow

@@ -6,9 +6,9 @@ from finetune_crds import JobRecipe, contract
 from finetune_crds.base import Json
 from finetune_crds.checkpoint import ResumeFrom
 from finetune_crds.data import Splits
-from finetune_crds.finetunejob import Trainer
 from finetune_crds.pods import MAIN_CONTAINER
 from finetune_crds.recipe import as_yaml
+from finetune_crds.trainer import Trainer
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import own_code, queueing, rendezvous, template, workspace

@@ -16,8 +16,8 @@ from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.code import Code
 from finetune_crds.conditions import ConditionReason
-from finetune_crds.finetunejob import Trainer
 from finetune_crds.status import LastFailure
+from finetune_crds.trainer import Trainer
 from finetune_operator import names
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import installer, pod_state, template

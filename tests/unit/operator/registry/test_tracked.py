@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finetune_crds.conditions import ConditionReason
-from finetune_crds.finetunejob import Tracking
+from finetune_crds.tracking import Tracking
 from finetune_operator.errors import ExternalError
 from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
 
-    from finetune_crds.finetunejob import Upload
+    from finetune_crds.tracking import Upload
 
 T = TypeVar("T")
 LOGGED_MODEL_NAME = "model"

@@ -16,7 +16,7 @@ from finetune_trainer.pod.exit_status import PodFailure, RecipeRefusedError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from finetune_crds.finetunejob import Upload
+    from finetune_crds.tracking import Upload
 
 _ENABLED_VARIABLE, _MIN_BYTES_VARIABLE = (
     "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD",

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.finetunejob import Tracking
 from finetune_crds.status import MlflowStatus, Pinned
+from finetune_crds.tracking import Tracking
 from finetune_operator.defaults import Defaults
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.model import FineTuneJob, Mlflow

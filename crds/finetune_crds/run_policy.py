@@ -1,0 +1,30 @@
+"""spec.runPolicy: restarts, deadlines, cleanup and the queue."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from finetune_crds.base import A_SET, ApiModel, NonNegative, Positive, QueueName
+
+ExitCode = Annotated[int, Field(ge=1, le=255)]
+ExitCodes = Annotated[list[ExitCode], Field(max_length=64, json_schema_extra=A_SET)]
+
+
+class RunPolicy(ApiModel):
+    """What happens when a run fails, takes too long or ends."""
+
+    max_restarts: NonNegative = 3
+    """How often the whole gang restarts after a failure. Preemption and node loss do not count, nor do attempts that cannot begin
+    because a server of code or packages does not answer or refuses the login (exit code 69)."""
+    retryable_exit_codes: ExitCodes = Field(default_factory=list)
+    """If set, only these exit codes cause a restart."""
+    fatal_exit_codes: ExitCodes = [64, 65]
+    """Exit codes that fail the job at once: 64 the recipe is wrong, 65 the data is wrong."""
+    active_deadline_seconds: Positive | None = None
+    """The job fails when preparation, training and evaluation take longer than this. Time in suspension does not count."""
+    ttl_seconds_after_finished: NonNegative | None = None
+    """Seconds from the end until the pods and other children are deleted. The FineTuneJob itself stays."""
+    queue_name: QueueName | None = None
+    """Kueue queue that admits the pods of training and evaluation; empty for none. Default: the queue of the installation, if it has one."""

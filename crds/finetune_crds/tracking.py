@@ -1,0 +1,118 @@
+"""spec.tracking and spec.register: the MLflow run of a job, and the model that it registers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from finetune_crds.base import A_SET, ApiModel, Name, Uri, rules
+from finetune_crds.databricks import ON_DATABRICKS
+from finetune_crds.env import LocalReference
+from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
+
+PublicUrl = Annotated[str, Field(min_length=1, max_length=1024, pattern=r"^https?://")]
+
+
+class Tracking(ApiModel):
+    """The MLflow run."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.uri) || self.uri != 'databricks' || !has(self.registryUri) || "
+                "self.registryUri == 'databricks-uc'",
+                "models of runs in a Databricks workspace are in Unity Catalog: set registryUri to databricks-uc",
+                ".registryUri",
+            ),
+            (
+                "!has(self.registryUri) || self.registryUri != 'databricks-uc' || !has(self.uri) || "
+                "self.uri == 'databricks'",
+                "runs of models in Unity Catalog are in its workspace: set uri to databricks",
+                ".uri",
+            ),
+        )
+    )
+
+    uri: Uri | None = None
+    """MLflow tracking server, or databricks. Default: the server that the operator is installed with."""
+    public_url: PublicUrl | None = None
+    """Where a browser finds the server of uri, for status.links. Default: uri."""
+    registry_uri: Uri | None = None
+    """MLflow model registry, or databricks-uc. Default: the tracking server; Unity Catalog with uri databricks."""
+    experiment: Name | None = None
+    """Experiment; a path on Databricks. Default: the namespace of the job; on Databricks /Shared/namespace."""
+    run_name: Name | None = None
+    """Name of the run. Default: the name of the job."""
+    tags: Tags = Field(default_factory=dict)
+    """Tags of the run."""
+    secret_ref: LocalReference | None = None
+    """Secret with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; for Databricks with
+    DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. The pods get it too, unless
+    trainerSecretRef is set."""
+    trainer_secret_ref: LocalReference | None = None
+    """Secret that the pods get instead of that of secretRef. Its credentials need to write the run and to create a
+    version, and no more. Default: the Secret of secretRef."""
+    system_metrics: bool = False
+    """Log CPU, memory and GPU metrics of each rank, every 10 s."""
+
+    @property
+    def secret_of_pods(self) -> LocalReference | None:
+        """The Secret that the pods get."""
+        return self.trainer_secret_ref or self.secret_ref
+
+
+Upload = Literal["Proxy", "Direct"]
+
+
+class Register(ApiModel):
+    """The registered model."""
+
+    model: ModelName = ""
+    """Name of the registered model. Default: metadata.name."""
+    aliases: Annotated[list[Alias], Field(max_length=10, json_schema_extra=A_SET)] = ["candidate"]
+    """Aliases to point at the new version."""
+    tags: Tags = Field(default_factory=dict)
+    """Tags of the version."""
+    signature: bool = True
+    """Store the model's input and output signature with the version."""
+    upload: Upload | None = None
+    """How the files get to the store of the MLflow server. Proxy: through the server. Direct: large files straight to its object store, by
+    addresses that the server signs; the pods need a way there. Default: Direct for files above 500 MiB where the server offers it."""
+
+
+def _on_databricks(then: str, message: str, field: str) -> tuple[str, str, str]:
+    """A rule for jobs whose tracking is at Databricks."""
+    return f"!{ON_DATABRICKS} || ({then})", message, field
+
+
+MLFLOW_RULES = (
+    _on_databricks(
+        "!has(self.register) || (has(self.register.model) && "
+        "self.register.model.matches('^[^./ ]+[.][^./ ]+[.][^./ ]+$'))",
+        "a model in Unity Catalog has three names: write register.model as catalog.schema.name",
+        ".register.model",
+    ),
+    _on_databricks(
+        "!has(self.register) || !has(self.register.signature) || self.register.signature",
+        "Unity Catalog needs the signature of a model: remove register.signature",
+        ".register.signature",
+    ),
+    _on_databricks(
+        "!has(self.register) || !has(self.register.tags) || "
+        f"self.register.tags.all(key, !key.matches('{NOT_IN_UNITY_TAGS}'))",
+        f"{UNITY_TAGS_MESSAGE}: rename it",
+        ".register.tags",
+    ),
+    _on_databricks(
+        "!has(self.register) || !has(self.register.upload)",
+        "models of a Databricks workspace go straight to its store: remove register.upload",
+        ".register.upload",
+    ),
+    _on_databricks(
+        "!has(self.tracking.experiment) || self.tracking.experiment.startsWith('/')",
+        "an experiment of a Databricks workspace is a path, such as /Shared/support",
+        ".tracking.experiment",
+    ),
+)
+"""Rules of FineTuneJobSpec."""
