@@ -12,6 +12,7 @@ from finetune_operator.finetunejob.decide import (
     evaluate,
     finish,
     links,
+    progress,
     ready,
     record,
     register,
@@ -57,8 +58,8 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
         run_policies(POLICIES, draft)
         usage.record_usage(draft, final=finish.is_finished(draft))
         links.record_links(draft)
-        track.clear_eta(draft)
-        track.show_preparation(draft)
+        progress.clear_eta(draft)
+        progress.show_preparation(draft)
     if finish.is_finished(draft):
         finish.clean_up(draft)
     backends.set_finalizer(draft)

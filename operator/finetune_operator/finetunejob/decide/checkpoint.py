@@ -6,7 +6,7 @@ from finetune_crds import contract
 from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import CheckpointStatus
-from finetune_operator.finetunejob.decide import track
+from finetune_operator.finetunejob.decide import progress
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import gang, pod_state
 
@@ -21,7 +21,7 @@ def record_checkpoint(draft: Draft, attempt_pods: list[Json]) -> None:
         for ended in pod_state.exits(attempt_pods, gang.CONTAINER)
         if ended.message
     ]
-    logged = track.to_count(run.metrics.get(contract.METRIC_CHECKPOINT_STEP)) if run else None
+    logged = progress.to_count(run.metrics.get(contract.METRIC_CHECKPOINT_STEP)) if run else None
     step = max((item for item in (*reported, logged) if item is not None), default=None)
     if step is not None:
         folder = contract.checkpoint_folder(

@@ -8,7 +8,7 @@ from finetune_crds.status import ModelStatus
 from finetune_operator import names
 from finetune_operator.finetunejob.children import job_condition
 from finetune_operator.finetunejob.decide import attempt as attempts
-from finetune_operator.finetunejob.decide import checkpoint, track
+from finetune_operator.finetunejob.decide import checkpoint, progress, track
 from finetune_operator.finetunejob.draft import device, mistakes
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import (
@@ -141,12 +141,12 @@ def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> None
             "eval_loss": result.eval_loss,
             "perplexity": result.perplexity,
         }
-        rounded = {key: track.round_finite(value, 4) for key, value in losses.items()}
+        rounded = {key: progress.round_finite(value, 4) for key, value in losses.items()}
         finite = {key: value for key, value in rounded.items() if value is not None}
         if finite:
             draft.update(model=before.model_copy(update=finite))
-        track.record_goodput(draft, result.goodput)
-        _complete_progress(draft, result.step)
+        progress.record_goodput(draft, result.goodput)
+        progress.complete_progress(draft, result.step)
     _record_folder(draft)
     draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "every pod completed")
     draft.set(
@@ -162,16 +162,3 @@ def _record_folder(draft: Draft) -> None:
     before = draft.status.model or ModelStatus()
     summary = output.uri if draft.spec.register_ is None else before.summary
     draft.update(model=before.model_copy(update={"folder": output.uri, "summary": summary}))
-
-
-def _complete_progress(draft: Draft, step: int) -> None:
-    progress = draft.status.progress
-    if progress and step >= progress.step:
-        finished = {
-            "step": step,
-            "max_steps": step,
-            "percent": 100,
-            "summary": "100%",
-            "seconds_remaining": 0,
-        }
-        draft.update(progress=progress.model_copy(update=finished))

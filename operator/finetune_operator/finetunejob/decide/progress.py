@@ -1,0 +1,144 @@
+"""What the metrics and tags of a run say about a job: its progress, memory, evaluation and goodput."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from finetune_crds import contract, quantity
+from finetune_crds.status import ModelStatus, Progress
+from finetune_crds.status_parts import PlanStatus
+from finetune_operator import text
+from finetune_operator.finetunejob.decide.phase import phase
+from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.preparation import backends
+from finetune_operator.mlflow.model import Run
+
+# The width of the column that shows the step of the preparation.
+_MAX_STEP_CHARS = 24
+
+
+def copy_metrics(draft: Draft, run: Run) -> None:
+    """Copy what a run says into the status."""
+    _copy_plan(draft, run)
+    _copy_progress(draft, run)
+    _copy_evaluation(draft, run)
+    record_goodput(draft, run.metrics.get(contract.METRIC_GOODPUT))
+
+
+def record_goodput(draft: Draft, share: float | None) -> None:
+    """Record the share of the training time that was productive, if it is known."""
+    goodput = round_finite(share, 4)
+    if goodput is not None:
+        draft.update(goodput=min(max(goodput, 0.0), 1.0))
+
+
+def _copy_plan(draft: Draft, run: Run) -> None:
+    plan = contract.MemoryPlan.parse(run.tags.get(contract.TAG_PLAN, ""))
+    if plan is not None:
+        after = PlanStatus(
+            activation_checkpointing=plan.activation_checkpointing,
+            memory=quantity.of_bytes(plan.memory_bytes),
+            limit=quantity.of_bytes(plan.limit_bytes) if plan.limit_bytes is not None else None,
+            host_memory=quantity.of_bytes(plan.staged_bytes) if plan.staged_bytes else None,
+            parameters=plan.parameters,
+            trained_parameters=plan.trained_parameters,
+            four_bit_parameters=plan.four_bit_parameters,
+        )
+        draft.update(plan=after)
+
+
+def _copy_progress(draft: Draft, run: Run) -> None:
+    metrics = run.metrics
+    losses = [name for name in (*contract.LOSSES, *contract.EVAL_LOSSES) if name in metrics]
+    if contract.METRIC_STEP not in metrics and not losses:
+        return
+    step = to_count(metrics.get(contract.METRIC_STEP, _step_of(run, losses))) or 0
+    max_steps = to_count(metrics.get(contract.METRIC_MAX_STEPS, run.planned_steps))
+    before = draft.status.progress
+    percent = min(100 * step // max_steps, 100) if max_steps else None
+    seconds_remaining = to_count(metrics.get(contract.METRIC_SECONDS_REMAINING))
+    eval_loss = _first_metric(metrics, (contract.METRIC_FINAL_EVAL_LOSS, *contract.EVAL_LOSSES))
+    after = Progress(
+        step=step,
+        max_steps=max_steps,
+        percent=percent,
+        summary=f"{percent}%" if percent is not None else None,
+        loss=round_finite(_first_metric(metrics, contract.LOSSES), 4),
+        eval_loss=round_finite(eval_loss, 4),
+        tokens_per_second=round_finite(metrics.get(contract.METRIC_TOKENS_PER_SECOND), 1),
+        seconds_remaining=seconds_remaining,
+        eta=text.format_duration(seconds_remaining) if seconds_remaining is not None else None,
+        update_time=before.update_time if before else None,
+    )
+    # NB: the ETA is removed while no training runs; that is no report.
+    if before is None or after != before.model_copy(update={"eta": after.eta}):
+        after = after.model_copy(update={"update_time": draft.now})
+    draft.update(progress=after)
+
+
+def _first_metric(metrics: Mapping[str, float], metric_names: Sequence[str]) -> float | None:
+    """The first of some metrics that the run has."""
+    return next((metrics[name] for name in metric_names if name in metrics), None)
+
+
+def _step_of(run: Run, losses: Sequence[str]) -> float:
+    """The step of the newest loss, as MLflow counts it."""
+    return max((run.steps.get(name, 0) for name in losses), default=0)
+
+
+def complete_progress(draft: Draft, step: int) -> None:
+    """Record that a training has taken its last step, unless the progress is of a later one."""
+    progress = draft.status.progress
+    if progress and step >= progress.step:
+        finished = {
+            "step": step,
+            "max_steps": step,
+            "percent": 100,
+            "summary": "100%",
+            "seconds_remaining": 0,
+        }
+        draft.update(progress=progress.model_copy(update=finished))
+
+
+def clear_eta(draft: Draft) -> None:
+    """Remove the remaining time of a training that does not run: it stopped, failed or is complete."""
+    progress = draft.status.progress
+    if progress and progress.eta and phase(draft.status.conditions) != "Training":
+        draft.update(progress=progress.model_copy(update={"eta": None}))
+
+
+def show_preparation(draft: Draft) -> None:
+    """Show the step of the preparation while it runs, and remove it afterwards."""
+    before, mlflow = draft.status.progress, draft.observed.mlflow
+    run = mlflow.run if mlflow else None
+    step = (
+        backends.find_progress(draft.observed) or (run.tags.get(contract.TAG_PREPARATION, "") if run else "")
+    )[:_MAX_STEP_CHARS]
+    if phase(draft.status.conditions) != "Preparing":
+        if before and before.summary and not (before.step or before.max_steps):
+            draft.update(progress=None)
+    elif step and (before is None or before.summary != step):
+        draft.update(progress=Progress(summary=step, update_time=draft.now))
+
+
+def _copy_evaluation(draft: Draft, run: Run) -> None:
+    metrics = {
+        "base_eval_loss": round_finite(run.metrics.get(contract.METRIC_BASE_EVAL_LOSS), 4),
+        "eval_loss": round_finite(run.metrics.get(contract.METRIC_FINAL_EVAL_LOSS), 4),
+        "perplexity": round_finite(run.metrics.get(contract.METRIC_FINAL_EVAL_PERPLEXITY), 4),
+    }
+    finite = {name: value for name, value in metrics.items() if value is not None}
+    if finite:
+        draft.update(model=(draft.status.model or ModelStatus()).model_copy(update=finite))
+
+
+# NB: a diverged run has NaN and infinite metrics, which JSON, and so the status, cannot hold.
+def round_finite(value: float | None, digits: int) -> float | None:
+    """The number for the status; None when it is not finite."""
+    return round(value, digits) if value is not None and math.isfinite(value) else None
+
+
+def to_count(value: float | None) -> int | None:
+    """The count for the status; None when it is not finite."""
+    return max(int(value), 0) if value is not None and math.isfinite(value) else None
