@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from finetune_trainer.pod.exit_status import PodFailure, TrainingError
-from finetune_trainer.train.runtime.explain import explain_error
+from finetune_trainer.train.runtime.explain import explain_error, is_loss_of_peer
 from support import networks
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
@@ -25,9 +25,90 @@ NO_ROUTE = dist.DistBackendError(
 )
 
 
+DUPLICATE_GPU = dist.DistBackendError(
+    "NCCL error in: ProcessGroupNCCL.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.27.3\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    "Last error:\n"
+    "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 7000\n"
+)
+PAIR = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+# What torch 2.13 raises in a collective, and whether another rank is its cause.
+LOSSES: list[tuple[BaseException, bool]] = [
+    (RuntimeError(f"{PAIR}pair.cc:553] Connection closed by peer [10.1.2.3]:45466."), True),
+    (RuntimeError(f"{PAIR}pair.cc:537] Read error [10.1.2.3]:3285: Connection reset by peer."), True),
+    (
+        RuntimeError(f"{PAIR}unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete"),
+        True,
+    ),
+    (NO_ROUTE, True),
+    (
+        dist.DistBackendError(
+            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE)"
+        ),
+        True,
+    ),
+    (
+        dist.DistNetworkError(
+            "The client socket has timed out after 5000ms while trying to connect to (a, 29500)."
+        ),
+        True,
+    ),
+    (dist.DistStoreError("Socket Timeout"), True),
+    (DUPLICATE_GPU, False),
+    (
+        dist.DistBackendError("NCCL error in: a.cpp:9\nncclInvalidArgument: Invalid value for an argument."),
+        False,
+    ),
+    (
+        dist.DistBackendError(
+            "NCCL error in: a.cpp:9\nncclUnhandledCudaError: Call to CUDA function failed."
+        ),
+        False,
+    ),
+    (
+        dist.DistBackendError(
+            "NCCL error in: a.cpp:9\nncclSystemError: System call failed.\nLast error:\n"
+            "Error while creating shared memory segment /dev/shm/nccl-a: No space left on device"
+        ),
+        False,
+    ),
+    (
+        dist.DistNetworkError(
+            "The server socket has failed to listen on any local network address. EADDRINUSE"
+        ),
+        False,
+    ),
+    (
+        RuntimeError(
+            "[enforce fail at gloo/transport/tcp/device.cc:84] ifname. Unable to find address for: eth9"
+        ),
+        False,
+    ),
+    (
+        RuntimeError("ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected (3), got (2))"),
+        False,
+    ),
+    (RuntimeError("Invalid scalar type"), False),
+    (RuntimeError("NCCL WARN invalid usage"), False),
+    (ValueError("gloo: connection closed by peer"), False),
+]
+
+
+@pytest.mark.parametrize(("error", "is_loss"), LOSSES, ids=[str(error).strip()[-40:] for error, _ in LOSSES])
+def test_a_loss_of_a_peer_is_told_from_a_fault_of_the_rank(error: BaseException, is_loss: bool) -> None:
+    assert is_loss_of_peer(error) is is_loss
+
+
 @pytest.mark.parametrize(
     ("error", "reason", "sentence"),
     [
+        (
+            DUPLICATE_GPU,
+            "CollectiveRefused",
+            "rank 3 cannot take part in a collective (NCCL error in: ProcessGroupNCCL.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for "
+            "details), NCCL version 2.27.3 ... Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 7000): check distributed, "
+            "and the variables of NCCL and Gloo in pods.train",
+        ),
         (OUT_OF_MEMORY, "OutOfMemory", NEEDS_MEMORY.format(3)),
         (
             NO_ROUTE,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 import torch.distributed as dist
 
@@ -9,6 +11,17 @@ from finetune_trainer.pod.exit_status import TrainingError, first_line
 from finetune_trainer.train.runtime import scratch
 
 _MAX_LINE_CHARS = 300
+# Errors of a collective that the rank itself causes: by its settings, its GPU, its shared memory or its port. Source: PyTorch,
+# NCCLUtils.cpp, getNcclErrorDetailStr.
+_FAULT_OF_RANK = re.compile(
+    r"ncclInvalid(?:Usage|Argument)|ncclUnhandledCudaError|ncclInternalError|No space left on device|EADDRINUSE"
+)
+# Gloo raises no class of its own. Source: Gloo, transport/tcp/pair.cc and unbound_buffer.cc.
+_GLOO = re.compile(r"gloo", re.IGNORECASE)
+_GLOO_LOSS = re.compile(
+    r"connection closed by peer|connection reset by peer|timed out|broken pipe|no route to host",
+    re.IGNORECASE,
+)
 
 
 def explain_error(error: BaseException, rank: int) -> BaseException:
@@ -26,14 +39,21 @@ def explain_error(error: BaseException, rank: int) -> BaseException:
             "see the log of the rank that failed first"
         )
         return TrainingError(scratch.PEER_LOST, sentence, rank=rank)
+    if isinstance(error, dist.DistError):
+        sentence = (
+            f"rank {rank} cannot take part in a collective ({_join_first_and_last_line(error)}): check distributed, and the variables "
+            "of NCCL and Gloo in pods.train"
+        )
+        return TrainingError("CollectiveRefused", sentence, rank=rank)
     return error
 
 
 def is_loss_of_peer(error: BaseException) -> bool:
     """Whether a collective failed because another rank exited: a consequence, never the cause."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and ("gloo" in str(error) or "NCCL" in str(error))
-    )
+    text = str(error)
+    if isinstance(error, dist.DistError):
+        return not _FAULT_OF_RANK.search(text)
+    return isinstance(error, RuntimeError) and bool(_GLOO.search(text) and _GLOO_LOSS.search(text))
 
 
 def _join_first_and_last_line(error: BaseException) -> str:
