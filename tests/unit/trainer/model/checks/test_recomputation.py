@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict
@@ -109,6 +110,39 @@ def test_recomputation_changes_no_gradient(kind: str, world: World) -> None:
         torch.testing.assert_close(compute_gradients(network), plain, rtol=0, atol=0)
         verdict = recomputation.verify(network, recompute, networks.recipe(BASE), world, KEY)
         assert verdict == Verdict(recompute, recompute, KEY)
+
+
+# Each operation whose output is saved, and why. Nothing that a model changes in place is among them: `add` and other operations on
+# single values, which hidden states go through; and `bmm`.
+ATTENTION = {
+    "aten::_scaled_dot_product_flash_attention": "attention on GPUs",
+    "aten::_scaled_dot_product_efficient_attention": "attention on GPUs",
+    "aten::_scaled_dot_product_cudnn_attention": "attention on GPUs",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "attention on CPUs",
+    "torch_attn::_varlen_attn": "attention of packed documents",
+}
+PRODUCTS = {
+    "aten::mm": "Linear without a bias",
+    "aten::addmm": "Linear and Conv1D with a bias",
+    "bitsandbytes::gemm_4bit": "Linear in four bits",
+}
+GROUPED_PRODUCT = {"aten::_grouped_mm": "experts without biases, which transformers would add in place"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "products"),
+    [("llama", PRODUCTS | GROUPED_PRODUCT), ("gpt_oss", PRODUCTS)],
+    ids=["plain", "biases"],
+)
+def test_selective_saves_attention_and_products_alone(kind: str, products: dict[str, str]) -> None:
+    # They register operations of their own.
+    for name in ("bitsandbytes", "torch.nn.attention.varlen"):
+        importlib.import_module(name)
+    saved = recomputation._find_saved_operations(make_network(kind).model)
+    assert [{operation.name() for operation in operations} for operations in saved] == [
+        {*ATTENTION},
+        {*products},
+    ]
 
 
 def save_products(*names: str) -> Callable[[object], tuple[set[Any], set[Any]]]:
