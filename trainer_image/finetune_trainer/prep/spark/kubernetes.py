@@ -97,6 +97,8 @@ class Driver:
         """Write the pod template of the executors to the file that Spark reads. Only this user can read it."""
         file = scratch / contract.EXECUTOR_TEMPLATE_FILE
         file.touch(mode=0o600)
+        # NB: `touch` leaves the mode of a file that exists.
+        file.chmod(0o600)
         file.write_text(self.template, encoding="utf-8")
 
 
