@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import re
@@ -32,6 +33,7 @@ DEFAULT_JARS = "/opt/finetune/jars"
 # Set by spark-submit for the Python process that it runs.
 _ENV_GATEWAY = "PYSPARK_GATEWAY_PORT"
 _CGROUP = Path("/sys/fs/cgroup")
+_LOG_LEVEL = "spark.log.level"
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 # NB: G1, the JVM's default, collects garbage concurrently on the same cores: on two of them, 500,000 rows took 131 s with it
 # and 113 s without (docs/design/speed.md).
@@ -93,6 +95,8 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
             )
         return SparkSession.builder.getOrCreate()
     driver = _start_driver(spark)
+    if _LOG_LEVEL not in spark.conf:
+        _silence_query_contexts()
 
     # NB: Python workers inherit this environment through the JVM.
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -124,6 +128,14 @@ def _start_driver(spark: Spark) -> kubernetes.Driver | None:
     driver.write_template(Path(tempfile.gettempdir()))
     kubernetes.delete_executors(driver.namespace, driver.selector)
     return driver
+
+
+def _silence_query_contexts() -> None:
+    """Keep pyspark from logging each exception about an expression, with its stack: the preparation translates it, or prints it whole."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def on_databricks() -> bool:
@@ -260,6 +272,9 @@ def build_settings(
         if name in spark.conf:
             raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
     options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}"
+    if not spark.executor_pods and _LOG_LEVEL not in spark.conf:
+        # NB: executors in pods log the tasks that fail there, and the driver those that are tried again.
+        options += " -Dfinetune.log.tasks=off"
     if not spark.executor_pods and cores <= _FEW_CORES and not _names_collector(environment):
         options += f" {_SERIAL}"
     defaults = {
@@ -273,7 +288,7 @@ def build_settings(
         "spark.local.dir": str(scratch),
         "spark.hadoop.hadoop.tmp.dir": str(scratch / "hadoop"),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.log.level": "ERROR",
+        _LOG_LEVEL: "ERROR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         # NB: with it, each call for a column looks up the line of code that made it, in ten calls of the JVM.

@@ -95,7 +95,9 @@ def test_settings_follow_from_the_drivers_pod() -> None:
     )
     spark_settings = settings()
     # The work is not in the driver's JVM.
-    options = local["spark.driver.extraJavaOptions"].removesuffix(" -XX:+UseSerialGC")
+    options = local["spark.driver.extraJavaOptions"].removesuffix(
+        " -Dfinetune.log.tasks=off -XX:+UseSerialGC"
+    )
     assert {name: value for name, value in spark_settings.items() if local.get(name) != value} == {
         "spark.master": "k8s://https://kubernetes.default.svc",
         "spark.driver.host": "tune-prep.team.svc",

@@ -53,6 +53,23 @@ def test_garbage_is_collected_beside_the_work_where_there_are_cores_for_it(
     assert ("-XX:+UseSerialGC" in spark_settings["spark.driver.extraJavaOptions"]) == serial
 
 
+# Where the exception of a task that fails reaches the user anyway, Spark's own words about the task stand before the sentence.
+@pytest.mark.parametrize(
+    ("spark", "is_silent"),
+    [
+        (Spark(), True),
+        (Spark(conf={"spark.log.level": "DEBUG"}), False),
+        (Spark(mode="Kubernetes", executors=2), False),
+    ],
+    ids=["one pod", "a level of the recipe", "executors in pods"],
+)
+def test_failed_tasks_of_one_pod_are_not_logged(spark: Spark, *, is_silent: bool) -> None:
+    spark_settings = session.build_settings(
+        spark, jars=Path("/jars"), scratch=Path("/tmp"), cores=2, environment={}
+    )
+    assert ("-Dfinetune.log.tasks=off" in spark_settings["spark.driver.extraJavaOptions"]) == is_silent
+
+
 def test_conf_of_the_recipe_wins_or_is_put_behind_ours() -> None:
     rules = "spark.sql.optimizer.excludedRules"
     conf = {

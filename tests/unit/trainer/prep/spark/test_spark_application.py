@@ -75,14 +75,16 @@ def test_what_depends_on_the_image_goes_to_spark_submit(jars: Path, monkeypatch:
         "spark.local.dir",
     }
     ours = {name: value for name, value in local.items() if name not in theirs}
+    options = local["spark.driver.extraJavaOptions"].removesuffix(" -Dfinetune.log.tasks=off")
     assert conf(words) == ours | {
+        "spark.driver.extraJavaOptions": options,
         "spark.driver.bindAddress": "10.0.0.7",
         "spark.sql.shuffle.partitions": "7",
         "spark.authenticate": "true",
         "spark.blockManager.port": "7079",
         "spark.executor.instances": "3",
         "spark.executor.extraClassPath": f"{jars}/*",
-        "spark.executor.extraJavaOptions": local["spark.driver.extraJavaOptions"],
+        "spark.executor.extraJavaOptions": options,
         "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
         "spark.executor.maxNumFailures": "2147483647",
         "spark.kubernetes.executor.disableConfigMap": "true",
