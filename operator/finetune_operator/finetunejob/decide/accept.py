@@ -15,7 +15,7 @@ from finetune_operator.finetunejob.draft.wait import Refusal, refuse
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import own_code
 from finetune_operator.finetunejob.pods.workspace import workspace_mistakes
-from finetune_operator.finetunejob.preparation import backends, catalog
+from finetune_operator.finetunejob.preparation import backends, catalog, conf_credentials
 from finetune_operator.finetunejob.resolve import resolve, resolved
 from finetune_operator.policy.address import find_passwords
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -122,6 +122,7 @@ def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Itera
     if backend:
         yield from backend.find_mistakes(spec, settings)
     yield from catalog.mistakes(spec)
+    yield from conf_credentials.find_mistakes(spec)
 
 
 def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:

@@ -1,0 +1,33 @@
+"""Credentials in the settings of Spark, which the ConfigMap with the recipe would show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from finetune_crds.finetunejob import FineTuneJobSpec
+
+# Parts of the names of Hadoop's settings that hold a credential of S3, Google Cloud Storage or Azure.
+_CREDENTIAL = re.compile(
+    r"(?:^|[.])(?:secret|password|passphrase|(?:access|account|private|secret)[.]key|(?:fixed|session|refresh|access)[.]token)(?:[.]|$)",
+    re.IGNORECASE,
+)
+# Last parts of names whose values say where a credential is, or how it is fetched.
+_PLACE = re.compile(
+    r"[.](?:endpoint|file|path|provider|provider[.]type|type|class|id|enabled|enable)$", re.IGNORECASE
+)
+# What Hadoop and Databricks replace where the setting is read.
+_REFERENCE = re.compile(r"(?:\$\{env[.]\w+\}|\{\{secrets/[^}]+\}\})")
+
+
+def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
+    """What is wrong with settings that hold a credential."""
+    spark = spec.prepare.spark if spec.prepare else None
+    for name, value in spark.conf.items() if spark else ():
+        if _CREDENTIAL.search(name) and not _PLACE.search(name) and not _REFERENCE.fullmatch(value):
+            remedy = (
+                "store it in a secret scope, and set the value to {{secrets/scope/key}}"
+                if spark and spark.mode == "Databricks"
+                else "put it into a Secret that spec.pods.prepare.envFrom names, and set the value to ${env.NAME}"
+            )
+            yield f"spec.data.prepare.spark.conf holds a credential in {name}, which everybody could read in the recipe: {remedy}"
