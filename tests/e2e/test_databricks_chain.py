@@ -38,7 +38,7 @@ def place(installation: Installation, tmp_path: Path) -> Iterator[Place]:
     """A workspace with a table of conversations, and with a champion that somebody else made."""
     with (
         reaching(installation) as hand,
-        reachable(CLUSTER, hand, "Qwen/Qwen3-0.6B", tmp_path) as databricks,
+        reachable(CLUSTER, hand, "Qwen/Qwen2.5-0.5B-Instruct", tmp_path) as databricks,
     ):
         create_bucket(hand, "lake")
         create_secrets(installation.place.kubectl, databricks.workspace, "lake-credentials")

@@ -51,7 +51,7 @@ def workspace(tmp_path: Path, namespace: str, api: Any) -> Iterator[Workspace]:
     write_table(table, corpus)
     write_table(table, {"question": ["later"], "answer": ["row"]})
     state.jobs.tables["support.chats"] = str(table)
-    for name in ("models--tiny--base", "models--Qwen--Qwen3-0.6B"):
+    for name in ("models--tiny--base", "models--Qwen--Qwen2.5-0.5B-Instruct"):
         model = tmp_path / "hub" / name
         (model / "refs").mkdir(parents=True)
         (model / "refs" / "main").write_text(COMMIT)

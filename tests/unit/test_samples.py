@@ -74,6 +74,17 @@ def test_no_sample_is_refused(sample: Path) -> None:
             assert [*promotion.mistakes(promotion_spec, backend, INSTALLED)] == []
 
 
+@pytest.mark.parametrize("sample", sample_files(), ids=lambda path: path.stem)
+def test_conversations_of_several_turns_can_be_learned(sample: Path) -> None:
+    """Templates of thinking models change earlier answers, so that the default loss on all answers is refused."""
+    for part in yaml.safe_load_all(sample.read_text(encoding="utf-8")):
+        base = (
+            part["spec"]["model"]["base"] if part["kind"] == "FineTuneJob" and "model" in part["spec"] else ""
+        )
+        is_thinking = base.startswith("Qwen/Qwen3-") and "-Instruct-" not in base
+        assert not is_thinking or part["spec"].get("objective", {}).get("lossOn") in {"LastAnswer", "All"}
+
+
 def comment(sample: Path) -> str:
     """What a sample says before its first manifest."""
     lines = takewhile(lambda line: line.startswith("#"), sample.read_text(encoding="utf-8").splitlines())

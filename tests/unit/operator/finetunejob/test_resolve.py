@@ -20,7 +20,7 @@ from finetune_operator.finetunejob.resolve import resolved as settled
 Json = dict[str, Any]
 
 SHORT: Json = {
-    "model": {"base": "Qwen/Qwen3-0.6B"},
+    "model": {"base": "Qwen/Qwen2.5-0.5B-Instruct"},
     "data": {"source": {"type": "Parquet", "path": "s3://corpora/chats"}},
     "method": {"type": "LoRA"},
     "distributed": {"nodes": 2, "gpusPerNode": 8},
