@@ -19,6 +19,7 @@ from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 from finetune_trainer.train.data.dataset import Split
 from finetune_trainer.train.data.encode import Encoded, Encoder
 from finetune_trainer.train.data.read import read
+from finetune_trainer.train.data.row_places import name_refused_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -139,19 +140,20 @@ def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[R
     assert splits is not None  # noqa: S101 - load_recipe() refuses a recipe without splits
     columns = documents.columns
     asks = columns.text is None and bool(spec.generations or _list_generated_metrics(spec))
-    for batch in read(splits, spec.split.lower(), columns.named, may_be_null=[columns.tools]):
-        row_parts = zip(
-            documents.of(batch),
-            _render_on_fixed_day(documents, batch),
-            _read_questions(documents, batch, asks=asks),
-            strict=True,
-        )
-        for (document, *_), that_day, question in row_parts:
-            for example in encoder.select_examples([(document,)], [None]):
-                if asks and question is None:
-                    encoder.counts["without a question"] += 1
-                identity = example if that_day is None else Encoded.of(that_day)
-                yield Row(example, question, identity.fingerprint)
+    with name_refused_row(splits, spec.split.lower(), encoder.counts):
+        for batch in read(splits, spec.split.lower(), columns.named, may_be_null=[columns.tools]):
+            row_parts = zip(
+                documents.of(batch),
+                _render_on_fixed_day(documents, batch),
+                _read_questions(documents, batch, asks=asks),
+                strict=True,
+            )
+            for (document, *_), that_day, question in row_parts:
+                for example in encoder.select_examples([(document,)], [None]):
+                    if asks and question is None:
+                        encoder.counts["without a question"] += 1
+                    identity = example if that_day is None else Encoded.of(that_day)
+                    yield Row(example, question, identity.fingerprint)
 
 
 def _render_on_fixed_day(documents: Documents, batch: Mapping[str, list[Any]]) -> Iterator[Document | None]:

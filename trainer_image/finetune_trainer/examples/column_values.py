@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from finetune_trainer.examples import chat_messages
 from finetune_trainer.examples.file_formats import EXPECTED_LABELS, explain_lists
+from finetune_trainer.examples.refused_rows import A_ROW, RowError
 from finetune_trainer.pod.exit_status import DataError
 
 if TYPE_CHECKING:
@@ -21,16 +22,18 @@ def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool |
     """Return whether the answer of each row of a batch of columns is a good one; None where rows have no labels.
 
     Raises:
-        DataError: a row does not say it.
+        RowError: a row does not say it.
     """
     column = columns.label
     if column is None:
         return [None] * len(next(iter(rows.values())))
     parsed = [_parse_label(value) for value in rows[column]]
     if None in parsed:
-        raise DataError(
+        number = parsed.index(None)
+        raise RowError(
             "LabelValue",
-            f"a row of column {column} holds {rows[column][parsed.index(None)]!r:.40}: {EXPECTED_LABELS}; correct or remove these rows",
+            f"column {column} of {A_ROW} holds {rows[column][number]!r:.40}: {EXPECTED_LABELS}; correct or remove these rows",
+            offset=number,
         )
     return parsed
 
@@ -61,9 +64,9 @@ def parse_conversation(value: Any, column: str) -> list[chat_messages.Message]:
     value = chat_messages.rename(value)
     wrong = chat_messages.wrong_shape(value)
     if wrong is not None:
-        raise DataError(
+        raise RowError(
             "MessageShape",
-            f"a row of column {column} is not a list of {{role, content}}, {wrong}: correct or remove these rows",
+            f"column {column} of {A_ROW} is not a list of {{role, content}}, {wrong}: correct or remove these rows",
         )
     try:
         return chat_messages.messages(value)
@@ -81,10 +84,10 @@ def split_weights(
         raise _message_error(column, error) from error
 
 
-def _message_error(column: str, error: ValueError) -> DataError:
-    return DataError(
+def _message_error(column: str, error: ValueError) -> RowError:
+    return RowError(
         "MessageShape",
-        f"a row of column {column} is invalid, {error}: correct or remove these rows",
+        f"column {column} of {A_ROW} is invalid, {error}: correct or remove these rows",
     )
 
 
@@ -93,8 +96,8 @@ def parse_tools(value: Any, column: str) -> list[dict[str, Any]] | None:
     try:
         return chat_messages.tools(value)
     except ValueError as error:
-        raise DataError(
-            "ToolShape", f"a row of column {column} is invalid, {error}: correct or remove these rows"
+        raise RowError(
+            "ToolShape", f"column {column} of {A_ROW} is invalid, {error}: correct or remove these rows"
         ) from error
 
 
@@ -105,4 +108,4 @@ def extract_reply(
     try:
         return chat_messages.reply(prompt, answer)
     except ValueError as error:
-        raise DataError("MessageShape", f"a row of column {column} {error}") from error
+        raise RowError("MessageShape", f"column {column} of {A_ROW} {error}") from error

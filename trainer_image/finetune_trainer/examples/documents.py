@@ -20,9 +20,10 @@ from finetune_trainer.examples.column_values import (
     split_weights,
     to_messages,
 )
+from finetune_trainer.examples.refused_rows import A_ROW, RowError
 from finetune_trainer.examples.token_columns import Document
 from finetune_trainer.examples.tokenizer import TextTokenizer, describe_identity, encode, encode_with_offsets
-from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
+from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.pod.release import get_release
 
 if TYPE_CHECKING:
@@ -153,14 +154,14 @@ class Documents:
         """Return the messages in a value of a column of conversations, and those turns of the assistant that are learned.
 
         Raises:
-            DataError: it is no conversation, or the loss is on all tokens and an answer is not to be learned.
+            RowError: it is no conversation, or the loss is on all tokens and an answer is not to be learned.
         """
         messages, weights = split_weights(parse_conversation(value, column), column, self._weight)
         answers = loss_mask.find_answers(messages)
         if not self.answers_only and not all(weights[turn] for turn in answers):
-            raise DataError(
+            raise RowError(
                 "MessageWeight",
-                f"a row of column {column} has an answer with {self._weight} 0, but objective.lossOn All computes the loss on "
+                f"column {column} of {A_ROW} has an answer with {self._weight} 0, but objective.lossOn All computes the loss on "
                 "every token: remove one of them",
             )
         return messages, [turn for turn in (answers[-1:] if self.last_only else answers) if weights[turn]]
@@ -237,9 +238,9 @@ class Documents:
         messages, weights = split_weights([*prompt, *reply], str(self.columns.prompt), chat_messages.WEIGHT)
         learned = [turn for turn in loss_mask.find_answers(messages) if turn >= len(prompt)]
         if not all(weights[turn] for turn in learned):
-            raise DataError(
+            raise RowError(
                 "MessageWeight",
-                f"a preference has an answer with {chat_messages.WEIGHT} 0, but preferences compare whole answers: remove the field, or "
+                f"the preference of {A_ROW} has an answer with {chat_messages.WEIGHT} 0, but preferences compare whole answers: remove the field, or "
                 "remove these rows",
             )
         return self._encode_conversation(messages, learned, True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finetune_trainer.examples import answer_end, chat_templates, template_input
+from finetune_trainer.examples.refused_rows import A_ROW, TEMPLATE_FAILED, RowError
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
     Tools = list[dict[str, Any]] | None
     Span = tuple[int, int]
+
+# What a message shows of a conversation.
+_MAX_ROLES = 8
+_MAX_ROLE_CHARS = 20
 
 
 def render(
@@ -38,7 +43,7 @@ def render(
     """Return a conversation as its chat template renders it; `day` and `is_whole`: see `chat_templates.render`.
 
     Raises:
-        DataError: the template does not take it.
+        RowError: the template does not take it.
     """
     try:
         return chat_templates.render(
@@ -50,7 +55,7 @@ def render(
             is_whole=is_whole,
         )
     except template_input.FAILURES as error:
-        raise _template_error(error) from error
+        raise _template_error(error, messages) from error
 
 
 def find_answers(messages: Sequence[Message]) -> list[int]:
@@ -79,12 +84,12 @@ def find_spans(
         the conversation goes on.
 
     Raises:
-        DataError: the template does not take the conversation; or it is not known which of its blocks belongs to which turn.
+        RowError: the template does not take the conversation; or it is not known which of its blocks belongs to which turn.
     """
     try:
         blocks = chat_templates.find_marked_spans(tokenizer, messages, tools, day=day)
     except template_input.FAILURES as error:
-        raise _template_error(error) from error
+        raise _template_error(error, messages) from error
     if blocks is None:
         beginning = partial(render, tokenizer, tools=tools, day=day, is_whole=False)
         return _find_added_spans(tokenizer, messages, learned, text, beginning)
@@ -94,10 +99,10 @@ def find_spans(
     if len(blocks) != len(answer_turns):
         blocks = _join_blocks(blocks)
     if len(blocks) != len(answer_turns):
-        raise DataError(
+        raise RowError(
             "ChatTemplate",
-            f"the chat template has {len(blocks)} {{% generation %}} blocks for {len(answer_turns)} turns of the assistant, so those of "
-            "some turns cannot be identified: set model.chatTemplate to one with a block for each turn",
+            f"the chat template has {len(blocks)} {{% generation %}} blocks for the {len(answer_turns)} turns of the assistant in {A_ROW}, so "
+            "those of some turns cannot be identified: set model.chatTemplate to one with a block for each turn",
         )
     return [block for turn, block in zip(answer_turns, blocks, strict=True) if turn in learned]
 
@@ -239,5 +244,11 @@ def find_overlaps(places: list[tuple[int, int]], targets: list[tuple[int, int]])
     return overlapping
 
 
-def _template_error(error: Exception) -> DataError:
-    return DataError("ChatTemplate", f"the chat template cannot render a conversation in the data: {error}")
+def _template_error(error: Exception, messages: Sequence[Message]) -> RowError:
+    roles = [str(message["role"])[:_MAX_ROLE_CHARS] for message in messages[: _MAX_ROLES + 1]]
+    if len(roles) > _MAX_ROLES:
+        roles[-1] = "..."
+    return RowError(
+        TEMPLATE_FAILED,
+        f"the chat template of the model fails on {A_ROW} with the roles {', '.join(roles)}: {str(error).rstrip('.')}",
+    )

@@ -13,7 +13,6 @@ from pyspark.sql import functions as sf
 from finetune_trainer.examples.columns import find_table_columns
 from finetune_trainer.examples.token_columns import token_columns
 from finetune_trainer.prep.counts import Counts
-from finetune_trainer.prep.expressions import jinja_template
 from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.report import lengths
 from finetune_trainer.prep.spark import keep, session
@@ -22,7 +21,7 @@ from finetune_trainer.prep.spark.progress import EVALUATION_SETS, NEAR_DUPLICATE
 from finetune_trainer.prep.steps import (
     conversations,
     decontaminate,
-    labels,
+    example_steps,
     language,
     near,
     redact,
@@ -250,11 +249,7 @@ class Funnel:
     def _flag(self, frame: DataFrame) -> DataFrame:
         """Mark each row that a filter drops with the name of the filter."""
         prepare, form = self._plan.prepare, self._plan.form
-        # NB: the filters see the tools of the source. Those of a mix are JSON text, since its sources may have other types.
-        # Its conversations are parsed too.
-        is_mix = steps.MIXED_FROM in frame.columns
-        frame = steps.flag_rows(frame if is_mix else conversations.parse(frame, form), self._plan)
-        frame = labels.with_labels(conversations.with_tools(frame, form), form)
+        frame = example_steps.flag_rows(frame, self._plan)
         dropped_by, text = sf.col(steps.DROPPED_BY), sf.concat_ws("\n", *steps.texts(form))
         aggregates = {}
         for name in steps.list_filters(prepare):
@@ -269,22 +264,19 @@ class Funnel:
 
     def _drop_foreign(self, frame: DataFrame) -> DataFrame:
         """Drop examples in other languages."""
-        prepare = self._plan.prepare
-        text, is_foreign = sf.concat_ws("\n", *steps.spoken_texts(self._plan.form)), sf.col(language.FOREIGN)
-        frame = language.with_foreign(frame, text, prepare.languages or [])
+        text, is_foreign = example_steps.join_spoken_texts(self._plan), sf.col(language.FOREIGN)
+        frame = language.with_foreign(frame, text, self._plan.prepare.languages or [])
         aggregates = samples.sample_aggregates("language", self._source_samples, text, is_foreign)
         frame = self._watch(_FOREIGN, frame, foreign=sf.count_if(is_foreign), **aggregates)
         return frame.where(~is_foreign).drop(language.FOREIGN)
 
     def _identify(self, frame: DataFrame) -> DataFrame:
         """Make examples of rows: replace values in their text, render templates, and add what identifies an example."""
-        prepare, form = self._plan.prepare, self._plan.form
-        frame = steps.require_valid_text(frame, form)
+        prepare = self._plan.prepare
+        frame = example_steps.redact_texts(frame, self._plan)
         if prepare.redact:
-            frame = redact.redact_columns(frame, form, prepare.redact)
             frame = self._watch(_REDACTED, frame, **redact.totals(prepare.redact))
-        frame = jinja_template.render_templates(frame, form.jinja, drop=prepare.on_template_error == "Drop")
-        return steps.identify_examples(frame, self._plan)
+        return example_steps.render(frame, self._plan)
 
     def _decontaminate(self, frame: DataFrame) -> DataFrame:
         """Drop examples that share words with an evaluation set."""

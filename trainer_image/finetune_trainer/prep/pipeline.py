@@ -19,17 +19,18 @@ from finetune_trainer.examples.tokenizer import Loaded
 from finetune_trainer.models import download
 from finetune_trainer.models.cache import Cache
 from finetune_trainer.pod.mlflow_run import Tracker
-from finetune_trainer.prep import funnel, identity, output, spark_errors
+from finetune_trainer.prep import funnel, identity, output, refused_row, spark_errors
 from finetune_trainer.prep.counts import Counts, require_examples
 from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.report import report
 from finetune_trainer.prep.source import reader, text_files
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.spark.progress import READING, WRITING, Progress, Show, SparkTasks, show_in_run
-from finetune_trainer.prep.steps import chat, decontaminate, mix, near
+from finetune_trainer.prep.steps import chat, decontaminate, example_steps, mix, near
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -141,11 +142,11 @@ def _find_reusable_result(
 class Corpus:
     """The rows to prepare: of one source, or of the sources of a mix, each as it was read.
 
-    get_rows: returns the rows; for a mix, it counts the rows of each part. plan: the preparation, with the columns of an example, which
+    get_rows: returns the rows; for a mix, it counts the rows of each part. The argument changes the rows of a source as they are read. plan: the preparation, with the columns of an example, which
     the recipe names or which were detected. evaluation: sets that examples may share no words with.
     """
 
-    get_rows: Callable[[], DataFrame]
+    get_rows: Callable[[Callable[[DataFrame], DataFrame]], DataFrame]
     columns: Columns
     plan: Plan
     read: list[reader.Corpus]
@@ -183,7 +184,7 @@ def _read_sources(spark: SparkSession, recipe: Recipe, request: Request, scratch
             conversations = reader.find_conversations(source.frame, example_columns.message_weight)
             plan = build_plan(_complete(recipe, example_columns), conversations)
             reader.check(source.frame, plan, request.source_name)
-        return Corpus(lambda: source.frame, example_columns, plan, [source])
+        return Corpus(lambda change: change(source.frame), example_columns, plan, [source])
     parts, read = [], []
     for part in request.source.sources:
         source_field = f"data.source.sources[{part.name}]"
@@ -200,7 +201,11 @@ def _read_sources(spark: SparkSession, recipe: Recipe, request: Request, scratch
     for checked, source in zip(parts, read, strict=True):
         with text_files.checking_on_failure(spark, source.texts):
             reader.check(checked.frame, plan, checked.source.address)
-    get_rows = partial(mix.mix_parts, parts, plan.form, plan.prepare.split_ratios.seed)
+
+    def get_rows(change: Callable[[DataFrame], DataFrame]) -> DataFrame:
+        changed_parts = [replace(part, frame=change(part.frame)) for part in parts]
+        return mix.mix_parts(changed_parts, plan.form, plan.prepare.split_ratios.seed)
+
     return Corpus(get_rows, example_columns, plan, read)
 
 
@@ -232,8 +237,9 @@ def _write_table(
         steps = funnel.Funnel(
             complete_recipe, plan, tokenizer, corpus.evaluation, progress=progress, kept_frames=kept_frames
         )
-        prepared = steps.keep(steps.apply(corpus.get_rows()))
-        counts = steps.count(prepared)
+        with _naming_refused_row(corpus, complete_recipe, tokenizer):
+            prepared = steps.keep(steps.apply(corpus.get_rows(_as_read)))
+            counts = steps.count(prepared)
         publish(_collect_facts(recipe, plan, corpus, counts))
         require_examples(counts, plan)
         result = PrepResult(
@@ -252,6 +258,20 @@ def _write_table(
         progress.step(WRITING)
         log(f"writing {plan.prepare.output}")
         return output.commit(prepared, recipe, result)
+
+
+def _as_read(frame: DataFrame) -> DataFrame:
+    return frame
+
+
+def _naming_refused_row(corpus: Corpus, recipe: Recipe, tokenizer: Loaded) -> AbstractContextManager[None]:
+    def select_refused() -> DataFrame:
+        return example_steps.select_refused(
+            corpus.get_rows(refused_row.with_place), recipe, corpus.plan, tokenizer
+        )
+
+    names = [part.name for part in corpus.plan.source.sources or []] or [""]
+    return refused_row.name_refused_row(select_refused, dict(zip(names, corpus.read, strict=True)))
 
 
 def _collect_facts(recipe: Recipe, plan: Plan, corpus: Corpus, counts: Counts) -> report.Facts:

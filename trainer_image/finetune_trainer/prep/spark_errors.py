@@ -15,10 +15,10 @@ from pyspark.errors import PySparkException
 from finetune_crds.base import PLACES
 from finetune_trainer.examples.file_formats import CODECS_NOT_READ, explain_codec
 from finetune_trainer.pod.exit_status import DataError, PodFailure, TrainingError, first_line
+from finetune_trainer.prep import refused_row
 from finetune_trainer.prep.source import delta_table, schemas
 from finetune_trainer.prep.source.location import OWN_SCHEME, S3, as_named
 from finetune_trainer.prep.spark.session import spark_path
-from finetune_trainer.prep.steps import chat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,7 @@ def translate_errors(request: Request) -> Iterator[None]:
     except PySparkException as error:
         # NB: Spark Connect has no exception of the JVM.
         failure = (
-            chat.find_failure(str(error))
+            refused_row.find_failure(str(error))
             or schemas.find_refusal(str(error))
             or _find_text_error(request, str(error))
             or _find_credentials_error(_list_causes(getattr(error, "_origin", None)))

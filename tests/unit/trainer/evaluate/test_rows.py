@@ -182,6 +182,23 @@ def test_jobs_of_other_days_evaluate_the_same_rows(base_model: Path, tmp_path: P
     assert after.questions[0].prompt.startswith("2026-11-25\nuser: ")
 
 
+def test_a_row_that_the_template_refuses_is_named(base_model: Path, tmp_path: Path) -> None:
+    two = [[said("user"), said("assistant")], [said("assistant"), said("user")]]
+    job = conversations(base_model, tmp_path, {}, *two)
+    user_first = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('Roles must alternate.') }}{% endif %}" + DATED
+    )
+    model = job.model.model_copy(update={"chat_template": ChatTemplate(type="Jinja", jinja=user_first)})
+    (file,) = (tmp_path / "splits").rglob("*.parquet")
+    with pytest.raises(DataError) as refused:
+        load(job.model_copy(update={"model": model}))
+    assert (refused.value.reason, refused.value.message) == (
+        "TemplateFailed",
+        f"the chat template of the model fails on row 2 of {file.relative_to(tmp_path / 'splits')} of the Delta table "
+        f"{tmp_path / 'splits'} with the roles assistant, user: Roles must alternate",
+    )
+
+
 def test_metrics_of_answers_need_a_row_with_an_answer(base_model: Path, tmp_path: Path) -> None:
     refused = conversations(base_model, tmp_path, {"metrics": ["Loss", "Accuracy", "F1"]}, [said("user")])
     with pytest.raises(

@@ -170,7 +170,7 @@ def test_a_conversation_that_the_template_refuses_is_bad_data(
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
     messages = [{"role": "user", "content": "a"}]
-    with pytest.raises(DataError, match="cannot render a conversation in the data: roles must alternate"):
+    with pytest.raises(DataError, match="fails on a row with the roles user: roles must alternate"):
         single(tokenizer, Columns(type="Messages"), {"messages": [messages]})
 
 
@@ -234,7 +234,7 @@ def test_weights_that_are_not_of_a_judged_answer_say_nothing(
         pairs_of(tokenizer, [(plain, answers[0], [assistant("e") | {"weight": 0}])])
     assert (refused.value.reason, refused.value.message) == (
         "MessageWeight",
-        "a preference has an answer with weight 0, but preferences compare whole answers: remove the field, or remove these rows",
+        "the preference of a row has an answer with weight 0, but preferences compare whole answers: remove the field, or remove these rows",
     )
 
 
@@ -303,7 +303,7 @@ def test_an_unpaired_preference_is_one_document_with_the_loss_on_the_answer(
 MESSAGES = Columns(type="Messages", messages="chat")
 
 
-SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
+SHAPE = "MessageShape: column chat of a row is not a list of {role, content}, "
 
 
 @pytest.mark.parametrize(
@@ -332,30 +332,31 @@ SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
         (
             MESSAGES,
             {"chat": [[{"role": "user", "content": [{"type": "image"}]}, assistant("b")]]},
-            "MessageShape: a row of column chat is invalid, message 1 has a part of type image, and only text is learned: correct or "
-            "remove these rows",
+            "MessageShape: column chat of a row is invalid, message 1 has a part of type image, and only text is "
+            "learned: correct or remove these rows",
         ),
         (
             MESSAGES,
             {"chat": [[{"role": "assistant", "tool_calls": "count"}]]},
-            "MessageShape: a row of column chat is invalid, tool_calls of message 1 are not JSON: correct or remove these rows",
+            "MessageShape: column chat of a row is invalid, tool_calls of message 1 are not JSON: correct or "
+            "remove these rows",
         ),
         (
             MESSAGES,
             {"chat": [[user("a"), assistant("b") | {"weight": 0.5}]]},
-            "MessageShape: a row of column chat is invalid, weight of message 2 is 0.5: it says whether the message is learned, with 1 or "
-            "0: correct or remove these rows",
+            "MessageShape: column chat of a row is invalid, weight of message 2 is 0.5: it says whether the message is learned, with "
+            "1 or 0: correct or remove these rows",
         ),
         (
             Columns(type="Messages", messages="chat", tools="functions"),
             {"chat": [[assistant("a")]], "functions": ["count"]},
-            "ToolShape: a row of column functions is invalid, tools are not JSON: correct or remove these rows",
+            "ToolShape: column functions of a row is invalid, tools are not JSON: correct or remove these rows",
         ),
         (
             MESSAGES,
             {"chat": [[assistant("a"), {"role": "tool", "content": "b", "tool_calls": "[{}]"}]]},
-            "ChatTemplate: the chat template cannot render a conversation in the data: it does not render tool calls: set "
-            "model.chatTemplate to one that does",
+            "TemplateFailed: the chat template of the model fails on a row with the roles assistant, tool: it does not render tool calls: "
+            "set model.chatTemplate to one that does",
         ),
         (
             Columns(type="Text", text="body"),
@@ -366,7 +367,7 @@ SHAPE = "MessageShape: a row of column chat is not a list of {role, content}, "
         (
             PREFERENCE,
             {"prompt": ["a"], "chosen": [[user("b"), assistant("c")]], "rejected": [[assistant("d")]]},
-            "MessageShape: a row of column chosen goes on from the prompt with role user: an answer is the "
+            "MessageShape: column chosen of a row goes on from the prompt with role user: an answer is the "
             "assistant's, alone or after the messages of the prompt",
         ),
     ],

@@ -17,6 +17,7 @@ from jinja2 import StrictUndefined, TemplateSyntaxError, meta, nodes, pass_conte
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from finetune_trainer.examples import plain_text, template_input
+from finetune_trainer.examples.refused_rows import A_ROW, TEMPLATE_FAILED, RowError, write_text
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 MAX_CHARACTERS = 1_000_000
 MAX_PASSES = 100_000
 _MAX_BITS = 1024
-MARK = "fails on a row: "
-"""What follows the field in the message of a row that a template refuses; the reason follows."""
+REFUSAL = "__finetune_refusal"
+"""The column for the text of the error of a row that is refused, see `refused_rows.write_text`."""
 
 # A template is a program that runs over the data; it can raise any of these.
 _FAILURES = (*template_input.FAILURES, ArithmeticError, RecursionError)
@@ -93,7 +94,8 @@ def render_templates(frame: DataFrame, templates: Sequence[JinjaTemplate], *, dr
     """Return the frame with a column for the text of each template.
 
     Args:
-        drop: a row on which a template fails gets null. Otherwise it fails the task.
+        drop: a row on which a template fails gets null, as where the frame has the column REFUSAL. Otherwise it fails the task, with the
+            text of the error, see `refused_rows.write_text`.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -109,7 +111,7 @@ def render_text(template: JinjaTemplate, row: Mapping[str, Any]) -> str:
     """Render a template on a row.
 
     Raises:
-        ValueError: the template fails, has too many passes of loops, or its text is too long.
+        RowError: the template fails, has too many passes of loops, or its text is too long.
     """
     return _render_row(_compile(template.text), template.field, row)
 
@@ -121,23 +123,24 @@ def _render_batches(
 
     compiled = [(_compile(template.text), template) for template in templates]
     for batch in batches:
-        arrays = [*batch.columns]
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        refusals = columns[REFUSAL].to_pylist() if REFUSAL in columns else None
         for program, template in compiled:
             rows = batch.select([*template.columns]).to_pylist() or [{}] * batch.num_rows
-            texts = [_render_or_none(program, template.field, row, drop=drop) for row in rows]
-            arrays.append(pa.array(texts, pa.string()))
-        yield pa.RecordBatch.from_arrays(
-            arrays, [*batch.schema.names, *(template.output_column for template in templates)]
-        )
-
-
-def _render_or_none(program: Template, field: str, row: Mapping[str, Any], *, drop: bool) -> str | None:
-    try:
-        return _render_row(program, field, row)
-    except ValueError:
-        if not drop:
-            raise
-        return None
+            texts: list[str | None] = []
+            for number, row in enumerate(rows):
+                try:
+                    texts.append(_render_row(program, template.field, row))
+                except RowError as error:
+                    if refusals is not None:
+                        refusals[number] = write_text(error)
+                    elif not drop:
+                        raise ValueError(write_text(error)) from error
+                    texts.append(None)
+            columns[template.output_column] = pa.array(texts, pa.string())
+        if refusals is not None:
+            columns[REFUSAL] = pa.array(refusals, pa.string())
+        yield pa.RecordBatch.from_arrays([*columns.values()], [*columns])
 
 
 def _render_row(program: Template, field: str, row: Mapping[str, Any]) -> str:
@@ -150,7 +153,7 @@ def _render_row(program: Template, field: str, row: Mapping[str, Any]) -> str:
                 raise ValueError(f"its text has more than {MAX_CHARACTERS:,} characters")
             pieces.append(piece)
     except _FAILURES as error:
-        raise ValueError(f"{field} {MARK}{error}") from error
+        raise RowError(TEMPLATE_FAILED, f"{field} fails on {A_ROW}: {str(error).rstrip('.')}") from error
     return "".join(pieces)
 
 

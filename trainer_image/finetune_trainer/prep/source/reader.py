@@ -65,7 +65,7 @@ class Corpus:
     """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set.
 
     identity: equal for equal rows of the source, as far as can be determined without reading them. texts: the text files, whose
-    lines must be checked before the rows are read.
+    lines must be checked before the rows are read. table: what the files belong to, for messages; empty where people know the files.
     """
 
     frame: DataFrame
@@ -73,6 +73,7 @@ class Corpus:
     revision: str | None = None
     identity: str = ""
     texts: text_files.TextFiles | None = None
+    table: str = ""
 
     @property
     def at(self) -> str:
@@ -103,15 +104,17 @@ def read(
     """
     if source.type == "Hub":
         paths, commit = hub.fetch(source, scratch, field)
-        return Corpus(files.frame(spark, "Parquet", paths), revision=commit, identity=commit)
+        frame = files.frame(spark, "Parquet", paths)
+        return Corpus(frame, revision=commit, identity=commit, table=f"the data set {source.address}")
     place = _locate(source, field, catalog)
     if source.type == "Delta":
-        frame, version, table = delta_table.read(spark, source, place, field)
-        return Corpus(frame, version, identity=f"{table}@{version}")
+        frame, version, table_id = delta_table.read(spark, source, place, field)
+        table = f"the Delta table {source.address}"
+        return Corpus(frame, version, identity=f"{table_id}@{version}", table=table)
     if place is None:
         # NB: a catalog does not say which files a Parquet table had, so no other job uses what is made of it.
         frame = metastore.read_parquet(spark, source.table or "", f"{field}.table")
-        return Corpus(frame, identity=uuid.uuid4().hex)
+        return Corpus(frame, identity=uuid.uuid4().hex, table=f"the table {source.table}")
     frame, listing, texts = files.read(spark, source, place, field)
     return Corpus(frame, identity=listing, texts=texts)
 

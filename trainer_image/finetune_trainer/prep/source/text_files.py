@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote
 
+import numpy as np
 from pyspark.sql import functions as sf
 
 from finetune_trainer.examples.encodings import HALF_CHARACTER, NOT_UTF8
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _VALUE, _FILE, _BLOCK, _BYTES, _NUMBER, _REASON = "value", "file", "block", "bytes", "number", "reason"
 # A pointer of Git LFS is smaller. Source: git-lfs, docs/spec.md.
 _POINTER_LIMIT_BYTES = 1024
+# White space of JSON.
+_JSON_BLANKS = " \t\r\n"
 # An escape of half of a surrogate pair, behind an even number of backslashes: the other half does not follow, or is not before it.
 _HALF_ESCAPED = (
     r"(?<!\\)(?:\\\\)*\\u(?:"
@@ -88,6 +91,13 @@ def is_pointer(spark: SparkSession, file: str, settings: Mapping[str, str]) -> b
     """Return whether a file, of any kind, is a pointer of Git LFS."""
     first = _read_lines(spark, [file], settings).head()
     return first is not None and str(first[_VALUE]).startswith(BEGINNING_OF_POINTER)
+
+
+def find_line(spark: SparkSession, file: str, settings: Mapping[str, str], row: int) -> int:
+    """Return the number of the line of a row of JSON lines, by its number: blank lines are no rows. Both count from 1."""
+    lines = spark.read.options(**settings).option("lineSep", "\n").text(file)
+    is_row = lines.select((sf.trim(sf.col(_VALUE), sf.lit(_JSON_BLANKS)) != "").alias(_VALUE)).toArrow()
+    return int(np.flatnonzero(is_row[_VALUE].to_numpy())[row - 1]) + 1
 
 
 def _find_pointer(lines: DataFrame) -> str | None:

@@ -14,6 +14,7 @@ from pyspark.sql.types import StringType
 from finetune_trainer.examples.chat_messages import WEIGHT
 from finetune_trainer.pod.exit_status import DataError, RecipeRefusedError, first_line
 from finetune_trainer.prep.expressions import plain_text
+from finetune_trainer.prep.expressions.jinja_template import REFUSAL
 from finetune_trainer.prep.expressions.template import quoted
 from finetune_trainer.prep.plan import LABEL
 from finetune_trainer.prep.source import condition, reader
@@ -31,6 +32,8 @@ COPIES = "copies"
 _CONDITION = "__finetune_condition"
 # The source of a row in a mix: among the columns of the sources, and in the table.
 MIXED_FROM, SOURCE = "__finetune_source", "source"
+# Where a row is, in frames that are searched for a refused one: among the columns of the source, and of the examples.
+FILE, BLOCK, NUMBER = PLACE = "__finetune_file", "__finetune_block", "__finetune_number"
 _MAX_ROWS_IN_MEMORY = 10_000
 # Runs of white space, but for a single space, which replacing costs twice the time.
 _WHITE_SPACE = r"(?U) ?[^\S ]\s*|  \s*"
@@ -198,7 +201,7 @@ def select_passed(frame: DataFrame, plan: Plan) -> DataFrame:
     ratios = plan.prepare.split_ratios
     # NB: `redact` replaces values in the columns of an example; these two decide on the split as they are.
     deciding = dict.fromkeys(name for name in (ratios.key, ratios.stratify_by) if name)
-    origin = [MIXED_FROM] if MIXED_FROM in frame.columns else []
+    origin = [name for name in (MIXED_FROM, *PLACE) if name in frame.columns]
     as_is = reader.jinja_values(frame, plan)
     unflagged = frame.where(sf.col(DROPPED_BY).isNull())
     return unflagged.select(
@@ -259,6 +262,7 @@ def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
         *_render_columns(form),
         *([sf.col(labels.COLUMN).alias(LABEL)] if form.label else []),
         *([sf.col(MIXED_FROM).alias(SOURCE)] if MIXED_FROM in frame.columns else []),
+        *(name for name in (*PLACE, REFUSAL) if name in frame.columns),
     )
 
 

@@ -20,11 +20,11 @@ from pyspark.sql.types import ArrayType, BooleanType, IntegerType, StringType, S
 
 from finetune_trainer.examples import tokenizer
 from finetune_trainer.examples.documents import Documents
+from finetune_trainer.examples.refused_rows import A_ROW, RowError, write_text
 from finetune_trainer.examples.token_columns import ENCODING, token_columns
-from finetune_trainer.pod.exit_status import DataError
+from finetune_trainer.prep.expressions.jinja_template import REFUSAL
 from finetune_trainer.prep.spark import session
-from finetune_trainer.prep.steps import chat
-from finetune_trainer.prep.steps.steps import TOKENS
+from finetune_trainer.prep.steps.steps import PLACE, SOURCE, TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -71,12 +71,42 @@ def with_tokens(
         ids, mask = ArrayType(IntegerType(), containsNull=False), ArrayType(BooleanType(), containsNull=False)
         added.append(StructField(names.input_ids, ids, nullable=drop, metadata={ENCODING: encoding}))
         added.append(StructField(names.loss_mask, mask))
-    of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.said)
-    load = tokenizer.build_text_tokenizer_loader(loaded.tokenizer) if of_texts else None
-    if load is None:
-        load = partial(_load_tokenizer, model, ship_folder(frame.sparkSession, loaded.folder))
+    load = _choose_loader(frame, model, loaded, columns)
     tokenize = partial(_tokenize_batches, load=load, columns=columns, objective=objective, day=day, drop=drop)
     return frame.mapInArrow(tokenize, StructType([*frame.schema.fields, *added]))
+
+
+def select_refused(
+    frame: DataFrame,
+    model: Model,
+    loaded: Loaded,
+    columns: Columns,
+    objective: Objective,
+    *,
+    day: date | None = None,
+) -> DataFrame:
+    """Return the rows that `with_tokens` refuses, or that have a REFUSAL: their places and sources, and the text of the error."""
+    names = {*PLACE, SOURCE, REFUSAL}
+    schema = StructType([field for field in frame.schema.fields if field.name in names])
+    load = _choose_loader(frame, model, loaded, columns)
+    select = partial(
+        _select_refused_rows,
+        names=schema.fieldNames(),
+        load=load,
+        columns=columns,
+        objective=objective,
+        day=day,
+    )
+    return frame.mapInArrow(select, schema)
+
+
+def _choose_loader(
+    frame: DataFrame, model: Model, loaded: Loaded, columns: Columns
+) -> Callable[[], PreTrainedTokenizerBase | TextTokenizer]:
+    """Return what loads the tokenizer in a task: the smaller one where all columns of an example are text."""
+    of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.said)
+    load = tokenizer.build_text_tokenizer_loader(loaded.tokenizer) if of_texts else None
+    return load or partial(_load_tokenizer, model, ship_folder(frame.sparkSession, loaded.folder))
 
 
 def _load_tokenizer(model: Model, find: Callable[[], Path]) -> PreTrainedTokenizerBase:
@@ -191,23 +221,46 @@ class _Lists:
         return pa.ListArray.from_arrays(ends, pa.array(values), mask=pa.array(self._missing, pa.bool_()))
 
 
+def _select_refused_rows(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    names: list[str],
+    load: Callable[[], PreTrainedTokenizerBase | TextTokenizer],
+    columns: Columns,
+    objective: Objective,
+    day: date | None,
+) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    documents = Documents.of_recipe(load(), columns, objective, day)
+    for batch in batches:
+        refusals = batch.column(REFUSAL).to_pylist()
+        rows = _iterate_rows({name: batch.column(name).to_pylist() for name in columns.named})
+        for number, row in enumerate(rows):
+            is_text = all(isinstance(value, str) for value in row.values()) and columns.messages is None
+            if refusals[number] is None and None not in row.values() and not is_text:
+                refusals[number] = _find_refusal(documents, row)
+        columns_of_places = {name: batch.column(name) for name in names}
+        columns_of_places[REFUSAL] = pa.array(refusals, pa.string())
+        refused = pa.RecordBatch.from_pydict(columns_of_places)
+        yield refused.filter(refused.column(REFUSAL).is_valid())
+
+
 def tokenize_rows(
     documents: Documents, rows: dict[str, list[Any]], *, drop: bool
 ) -> Iterator[tuple[Document, ...] | None]:
-    """Yield the documents of each row of a batch of columns; None for one to drop, which a template refused.
+    """Yield the documents of each row of a batch of columns; None for one to drop, which is refused.
 
     Raises:
-        ValueError: the chat template does not take a row, and `drop` is not set; `chat.find_failure` finds the sentence in what Spark
-            says of it.
+        ValueError: a row is refused, and `drop` is not set; `refused_rows.find_error` finds the error in what Spark says of it.
     """
     has_null = [None in row for row in zip(*rows.values(), strict=True)]
     accepted = {
         name: [value for value, is_refused in zip(values, has_null, strict=True) if not is_refused]
         for name, values in rows.items()
     }
-    if (
-        all(isinstance(value, str) for value in chain(*accepted.values()))
-        and documents.columns.messages is None
+    if documents.columns.messages is None and all(
+        isinstance(value, str) for value in chain(*accepted.values())
     ):
         row_documents: Iterator[tuple[Document, ...] | None] = documents.of(accepted)
     else:
@@ -223,13 +276,29 @@ def _tokenize_conversation(
     documents: Documents, example: dict[str, Any], *, drop: bool
 ) -> tuple[Document, ...] | None:
     try:
-        (example_documents,) = documents.of({name: [value] for name, value in example.items()})
-    except DataError as error:
-        refusal = error
-    else:
-        if documents.columns.messages is not None or all(document.tokens for document in example_documents):
-            return example_documents
-        refusal = DataError("MessageShape", "an answer adds nothing to the prompt")
-    if drop:
-        return None
-    raise chat.build_refusal(example, refusal) from refusal
+        return _make_documents(documents, example)
+    except RowError as error:
+        if drop:
+            return None
+        raise ValueError(write_text(error)) from error
+
+
+def _find_refusal(documents: Documents, example: dict[str, Any]) -> str | None:
+    """Return the text of the error of an example that is refused."""
+    try:
+        _make_documents(documents, example)
+    except RowError as error:
+        return write_text(error)
+    return None
+
+
+def _make_documents(documents: Documents, example: dict[str, Any]) -> tuple[Document, ...]:
+    """Return the documents of an example with conversations.
+
+    Raises:
+        RowError: the chat template does not take it, or its messages are invalid.
+    """
+    (example_documents,) = documents.of({name: [value] for name, value in example.items()})
+    if documents.columns.messages is None and not all(document.tokens for document in example_documents):
+        raise RowError("MessageShape", f"an answer of {A_ROW} adds nothing to the prompt")
+    return example_documents

@@ -16,6 +16,7 @@ from finetune_trainer.examples.token_columns import read_documents, token_column
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.train.data.encode import WEIGHED
 from finetune_trainer.train.data.read import read
+from finetune_trainer.train.data.row_places import name_refused_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -143,8 +144,9 @@ def _encode_examples(splits: Splits, name: str, encoder: Encoder, *, prepared: b
                 read_documents(rows, document_columns), parse_labels(rows, columns)
             )
     else:
-        for rows in read(splits, name, columns.named, may_be_null=[columns.tools], label=columns.label):
-            yield from encoder.encode(rows)
+        with name_refused_row(splits, name, encoder.counts):
+            for rows in read(splits, name, columns.named, may_be_null=[columns.tools], label=columns.label):
+                yield from encoder.encode(rows)
 
 
 def _spool(examples: Iterable[Encoded], folder: Path) -> None:

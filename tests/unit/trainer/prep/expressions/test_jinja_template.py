@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from finetune_trainer.examples.refused_rows import RowError
 from finetune_trainer.pod import exit_status
 from finetune_trainer.prep.expressions import jinja_template
 from finetune_trainer.prep.expressions.jinja_template import JinjaTemplate
@@ -120,7 +121,7 @@ FAILING: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize(("text", "sentence"), FAILING.values(), ids=FAILING)
 def test_what_fails_on_a_row(text: str, sentence: str) -> None:
     parsed, began = template(text), time.monotonic()
-    with pytest.raises(ValueError, match=f"{FIELD} fails on a row: .*{sentence}"):
+    with pytest.raises(RowError, match=f"{FIELD} fails on a row: .*{sentence}"):
         jinja_template.render_text(parsed, ROW)
     assert time.monotonic() - began < 5
 
@@ -148,7 +149,8 @@ def test_a_row_on_which_a_template_fails_fails_the_preparation(prepare: Preparer
         prepare(CHOICES, **build_changes())
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
-        "data.prepare.promptTemplate fails on a row: 'NoneType' object is not iterable; to drop these rows, set "
+        f"data.prepare.promptTemplate fails on row 3 of {prepare.folder}/corpus-0/0.parquet: 'NoneType' object is not iterable; to drop "
+        "these rows, set "
         "data.prepare.onTemplateError: Drop",
     )
 

@@ -86,7 +86,7 @@ def test_a_conversation_that_the_chat_template_refuses_fails_the_preparation(
         prepare(CHATS, template=USER_FIRST, columns=None)
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
-        "the chat template of the model fails on a conversation with the roles assistant, user: Roles must "
+        f"the chat template of the model fails on line 2 of {tmp_path}/rows.jsonl with the roles assistant, user: Roles must "
         "alternate; to drop these rows, set data.prepare.onTemplateError: Drop",
     )
     assert not (tmp_path / "table").exists()

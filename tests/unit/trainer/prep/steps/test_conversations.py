@@ -291,12 +291,13 @@ def test_a_template_without_tools_is_refused_at_the_start(preparing: Callable[[s
 def test_calls_that_the_template_leaves_out_fail_the_preparation(
     preparing: Callable[[str], Preparer],
 ) -> None:
+    preparer = preparing(CONTENTS)
     with pytest.raises(exit_status.DataError) as failed:
-        preparing(CONTENTS)(ROWS[:1], columns={"type": "Messages"})
+        preparer(ROWS[:1], columns={"type": "Messages"})
     assert (failed.value.reason, failed.value.message) == (
         "TemplateFailed",
-        "the chat template of the model fails on a conversation with the roles user, assistant, tool, assistant: it "
-        "does not render tool calls: set model.chatTemplate to one that does; to drop these rows, set "
+        f"the chat template of the model fails on row 1 of {preparer.folder}/corpus-0/0.parquet with the roles user, assistant, tool, "
+        "assistant: it does not render tool calls: set model.chatTemplate to one that does; to drop these rows, set "
         "data.prepare.onTemplateError: Drop",
     )
 
@@ -540,11 +541,11 @@ def test_preferences_that_are_conversations_come_through_every_step(
 
 def test_answers_to_another_prompt_fail_the_preparation(preparing: Callable[[str], Preparer]) -> None:
     row = {"prompt": "Sea?", "chosen": [SKY, GOOD], "rejected": [BAD]}
+    preparer = preparing(HERMES)
     with pytest.raises(exit_status.DataError) as failed:
-        preparing(HERMES)([row], columns=PREFERENCE, objective=DPO)
+        preparer([row], columns=PREFERENCE, objective=DPO)
     assert failed.value.message == (
-        "the chat template of the model fails on a conversation with the roles user, user, assistant, assistant: "
-        "goes on from the prompt with role user: an answer is the assistant's, alone or after the messages of the "
+        f"column chosen of row 1 of {preparer.folder}/corpus-0/0.parquet goes on from the prompt with role user: an answer is the assistant's, alone or after the messages of the "
         "prompt; to drop these rows, set data.prepare.onTemplateError: Drop"
     )
 

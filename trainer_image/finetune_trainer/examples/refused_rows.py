@@ -1,0 +1,53 @@
+"""Errors of single rows, and where a row is, in the same words for preparations, training and evaluation."""
+
+from __future__ import annotations
+
+import re
+
+from finetune_trainer.pod.exit_status import DataError
+
+TEMPLATE_FAILED = "TemplateFailed"
+"""The reason of a row on which a template fails."""
+A_ROW = "a row"
+"""What a sentence has for a row whose place is not known."""
+_MARK = "finetune refuses "
+_TEXT = re.compile(rf"{_MARK}(\w+): (.*)")
+
+
+class RowError(DataError):
+    """A row of the data is invalid: the first `A_ROW` of the sentence stands for it.
+
+    offset: how many rows are between the one that its reader expects next and the invalid one.
+    """
+
+    def __init__(self, reason: str, message: str, *, offset: int = 0) -> None:
+        super().__init__(reason, message)
+        self.offset = offset
+
+    def at(self, place: str) -> DataError:
+        """Return the error with the place of the row."""
+        return DataError(self.reason, self.message.replace(A_ROW, place, 1))
+
+
+def describe_place(number: int, file: str, kind: str) -> str:
+    """Return the place of a row, by its number from 1.
+
+    Args:
+        file: its address as the recipe writes it; of a table, the name of the file and the table.
+        kind: the format of the file. The number is that of the line in JSON lines, and does not count the header in CSV.
+    """
+    return f"{'line' if kind == 'JSONLines' else 'row'} {number} of {file}"
+
+
+def write_text(error: RowError) -> str:
+    """Return the error as one line of text, which `find_error` reads in any other text.
+
+    NB: of an exception in a Python worker of Spark, only the text reaches the driver.
+    """
+    return f"{_MARK}{error.reason}: {' '.join(error.message.split())}"
+
+
+def find_error(text: str) -> RowError | None:
+    """Return the error that `write_text` wrote, if the text has one."""
+    match = _TEXT.search(text)
+    return RowError(match.group(1), match.group(2)) if match else None

@@ -1,0 +1,71 @@
+"""Finds the place of a row that is refused in the files of a split: the readers of rows count them, and nothing else."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from finetune_trainer.examples.refused_rows import RowError, describe_place
+from finetune_trainer.train.data import delta_table
+from finetune_trainer.train.data.split_columns import SPLIT_COLUMN
+from finetune_trainer.train.data.split_files import find_files, format_address, open_lines, open_parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from finetune_crds.data import Splits
+
+
+@contextmanager
+def name_refused_row(splits: Splits, name: str, counts: Mapping[str, int]) -> Iterator[None]:
+    """Name the place of a row that is refused while the rows of a split are read.
+
+    Args:
+        name: the split.
+        counts: the counter `read` of an encoder, which counts the rows before the refused one.
+
+    Raises:
+        DataError: a row is refused; the message has its place.
+    """
+    try:
+        yield
+    except RowError as error:
+        place = find_place(splits, name, counts["read"] + error.offset)
+        raise (error if place is None else error.at(place)) from error
+
+
+def find_place(splits: Splits, name: str, number: int) -> str | None:
+    """Return the place of a row of a split, by its number from 0 in the order of `read.read`; None if there are fewer."""
+    places = _list_places_in_table(splits, name) if splits.type == "Delta" else _list_places(splits, name)
+    place = next(islice(places, number, None), None)
+    return None if place is None else describe_place(*place, splits.type)
+
+
+def _list_places(splits: Splits, name: str) -> Iterator[tuple[int, str]]:
+    """Yield the number and the file of each row."""
+    files, paths = find_files(getattr(splits, name), splits.type)
+    for path in paths:
+        where = format_address(files, path)
+        if splits.type == "JSONLines":
+            with open_lines(files, path) as lines:
+                yield from ((number, where) for number, line in enumerate(lines, start=1) if line.strip())
+        else:
+            with open_parquet(partial(files.open, path), where, "write it again") as parquet:
+                yield from ((number, where) for number in range(1, parquet.metadata.num_rows + 1))
+
+
+def _list_places_in_table(splits: Splits, name: str) -> Iterator[tuple[int, str]]:
+    """Yield the number and the file of each row of a Delta table; the number counts the rows of other splits too."""
+    import pyarrow.dataset as ds
+
+    dataset = delta_table.open_dataset(splits)
+    for fragment in dataset.get_fragments(filter=ds.field(SPLIT_COLUMN) == name):
+        where = f"{fragment.path} of the Delta table {splits.path}"
+        with open_parquet(fragment.open, where, "restore the table") as parquet:
+            if SPLIT_COLUMN not in parquet.schema_arrow.names:
+                yield from ((number, where) for number in range(1, parquet.metadata.num_rows + 1))
+                continue
+            split_names = parquet.read(columns=[SPLIT_COLUMN])[SPLIT_COLUMN].to_pylist()
+            yield from ((number, where) for number, of in enumerate(split_names, start=1) if of == name)
