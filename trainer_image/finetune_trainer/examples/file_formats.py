@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from finetune_crds.base import join_names
+from finetune_trainer.examples.encodings import NOT_UTF8
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -19,6 +20,7 @@ ARRAY = "it starts a JSON array, but JSON lines are objects"
 _REMEDIES = {
     POINTER: "run git lfs pull, and copy the file again",
     ARRAY: "convert the file with jq -c '.[]'",
+    NOT_UTF8: "convert the file to UTF-8, for example with iconv -f CP1252 -t UTF-8",
 }
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}

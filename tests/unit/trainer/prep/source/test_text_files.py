@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from unit.trainer.prep.recipes import Json
 
 ACCENT = 'a,b\n1,"two\nlines"\n2,caf\xe9\n'
+REMEDIES = {
+    NOT_UTF8: "convert the file to UTF-8, for example with iconv -f CP1252 -t UTF-8",
+    HALF_CHARACTER: "correct it, or write the file again",
+}
 # The kind of file, its name, its bytes, and the line that cannot be read with the reason; None where all can.
 FILES: dict[str, tuple[str, str, bytes, tuple[int, str] | None]] = {
     "cp1252": ("CSV", "a b.csv", ACCENT.encode("cp1252"), (4, NOT_UTF8)),
@@ -76,8 +80,11 @@ def test_what_is_no_text_is_refused_with_file_and_line(
         sentence = error.message
     else:
         sentence = ""
-    expected = "line {} of {} cannot be read ({}): correct it, or write the file again"
-    assert sentence == (expected.format(wrong[0], tmp_path / name, wrong[1]) if wrong else "")
+    expected = ""
+    if wrong is not None:
+        number, reason = wrong
+        expected = f"line {number} of {tmp_path / name} cannot be read ({reason}): {REMEDIES[reason]}"
+    assert sentence == expected
 
 
 POINTER_LINE = "version https://git-lfs.github.com/spec/v1"
