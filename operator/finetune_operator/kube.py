@@ -16,6 +16,7 @@ from finetune_crds.base import GROUP, VERSION, Json
 from finetune_operator import names
 
 _TIMEOUT_SECONDS = 30
+_MAX_RETRY_AFTER_SECONDS = 60
 _PAGE_OBJECTS = 500
 JSON_TYPE = "application/json"
 APPLY_TYPE = "application/apply-patch+yaml"
@@ -44,12 +45,17 @@ RESOURCES = {
 
 
 class KubeError(Exception):
-    """The API server refused a request, or could not be reached (`status` 0)."""
+    """The API server refused a request, or could not be reached (`status` 0).
 
-    def __init__(self, status: int, message: str, reason: str = "") -> None:
+    Attributes:
+        retry_after_seconds: how long the API server asks to wait before the next request, 0 where it does not.
+    """
+
+    def __init__(self, status: int, message: str, reason: str = "", retry_after_seconds: float = 0.0) -> None:
         super().__init__(message)
         self.status = status
         self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
 
 
 class Listing(NamedTuple):
@@ -169,7 +175,7 @@ class Kube:
                 0, f"the API server cannot be reached: {str(error) or type(error).__name__}"
             ) from error
         if response.status >= 300:
-            raise _parse_error(response.status, text)
+            raise _parse_error(response.status, text, response.headers.get("Retry-After", ""))
         try:
             return dict(json.loads(text))
         except ValueError as error:
@@ -192,11 +198,13 @@ def build_path(kind: str, namespace: str | None, name: str = "", subresource: st
     return f"{base}{scope}/{plural}{parts}"
 
 
-def _parse_error(status: int, text: bytes) -> KubeError:
+def _parse_error(status: int, text: bytes, retry_after: str) -> KubeError:
+    # NB: the API server sends seconds; a proxy before it may send a date, or any number.
+    seconds = min(float(retry_after), _MAX_RETRY_AFTER_SECONDS) if retry_after.isdecimal() else 0.0
     try:
         body = json.loads(text)
     except ValueError:
         body = None
     if isinstance(body, dict):
-        return KubeError(status, body.get("message", ""), body.get("reason", ""))
-    return KubeError(status, text.decode(errors="replace")[:500])
+        return KubeError(status, body.get("message", ""), body.get("reason", ""), seconds)
+    return KubeError(status, text.decode(errors="replace")[:500], retry_after_seconds=seconds)

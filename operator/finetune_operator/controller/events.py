@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from finetune_crds.base import API_VERSION, Json
 from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, ConditionType
@@ -13,6 +15,7 @@ from finetune_operator import names
 from finetune_operator.text import format_time
 
 _MAX_MESSAGE_CHARS = 1024
+_NAME_DIGITS = 16
 # Conditions for which False is a failure; for the others it means "not yet".
 _WARN_WHEN_FALSE = {
     ConditionType.ACCEPTED,
@@ -90,14 +93,21 @@ class EventTarget:
     uid: str
 
 
-def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Condition]:
+class Change(NamedTuple):
+    """A condition before a pass, None where there was none, and after it."""
+
+    before: Condition | None
+    after: Condition
+
+
+def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Change]:
     """The conditions that changed, without repetition: only Failed reports the cause of a failure."""
     previous = {item.type: item for item in before}
     new = [item for item in after if _is_reportable(previous.get(item.type), item)]
     failed = [item for item in new if item.type == ConditionType.FAILED]
     reported = {(item.reason, item.message) for item in new if item.type not in _SUMMARIES}
     return [
-        item
+        Change(previous.get(item.type), item)
         for item in new
         if item.type == ConditionType.FAILED
         or (item.type == ConditionType.PROMOTED and (item.reason, item.message) not in reported)
@@ -124,8 +134,9 @@ def _is_reportable(before: Condition | None, after: Condition) -> bool:
     return after.type in _REPORTED_BY_MESSAGE and before.message != after.message
 
 
-def build_event(about: EventTarget, condition: Condition, now: datetime) -> Json:
-    """A core/v1 Event."""
+def build_event(about: EventTarget, change: Change, now: datetime) -> Json:
+    """A core/v1 Event. An Event about the same change of the same object has the same name."""
+    condition = change.after
     bad = condition.type == ConditionType.FAILED or (
         condition.reason in _WARNING_REASONS and condition.type != ConditionType.SUCCEEDED
     )
@@ -134,7 +145,7 @@ def build_event(about: EventTarget, condition: Condition, now: datetime) -> Json
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{about.name}.{uuid.uuid4().hex[:16]}", "namespace": about.namespace},
+        "metadata": {"name": _build_name(about, change), "namespace": about.namespace},
         "involvedObject": {
             "apiVersion": API_VERSION,
             "kind": about.kind,
@@ -151,3 +162,15 @@ def build_event(about: EventTarget, condition: Condition, now: datetime) -> Json
         "lastTimestamp": format_time(now),
         "count": 1,
     }
+
+
+def _build_name(about: EventTarget, change: Change) -> str:
+    """A name that a pass which repeats an interrupted one builds again.
+
+    NB: the time of the new condition is another in that pass. That of the one before tells changes apart which come again.
+    """
+    before, after = change
+    previous = before.to_json() if before else None
+    parts = [about.uid, previous, after.type, after.status, after.reason, after.message]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return f"{about.name}.{digest[:_NAME_DIGITS]}"

@@ -50,7 +50,8 @@ class Reconciler(ABC):
             with metrics.reconcile_seconds.labels(self.kind).time():
                 requeue = await self.reconcile(body)
         except Exception as error:
-            delay = self.queue.retry(key)
+            server_delay = error.retry_after_seconds if isinstance(error, KubeError) else 0.0
+            delay = self.queue.retry(key, at_least_seconds=server_delay)
             metrics.reconcile_errors.labels(self.kind).inc()
             if isinstance(error, self.expected):
                 # A conflict means that another client wrote after the pass began: the next pass reads what is new.

@@ -37,7 +37,7 @@ class Resync:
                 await self.run_once()
             except KubeError as error:
                 log.warning("failed to list objects: %s; retrying", error)
-                await asyncio.sleep(min(5.0, self.settings.resync_seconds))
+                await asyncio.sleep(max(min(5.0, self.settings.resync_seconds), error.retry_after_seconds))
                 continue
             self.first.set()
             await asyncio.sleep(self.settings.resync_seconds)

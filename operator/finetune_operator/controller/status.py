@@ -9,7 +9,7 @@ from finetune_crds.base import API_VERSION, Json
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.controller import events
-from finetune_operator.controller.events import EventTarget
+from finetune_operator.controller.events import Change, EventTarget
 from finetune_operator.controller.store import Store
 from finetune_operator.kube import Kube, KubeError
 
@@ -28,7 +28,9 @@ async def write_status(
     after: Status,
     now: datetime,
 ) -> Json:
-    """Write a status, then an Event for each change in it. Returns the resource as written.
+    """Write an Event for each change in a status, then the status. Returns the resource as written.
+
+    NB: a pass that ends between the two is repeated, and writes its Events again under the same names.
 
     Args:
         version: the resource version that the decision is based on.
@@ -48,14 +50,25 @@ async def write_status(
         },
         "status": after.to_json(),
     }
+    for change in events.find_changes(before.conditions, after.conditions):
+        await _write_event(kube, about, change, now)
     written = await kube.apply(body, subresource="status")
     store.put(about.kind, written)
-    key = f"{about.namespace}/{about.name}"
     if after.phase != before.phase:
-        log.info("%s is %s", key, after.phase)
-    for condition in events.find_changes(before.conditions, after.conditions):
-        try:
-            await kube.create(events.build_event(about, condition, now))
-        except KubeError as error:
-            log.warning("failed to write the Event %s about %s: %s", condition.reason, key, error)
+        log.info("%s/%s is %s", about.namespace, about.name, after.phase)
     return written
+
+
+async def _write_event(kube: Kube, about: EventTarget, change: Change, now: datetime) -> None:
+    """Write an Event, unless an interrupted pass has. A refused Event is logged: the status says the same."""
+    try:
+        await kube.create(events.build_event(about, change, now))
+    except KubeError as error:
+        if error.reason != "AlreadyExists":
+            log.warning(
+                "failed to write the Event %s about %s/%s: %s",
+                change.after.reason,
+                about.namespace,
+                about.name,
+                error,
+            )

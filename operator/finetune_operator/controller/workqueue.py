@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ class WorkQueue:
     """
 
     clock: Callable[[], float]
-    _ready: list[str] = field(default_factory=list)
+    _ready: deque[str] = field(default_factory=deque)
     _queued: set[str] = field(default_factory=set)
     _busy: set[str] = field(default_factory=set)
     _readded: set[str] = field(default_factory=set)
@@ -49,11 +50,17 @@ class WorkQueue:
             heapq.heappush(self._delayed, (due, key))
             self._wake.set()
 
-    def retry(self, key: str) -> float:
-        """Handle a key again after a delay that grows with each failure; the delay in seconds."""
+    def retry(self, key: str, *, at_least_seconds: float = 0.0) -> float:
+        """Handle a key again after a delay that grows with each failure; the delay in seconds.
+
+        Args:
+            at_least_seconds: the shortest delay, which a server asks for.
+        """
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = min(_FIRST_BACKOFF_SECONDS * float(2 ** min(failures - 1, 10)), _MAX_BACKOFF_SECONDS)
         delay *= random.uniform(0.75, 1.25)  # noqa: S311
+        # NB: spread too, so that those that failed together do not come back together.
+        delay = max(delay, at_least_seconds * random.uniform(1.0, 1.25))  # noqa: S311
         self.add_after(key, delay)
         return delay
 
@@ -70,15 +77,17 @@ class WorkQueue:
         return len(self._ready)
 
     def oldest_age_seconds(self) -> float:
-        """Seconds that the key which has waited longest has waited; 0 when none waits."""
-        return max((self.clock() - added_at for added_at in self._added_at.values()), default=0.0)
+        """Seconds that the key which has waited longest has waited; 0 when none waits. Scrapes call it in their own thread."""
+        # NB: a loop in Python over the dict itself fails where the event loop adds a key meanwhile; one call in C does not.
+        added_at = tuple(self._added_at.values())
+        return self.clock() - min(added_at) if added_at else 0.0
 
     async def take(self) -> str:
         """Wait for a key and mark it as being handled; call `done` afterwards."""
         while True:
             self._move_due()
             if self._ready:
-                key = self._ready.pop(0)
+                key = self._ready.popleft()
                 self._queued.discard(key)
                 self._added_at.pop(key, None)
                 self._busy.add(key)

@@ -24,6 +24,7 @@ class Server:
     def __init__(self) -> None:
         self.answers: list[tuple[int, Json | str]] = []
         self.asked: list[Json] = []
+        self.headers: dict[str, str] = {}
         self.url = ""
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -39,7 +40,8 @@ class Server:
             }
         )
         status, body = self.answers.pop(0)
-        return web.Response(status=status, text=body if isinstance(body, str) else json.dumps(body))
+        text = body if isinstance(body, str) else json.dumps(body)
+        return web.Response(status=status, text=text, headers=self.headers)
 
 
 @pytest.fixture
@@ -153,6 +155,25 @@ async def test_a_deletion_of_what_is_gone_is_well(kube: Kube, server: Server, st
 async def test_what_does_not_exist_is_none(kube: Kube, server: Server) -> None:
     server.answers = [(404, {"message": "not found"})]
     assert await kube.get("Secret", "team", "s") is None
+
+
+RETRY_AFTER: dict[str, tuple[dict[str, str], float]] = {
+    "nothing": ({}, 0),
+    "seconds": ({"Retry-After": "7"}, 7),
+    "a date": ({"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}, 0),
+    "an hour": ({"Retry-After": "3600"}, 60),
+}
+
+
+@pytest.mark.parametrize(("headers", "seconds"), RETRY_AFTER.values(), ids=RETRY_AFTER)
+async def test_how_long_a_busy_server_asks_to_wait(
+    kube: Kube, server: Server, headers: dict[str, str], seconds: float
+) -> None:
+    server.answers = [(429, {"message": "too many requests"})]
+    server.headers = headers
+    with pytest.raises(KubeError) as raised:
+        await kube.get("Secret", "team", "s")
+    assert raised.value.retry_after_seconds == seconds
 
 
 REFUSALS: dict[str, tuple[int, Json | str, tuple[int, str, str]]] = {

@@ -6,6 +6,7 @@ import pytest
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_operator.controller import events
+from finetune_operator.controller.events import Change
 from worlds.memory.decisions import (
     ACCEPTED,
     FAILED,
@@ -75,7 +76,7 @@ CHANGES: dict[str, tuple[list[Condition], list[Condition], list[Condition]]] = {
 
 @pytest.mark.parametrize(("before", "after", "expected"), CHANGES.values(), ids=CHANGES)
 def test_changes(before: list[Condition], after: list[Condition], expected: list[Condition]) -> None:
-    assert events.find_changes(before, after) == expected
+    assert [change.after for change in events.find_changes(before, after)] == expected
 
 
 KINDS: dict[str, tuple[Condition, str]] = {
@@ -130,16 +131,13 @@ KINDS: dict[str, tuple[Condition, str]] = {
 
 @pytest.mark.parametrize(("condition", "kind"), KINDS.values(), ids=KINDS)
 def test_bad_news_is_a_warning(condition: Condition, kind: str) -> None:
-    assert events.build_event(ABOUT, condition, NOW)["type"] == kind
+    assert events.build_event(ABOUT, Change(None, condition), NOW)["type"] == kind
 
 
 def test_an_event() -> None:
-    event = events.build_event(
-        ABOUT, condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_ERROR, "x" * 2000), NOW
-    )
-    name = event["metadata"].pop("name")
-    assert name.startswith("tune.")
-    assert name != events.build_event(ABOUT, AWAY, NOW)["metadata"]["name"]
+    refused = condition(ConditionType.TRACKED, "False", ConditionReason.MLFLOW_ERROR, "x" * 2000)
+    event = events.build_event(ABOUT, Change(None, refused), NOW)
+    assert event["metadata"].pop("name").startswith("tune.")
     assert event == {
         "apiVersion": "v1",
         "kind": "Event",
@@ -160,3 +158,28 @@ def test_an_event() -> None:
         "lastTimestamp": "2026-08-01T12:00:00Z",
         "count": 1,
     }
+
+
+SINCE_LATER = condition(ConditionType.TRAINED, "False", ConditionReason.RESTARTING, since=later(9))
+OTHER_CHANGES: dict[str, tuple[Change, bool]] = {
+    "by the pass that repeats an interrupted one": (Change(TRAINING, SINCE_LATER), True),
+    "from another state": (Change(None, RESTARTING), False),
+    "from the same state, a second time": (
+        Change(
+            condition(ConditionType.TRAINED, "False", ConditionReason.TRAINING, since=later(60)), RESTARTING
+        ),
+        False,
+    ),
+    "with another message": (
+        Change(TRAINING, condition(ConditionType.TRAINED, "False", ConditionReason.RESTARTING, "attempt 3")),
+        False,
+    ),
+    "to another state": (Change(TRAINING, TRAINED), False),
+}
+
+
+@pytest.mark.parametrize(("change", "is_same"), OTHER_CHANGES.values(), ids=OTHER_CHANGES)
+def test_an_event_about_the_same_change_has_the_same_name(change: Change, *, is_same: bool) -> None:
+    first = events.build_event(ABOUT, Change(TRAINING, RESTARTING), NOW)
+    second = events.build_event(ABOUT, change, later(30))
+    assert (first["metadata"]["name"] == second["metadata"]["name"]) is is_same

@@ -59,3 +59,12 @@ async def test_a_pass_that_fails(
     assert [record.levelno for record in caplog.records] == [level]
     assert failing.complaints == complaints
     assert list(queue._due) == ["team/tune"]
+
+
+async def test_a_busy_api_server_is_given_the_time_that_it_asks_for() -> None:
+    store, queue = Store(), WorkQueue(clock=lambda: 0.0)
+    store.put("FineTuneJob", BODY)
+    await Failing(store, queue, KubeError(429, "too many requests", retry_after_seconds=20)).handle(
+        "team/tune"
+    )
+    assert 20 <= queue._due["team/tune"] <= 25

@@ -123,6 +123,28 @@ async def test_how_long_the_oldest_has_waited(queue: WorkQueue, clock: Clock) ->
     assert queue.oldest_age_seconds() == 2
 
 
+def test_a_server_that_asks_for_time_gets_it_and_the_keys_are_spread(queue: WorkQueue) -> None:
+    delays = [queue.retry(str(number), at_least_seconds=10) for number in range(100)]
+    assert 10 <= min(delays) < 10.5
+    assert 12 < max(delays) <= 12.5
+
+
+def test_a_scrape_in_another_thread_reads_the_age_while_keys_come_and_go(
+    queue: WorkQueue, clock: Clock
+) -> None:
+    queue.add("a")
+    clock.now += 5
+    queue.add("b")
+
+    def read_clock() -> float:
+        """The time. Another thread adds a key meanwhile, as it may between any two steps in Python."""
+        queue._added_at[str(len(queue._added_at))] = clock.now
+        return clock.now
+
+    queue.clock = read_clock
+    assert queue.oldest_age_seconds() == 5
+
+
 async def test_a_waiting_worker_is_woken_by_a_key(queue: WorkQueue) -> None:
     waiting = asyncio.create_task(queue.take())
     await asyncio.sleep(0)

@@ -131,7 +131,7 @@ class World:
         return [(body["type"], body["reason"]) for body in bodies]
 
 
-async def test_a_pass_makes_the_children_then_writes_the_status_then_tells_people() -> None:
+async def test_a_pass_makes_the_children_then_tells_people_then_writes_the_status() -> None:
     world = World()
     await world.look()
     verbs = [(verb, kind) for verb, kind, _ in world.kube.asked]
@@ -142,9 +142,9 @@ async def test_a_pass_makes_the_children_then_writes_the_status_then_tells_peopl
         ("get", "ConfigMap"),
         ("apply", "ConfigMap"),
         ("create", "Job"),
+        ("create", "Event"),
+        ("create", "Event"),
         ("status", "FineTuneJob"),
-        ("create", "Event"),
-        ("create", "Event"),
     ]
     assert (world.status["phase"], world.status["attempt"]) == ("Starting", 1)
     assert world.events() == [("Normal", "SplitsGiven"), ("Normal", "Starting")]
@@ -176,13 +176,25 @@ async def test_a_pass_that_was_cut_short_is_made_up_for() -> None:
     world = World()
     world.kube.refuse["status", "FineTuneJob"] = KubeError(0, "away")
     await world.look()
-    assert world.kube.done("create") == ["Job/tune-train-1"]
+    assert world.kube.done("create") == ["Job/tune-train-1", *world.new_events()]
     del world.kube.refuse["status", "FineTuneJob"]
     world.restart()
     world.store.put("FineTuneJob", world.kube.objects["FineTuneJob", "team", "tune"])
     await world.look()
     assert (world.status["phase"], world.status["attempt"]) == ("Starting", 1)
     assert [name for _, _, name in world.kube.objects if name.startswith("tune-train-")] == ["tune-train-1"]
+
+
+async def test_events_of_a_pass_that_was_cut_short_are_written_once() -> None:
+    world = World()
+    world.kube.refuse["status", "FineTuneJob"] = KubeError(0, "away")
+    await world.look()
+    written_before = world.events()
+    del world.kube.refuse["status", "FineTuneJob"]
+    world.restart()
+    world.store.put("FineTuneJob", world.kube.objects["FineTuneJob", "team", "tune"])
+    await world.look()
+    assert written_before == world.events() == [("Normal", "SplitsGiven"), ("Normal", "Starting")]
 
 
 async def test_after_a_restart_no_second_gang_starts_beside_pods_whose_job_a_person_deleted() -> None:
@@ -332,8 +344,8 @@ async def test_a_typo_is_told_before_the_preparation_and_its_correction_counts_a
     await world.look()
     assert world.kube.done("rehearse", "create", "apply", "status") == [
         "Job/tune-train-1",
-        "FineTuneJob/tune",
         *world.new_events(),
+        "FineTuneJob/tune",
     ]
     assert (world.holding(), world.events()) == (["Stalled"], [("Warning", "PodTemplateInvalid")])
     for _ in range(3):

@@ -240,4 +240,4 @@ async def test_a_mistake_of_the_operators_own_is_said_once(caplog: pytest.LogCap
         "InternalError",
         "the operator failed to reconcile this resource (ZeroDivisionError) and retries: read the operator's log",
     )
-    assert simulation.writes.log == ["status ModelPromotion", "create Event"]
+    assert simulation.writes.log == ["create Event", "status ModelPromotion"]

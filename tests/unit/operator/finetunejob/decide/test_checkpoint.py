@@ -94,7 +94,7 @@ def test_condition(case: Case) -> None:
 def test_a_failure_is_a_warning_and_making_up_for_it_is_not() -> None:
     about = events.EventTarget("FineTuneJob", "tune", "team", UID)
     kinds = [
-        events.build_event(about, reported, STORED.last_transition_time)["type"]
+        events.build_event(about, events.Change(None, reported), STORED.last_transition_time)["type"]
         for reported in (BROKEN, STORED)
     ]
     assert kinds == ["Warning", "Normal"]
