@@ -23,7 +23,8 @@ class RunPolicy(ApiModel):
     fatal_exit_codes: ExitCodes = [64, 65]
     """Exit codes that fail the job at once: 64 the recipe is wrong, 65 the data is wrong."""
     active_deadline_seconds: Positive | None = None
-    """The job fails when preparation, training and evaluation take longer than this. Time in suspension does not count."""
+    """The job fails when preparation, training and evaluation take longer than this. Time in a queue, without a node or in suspension does not
+    count."""
     ttl_seconds_after_finished: NonNegative | None = None
     """Seconds from the end until the pods and other children are deleted. The FineTuneJob itself stays."""
     queue_name: QueueName | None = None

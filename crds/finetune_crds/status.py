@@ -257,8 +257,10 @@ class FineTuneJobStatus(ApiModel):
     """When the job succeeded or failed."""
     suspend_time: datetime | None = None
     """When the job was suspended; absent when it is not."""
-    suspended_seconds: NonNegative | None = None
-    """Time in earlier suspensions. It does not count against the deadline."""
+    waiting_since: datetime | None = None
+    """Since when the job has waited in a queue, for a node, or in suspension; absent while it does not."""
+    waiting_seconds: NonNegative | None = None
+    """Time of earlier waits. It does not count against runPolicy.activeDeadlineSeconds."""
     resolved: Resolved | None = None
     """What the spec left to the defaults of the installation, as it was when the job was accepted."""
     jobs: JobUids | None = None

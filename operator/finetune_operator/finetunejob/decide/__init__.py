@@ -34,6 +34,7 @@ from finetune_operator.settings import Settings
 POLICIES = (
     record.record_jobs,
     accept.accept,
+    deadline.record_waiting,
     suspend.resume,
     checkout.resolve,
     dry_run.check_pods,

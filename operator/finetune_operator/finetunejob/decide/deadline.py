@@ -1,23 +1,39 @@
-"""runPolicy.activeDeadlineSeconds."""
+"""runPolicy.activeDeadlineSeconds, and the time that does not count against it."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_operator.finetunejob.children import has_ended, pods_of_job
 from finetune_operator.finetunejob.draft.draft import Draft
-from finetune_operator.finetunejob.pods import evaluation_pod, gang
+from finetune_operator.finetunejob.pods import evaluation_pod, gang, pod_state, queueing
 from finetune_operator.finetunejob.pods.step_state import has_completed
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
+def record_waiting(draft: Draft) -> Outcome:
+    """Record since when a job that has started waits, and for how long it waited before."""
+    if draft.status.start_time is None:
+        return Continue
+    since = draft.status.waiting_since
+    if _is_waiting(draft):
+        if since is None:
+            draft.update(waiting_since=draft.now)
+    elif since is not None:
+        waited = int((_find_end(draft, since) - since).total_seconds())
+        draft.update(waiting_since=None, waiting_seconds=(draft.status.waiting_seconds or 0) + waited)
+    return Continue
+
+
 def enforce_deadline(draft: Draft) -> Outcome:
-    """Fail a job whose preparation, training and evaluation took longer than they may; time spent suspended does not count."""
+    """Fail a job whose preparation, training and evaluation took longer than they may; time spent waiting does not count."""
     limit = draft.spec.run_policy.active_deadline_seconds
     start = draft.status.start_time
-    if limit is None or start is None or _is_over(draft):
+    if limit is None or start is None or draft.status.waiting_since or _is_over(draft):
         return Continue
-    end = start + timedelta(seconds=limit + (draft.status.suspended_seconds or 0))
+    end = start + timedelta(seconds=limit + (draft.status.waiting_seconds or 0))
     remaining_seconds = (end - draft.now).total_seconds()
     if remaining_seconds > 0:
         draft.requeue_after(remaining_seconds)
@@ -27,6 +43,34 @@ def enforce_deadline(draft: Draft) -> Outcome:
         f"the job ran longer than runPolicy.activeDeadlineSeconds = {limit}: raise it in a new FineTuneJob",
     )
     return Stop
+
+
+def _is_waiting(draft: Draft) -> bool:
+    """Whether the job is suspended, or has a Job that waits in a queue or whose pods all wait for a node.
+
+    NB: without a Job the job is at work elsewhere: in Databricks, in a SparkApplication, or between two attempts.
+    """
+    if draft.spec.suspend:
+        return True
+    unfinished_jobs = [job for job in draft.observed.jobs.values() if not has_ended(job)]
+    return bool(unfinished_jobs) and not any(_is_at_work(draft, job) for job in unfinished_jobs)
+
+
+def _is_at_work(draft: Draft, job: Json) -> bool:
+    """Whether a node took a pod of a Job. Pods that have ended count, unless the Job is back in its queue."""
+    pods = pods_of_job(draft.observed.pods, job)
+    return any(_is_on_node(pod) for pod in (pod_state.alive(pods) if queueing.is_queued(job) else pods))
+
+
+def _is_on_node(pod: Json) -> bool:
+    return bool(pod.get("spec", {}).get("nodeName")) or pod.get("status", {}).get("phase") != "Pending"
+
+
+def _find_end(draft: Draft, since: datetime) -> datetime:
+    """When a wait ended. NB: the operator may have been down: the time at which a node took the first pod counts."""
+    starts = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
+    later_starts = [start for text in starts if text and (start := datetime.fromisoformat(text)) >= since]
+    return min([*later_starts, draft.now])
 
 
 def _is_over(draft: Draft) -> bool:

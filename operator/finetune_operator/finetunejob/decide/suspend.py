@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Nodes
 from finetune_operator import names
@@ -26,7 +24,7 @@ def suspend(draft: Draft) -> Outcome:
 def resume(draft: Draft) -> Outcome:
     """Once the job is no longer to be suspended, say so, whatever it waits for after that."""
     if draft.status.suspend_time and not draft.spec.suspend:
-        _resume(draft, draft.status.suspend_time)
+        _resume(draft)
     return Continue
 
 
@@ -54,11 +52,7 @@ def _stop(draft: Draft) -> None:
         )
 
 
-def _resume(draft: Draft, since: datetime) -> None:
-    if draft.status.start_time:
-        # The time before the start does not count towards the deadline.
-        so_far = draft.status.suspended_seconds or 0
-        draft.update(suspended_seconds=so_far + int((draft.now - since).total_seconds()))
+def _resume(draft: Draft) -> None:
     # A resumed job starts at once, without the delay of an earlier preemption.
     draft.update(suspend_time=None, restart_time=None, idle_restarts=None)
     if draft.condition(ConditionType.PODS_HEALTHY):

@@ -103,6 +103,11 @@ class World:
         self.kube.asked.clear()
         await self.reconciler.handle(KEY)
 
+    def start_pod(self, job_name: str) -> None:
+        """A node takes a pod of a Job."""
+        uid = self.kube.objects["Job", "team", job_name]["metadata"]["uid"]
+        self.kube.keep({"kind": "Pod", **pod(job_name, owner=uid)})
+
     @property
     def status(self) -> Json:
         return dict(self.kube.objects["FineTuneJob", "team", "tune"].get("status") or {})
@@ -403,6 +408,7 @@ async def test_a_webhook_that_fails_keeps_no_running_job_from_its_deadline() -> 
     world.kube.refuse["rehearse", "Pod"] = NO_ANSWER
     body = world.kube.objects["FineTuneJob", "team", "tune"]
     world.kube.keep({**body, "metadata": {**body["metadata"], "generation": 2}})
+    world.start_pod("tune-prep")
     world.watch()
     await world.look()
     assert (world.condition(ConditionType.PODS_ADMITTED) or ("",))[0] == ConditionReason.CHECK_FAILED
@@ -486,6 +492,8 @@ async def test_an_event_that_cannot_be_written_does_not_fail_the_pass() -> None:
 async def test_children_are_swept_by_their_uid() -> None:
     world = World(StandIn(submitted(runPolicy={"ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 1})))
     await world.look()
+    world.start_pod("tune-train-1")
+    world.watch()
     world.seconds = 10
     await world.look()
     assert (world.status["phase"], world.kube.done("delete")) == ("Failed", ["Job/tune-train-1"])
@@ -493,7 +501,7 @@ async def test_children_are_swept_by_their_uid() -> None:
     world.watch()
     await world.look()
     assert world.kube.done("delete") == ["Service/tune", "ConfigMap/tune-train"]
-    assert {kind for kind, _, _ in world.kube.objects} == {"FineTuneJob", "Event"}
+    assert {kind for kind, _, _ in world.kube.objects} == {"FineTuneJob", "Pod", "Event"}
     await world.look()
     assert world.kube.asked == []
 

@@ -124,6 +124,7 @@ async def test_what_a_fourth_backend_leaves_is_swept(world: World) -> None:
     await look(world)
     world.kube.objects[RAY_JOB]["status"] = RESULT
     await look(world)
+    world.start_pod("tune-train-1")
     world.seconds = 601
     await look(world)
     assert (world.status["phase"], RAY_JOB in world.kube.objects) == ("Failed", True)
