@@ -174,6 +174,7 @@ class ConditionReason(StrEnum):
     VOLUME_NOT_READY = "VolumeNotReady"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
+    SANDBOX_FAILED = "SandboxFailed"
     PODS_ADMITTED = "PodsAdmitted"
     NOT_CHECKED = "NotChecked"
     CHECK_FAILED = "CheckFailed"

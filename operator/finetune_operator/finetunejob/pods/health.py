@@ -1,7 +1,8 @@
-"""What keeps pods from running: no node, an image, a volume, a Secret or a quota; and temporary delays."""
+"""What keeps pods from running: no node, an image, a volume, a network, a Secret or a quota; and temporary delays."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -18,8 +19,11 @@ _CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError
 # Events of cluster-autoscaler and of Karpenter: a node comes for this pod; none does.
 _NODE_COMES = frozenset({"TriggeredScaleUp", "Nominated"})
 _NO_NODE_COMES = frozenset({"NotTriggerScaleUp"})
-# Events of the kubelet and of the attach-detach controller: a volume is missing; the containers start, so it is there.
+# Events of the kubelet and of the attach-detach controller: a volume is missing; a network is; the containers start, so both are there.
 _VOLUME_FAILED = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+_SANDBOX_FAILED = frozenset({"FailedCreatePodSandBox"})
+# NB: the runtime names each sandbox anew, and a message that changes is a write of the status.
+_SANDBOX_ID = re.compile(r' "?[0-9a-f]{64}"?')
 _CONTAINER_EVENTS = frozenset({"Pulling", "Pulled", "Created", "Started"})
 # How long an autoscaler may take to notice a pod. A pod without a node is not blocked before.
 _AUTOSCALER_TIMEOUT = timedelta(seconds=20)
@@ -46,6 +50,7 @@ _PRIORITY = (
     ConditionReason.VOLUME_NOT_READY,
     ConditionReason.IMAGE_PULL_FAILED,
     ConditionReason.CONTAINER_CONFIG_ERROR,
+    ConditionReason.SANDBOX_FAILED,
     ConditionReason.SCALING_UP,
 )
 
@@ -126,7 +131,7 @@ def _find_pod_blockage(pod: Json, events: Sequence[PodEvent], now: datetime) -> 
     unscheduled = unschedulable_condition(pod)
     if unscheduled:
         return _explain_missing_node(pod, unscheduled, events, now)
-    return _find_waiting_container(pod) or _find_missing_volume(pod, events)
+    return _find_waiting_container(pod) or _find_failed_event(pod, events)
 
 
 def unschedulable_condition(pod: Json) -> Json | None:
@@ -173,15 +178,19 @@ def _find_waiting_container(pod: Json) -> Blockage | None:
     return None
 
 
-def _find_missing_volume(pod: Json, events: Sequence[PodEvent]) -> Blockage | None:
-    """The volume that a pod with a node waits for."""
-    last = _last_event(events, _VOLUME_FAILED | _CONTAINER_EVENTS)
-    if not is_pending_on_node(pod) or last is None or last.reason not in _VOLUME_FAILED:
+def _find_failed_event(pod: Json, events: Sequence[PodEvent]) -> Blockage | None:
+    """What a pod with a node waits for, which only Events report: its volume or its sandbox."""
+    last = _last_event(events, _VOLUME_FAILED | _SANDBOX_FAILED | _CONTAINER_EVENTS)
+    if not is_pending_on_node(pod) or last is None:
         return None
-    return Blockage(
-        ConditionReason.VOLUME_NOT_READY,
-        f"{pod_state.describe_pods([pod])} waits for a volume: {last.message}",
-    )
+    where = pod_state.describe_pods([pod])
+    if last.reason in _VOLUME_FAILED:
+        return Blockage(ConditionReason.VOLUME_NOT_READY, f"{where} waits for a volume: {last.message}")
+    if last.reason in _SANDBOX_FAILED:
+        cause = _SANDBOX_ID.sub("", last.message)
+        remedy = "check the network plugin and the container runtime of the node"
+        return Blockage(ConditionReason.SANDBOX_FAILED, f"{where} cannot start: {cause}: {remedy}")
+    return None
 
 
 def describe_image_pull(draft: Draft, alive: Sequence[Json]) -> str:

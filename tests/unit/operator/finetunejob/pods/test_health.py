@@ -121,6 +121,11 @@ SCALES = event("TriggeredScaleUp", "pod triggered scale-up: [{gpus 1->2 (max: 5)
 NOMINATED = event("Nominated", "Pod should schedule on: nodeclaim/gpus-x7", at=1)
 DECLINED = event("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached", at=2)
 NO_MOUNT = event("FailedMount", 'MountVolume.SetUp failed for volume "data": no such share', at=3)
+NO_SANDBOX = event(
+    "FailedCreatePodSandBox",
+    f'Failed to create pod sandbox: failed to setup network for sandbox "{"0a" * 32}": no IP addresses available',
+    at=3,
+)
 STARTING = pod(JOB, 0, "Pending", ready=False, node="node-1")
 BOTH = [unschedulable(0), unschedulable(1)]
 Events = dict[str, tuple[PodEvent, ...]]
@@ -167,6 +172,22 @@ TOLD_BY_EVENTS: dict[str, tuple[list[Json], Events, float, tuple[str, str]]] = {
             ConditionReason.VOLUME_NOT_READY,
             f"pod {FIRST} on node node-1 waits for a volume: {NO_MOUNT.message}",
         ),
+    ),
+    "a network that cannot be set up": (
+        [STARTING],
+        {FIRST: (event("FailedMount", "no volume", at=1), NO_SANDBOX)},
+        60,
+        (
+            ConditionReason.SANDBOX_FAILED,
+            f"pod {FIRST} on node node-1 cannot start: Failed to create pod sandbox: failed to setup network for sandbox: no IP "
+            "addresses available: check the network plugin and the container runtime of the node",
+        ),
+    ),
+    "a network that was set up in the end": (
+        [STARTING],
+        {FIRST: (NO_SANDBOX, event("Pulling", "Pulling image", at=9))},
+        60,
+        (ConditionReason.PODS_RUNNING, "no pod is blocked"),
     ),
     "a volume that was mounted in the end": (
         [STARTING],
