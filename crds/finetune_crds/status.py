@@ -150,6 +150,8 @@ class JobUids(ApiModel):
     """Job of the preparation."""
     train: str | None = None
     """Job of the training."""
+    train_attempt: NonNegative | None = None
+    """Its attempt."""
     evaluate: str | None = None
     """Job of the evaluation."""
 

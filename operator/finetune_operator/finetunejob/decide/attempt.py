@@ -10,6 +10,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.run_policy import RunPolicy
 from finetune_crds.status import LastFailure
+from finetune_operator import names
 from finetune_operator.finetunejob.decide import checkpoint
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
@@ -22,6 +23,7 @@ _RULE = re.compile(r"rule at index (\d+)")
 # Characters of the previous attempt's error in the message of the next attempt.
 _MAX_CAUSE_CHARS = 200
 _POD_DELETED = "PodDeleted"
+_JOB_DELETED = "JobDeleted"
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,23 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
         case Retryable():
             message = f"attempt {number} failed and runPolicy.maxRestarts = {policy.max_restarts} is reached; {sentence}"
             _fail(draft, ConditionReason.MAX_RESTARTS_REACHED, message)
+
+
+def was_deleted(draft: Draft, number: int) -> bool:
+    """Whether the Job of an attempt existed, where it does not any more. The operator itself keeps the Job of the current attempt."""
+    return draft.status.jobs is not None and draft.status.jobs.train_attempt == number
+
+
+def after_deletion(draft: Draft, number: int) -> None:
+    """Restart the gang of an attempt whose Job somebody deleted before its end was recorded."""
+    before, saved = draft.status.last_failure, draft.status.checkpoint
+    saved_step = saved.step if saved else None
+    deletion = f"Job {names.train_name(draft.ftj.name, number)} was deleted before its end was recorded"
+    failure = LastFailure(reason=_JOB_DELETED, message=deletion, attempt=number, checkpoint_step=saved_step)
+    draft.update(last_failure=failure)
+    previous_step = before.checkpoint_step if before else None
+    backoff.record_delay(draft, backoff.Attempt(0, saved_step, previous_step))
+    restart(draft, number + 1, counted=False, why=f"{deletion} and does not count as a restart")
 
 
 def classify_failure(

@@ -18,12 +18,15 @@ def record_jobs(draft: Draft) -> Outcome:
     NB: a Job is created only after all pods of the previous one have ended, so one uid of each kind suffices.
     """
     jobs, name = draft.observed.jobs, draft.ftj.name
+    attempt = draft.status.attempt or 1
     current = {
         "prep": names.prep_name(name),
-        "train": names.train_name(name, draft.status.attempt or 1),
+        "train": names.train_name(name, attempt),
         "evaluate": names.evaluate_name(name),
     }
-    uids = {part: jobs[job]["metadata"]["uid"] for part, job in current.items() if job in jobs}
-    if uids:
-        draft.update(jobs=(draft.status.jobs or JobUids()).model_copy(update=uids))
+    recorded = {part: jobs[job]["metadata"]["uid"] for part, job in current.items() if job in jobs}
+    if "train" in recorded:
+        recorded["train_attempt"] = attempt
+    if recorded:
+        draft.update(jobs=(draft.status.jobs or JobUids()).model_copy(update=recorded))
     return Continue

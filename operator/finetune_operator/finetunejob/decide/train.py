@@ -44,7 +44,10 @@ def train(draft: Draft) -> Outcome:
     number = draft.status.attempt or 1
     state = step_state.classify_step(draft, gang.build_step(draft, number))
     if isinstance(state, step_state.Absent):
-        _start(draft, number, state)
+        if attempts.was_deleted(draft, number):
+            attempts.after_deletion(draft, number)
+        else:
+            _start(draft, number, state)
         return Stop
     # NB: the pass that created the Job may have ended before it wrote the status.
     _record_start(draft, number)

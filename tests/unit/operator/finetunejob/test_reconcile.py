@@ -213,15 +213,18 @@ async def test_after_a_restart_no_second_gang_starts_beside_pods_whose_job_a_per
     world.watch()
     await world.look()
     assert [kind for verb, kind, _ in world.kube.asked if verb in ("create", "apply", "delete")] == ["Event"]
+    world.seconds += 10
+    await world.look()
     name = pod_body["metadata"]["name"]
     assert world.condition(ConditionType.TRAINED) == (
         ConditionReason.RESTARTING,
-        f"attempt 1 starts when pod {name} of the previous one has stopped",
+        f"attempt 2 starts when pod {name} of the previous one has stopped",
     )
+    assert [kind for verb, kind, _ in world.kube.asked if verb in ("create", "apply", "delete")] == []
     del world.kube.objects["Pod", "team", name]
     world.watch()
     await world.look()
-    assert "Job/tune-train-1" in world.kube.done("create")
+    assert "Job/tune-train-2" in world.kube.done("create")
 
 
 TAKEN: dict[str, tuple[Json, str]] = {

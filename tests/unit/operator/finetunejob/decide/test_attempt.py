@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
-from finetune_crds.status import CheckpointStatus, LastFailure
+from finetune_crds.status import CheckpointStatus, JobUids, LastFailure
 from finetune_operator.finetunejob.model import Observed
 from worlds.memory.decisions import (
     EVICTED,
@@ -209,6 +209,26 @@ def test_a_pod_that_a_person_deleted(
     assert trained[2].startswith(sentence)
     assert after.last_failure is not None
     assert (after.last_failure.reason, after.restarts) == (reason, restarts)
+
+
+RECORDED = JobUids(train="uid-of-tune-train-1", train_attempt=1)
+WAS_DELETED = "Job tune-train-1 was deleted before its end was recorded"
+
+
+@pytest.mark.parametrize("pods", [[], [pod(JOB, 0)]], ids=["and its pods", "but not yet its pods"])
+def test_a_job_that_somebody_deleted_before_its_end_was_recorded(pods: list[Json]) -> None:
+    decision = conclude(ftj(running(jobs=RECORDED)), observed(pods=pods))
+    after = decision.status
+    assert (after.attempt, after.restarts, applied(decision)) == (2, 0, [])
+    assert after.last_failure == LastFailure(reason="JobDeleted", message=WAS_DELETED, attempt=1)
+    assert said(decision, ConditionType.TRAINED) == (
+        "False",
+        ConditionReason.RESTARTING,
+        f"{WAS_DELETED} and does not count as a restart; at 12:00:10 UTC, attempt 2 starts from the beginning: spec.checkpoint is not "
+        "set",
+    )
+    started = conclude(ftj(after), observed(), at=later(10))
+    assert (started.status.attempt, applied(started)[-1:]) == (2, ["Job/tune-train-2"])
 
 
 PLACES: dict[str, tuple[Json, str]] = {

@@ -29,6 +29,7 @@ from worlds.memory.decisions import (
     ftj,
     later,
     observed,
+    pod,
     said,
     status,
 )
@@ -331,7 +332,8 @@ def test_a_preparation_that_runs_goes_on_where_its_change_cannot_be_checked() ->
 @pytest.mark.parametrize("answer", [WRONG, FORBIDDEN, AWAY], ids=lambda item: item.reason)
 def test_its_deadline_counts_whatever_the_answer_is(answer: DryRunAnswer) -> None:
     of = ftj(RUNNING.status, data=SOURCE, runPolicy={"activeDeadlineSeconds": 60})
-    decision = conclude(changed(of), observed(child("tune-prep")), at=later(61), answer=answer)
+    preparing = observed(child("tune-prep"), pods=[pod("tune-prep", component="prep")])
+    decision = conclude(changed(of), preparing, at=later(61), answer=answer)
     reported = said(decision, ConditionType.FAILED)
     assert reported
     assert reported[1] == ConditionReason.DEADLINE_EXCEEDED

@@ -15,22 +15,26 @@ OF_PREP, OF_FIRST, OF_SECOND = "uid-of-tune-prep", "uid-of-tune-train-1", "uid-o
 CASES: dict[str, tuple[FineTuneJobStatus, list[dict[str, Any]], JobUids | None]] = {
     "no Job": (status(), [], None),
     "the preparation": (status(), [PREP], JobUids(prep=OF_PREP)),
-    "the first attempt": (running(), [PREP, FIRST], JobUids(prep=OF_PREP, train=OF_FIRST)),
-    "a Job whose creation the status does not tell of": (status(), [FIRST], JobUids(train=OF_FIRST)),
+    "the first attempt": (running(), [PREP, FIRST], JobUids(prep=OF_PREP, train=OF_FIRST, train_attempt=1)),
+    "a Job whose creation the status does not tell of": (
+        status(),
+        [FIRST],
+        JobUids(train=OF_FIRST, train_attempt=1),
+    ),
     "the evaluation": (
         running(jobs=JobUids(train=OF_FIRST)),
         [child("tune-evaluate")],
         JobUids(train=OF_FIRST, evaluate="uid-of-tune-evaluate"),
     ),
     "the second attempt": (
-        running(attempt=2, jobs=JobUids(train=OF_FIRST)),
+        running(attempt=2, jobs=JobUids(train=OF_FIRST, train_attempt=1)),
         [FIRST, SECOND],
-        JobUids(train=OF_SECOND),
+        JobUids(train=OF_SECOND, train_attempt=2),
     ),
     "the second attempt does not exist yet": (
-        running(attempt=2, jobs=JobUids(train=OF_FIRST)),
+        running(attempt=2, jobs=JobUids(train=OF_FIRST, train_attempt=1)),
         [],
-        JobUids(train=OF_FIRST),
+        JobUids(train=OF_FIRST, train_attempt=1),
     ),
     "the Jobs are gone": (
         running(jobs=JobUids(prep=OF_PREP, train=OF_FIRST)),
@@ -40,7 +44,7 @@ CASES: dict[str, tuple[FineTuneJobStatus, list[dict[str, Any]], JobUids | None]]
     "the Job was made again": (
         running(jobs=JobUids(train=OF_FIRST)),
         [child("tune-train-1", uid="new")],
-        JobUids(train="new"),
+        JobUids(train="new", train_attempt=1),
     ),
 }
 
