@@ -194,6 +194,7 @@ class ConditionReason(StrEnum):
     DEPENDENCIES_FAILED = "DependenciesFailed"
     FATAL_EXIT_CODE = "FatalExitCode"
     MAX_RESTARTS_REACHED = "MaxRestartsReached"
+    NO_PROGRESS = "NoProgress"
     PREPARATION_FAILED = "PreparationFailed"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     REGISTRATION_FAILED = "RegistrationFailed"

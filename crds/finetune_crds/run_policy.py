@@ -18,6 +18,9 @@ class RunPolicy(ApiModel):
     max_restarts: NonNegative = 3
     """How often the whole gang restarts after a failure. Preemption and node loss do not count, nor do attempts that cannot begin
     because a server of code or packages does not answer or refuses the login (exit code 69)."""
+    restart_window_seconds: Annotated[int, Field(ge=60)] = 86400
+    """How long restarts that do not count may go on without progress: a newer checkpoint, or a later step. After that, the job fails.
+    Time in a queue, without a node or in suspension does not count."""
     retryable_exit_codes: ExitCodes = Field(default_factory=list)
     """If set, only these exit codes cause a restart."""
     fatal_exit_codes: ExitCodes = [64, 65]

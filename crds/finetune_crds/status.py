@@ -209,6 +209,8 @@ class LastFailure(ApiModel):
     """Attempt; 0 is the preparation or the evaluation."""
     checkpoint_step: NonNegative | None = None
     """Step of the newest complete checkpoint at that time."""
+    step: NonNegative | None = None
+    """The highest step that the training had reported by then."""
 
 
 class CheckpointStatus(ApiModel):
@@ -251,6 +253,8 @@ class FineTuneJobStatus(ApiModel):
     """Restarts that count against runPolicy.maxRestarts."""
     idle_restarts: NonNegative | None = None
     """Consecutive restarts that did not count and made no progress. Each one waits longer."""
+    no_progress_since: datetime | None = None
+    """When the first attempt ended since which restarts that do not count have made no progress."""
     restart_time: datetime | None = None
     """When the current attempt may start; absent when it need not wait."""
     start_time: datetime | None = None

@@ -16,7 +16,7 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.draft.wait import SOON_SECONDS
 from finetune_operator.finetunejob.pods import backoff, own_code, pod_state
 from finetune_operator.finetunejob.pods.step_state import Failed
-from finetune_operator.text import shorten
+from finetune_operator.text import format_duration, shorten
 
 # The message of kube-controller-manager names the rule of the podFailurePolicy (pkg/controller/job, 1.37).
 _RULE = re.compile(r"rule at index (\d+)")
@@ -58,22 +58,22 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
     deleted_pod = _find_deleted_pod(failure, state.ends)
     init_reason = own_code.find_failed_step(failure, state.ends, draft.spec.trainer)
     cause = classify_failure(failure, init_reason, state, policy)
-    previous_step = draft.status.last_failure.checkpoint_step if draft.status.last_failure else None
-    saved_step = draft.status.checkpoint.step if draft.status.checkpoint else None
-    reason = _failure_reason(failure, deleted_pod, init_reason)
-    draft.update(last_failure=failure.model_copy(update={"reason": reason, "checkpoint_step": saved_step}))
+    seconds = backoff.run_seconds(state.job, draft.now)
+    attempt = _record_failure(
+        draft,
+        failure.model_copy(update={"reason": _failure_reason(failure, deleted_pod, init_reason)}),
+        # NB: however long pods wait for a server, nothing is trained.
+        seconds=0.0 if isinstance(cause, NotStarted) else seconds,
+    )
     sentence = _describe_failure(failure, deleted_pod)
     match cause:
         case Preempted():
-            seconds = backoff.run_seconds(state.job, draft.now)
-            backoff.record_delay(draft, backoff.Attempt(seconds, saved_step, previous_step))
-            why = _describe_interruption(draft, number, failure, deleted_pod)
-            restart(draft, number + 1, counted=False, why=why)
+            backoff.record_delay(draft, attempt)
+            _restart_uncounted(draft, number, _describe_interruption(draft, number, failure, deleted_pod))
         case NotStarted():
-            # NB: however long the pods waited for a server, nothing was trained.
-            backoff.record_delay(draft, backoff.Attempt(seconds=0))
+            backoff.record_delay(draft, attempt)
             why = f"attempt {number} failed to start and does not count as a restart; {sentence}"
-            restart(draft, number + 1, counted=False, why=why)
+            _restart_uncounted(draft, number, why)
         case Fatal(fatal_reason):
             _fail(draft, fatal_reason, sentence)
         case Retryable() if (draft.status.restarts or 0) < policy.max_restarts:
@@ -90,14 +90,34 @@ def was_deleted(draft: Draft, number: int) -> bool:
 
 def after_deletion(draft: Draft, number: int) -> None:
     """Restart the gang of an attempt whose Job somebody deleted before its end was recorded."""
-    before, saved = draft.status.last_failure, draft.status.checkpoint
-    saved_step = saved.step if saved else None
     deletion = f"Job {names.train_name(draft.ftj.name, number)} was deleted before its end was recorded"
-    failure = LastFailure(reason=_JOB_DELETED, message=deletion, attempt=number, checkpoint_step=saved_step)
-    draft.update(last_failure=failure)
-    previous_step = before.checkpoint_step if before else None
-    backoff.record_delay(draft, backoff.Attempt(0, saved_step, previous_step))
-    restart(draft, number + 1, counted=False, why=f"{deletion} and does not count as a restart")
+    failure = LastFailure(reason=_JOB_DELETED, message=deletion, attempt=number)
+    backoff.record_delay(draft, _record_failure(draft, failure, seconds=0.0))
+    _restart_uncounted(draft, number, f"{deletion} and does not count as a restart")
+
+
+def _record_failure(draft: Draft, failure: LastFailure, *, seconds: float) -> backoff.Attempt:
+    """Record a failure with how far the training had come; what the attempt achieved, compared with the failure before."""
+    before, status = draft.status.last_failure or LastFailure(), draft.status
+    step = status.checkpoint.step if status.checkpoint else None
+    # NB: an attempt that starts from the beginning reports steps that another one has reached before.
+    furthest_step = max(status.progress.step if status.progress else 0, before.step or 0) or None
+    draft.update(last_failure=failure.model_copy(update={"checkpoint_step": step, "step": furthest_step}))
+    return backoff.Attempt(seconds, step, before.checkpoint_step, furthest_step, before.step)
+
+
+def _restart_uncounted(draft: Draft, number: int, why: str) -> None:
+    """Start another attempt, unless such attempts have made no progress for too long."""
+    window = draft.spec.run_policy.restart_window_seconds
+    idle_seconds = backoff.find_idle_seconds(draft)
+    if idle_seconds < window:
+        restart(draft, number + 1, counted=False, why=why)
+        return
+    message = (
+        f"{why}; the training has made no progress for {format_duration(int(idle_seconds))}, longer than "
+        f"runPolicy.restartWindowSeconds = {window}: remove the cause, and create a FineTuneJob with another name"
+    )
+    _fail(draft, ConditionReason.NO_PROGRESS, message)
 
 
 def classify_failure(

@@ -22,8 +22,15 @@ def record_waiting(draft: Draft) -> Outcome:
         if since is None:
             draft.update(waiting_since=draft.now)
     elif since is not None:
-        waited = int((_find_end(draft, since) - since).total_seconds())
-        draft.update(waiting_since=None, waiting_seconds=(draft.status.waiting_seconds or 0) + waited)
+        waited = _find_end(draft, since) - since
+        seconds = (draft.status.waiting_seconds or 0) + int(waited.total_seconds())
+        idle_since = draft.status.no_progress_since
+        draft.update(
+            waiting_since=None,
+            waiting_seconds=seconds,
+            # NB: the time without progress stands still during a wait.
+            no_progress_since=idle_since + waited if idle_since else None,
+        )
     return Continue
 
 

@@ -54,7 +54,7 @@ def _stop(draft: Draft) -> None:
 
 def _resume(draft: Draft) -> None:
     # A resumed job starts at once, without the delay of an earlier preemption.
-    draft.update(suspend_time=None, restart_time=None, idle_restarts=None)
+    draft.update(suspend_time=None, restart_time=None, idle_restarts=None, no_progress_since=None)
     if draft.condition(ConditionType.PODS_HEALTHY):
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
     attempt = None if draft.holds(ConditionType.TRAINED) else draft.status.attempt

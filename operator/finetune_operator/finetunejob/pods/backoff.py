@@ -24,22 +24,38 @@ class Attempt:
         seconds: how long it ran.
         step: step of the newest checkpoint.
         step_before: step of the newest checkpoint at the failure before.
+        reported_step: the highest step that the training has reported.
+        reported_step_before: the same at the failure before.
     """
 
     seconds: float
     step: int | None = None
     step_before: int | None = None
+    reported_step: int | None = None
+    reported_step_before: int | None = None
+
+    @property
+    def is_fruitful(self) -> bool:
+        """Whether the next attempt may start at once."""
+        return _is_later(self.step, self.step_before) or self.seconds >= _PROGRESS_SECONDS
 
     @property
     def has_progressed(self) -> bool:
-        """Whether the next attempt may start at once."""
-        newer = self.step is not None and (self.step_before is None or self.step > self.step_before)
-        return newer or self.seconds >= _PROGRESS_SECONDS
+        """Whether the job got further than in the attempt before; where nothing reports steps, whether the attempt was fruitful."""
+        if self.step is None and self.reported_step is None:
+            return self.is_fruitful
+        return _is_later(self.step, self.step_before) or _is_later(
+            self.reported_step, self.reported_step_before
+        )
+
+
+def _is_later(step: int | None, step_before: int | None) -> bool:
+    return step is not None and (step_before is None or step > step_before)
 
 
 def idle_restarts(before: int, attempt: Attempt) -> int:
     """Restarts in a row without progress, this one included."""
-    return 0 if attempt.has_progressed else before + 1
+    return 0 if attempt.is_fruitful else before + 1
 
 
 def wait_seconds(idle: int) -> int:
@@ -60,10 +76,17 @@ def _parse_time(text: str | None) -> datetime | None:
 
 
 def record_delay(draft: Draft, attempt: Attempt) -> None:
-    """Record when the next attempt may start."""
+    """Record when the next attempt may start, and since when there has been no progress."""
     idle = idle_restarts(draft.status.idle_restarts or 0, attempt)
     at = draft.now + timedelta(seconds=wait_seconds(idle)) if idle else None
-    draft.update(idle_restarts=idle or None, restart_time=at)
+    since = None if attempt.has_progressed else draft.status.no_progress_since or draft.now
+    draft.update(idle_restarts=idle or None, restart_time=at, no_progress_since=since)
+
+
+def find_idle_seconds(draft: Draft) -> float:
+    """For how long restarts that do not count have made no progress."""
+    since = draft.status.no_progress_since
+    return (draft.now - since).total_seconds() if since else 0.0
 
 
 def may_start(draft: Draft) -> bool:

@@ -18,6 +18,7 @@ from worlds.memory.decisions import (
     ftj,
     later,
     observed,
+    pod,
     running,
     said,
     tracked,
@@ -39,6 +40,25 @@ ATTEMPTS: dict[str, tuple[int, Attempt, int]] = {
 @pytest.mark.parametrize(("before", "attempt", "expected"), ATTEMPTS.values(), ids=ATTEMPTS)
 def test_restarts_in_a_row(before: int, attempt: Attempt, expected: int) -> None:
     assert idle_restarts(before, attempt) == expected
+
+
+PROGRESS: dict[str, tuple[Attempt, bool]] = {
+    "nothing reports steps, and it ended soon": (Attempt(seconds=299), False),
+    "nothing reports steps, and it ran on": (Attempt(seconds=300), True),
+    "a first checkpoint": (Attempt(seconds=20, step=5), True),
+    "a newer checkpoint": (Attempt(seconds=20, step=10, step_before=5), True),
+    "the same checkpoint after an hour": (Attempt(seconds=3600, step=5, step_before=5), False),
+    "a later step": (Attempt(20, 5, 5, reported_step=9, reported_step_before=8), True),
+    "the same step after an hour": (
+        Attempt(3600, None, None, reported_step=9, reported_step_before=9),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("attempt", "expected"), PROGRESS.values(), ids=PROGRESS)
+def test_progress(attempt: Attempt, *, expected: bool) -> None:
+    assert attempt.has_progressed is expected
 
 
 def test_the_wait_doubles_up_to_five_minutes() -> None:
@@ -137,3 +157,56 @@ def test_who_resumes_a_job_does_not_wait() -> None:
     decision = conclude(ftj(waiting), observed(), at=later(5))
     assert applied(decision)[-1] == "Job/tune-train-3"
     assert (decision.status.idle_restarts, decision.status.restart_time) == (None, None)
+
+
+HOUR = 3600
+WINDOW: dict[str, Any] = {"checkpoint": {"uri": "/c"}, "runPolicy": {"restartWindowSeconds": HOUR}}
+FAILED_AT_5 = LastFailure(attempt=1, checkpoint_step=5, step=7)
+# What was before, how far the second attempt came, when it ended, and since when there has been no progress, None after progress.
+WINDOWS: dict[str, tuple[FineTuneJobStatus, Observed, int, int | None]] = {
+    "the first in vain": (running(attempt=2, last_failure=FAILED_AT_5), preempted(2, step=5), 50, 50),
+    "another in vain": (
+        running(attempt=2, last_failure=FAILED_AT_5, no_progress_since=later(20)),
+        preempted(2, step=5),
+        HOUR,
+        20,
+    ),
+    "a newer checkpoint": (
+        running(attempt=2, last_failure=FAILED_AT_5, no_progress_since=later(20)),
+        preempted(2, step=6),
+        2 * HOUR,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "observation", "seconds", "since"), WINDOWS.values(), ids=WINDOWS)
+def test_time_without_progress(
+    before: FineTuneJobStatus, observation: Observed, seconds: int, since: int | None
+) -> None:
+    status = conclude(ftj(before, **WINDOW), observation, at=later(seconds)).status
+    expected = None if since is None else later(since)
+    assert (status.attempt, status.phase, status.no_progress_since) == (3, "Starting", expected)
+
+
+def test_restarts_without_progress_end_with_their_window() -> None:
+    before = running(attempt=2, last_failure=FAILED_AT_5, no_progress_since=later(20))
+    decision = conclude(ftj(before, **WINDOW), preempted(2, step=5), at=later(20 + HOUR))
+    assert said(decision, ConditionType.FAILED) == (
+        "True",
+        ConditionReason.NO_PROGRESS,
+        "attempt 2 was preempted before it had a newer checkpoint: pod tune-train-2-0-abcde; the training has made no progress for 1h, "
+        "longer than runPolicy.restartWindowSeconds = 3600: remove the cause, and create a FineTuneJob with another name",
+    )
+    assert (decision.status.restarts, applied(decision)) == (0, [])
+
+
+def test_a_wait_is_no_time_without_progress() -> None:
+    before = running(attempt=2, no_progress_since=later(20), waiting_since=later(50))
+    at_work = observed(child("tune-train-2"), pods=[pod("tune-train-2")])
+    assert conclude(ftj(before, **WINDOW), at_work, at=later(250)).status.no_progress_since == later(220)
+
+
+def test_who_resumes_a_job_gives_it_a_new_window() -> None:
+    before = running(attempt=2, no_progress_since=later(20), suspend_time=later(30))
+    assert conclude(ftj(before, **WINDOW), observed(), at=later(2 * HOUR)).status.no_progress_since is None
