@@ -31,4 +31,4 @@ class RunPolicy(ApiModel):
     ttl_seconds_after_finished: NonNegative | None = None
     """Seconds from the end until the pods and other children are deleted. The FineTuneJob itself stays."""
     queue_name: QueueName | None = None
-    """Kueue queue that admits the pods of training and evaluation; empty for none. Default: the queue of the installation, if it has one."""
+    """Kueue queue that admits the pods of each step; empty for none. Default: the queue of the installation, if it has one."""

@@ -32,7 +32,7 @@ ANNOTATION_DIGEST = (
     "finetune.dev/digest"  # the operator, there: what the numbers of a command of your own depend on
 )
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
-LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on the training Job and on a SparkApplication
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on Jobs and on a SparkApplication
 
 PREP_CONTAINER = "prep"
 TRAINER_CONTAINER = "trainer"

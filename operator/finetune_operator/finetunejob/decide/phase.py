@@ -12,6 +12,8 @@ _WHILE_PREPARING: dict[str, Phase] = {
     ConditionReason.POD_TEMPLATE_INVALID.value: "Pending",
     ConditionReason.SPARK_OPERATOR_MISSING.value: "Pending",
     ConditionReason.SPARK_OPERATOR_FORBIDDEN.value: "Pending",
+    ConditionReason.QUEUED.value: "Pending",
+    ConditionReason.QUEUE_INADMISSIBLE.value: "Pending",
 }
 _WHILE_TRAINING: dict[str, Phase] = {
     ConditionReason.TRAINING.value: "Training",

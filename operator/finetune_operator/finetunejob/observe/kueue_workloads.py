@@ -1,4 +1,4 @@
-"""What Kueue says of Jobs of training and evaluation that wait in its queues: their Workloads, and their positions. It is read in the background."""
+"""What Kueue says of Jobs that wait in its queues: their Workloads, and their positions. It is read in the background."""
 
 from __future__ import annotations
 
@@ -62,8 +62,13 @@ class WorkloadReader:
         self._reads = BackgroundReads[QueueState | None](self.pace, _MAX_AGE, takes_turns=False)
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> QueueState | None:
-        """What Kueue said last of the Job of the evaluation, or else of the attempt; None unless that waits, or when nothing can be read."""
-        current = (names.evaluate_name(ftj.name), names.train_name(ftj.name, ftj.status.attempt or 1))
+        """What Kueue said last of the newest of the current Jobs; None unless that waits, or when nothing can be read."""
+        attempt = ftj.status.attempt or 1
+        current = (
+            names.evaluate_name(ftj.name),
+            names.train_name(ftj.name, attempt),
+            names.prep_name(ftj.name),
+        )
         job = next((jobs[name] for name in current if name in jobs), None)
         queue = queueing.queue_of(job) if job else None
         if job is None or queue is None or not queueing.is_queued(job) or has_ended(job):

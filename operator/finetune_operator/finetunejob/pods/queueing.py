@@ -1,4 +1,4 @@
-"""A Job of training or of evaluation that waits in a queue of Kueue: which queue, and why it is not admitted."""
+"""A Job that waits in a queue of Kueue: which queue, and why it is not admitted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def enqueue(draft: Draft, job: Json) -> Json:
 
 
 def report_queue(draft: Draft, kind: ConditionType, what: str, child: Json) -> None:
-    """Report why an attempt or the evaluation waits whose Job is suspended; without pods, no pod is blocked."""
+    """Report why a step waits whose Job is suspended; without pods, no pod is blocked."""
     before = draft.condition(kind)
     if draft.observed.queue_state is None and before and before.reason in _REASONS:
         # Kueue was not read yet: what the status says is as new as what is known.

@@ -11,7 +11,7 @@ from finetune_operator import names
 from finetune_operator.finetunejob.draft import pending_run
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
-from finetune_operator.finetunejob.pods import health, pod_state, sidecars, step_state, template
+from finetune_operator.finetunejob.pods import health, pod_state, queueing, sidecars, step_state, template
 from finetune_operator.finetunejob.preparation import driver_pod, executors, preparation_lease, result
 from finetune_operator.finetunejob.preparation.backend import Backend
 from finetune_operator.policy.result import Continue, Outcome, Stop
@@ -54,7 +54,10 @@ class JobBackend(Backend):
                 draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, lost)
             case step_state.Failed():
                 _fail(draft, state, step)
-            case step_state.Queued() | step_state.Starting() | step_state.Blocked() | step_state.Running():
+            case step_state.Queued():
+                queueing.report_queue(draft, ConditionType.PREPARED, "the preparation", state.job)
+                draft.requeue_after(draft.settings.poll_seconds)
+            case step_state.Starting() | step_state.Blocked() | step_state.Running():
                 _follow(draft, state)
         return Stop
 
@@ -86,7 +89,7 @@ def _build_children(draft: Draft) -> list[Json]:
         service, driver_env = [executors.build_service(ftj)], executors.build_driver_env(ftj, executor)
     metadata = template.metadata(ftj, names.prep_name(ftj.name), names.PREP)
     job = template.retried_job(metadata, driver_pod.build_driver(draft, driver_env), _CONTAINER)
-    return [*service, driver_pod.build_recipe(draft), job]
+    return [*service, driver_pod.build_recipe(draft), queueing.enqueue(draft, job)]
 
 
 def _build_step(draft: Draft) -> step_state.Step:
@@ -99,15 +102,15 @@ def _build_step(draft: Draft) -> step_state.Step:
     )
 
 
-def _follow(draft: Draft, state: step_state.Queued | step_state.AtWork) -> None:
-    running = "the prep pod is starting"
-    if not isinstance(state, step_state.Queued):
-        step_state.report_pods(draft, state)
-        executors.report_crash_loop(draft)
-        running += health.describe_image_pull(draft, pod_state.alive(state.pods))
+def _follow(draft: Draft, state: step_state.AtWork) -> None:
+    step_state.report_pods(draft, state)
+    executors.report_crash_loop(draft)
     if isinstance(state, step_state.Running):
-        running = executors.describe_progress(draft)
-    message = f"{running}; kubectl logs job/{state.job['metadata']['name']} shows its progress"
+        progress = executors.describe_progress(draft)
+    else:
+        image_pull = health.describe_image_pull(draft, pod_state.alive(state.pods))
+        progress = f"the prep pod is starting{image_pull}"
+    message = f"{progress}; kubectl logs job/{state.job['metadata']['name']} shows its progress"
     draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
     draft.requeue_after(draft.settings.poll_seconds)
 

@@ -24,6 +24,7 @@ from finetune_operator.finetunejob.pods import template
 _WORKING_REASONS = (
     ConditionReason.PREPARING,
     ConditionReason.WAITING_FOR_PREPARATION,
+    ConditionReason.QUEUED,
     # A run goes on while its workspace cannot be asked.
     ConditionReason.DATABRICKS_UNREACHABLE,
     ConditionReason.DATABRICKS_ERROR,

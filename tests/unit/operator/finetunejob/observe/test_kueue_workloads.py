@@ -103,6 +103,13 @@ async def test_an_evaluation_is_looked_up_once_the_training_has_ended() -> None:
     assert states == QueueState(reason="Pending", message="insufficient unused quota")
 
 
+async def test_a_preparation_is_looked_up() -> None:
+    kube = StandIn(workload(FULL, uid="uid-of-tune-prep"))
+    jobs = {"tune-prep": suspended(name="tune-prep")}
+    states = await WorkloadReader(kube, wait_for_answers(lambda: 0.0)).read(ftj(running()), jobs, NOW)
+    assert states == QueueState(reason="Pending", message="insufficient unused quota")
+
+
 REFUSED: dict[str, tuple[dict[str, KubeError], QueueState | None]] = {
     "no Kueue": ({"Workload": NOT_FOUND, "WorkloadBeta1": NOT_FOUND}, QueueState(installed=False)),
     "an older Kueue": (

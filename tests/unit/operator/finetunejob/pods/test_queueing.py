@@ -1,4 +1,4 @@
-"""A training Job that waits in a queue of Kueue."""
+"""A Job that waits in a queue of Kueue."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Resolved
 from finetune_operator.finetunejob.model import QueueState
 from worlds.memory.decisions import (
+    ACCEPTED,
+    SOURCE,
     child,
     conclude,
     condition,
@@ -20,6 +22,7 @@ from worlds.memory.decisions import (
     running,
     said,
     stamped,
+    status,
 )
 
 Json = dict[str, Any]
@@ -109,6 +112,20 @@ def test_waiting(queue_state: QueueState | None, seconds: float, reason: str, me
     decision = conclude(ftj(running()), observed(suspended(), queue_state=queue_state), at=later(seconds))
     assert said(decision, ConditionType.TRAINED) == ("False", reason, message)
     assert said(decision, ConditionType.READY) == ("False", reason, message)
+    assert (decision.status.phase, decision.requeue_seconds) == ("Pending", 5.0)
+
+
+def test_a_preparation_waits_in_the_queue_of_its_job() -> None:
+    of = ftj(status(ACCEPTED), data=SOURCE, runPolicy={"queueName": "gpus"})
+    (job_body,) = (body for body in conclude(of).apply if body["kind"] == "Job")
+    assert job_body["spec"]["suspend"] is True
+    assert job_body["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    waiting = child("tune-prep", creationTimestamp=stamped(0))
+    waiting["spec"]["suspend"] = True
+    waiting["metadata"]["labels"] |= {"kueue.x-k8s.io/queue-name": "gpus"}
+    decision = conclude(of, observed(waiting, queue_state=QueueState(message="no quota", position=2)))
+    message = "the preparation waits in Kueue's queue gpus at position 2: no quota"
+    assert said(decision, ConditionType.PREPARED) == ("False", ConditionReason.QUEUED, message)
     assert (decision.status.phase, decision.requeue_seconds) == ("Pending", 5.0)
 
 

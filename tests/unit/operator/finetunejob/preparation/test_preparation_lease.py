@@ -74,6 +74,8 @@ def unhealthy(reason: ConditionReason, at: float = 0) -> Json:
 
 
 PREPARING = one(ConditionType.PREPARED, "False", ConditionReason.PREPARING)
+IN_QUEUE = one(ConditionType.PREPARED, "False", ConditionReason.QUEUED)
+NOT_ADMITTED = one(ConditionType.PREPARED, "False", ConditionReason.QUEUE_INADMISSIBLE)
 IS_BEING_DELETED: Json = {"deletionTimestamp": stamped(1)}
 
 # The Lease and its holder; whether this job waits, and whether it takes the Lease.
@@ -87,6 +89,8 @@ HOLDERS: dict[str, tuple[PreparationLease | None, bool, bool]] = {
     "of a job that is gone": (PreparationLease(lease(), None), False, True),
     "of one without a status yet": (PreparationLease(lease(), holder()), True, False),
     "of one that prepares": (PreparationLease(lease(), holder(PREPARING)), True, False),
+    "of one whose turn in its queue comes": (PreparationLease(lease(), holder(IN_QUEUE)), True, False),
+    "of one that no queue admits": (PreparationLease(lease(), holder(NOT_ADMITTED)), False, True),
     "of one that waited for another": (
         PreparationLease(lease(), holder(one(ConditionType.PREPARED, "False", ConditionReason.WAITING_FOR_PREPARATION))),
         True, False,
