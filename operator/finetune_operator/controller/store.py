@@ -17,6 +17,7 @@ Owner = tuple[str, str]  # namespace, uid
 RESOURCES = ("FineTuneJob", "ModelPromotion")
 CHILDREN = ("Job", "Pod")
 KINDS = (*CHILDREN, *RESOURCES)
+_DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
 
 
 def _key(body: Json) -> Key:
@@ -36,6 +37,18 @@ def _without_managed_fields(kind: str, body: Json) -> Json:
         return {**body, "spec": {"model": body["metadata"]["name"], **(body.get("spec") or {})}}
     meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
     return {**body, "metadata": meta}
+
+
+def _keep_first_deletion(stored: Json | None, body: Json) -> Json:
+    """The object with the deletion that was requested first.
+
+    NB: the kubelet deletes a pod that has stopped once more, without a grace period: the pod then reads as if its deletion had been
+    requested when its containers had ended.
+    """
+    deletion = {name: value for name, value in (stored or {}).get("metadata", {}).items() if name in _DELETION}
+    if stored is None or not deletion or _identity(stored) != _identity(body):
+        return body
+    return {**body, "metadata": {**body["metadata"], **deletion}}
 
 
 def _no_owner(kind: str, body: Json) -> Owner | None:
@@ -123,7 +136,7 @@ class Store:
         if stored is None and kind in CHILDREN and self.owner_of(kind, body) is None:
             return
         if stored is None or _version(stored) <= version:
-            self._keep_tombstone(kind, body)
+            self._keep_tombstone(kind, _keep_first_deletion(stored, body))
             self._remove(kind, key, version)
             self._deletions[kind][key] = version
 
@@ -169,7 +182,7 @@ class Store:
             if stored:
                 self._recorded.pop(_identity(stored), None)
             self._recorded[_identity(body)] = self.recorded_jobs(body)
-        self._objects[kind][key] = _without_managed_fields(kind, body)
+        self._objects[kind][key] = _without_managed_fields(kind, _keep_first_deletion(stored, body))
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
         """Keep the last state of a failed pod while its Job exists; forget it when the Job is deleted."""

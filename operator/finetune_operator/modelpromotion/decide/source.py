@@ -16,7 +16,7 @@ def resolve_candidate(draft: Draft) -> Outcome:
     spec, observed = draft.spec, draft.observed
     version = named_version(spec, observed)
     if observed.model is None:
-        _wait(draft, ConditionReason.WAITING_FOR_MODEL, f"registered model {spec.model} does not exist")
+        _wait(draft, *_explain_missing_model(spec, observed.job))
     elif version is None and spec.source.alias:
         _wait(draft, ConditionReason.WAITING_FOR_ALIAS, f"{spec.model} has no alias {spec.source.alias} yet")
     elif version is None:
@@ -53,9 +53,10 @@ def require_model(draft: Draft) -> Outcome:
         draft.update(rollback=None, gates=None, journal=None)
         draft.unset(ConditionType.DRIFTED, ConditionType.GATES_PASSED)
     condition = draft.condition(ConditionType.SOURCE_READY)
-    draft.stop(
-        ConditionReason.WAITING_FOR_MODEL, condition.message if condition else "the model does not exist"
-    )
+    if condition is None:
+        draft.stop(ConditionReason.WAITING_FOR_MODEL, "the model does not exist")
+    else:
+        draft.stop(ConditionReason(condition.reason), condition.message)
     return Stop
 
 
@@ -87,6 +88,13 @@ def _describe_source(spec: ModelPromotionSpec) -> str:
     if spec.source.alias:
         return f"alias {spec.source.alias}"
     return f"FineTuneJob {spec.source.job_name}" if spec.source.fine_tune_job_ref else "the source"
+
+
+def _explain_missing_model(spec: ModelPromotionSpec, job: SourceJob | None) -> tuple[ConditionReason, str]:
+    """What a promotion waits for whose model does not exist: the job that is to register its first version, or somebody else."""
+    if spec.source.fine_tune_job_ref and (job is None or job.phase != "Succeeded"):
+        return _explain_job(spec.source.job_name, spec.model, job)
+    return ConditionReason.WAITING_FOR_MODEL, f"registered model {spec.model} does not exist"
 
 
 def _explain_job(name: str, model: str, job: SourceJob | None) -> tuple[ConditionReason, str]:

@@ -281,6 +281,44 @@ def test_a_pod_that_failed_and_is_gone_is_remembered_with_its_job(
     assert ("pod" in live) == (steps == [("put", "Pod", pod(4, "Failed"))])
 
 
+def stopping(version: int, phase: str, at: str, grace: int, uid: str = "uid-of-pod") -> Json:
+    """A pod whose deletion was requested."""
+    body = pod(version, phase)
+    body["metadata"] |= {"uid": uid, "deletionTimestamp": at, "deletionGracePeriodSeconds": grace}
+    return body
+
+
+REQUEST, SECOND_REQUEST = ("12:02:00", 120), ("12:00:09", 0)
+DELETIONS: dict[str, tuple[list[Step], tuple[str, int]]] = {
+    "by the kubelet once its containers have ended": (
+        [("put", "Pod", stopping(2, "Running", *REQUEST)), ("put", "Pod", stopping(3, "Failed", *SECOND_REQUEST))],
+        REQUEST,
+    ),
+    "as the watch reports its end": (
+        [("put", "Pod", stopping(2, "Running", *REQUEST)), ("drop", "Pod", stopping(3, "Failed", *SECOND_REQUEST))],
+        REQUEST,
+    ),
+    "of another pod of the name": (
+        [
+            ("put", "Pod", stopping(2, "Running", *REQUEST)),
+            ("put", "Pod", stopping(3, "Failed", *SECOND_REQUEST, uid="other")),
+        ],
+        SECOND_REQUEST,
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "expected"), DELETIONS.values(), ids=DELETIONS)
+def test_the_first_request_to_delete_a_pod_counts(steps: list[Step], expected: tuple[str, int]) -> None:
+    store = Store(owner_of, recorded_jobs)
+    store.put("Job", child(1))
+    for name, *arguments in steps:
+        getattr(store, name)(*arguments)
+    (body,) = [*store.pods_of(FTJ), *store.tombstones(FTJ)]
+    meta = body["metadata"]
+    assert (meta["deletionTimestamp"], meta["deletionGracePeriodSeconds"]) == expected
+
+
 def test_managed_fields_are_left_out_and_the_callers_object_is_untouched() -> None:
     body = ftj(1, status={"phase": "Training"})
     body["metadata"]["managedFields"] = [{"manager": "kubectl"}]

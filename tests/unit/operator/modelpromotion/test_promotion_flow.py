@@ -341,3 +341,20 @@ async def test_a_version_from_a_job(
         simulation.kube.keep(source)
     await simulation.settle()
     assert (simulation.status().phase, simulation.says("SourceReady")) == (phase, reported)
+
+
+NO_MODEL = ("WaitingForModel", "registered model support-llama does not exist")
+
+
+@pytest.mark.parametrize("case", JOBS)
+async def test_a_first_version_from_a_job(case: str) -> None:
+    source, phase, reported = JOBS[case]
+    simulation = world(source={"type": "FineTuneJob", "fineTuneJobRef": {"name": "tune"}})
+    simulation.registry.exists = False
+    if source:
+        simulation.kube.keep(source)
+    await simulation.settle()
+    has_ended = source is not None and source["status"]["phase"] == "Succeeded"
+    expected = ("Pending", NO_MODEL) if has_ended else (phase, reported)
+    assert (simulation.status().phase, simulation.says("SourceReady")) == expected
+    assert simulation.says("Promoted") == expected[1]
