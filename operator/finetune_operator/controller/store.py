@@ -45,7 +45,9 @@ def _keep_first_deletion(stored: Json | None, body: Json) -> Json:
     NB: the kubelet deletes a pod that has stopped once more, without a grace period: the pod then reads as if its deletion had been
     requested when its containers had ended.
     """
-    deletion = {name: value for name, value in (stored or {}).get("metadata", {}).items() if name in _DELETION}
+    deletion = {
+        name: value for name, value in (stored or {}).get("metadata", {}).items() if name in _DELETION
+    }
     if stored is None or not deletion or _identity(stored) != _identity(body):
         return body
     return {**body, "metadata": {**body["metadata"], **deletion}}

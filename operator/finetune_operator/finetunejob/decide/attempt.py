@@ -197,7 +197,13 @@ def _describe_failure(failure: LastFailure, deleted_pod: pod_state.Exit | None) 
         return failure.message or ""
     after = " after it was deleted" if deleted_pod else ""
     where = pod_state.describe_pod(failure.pod, failure.node)
-    return f"{where} ended with exit code {failure.exit_code}{after}: {failure.message or ''}"
+    return f"{where} ended with exit code {failure.exit_code}{after}: {_find_last_line(failure)}"
+
+
+def _find_last_line(failure: LastFailure) -> str:
+    """The line of a log that names the error, as that of a traceback does; all of the lines are in the status."""
+    lines = (failure.message or "").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def cause_of(draft: Draft, number: int) -> str:
@@ -206,12 +212,9 @@ def cause_of(draft: Draft, number: int) -> str:
     if failure is None or failure.attempt != number or not number:
         return ""
     how = f"ended with exit code {failure.exit_code}" if failure.exit_code is not None else "failed"
-    # The last line of a traceback names its error.
-    why = (failure.message or failure.reason or "").strip().splitlines()
+    why = _find_last_line(failure) or failure.reason
     return (
-        f"; attempt {number} {how}: {shorten(why[-1], _MAX_CAUSE_CHARS)}"
-        if why
-        else f"; attempt {number} {how}"
+        f"; attempt {number} {how}: {shorten(why, _MAX_CAUSE_CHARS)}" if why else f"; attempt {number} {how}"
     )
 
 

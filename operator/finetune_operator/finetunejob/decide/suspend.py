@@ -32,6 +32,8 @@ def _stop(draft: Draft) -> None:
     # A Job that ended by itself is kept: its result is read when the job is resumed.
     draft.stop_children()
     preparation_wait = backends.stop(draft)
+    # The pods save a last checkpoint while they stop.
+    checkpoint.record_checkpoint(draft, list(draft.observed.pods))
     alive = pod_state.alive(draft.observed.pods)
     if draft.status.nodes:
         draft.update(nodes=Nodes(desired=0, ready=0, summary="0/0"))

@@ -125,12 +125,18 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
             f"attempt {number}: {state.ready} of {nodes} pods are ready{health.describe_image_pull(draft, state.alive)}"
             f"{own_code.describe_step(state.alive)}{earlier}"
         )
-    if job_condition(state.job, "FailureTarget") and state.alive:
-        # NB: the pods of a lost node do not end, and neither does the attempt.
-        message = (
-            f"attempt {number} has failed and ends when {pod_state.describe_pods(state.alive)} has stopped"
-        )
+    failed_ends = [ended for ended in pod_state.exits(state.pods, gang.CONTAINER) if ended.code]
+    if failed_ends or job_condition(state.job, "FailureTarget"):
+        # NB: the Job is marked as failed a little later; the pods of a lost node do not end, and neither does the attempt.
+        before = draft.condition(ConditionType.TRAINED)
+        reason = ConditionReason(before.reason) if before else reason
+        message = f"attempt {number} has failed{_describe_rest(state.alive)}"
     draft.set(ConditionType.TRAINED, False, reason, message)
+
+
+def _describe_rest(alive: list[Json]) -> str:
+    """The pods that a failed attempt waits for, as the end of a sentence."""
+    return f" and ends when {pod_state.describe_pods(alive)} has stopped" if alive else ""
 
 
 def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> None:

@@ -78,8 +78,10 @@ def find_blockage(draft: Draft, alive: Sequence[Json], job_name: str, *, desired
     if blockages:
         reason, message = min(blockages, key=lambda item: _rank(item.reason))
         more = f" ({len(blockages)} of {desired} pods wait)" if len(blockages) > 1 else ""
-        lacking = _describe_missing_resources(draft, alive) if reason == ConditionReason.UNSCHEDULABLE else ""
-        return Blockage(reason, message + more + lacking)
+        remedy = (
+            _describe_missing_node_remedy(draft, alive) if reason == ConditionReason.UNSCHEDULABLE else ""
+        )
+        return Blockage(reason, message + more + remedy)
     if len(alive) < desired and job_name in draft.observed.rejections:
         return Blockage(ConditionReason.POD_REJECTED, draft.observed.rejections[job_name])
     return None
@@ -93,18 +95,24 @@ def report_blockage(draft: Draft, alive: Sequence[Json], blockage: Blockage | No
         draft.set(ConditionType.PODS_HEALTHY, True, ConditionReason.PODS_RUNNING, "no pod is blocked")
 
 
-def _describe_missing_resources(draft: Draft, alive: Sequence[Json]) -> str:
-    """GPU resources that the pods request and no node offers, as the end of a sentence; empty without any."""
+def _describe_missing_node_remedy(draft: Draft, alive: Sequence[Json]) -> str:
+    """What to do for pods that no node takes, as the end of a sentence."""
+    missing_resources = _find_missing_resources(draft, alive)
+    if missing_resources:
+        return f"; no node offers {', '.join(missing_resources)}: check that its device plugin is installed"
+    # NB: pods that exist stay as they are.
+    return "; add nodes, or correct spec.pods, suspend the job and resume it"
+
+
+def _find_missing_resources(draft: Draft, alive: Sequence[Json]) -> list[str]:
+    """The GPU resources that the pods request and no node offers, as far as nodes can be read."""
     offered_resources = draft.observed.offered_resources
     if offered_resources is None:
-        return ""
+        return []
     requested = {
         name for pod in alive for name in device.gpu_resources(pod, device.configured_resource(draft.ftj))
     }
-    missing = sorted(requested - offered_resources)
-    return (
-        f"; no node offers {', '.join(missing)}: check that its device plugin is installed" if missing else ""
-    )
+    return sorted(requested - offered_resources)
 
 
 def _find_pod_blockages(
@@ -145,7 +153,7 @@ def unschedulable_condition(pod: Json) -> Json | None:
 def _explain_missing_node(
     pod: Json, unscheduled: Json, events: Sequence[PodEvent], now: datetime
 ) -> Blockage | None:
-    name, message = pod["metadata"]["name"], unscheduled.get("message", "")
+    name, message = pod["metadata"]["name"], unscheduled.get("message", "").rstrip(".")
     last = _last_event(events, _NODE_COMES | _NO_NODE_COMES)
     if last and last.reason in _NODE_COMES and now - last.at < _NODE_TIMEOUT:
         return Blockage(

@@ -291,11 +291,17 @@ def stopping(version: int, phase: str, at: str, grace: int, uid: str = "uid-of-p
 REQUEST, SECOND_REQUEST = ("12:02:00", 120), ("12:00:09", 0)
 DELETIONS: dict[str, tuple[list[Step], tuple[str, int]]] = {
     "by the kubelet once its containers have ended": (
-        [("put", "Pod", stopping(2, "Running", *REQUEST)), ("put", "Pod", stopping(3, "Failed", *SECOND_REQUEST))],
+        [
+            ("put", "Pod", stopping(2, "Running", *REQUEST)),
+            ("put", "Pod", stopping(3, "Failed", *SECOND_REQUEST)),
+        ],
         REQUEST,
     ),
     "as the watch reports its end": (
-        [("put", "Pod", stopping(2, "Running", *REQUEST)), ("drop", "Pod", stopping(3, "Failed", *SECOND_REQUEST))],
+        [
+            ("put", "Pod", stopping(2, "Running", *REQUEST)),
+            ("drop", "Pod", stopping(3, "Failed", *SECOND_REQUEST)),
+        ],
         REQUEST,
     ),
     "of another pod of the name": (

@@ -353,7 +353,25 @@ def test_an_attempt_that_fails_but_does_not_end_names_the_pod_that_stays() -> No
     decision = conclude(ftj(running()), observation)
     assert said(decision, ConditionType.TRAINED) == (
         "False",
-        ConditionReason.STARTING,
+        ConditionReason.TRAINING,
         "attempt 1 has failed and ends when pod tune-train-1-1-abcde on node node-2 has stopped",
     )
     assert (decision.status.attempt, decision.status.restarts) == (1, 0)
+
+
+def test_an_attempt_whose_pods_have_failed_does_not_start() -> None:
+    observation = observed(child(JOB), pods=[ended(JOB, 0, 1, BOOM), ended(JOB, 1, 1, PEER_LOST)])
+    reported = said(conclude(ftj(running()), observation), ConditionType.TRAINED)
+    assert reported == ("False", ConditionReason.TRAINING, "attempt 1 has failed")
+
+
+def test_a_failure_in_a_log_is_told_by_its_last_line() -> None:
+    log = "Traceback (most recent call last):\n  ...\nValueError: no such column"
+    decision = conclude(ftj(running()), failed_attempt(ended(JOB, 0, 1, log)))
+    reported = said(decision, ConditionType.TRAINED)
+    assert reported is not None
+    assert reported[2].startswith(
+        "attempt 1 failed; pod tune-train-1-0-abcde ended with exit code 1: ValueError: no such column; attempt 2 "
+    )
+    assert decision.status.last_failure is not None
+    assert decision.status.last_failure.message == log

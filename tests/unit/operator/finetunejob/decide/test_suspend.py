@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
+from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import Nodes
 from finetune_operator.finetunejob.model import Observed
 from worlds.memory.decisions import (
@@ -19,6 +20,7 @@ from worlds.memory.decisions import (
     conclude,
     condition,
     deleted,
+    ended,
     ftj,
     later,
     observed,
@@ -135,3 +137,14 @@ def test_taking_it_back_before_the_pods_have_stopped_still_counts_as_a_resume() 
     stopping = conclude(ftj(running(), suspend=True), observed(child("tune-train-1"), pods=PODS))
     decision = conclude(ftj(stopping.status), observed(pods=PODS), at=later(1))
     assert (decision.status.attempt, applied(decision)) == (2, [])
+
+
+def test_the_checkpoint_that_pods_save_while_they_stop_is_known_when_the_job_goes_on() -> None:
+    saved = TerminationMessage(checkpoint_step=30, error=PodError(reason="Preempted", message="SIGTERM"))
+    stopping = observed(pods=[ended("tune-train-1", 0, 75, saved), pod("tune-train-1", 1)])
+    paused = conclude(ftj(suspended(), checkpoint={"uri": "/c"}, suspend=True), stopping).status
+    assert paused.checkpoint is not None
+    assert paused.checkpoint.step == 30
+    resumed = conclude(ftj(paused, checkpoint={"uri": "/c"}), observed(), at=later(60))
+    message = "the job resumes from the newest checkpoint"
+    assert said(resumed, ConditionType.SUSPENDED) == ("False", ConditionReason.RESUMED, message)

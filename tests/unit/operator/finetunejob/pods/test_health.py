@@ -24,6 +24,7 @@ from worlds.memory.decisions import (
 
 Json = dict[str, Any]
 JOB = "tune-train-1"
+ADD_NODES = "; add nodes, or correct spec.pods, suspend the job and resume it"
 FIRST, SECOND = "tune-train-1-0-abcde", "tune-train-1-1-abcde"
 
 
@@ -81,7 +82,7 @@ HEALTH: dict[str, tuple[list[Json], dict[str, str], tuple[str, str, str] | None]
         (
             "False",
             ConditionReason.UNSCHEDULABLE,
-            "pod tune-train-1-1-abcde cannot be scheduled: no GPU (2 of 2 pods wait)",
+            f"pod tune-train-1-1-abcde cannot be scheduled: no GPU (2 of 2 pods wait){ADD_NODES}",
         ),
     ),
     "a claim that is not bound": (
@@ -102,7 +103,11 @@ HEALTH: dict[str, tuple[list[Json], dict[str, str], tuple[str, str, str] | None]
     "and no more": (
         [unschedulable(0, since=10)],
         {},
-        ("False", ConditionReason.UNSCHEDULABLE, "pod tune-train-1-0-abcde cannot be scheduled: no GPU"),
+        (
+            "False",
+            ConditionReason.UNSCHEDULABLE,
+            f"pod tune-train-1-0-abcde cannot be scheduled: no GPU{ADD_NODES}",
+        ),
     ),
 }
 
@@ -155,14 +160,14 @@ TOLD_BY_EVENTS: dict[str, tuple[list[Json], Events, float, tuple[str, str]]] = {
         60,
         (
             ConditionReason.UNSCHEDULABLE,
-            f"pod {SECOND} cannot be scheduled: no GPU; {DECLINED.message} (2 of 2 pods wait)",
+            f"pod {SECOND} cannot be scheduled: no GPU; {DECLINED.message} (2 of 2 pods wait){ADD_NODES}",
         ),
     ),
     "a node that never came": (
         [unschedulable(0)],
         {FIRST: (SCALES,)},
         900,
-        (ConditionReason.UNSCHEDULABLE, f"pod {FIRST} cannot be scheduled: no GPU"),
+        (ConditionReason.UNSCHEDULABLE, f"pod {FIRST} cannot be scheduled: no GPU{ADD_NODES}"),
     ),
     "a volume that cannot be mounted": (
         [STARTING],
@@ -261,14 +266,14 @@ def test_an_image_of_the_preparation_too() -> None:
 GPU_POD = pod(JOB, 0, "Pending", ready=False, gpus=8, conditions=unschedulable(0)["status"]["conditions"][1:])
 NO_GPU = "pod tune-train-1-0-abcde cannot be scheduled: no GPU"
 OFFERED: dict[str, tuple[Json, frozenset[str] | None, str]] = {
-    "nodes that cannot be read": (GPU_POD, None, NO_GPU),
-    "a node with GPUs": (GPU_POD, frozenset({"cpu", "nvidia.com/gpu"}), NO_GPU),
+    "nodes that cannot be read": (GPU_POD, None, NO_GPU + ADD_NODES),
+    "a node with GPUs": (GPU_POD, frozenset({"cpu", "nvidia.com/gpu"}), NO_GPU + ADD_NODES),
     "no node with GPUs": (
         GPU_POD,
         frozenset({"cpu"}),
         f"{NO_GPU}; no node offers nvidia.com/gpu: check that its device plugin is installed",
     ),
-    "a pod without GPUs": (unschedulable(0), frozenset({"cpu"}), NO_GPU),
+    "a pod without GPUs": (unschedulable(0), frozenset({"cpu"}), NO_GPU + ADD_NODES),
 }
 
 

@@ -82,15 +82,15 @@ GANGS: dict[str, tuple[list[Json], float, ConditionReason]] = {
     "a trainer still runs": ([pod(JOB, 0), kept(JOB, 1, 0)], 600, ConditionReason.TRAINING),
     "a trainer is not there": ([kept(JOB, 0, 0)], 600, ConditionReason.STARTING),
     "all trainers have ended": ([kept(JOB, 0, 1, BOOM), kept(JOB, 1, 0)], 0, ConditionReason.RESTARTING),
-    "a peer may still say why": ([pod(JOB, 0), kept(JOB, 1, 1, PEER_LOST)], 5, ConditionReason.STARTING),
+    "a peer may still say why": ([pod(JOB, 0), kept(JOB, 1, 1, PEER_LOST)], 5, ConditionReason.TRAINING),
     "a peer hangs": ([pod(JOB, 0), kept(JOB, 1, 1, PEER_LOST)], 30, ConditionReason.RESTARTING),
     "an end without a time": ([pod(JOB, 0), lost(kept(JOB, 1, 137))], 0, ConditionReason.RESTARTING),
     "an end without a time, and one with": (
         [pod(JOB, 0), lost(kept(JOB, 1, 137)), kept(JOB, 2, 1, PEER_LOST)],
         5,
-        ConditionReason.STARTING,
+        ConditionReason.TRAINING,
     ),
-    "no proxy": ([pod(JOB, 0), ended(JOB, 1, 1, PEER_LOST)], 600, ConditionReason.STARTING),
+    "no proxy": ([pod(JOB, 0), ended(JOB, 1, 1, PEER_LOST)], 600, ConditionReason.TRAINING),
     "a wrong recipe": ([kept(JOB, 0, 64, BOOM), kept(JOB, 1, 64)], 0, ConditionReason.RECIPE_WRONG),
 }
 

@@ -401,7 +401,8 @@ SEEN: dict[str, tuple[list[Json], dict[str, str], str, tuple[str, str, str]]] = 
         (
             "False",
             ConditionReason.UNSCHEDULABLE,
-            f"pod {DRIVER}-exec-2 cannot be scheduled: 0/2 nodes are available: 2 Insufficient memory.",
+            f"pod {DRIVER}-exec-2 cannot be scheduled: 0/2 nodes are available: 2 Insufficient memory; add nodes, or correct "
+            "spec.pods, suspend the job and resume it",
         ),
     ),
     "no image": (
