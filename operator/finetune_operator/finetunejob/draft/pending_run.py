@@ -7,7 +7,7 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import EnsureRun
 
 _RUN_PENDING = "preparation starts when the MLflow run exists"
-_UNREAD = "preparation starts when MLflow has answered, or is known to be unreachable"
+_UNREAD = "preparation waits for an answer of MLflow"
 
 
 def wait_for_run(draft: Draft, *, needs_server: bool = False) -> bool:

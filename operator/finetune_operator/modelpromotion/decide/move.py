@@ -121,16 +121,23 @@ def begin(
             approved=approved,
         )
         draft.remember(move=move)
-        draft.stop(ConditionReason.PROMOTING, f"moving {draft.spec.alias}: {message}")
+        draft.stop(ConditionReason.PROMOTING, _describe_move(draft, to))
         draft.requeue_after(0)
         return Stop
     draft.remember(move=before)
     # NB: the source alias is compared again just before the write; only a promotion has one.
     source = draft.spec.source.alias if reason == "Promoted" else None
     tags = {} if reason == "Repaired" else {**draft.spec.tags, **_version_tags(draft, before)}
-    announce(draft, f"moving {draft.spec.alias}: {message}")
+    announce(draft, _describe_move(draft, to))
     draft.actions.append(draft.move_alias(to, source, tags))
     return Stop
+
+
+def _describe_move(draft: Draft, to: str | None) -> str:
+    if to is None:
+        return f"removing alias {draft.spec.alias} from version {draft.holder}"
+    origin = f" from version {draft.holder}" if draft.holder else ""
+    return f"moving alias {draft.spec.alias}{origin} to version {to}"
 
 
 def announce(draft: Draft, message: str) -> None:

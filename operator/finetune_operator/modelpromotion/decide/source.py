@@ -33,7 +33,7 @@ def resolve_candidate(draft: Draft) -> Outcome:
             ConditionType.SOURCE_READY,
             True,
             ConditionReason.SOURCE_RESOLVED,
-            f"{_describe_source(spec)} is version {version}",
+            _describe_candidate(spec, version),
         )
     return Continue
 
@@ -88,6 +88,17 @@ def _describe_source(spec: ModelPromotionSpec) -> str:
     if spec.source.alias:
         return f"alias {spec.source.alias}"
     return f"FineTuneJob {spec.source.job_name}" if spec.source.fine_tune_job_ref else "the source"
+
+
+def _describe_candidate(spec: ModelPromotionSpec, version: str) -> str:
+    source = _describe_source(spec)
+    if spec.source.alias:
+        return f"{source} points at version {version}"
+    return (
+        f"{source} registered version {version}"
+        if spec.source.fine_tune_job_ref
+        else f"{source} is version {version}"
+    )
 
 
 def _explain_missing_model(spec: ModelPromotionSpec, job: SourceJob | None) -> tuple[ConditionReason, str]:

@@ -328,7 +328,7 @@ JOBS: dict[str, tuple[dict[str, Any] | None, str, tuple[str, str]]] = {
             "in spec.tracking",
         ),
     ),
-    "done": (job("Succeeded"), "Promoted", ("SourceResolved", "FineTuneJob tune is version 2")),
+    "done": (job("Succeeded"), "Promoted", ("SourceResolved", "FineTuneJob tune registered version 2")),
 }
 
 

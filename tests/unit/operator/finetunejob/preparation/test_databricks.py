@@ -253,7 +253,7 @@ def test_a_run_waits_for_the_mlflow_run_and_learns_its_id_and_its_workspace() ->
         assert said(waiting, ConditionType.PREPARED) == (
             "False",
             "Preparing",
-            "preparation starts when MLflow has answered, or is known to be unreachable",
+            "preparation waits for an answer of MLflow",
         )
 
 

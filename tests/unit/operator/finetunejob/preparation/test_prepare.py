@@ -77,7 +77,7 @@ def test_it_waits_for_mlflow_and_not_for_one_that_is_away() -> None:
     unread = conclude(job, observed(), settings=SETTINGS)
     assert (applied(unread), said(unread, ConditionType.PREPARED)) == (
         [],
-        ("False", "Preparing", "preparation starts when MLflow has answered, or is known to be unreachable"),
+        ("False", "Preparing", "preparation waits for an answer of MLflow"),
     )
     away = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "away"))
     decision = conclude(job, observed(mlflow=away), settings=SETTINGS)
