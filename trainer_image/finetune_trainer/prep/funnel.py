@@ -106,7 +106,8 @@ class Funnel:
         self._observed: dict[str, dict[str, Any]] = {}
         self._shared: decontaminate.Shared | None = None
         self._near: near.Clusters | None = None
-        # Failures of Spark before the plan runs; None if Spark cannot be asked.
+        # The first job of the plan, and failures of Spark before it; None if Spark cannot be asked.
+        self._first_job = 0
         self._failures: int | None = None
         self._steps = [*self._list_steps()]
 
@@ -171,7 +172,8 @@ class Funnel:
 
         Only the searches for near duplicates and for examples of evaluation sets run now.
         """
-        self._failures = session.count_failures(frame.sparkSession)
+        self._first_job = session.find_next_job(frame.sparkSession)
+        self._failures = session.count_failures(frame.sparkSession, self._first_job)
         for step in self._steps:
             frame = step.apply(frame)
         return frame
@@ -214,7 +216,7 @@ class Funnel:
         )
 
     def _read_counters(self, prepared: DataFrame) -> None:
-        failures = session.count_failures(prepared.sparkSession)
+        failures = session.count_failures(prepared.sparkSession, self._first_job)
         again = failures is None or failures != self._failures
         if again:
             print("Spark may have run some tasks twice: counting the rows again", flush=True)

@@ -63,7 +63,7 @@ def test_rows_are_counted_again_where_something_failed_meanwhile(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     answers = iter(failures)
-    monkeypatch.setattr(session, "count_failures", lambda _: next(answers))
+    monkeypatch.setattr(session, "count_failures", lambda *_: next(answers))
     result = prepare(ROWS, minChars=30)
     assert result.dropped == {"notNull": 0, "minChars": 1, "dedupe": 1}
     assert ("counting the rows again" in capsys.readouterr().out) == again

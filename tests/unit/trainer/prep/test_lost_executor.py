@@ -33,7 +33,7 @@ def fail_once(rows):
     raise RuntimeError("the first time")
 
 context.parallelize(range(4), 1).mapPartitions(fail_once).count()
-print(session.count_failures(spark))
+print(session.count_failures(spark, 0))
 
 seen = context.accumulator(0)
 
@@ -42,9 +42,10 @@ def watched(number):
     return number % 2, number
 
 sums = context.parallelize(range(100), 4).map(watched).reduceByKey(operator.add)
-before = session.count_failures(spark)
+first_job = session.find_next_job(spark)
+before = session.count_failures(spark, first_job)
 assert sums.count() == 2
-print(seen.value, session.count_failures(spark) - before)
+print(seen.value, session.count_failures(spark, first_job) - before)
 
 backend = context._jsc.sc().schedulerBackend()
 pending = backend.getClass().getSuperclass().getDeclaredField("executorsPendingLossReason")
@@ -53,7 +54,7 @@ pending.get(backend).add("0")
 reason = getattr(context._jvm.org.apache.spark.scheduler, "LossReasonPending$")
 context._jsc.sc().taskScheduler().executorLost("0", getattr(reason, "MODULE$"))
 assert sums.map(lambda pair: pair[1]).sum() == sum(range(100))
-print(seen.value > 100, session.count_failures(spark) - before)
+print(seen.value > 100, session.count_failures(spark, first_job) - before)
 spark.stop()
 """
 

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import tempfile
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,15 +179,29 @@ def context(spark: SparkSession) -> SparkContext | None:
         return None
 
 
-def count_failures(spark: SparkSession) -> int | None:
-    """Return how many executors, tasks and stages have failed. If an action does not change the number, no task ran twice.
+def find_next_job(spark: SparkSession) -> int:
+    """Return the number of the job that Spark starts next; 0 if Spark does not report it."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
-    None if Spark does not report it.
+    spark_context = context(spark)
+    if spark_context is None:
+        return 0
+    try:
+        number: int = spark_context._jsc.sc().dagScheduler().numTotalJobs()  # noqa: SLF001 - Spark has no other way
+    except Py4JError:
+        return 0
+    return number
+
+
+def count_failures(spark: SparkSession, first_job: int) -> int | None:
+    """Return how many executors have failed, and how many tasks and stages of jobs from a number on.
+
+    If an action does not change the result, none of its tasks ran twice. None if Spark does not report it.
 
     NB: neither number is sufficient. Stages that miss the results of an executor fail before Kubernetes reports that it is lost, and an
     executor that is lost between two stages fails no task.
     """
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
 
     spark_context = context(spark)
     if spark_context is None:
@@ -194,7 +209,7 @@ def count_failures(spark: SparkSession) -> int | None:
     try:
         # The store receives its events over this bus.
         spark_context._jsc.sc().listenerBus().waitUntilEmpty(_LISTENER_TIMEOUT_MILLISECONDS)  # noqa: SLF001 - Spark has no other way
-        return _count_lost_executors(spark_context) + _count_failed_tasks_and_stages(spark_context)
+        return _count_lost_executors(spark_context) + _count_failed_tasks_and_stages(spark_context, first_job)
     except Py4JError:
         return None
 
@@ -211,9 +226,11 @@ def _count_lost_executors(spark_context: SparkContext) -> int:
     return sum(not spark.schedulerBackend().isExecutorActive(name) for name in names)
 
 
-def _count_failed_tasks_and_stages(spark_context: SparkContext) -> int:
+def _count_failed_tasks_and_stages(spark_context: SparkContext, first_job: int) -> int:
+    # NB: Spark keeps 1,000 jobs and lists the newest one first; each number is a call of the JVM.
     job_list = spark_context._jsc.sc().statusStore().jobsList(None)  # noqa: SLF001 - Spark has no other way
-    jobs = (job_list.apply(position) for position in range(job_list.size()))
+    newest_jobs = (job_list.apply(position) for position in range(job_list.size()))
+    jobs = takewhile(lambda job: job.jobId() >= first_job, newest_jobs)
     return sum(job.numFailedTasks() + job.numFailedStages() for job in jobs)
 
 

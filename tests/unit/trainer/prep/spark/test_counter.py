@@ -32,20 +32,26 @@ def test_counts_that_are_made_again_do_not_follow_from_what_was_observed(spark: 
 
 
 def test_an_action_without_failures_changes_nothing(spark: SparkSession) -> None:
-    before = session.count_failures(spark)
+    first_job = session.find_next_job(spark)
+    before = session.count_failures(spark, first_job)
     assert spark.range(10).count() == 10
-    assert session.count_failures(spark) == before
+    assert session.count_failures(spark, first_job) == before
     assert before is not None
 
 
 def test_failed_tasks_and_stages_count(spark: SparkSession) -> None:
-    """In a local session, a task that fails is not run again, and its stage fails too."""
+    """In a local session, a task that fails is not run again, and its stage fails too. Those of earlier jobs do not count."""
 
     def fail(_: object) -> int:
         raise RuntimeError("fails")
 
-    before = session.count_failures(spark)
+    first_job = session.find_next_job(spark)
+    before = session.count_failures(spark, first_job)
     assert before is not None
     with pytest.raises(Exception, match="fails"):
         spark.sparkContext.parallelize(range(1), 1).map(fail).count()
-    assert session.count_failures(spark) == before + 2
+    assert spark.range(10).count() == 10
+    next_job = session.find_next_job(spark)
+    assert next_job > first_job + 1
+    counts = [session.count_failures(spark, job) for job in (first_job, first_job + 1, next_job)]
+    assert counts == [before + 2, before, before]
