@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -56,10 +55,13 @@ def corpus() -> list[Json]:
     ]
 
 
-def test_the_same_rows_on_1_4_and_16_partitions(
+def test_the_same_rows_on_1_and_8_partitions(
     spark: SparkSession, prepare: Preparer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in plans that Spark compiles, and where an executor's memory does not hold the runs of words of the evaluation set."""
+    """The 8 partitions have the rows in another order.
+
+    On one partition, Spark compiles the plans, and an executor's memory does not hold the runs of words of the evaluation set.
+    """
     (prepare.folder / "tasks").mkdir()
     pq.write_table(pa.table({"task": [TASK]}), prepare.folder / "tasks" / "0.parquet")
     tasks = {"name": "tasks", "type": "Parquet", "path": str(prepare.folder / "tasks")}
@@ -74,7 +76,9 @@ def test_the_same_rows_on_1_4_and_16_partitions(
         "splitRatios": ratios,
     }
     rows = corpus()
-    on_one_partition = prepare(rows, **changes)
+    with compiled(spark), monkeypatch.context() as patch:
+        patch.setattr(decontaminate, "_MAX_RUNS_IN_MEMORY", 0)
+        on_one_partition = prepare(rows, **changes)
     table = table_of(on_one_partition)
     assert on_one_partition.dropped == {
         "notNull": 0,
@@ -92,16 +96,11 @@ def test_the_same_rows_on_1_4_and_16_partitions(
         splits.setdefault(int(row["response"].split()[1]) // 2, []).append(row["split"])
     assert {len(set(names)) for names in splits.values()} == {1}
     assert (len(table), {len(names) for names in splits.values()}) == (30, {1, 2})
-    for partitions, most, running in ((4, 0, compiled(spark)), (16, 2_000_000, nullcontext())):
-        monkeypatch.setattr(decontaminate, "_MAX_RUNS_IN_MEMORY", most)
-        with running:
-            on_several_partitions = prepare(
-                rows[:: 1 if partitions == 4 else -1], partitions=partitions, **changes
-            )
-        assert (
-            table_of(on_several_partitions),
-            on_several_partitions.dropped,
-            on_several_partitions.redacted,
-        ) == (table, on_one_partition.dropped, on_one_partition.redacted)
-        assert on_several_partitions.evaluation_sets == on_one_partition.evaluation_sets
-    assert [shown.samples for shown in prepare.shown] == [{}] * 3
+    on_8_partitions = prepare(rows[::-1], partitions=8, **changes)
+    assert (table_of(on_8_partitions), on_8_partitions.dropped, on_8_partitions.redacted) == (
+        table,
+        on_one_partition.dropped,
+        on_one_partition.redacted,
+    )
+    assert on_8_partitions.evaluation_sets == on_one_partition.evaluation_sets
+    assert [shown.samples for shown in prepare.shown] == [{}] * 2
