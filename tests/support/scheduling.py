@@ -24,6 +24,17 @@ LONGEST = (
     "tests/unit/operator/finetunejob/decide/test_random_jobs.py",
     "tests/unit/operator/git/test_repository.py",
     "tests/unit/operator/modelpromotion/",
+    # The longest that run Spark, some in JVMs of their own: short ones at the end let both workers end together.
+    "tests/unit/trainer/prep/test_command.py",
+    "tests/unit/trainer/prep/spark/test_spark_application.py",
+    "tests/unit/trainer/prep/test_databricks.py",
+    "tests/unit/trainer/prep/expressions/test_content.py",
+    "tests/unit/trainer/prep/steps/",
+    "tests/unit/trainer/prep/spark/test_metastore.py",
+    "tests/unit/trainer/prep/test_partitions.py",
+    "tests/unit/trainer/prep/test_lost_executor.py",
+    "tests/unit/trainer/prep/test_output.py",
+    "tests/unit/trainer/prep/test_pipeline.py",
     # These import torch: they start on the worker that does not run Spark.
     "tests/unit/trainer/",
     "tests/trainer/test_end_to_end.py",
