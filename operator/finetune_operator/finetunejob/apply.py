@@ -100,7 +100,7 @@ class FineTuneJobApplier:
             except ExternalError as error:
                 return Applied((*results, ActionResult(action, problem=error.problem)), error)
             except LeaseBusy as error:
-                delayed = Problem(ConditionReason.MOVE_DELAYED, f"{error}: trying again")
+                delayed = Problem(ConditionReason.MOVE_DELAYED, f"{error}: retrying")
                 return Applied((*results, ActionResult(action, problem=delayed)), error)
         return Applied(tuple(results), None)
 
@@ -204,7 +204,7 @@ class FineTuneJobApplier:
         kind, name = body["kind"], body["metadata"]["name"]
         existing = await self.kube.get(kind, ftj.namespace, name)
         if existing is None:
-            raise KubeError(409, f"{kind} {name} was deleted meanwhile: trying again")
+            raise KubeError(409, f"{kind} {name} no longer exists: retrying")
         if not is_child(existing, ftj) or is_being_deleted(existing):
             raise NameTaken(_explain_taken_name(body, existing))
         self._keep(kind, existing)

@@ -660,7 +660,7 @@ async def test_an_alias_waits_for_another_replica_without_a_complaint(
         await world.look()
     complaints = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert (complaints, world.next_look()) == ([], world.seconds + BUSY_SECONDS)
-    message = f"alias a of m cannot be set: Lease default/{name} is held by somebody: trying again"
+    message = f"alias a of m cannot be set: Lease default/{name} is held by somebody: retrying"
     assert world.condition(ConditionType.REGISTERED) == (ConditionReason.REGISTERING, message)
 
 
