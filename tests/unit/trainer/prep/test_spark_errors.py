@@ -61,7 +61,7 @@ THROWN: list[tuple[str, str, str, int, str]] = [
         "org.apache.hadoop.fs.UnsupportedFileSystemException",
         'No FileSystem for scheme "ftp"',
         65,
-        'No FileSystem for scheme "ftp": a path is s3://bucket/folder, gs://bucket/folder, '
+        'No FileSystem for scheme "ftp": a path must be s3://bucket/folder, gs://bucket/folder, '
         "abfss://container@account.dfs.core.windows.net/folder, or an absolute path",
     ),
     (
