@@ -10,17 +10,15 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from demo import place, promotions, results
+from demo import place, promotions, rerun, results
 from demo.follow import follow
-from demo.install import NAMESPACE, SAMPLES, Installation
+from demo.install import NAMESPACE, Installation
 from demo.kubectl import DemoError, Json
+from demo.rerun import QUICKSTART, WORSE
 from demo.terminal import Terminal, clock
 from support.cache import cache
 
 NAME = "demo"
-QUICKSTART = SAMPLES / "quickstart.yaml"
-WORSE = SAMPLES / "quickstart-worse.yaml"
-SECONDS_FOR_JOB = 1800
 
 
 def main(arguments: list[str]) -> int:
@@ -89,17 +87,14 @@ def up(name: str, terminal: Terminal) -> None:
     with terminal.stage("helm install finetune-operator, with an MLflow server"):
         installation.chart()
         installation.wait_ready()
-        promotions.forget(installation)
+        is_half_done = rerun.clean_up(installation)
     with terminal.stage("corpus: docstrings of Python's library; base model: a small Llama"):
         installation.finish_script("seed")
     job = train(installation, QUICKSTART)
-    with terminal.stage("ask the registered model, loaded by its alias in a fresh pod"):
-        answer = results.ask(installation, job)
-    for line in results.summary(where, job, answer):
-        terminal.say(line)
-    terminal.say()
     good = job["status"]["model"]["version"]
-    promotions.promote(installation, good)
+    if not is_half_done:
+        show_results(installation, job)
+        promotions.promote(installation, good)
     worse = train(installation, WORSE)["status"]["model"]["version"]
     promotions.refuse(installation, good, worse)
     promotions.overrule(installation, worse)
@@ -112,16 +107,32 @@ def up(name: str, terminal: Terminal) -> None:
     terminal.say(f"\nAll of it took {clock(terminal.elapsed())}. `make demo-down` takes it away again.")
 
 
+def show_results(installation: Installation, job: Json) -> None:
+    """Ask the registered model, and print what the job left."""
+    terminal = installation.terminal
+    with terminal.stage("ask the registered model, loaded by its alias in a fresh pod"):
+        answer = results.ask(installation, job)
+    for line in results.summary(installation.place, job, answer):
+        terminal.say(line)
+    terminal.say()
+
+
 def train(installation: Installation, manifest: Path) -> Json:
-    """Apply a FineTuneJob, after deleting an existing one, and follow it until it succeeds."""
+    """Follow a FineTuneJob until it succeeds. It is applied unless an earlier one is there that has not failed."""
     kubectl, terminal = installation.place.kubectl, installation.terminal
+    name = manifest.stem
     with terminal.stage(f"kubectl apply -f {manifest.relative_to(place.REPOSITORY)}"):
-        if kubectl.get("finetunejob", manifest.stem, "--namespace", NAMESPACE):
-            terminal.detail(f"an earlier {manifest.stem} is there: deleting it, to run it again")
-            installation.delete("finetunejob", manifest.stem)
-        applied = installation.apply_job(manifest)
-    with terminal.stage(f"kubectl get finetunejob {applied} --watch"):
-        return follow(kubectl, applied, NAMESPACE, terminal, timeout=SECONDS_FOR_JOB)
+        earlier = kubectl.get("finetunejob", name, "--namespace", NAMESPACE)
+        phase = rerun.read_phase(earlier)
+        if earlier and phase == "Failed":
+            terminal.detail(f"an earlier {name} has failed: deleting it, to run it again")
+            installation.delete("finetunejob", name)
+        if earlier and phase != "Failed":
+            terminal.detail(f"an earlier {name} is {phase or 'Pending'}: following it")
+        else:
+            installation.apply(manifest)
+    with terminal.stage(f"kubectl get finetunejob {name} --watch"):
+        return follow(kubectl, name, NAMESPACE, terminal)
 
 
 def down(name: str, terminal: Terminal) -> None:

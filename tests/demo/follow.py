@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from demo.kubectl import DemoError, Json, Kubectl
 from demo.terminal import Terminal, clock
+from demo.wait import ProgressLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Hashable, Iterator
 
 BAR = 24
 SECONDS_BETWEEN_LINES = 10
@@ -19,43 +20,27 @@ ENDS = ("Succeeded", "Failed")
 EXPECTED = {"Ready", "Prepared", "Trained", "Registered", "Succeeded", "Failed", "Suspended"}
 
 
-def follow(
-    kubectl: Kubectl,
-    name: str,
-    namespace: str,
-    terminal: Terminal,
-    *,
-    timeout: float,
-    on_read: Callable[[Json], None] = lambda _: None,
-) -> Json:
+def follow(kubectl: Kubectl, name: str, namespace: str, terminal: Terminal) -> Json:
     """Show a job's progress until its end; return the resource as it is then.
 
-    Args:
-        kubectl: the cluster.
-        name: the job's name.
-        namespace: its namespace.
-        terminal: where to show it.
-        timeout: seconds to wait for the end.
-        on_read: called with the resource after each read.
-
     Raises:
-        DemoError: it failed, was deleted, or took longer than `timeout`.
+        DemoError: it failed, was deleted, or made no progress for too long.
     """
-    began = time.monotonic()
+    limit = ProgressLimit(f"the FineTuneJob {namespace}/{name}")
     shown: set[str] = set()
     phase, shown_at, warned_at = None, 0.0, 0.0
     while True:
         job = kubectl.get("finetunejob", name, "--namespace", namespace)
         if job is None:
             raise DemoError(f"the FineTuneJob {namespace}/{name} was deleted")
-        on_read(job)
+        limit.record(progress_state(job))
         before, phase = phase, job.get("status", {}).get("phase") or "Pending"
         sentences = complaints(job)
         if phase != before or time.monotonic() - warned_at > SECONDS_BETWEEN_WARNINGS:
             sentences += _warnings(kubectl, name, namespace)
             warned_at = time.monotonic()
         _report(terminal, sentences, shown)
-        elapsed = time.monotonic() - began
+        elapsed = limit.elapsed_seconds()
         if terminal.interactive and phase not in ENDS:
             terminal.live(f"        {clock(elapsed)}  {line(job)}")
         elif phase != before or time.monotonic() - shown_at > SECONDS_BETWEEN_LINES:
@@ -65,9 +50,23 @@ def follow(
             return job
         if phase == "Failed":
             raise DemoError(failure(job))
-        if elapsed > timeout:
-            raise DemoError(f"{namespace}/{name} is still {phase} after {timeout:.0f} s")
+        limit.check(" ".join(line(job).split()))
         time.sleep(1)
+
+
+def progress_state(job: Json) -> Hashable:
+    """What changes while a job makes progress."""
+    status = job.get("status", {})
+    progress = status.get("progress") or {}
+    conditions = [(item["type"], item["status"], item["reason"]) for item in status.get("conditions", [])]
+    return (
+        status.get("phase"),
+        status.get("attempt"),
+        progress.get("step"),
+        progress.get("summary"),
+        (status.get("nodes") or {}).get("ready"),
+        *conditions,
+    )
 
 
 def line(job: Json) -> str:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from cluster.references import Reference
-from demo.kubectl import DemoError, Json, pod_trouble, render, wait_until_complete
+from demo.kubectl import DemoError, Json, explain_unready, render
 from demo.place import REPOSITORY, Place
+from demo.wait import MAX_SECONDS, ProgressLimit, wait_until_complete
 
 if TYPE_CHECKING:
     from demo.terminal import Terminal
@@ -40,10 +39,17 @@ CRASHES = 3
 
 @dataclass(frozen=True)
 class Installation:
-    """The demo's things on a cluster."""
+    """The demo's things on a cluster.
+
+    Attributes:
+        place: the cluster and its images.
+        terminal: where the progress is shown.
+        max_seconds: how long each wait may take, also where there is progress.
+    """
 
     place: Place
     terminal: Terminal
+    max_seconds: float = MAX_SECONDS
 
     def object_store(self) -> None:
         """The namespaces, the S3 gateway, and a Secret with its credentials for whoever needs them."""
@@ -105,7 +111,8 @@ class Installation:
 
     def wait_ready(self) -> None:
         """Wait until the object store, MLflow and the operator answer."""
-        wait_until_complete("the installation", self._not_ready, timeout=600, say=self.terminal.detail)
+        limit = ProgressLimit("the installation", max_seconds=self.max_seconds)
+        wait_until_complete(limit, self._describe_unready, self.terminal)
 
     def seed(self, pretraining_steps: int = PRETRAINING_STEPS) -> None:
         """Start the Job that creates the corpus and the base model, unless it exists."""
@@ -130,28 +137,30 @@ class Installation:
             }
             self.place.kubectl.apply(render(MANIFESTS / "script-job.yaml", values))
 
-    def finish_script(self, name: str, timeout: float = 600) -> str:
+    def finish_script(self, name: str) -> str:
         """Wait for such a Job, showing its output; return all of it.
 
         Raises:
-            DemoError: it failed.
+            DemoError: it failed, or made no progress for too long.
         """
+        limit = ProgressLimit(f"the Job {name}", max_seconds=self.max_seconds)
         shown = 0
 
-        def missing() -> str | None:
+        def describe_missing() -> str | None:
             nonlocal shown
             ended = self._end_of(name)
             lines = self._log(name).splitlines()
             for line in lines[shown:]:
                 self.terminal.detail(line)
             shown = max(shown, len(lines))
+            limit.record(len(lines))
             if ended == "Failed":
                 raise DemoError(f"the Job {name} failed: see its output above")
             if ended:
                 return None
-            return f"waiting for {f'the Job {name}' if lines else self._why_not_yet(name)}"
+            return "it runs" if lines else self._describe_start(name)
 
-        wait_until_complete(f"the Job {name}", missing, timeout=timeout, say=self.terminal.detail)
+        wait_until_complete(limit, describe_missing, self.terminal)
         return self._log(name)
 
     def delete(self, kind: str, name: str) -> None:
@@ -172,14 +181,6 @@ class Installation:
         text = manifest.read_text(encoding="utf-8") if isinstance(manifest, Path) else manifest
         self.place.kubectl("apply", "--namespace", NAMESPACE, "--filename", "-", stdin=text)
         return text
-
-    def apply_job(self, manifest: Path | str) -> str:
-        """Apply a FineTuneJob's manifest; return the job's name."""
-        return next(
-            str(part["metadata"]["name"])
-            for part in yaml.safe_load_all(self.apply(manifest))
-            if part["kind"] == "FineTuneJob"
-        )
 
     def patch(self, kind: str, name: str, spec: Json) -> None:
         """Merge a change into the spec of an object of the demo, as a user would."""
@@ -209,9 +210,9 @@ class Installation:
         ends = {item["type"] for item in job["status"].get("conditions", []) if item["status"] == "True"}
         return next(iter(ends & {"Failed", "Complete"}), None)
 
-    def _why_not_yet(self, name: str) -> str:
+    def _describe_start(self, name: str) -> str:
         pods = self.place.kubectl.items("pods", "--namespace", NAMESPACE, "--selector", f"job-name={name}")
-        return ", ".join(pod_trouble(pods)) or f"the Job {name}"
+        return ", ".join(explain_unready(pods)) or "it starts"
 
     def _log(self, name: str) -> str:
         return self.place.kubectl("logs", f"job/{name}", "--namespace", NAMESPACE, check=False)
@@ -226,7 +227,7 @@ class Installation:
                 log = self.place.kubectl("logs", name, "--namespace", namespace, "--previous", check=False)
                 raise DemoError(f"the pod {namespace}/{name} has crashed {restarts} times:\n{log[-2000:]}")
 
-    def _not_ready(self) -> str | None:
+    def _describe_unready(self) -> str | None:
         # NB: one call for both kinds: kubectl takes a tenth of a second to start, of processors that are needed elsewhere.
         present = [
             each
@@ -241,8 +242,9 @@ class Installation:
             each for each in present if each["kind"] == "Pod" and each["metadata"]["namespace"] in namespaces
         ]
         self._refuse_crashes(pods)
-        missing = [each["metadata"]["name"] for each in waiting] + pod_trouble(pods)
-        return f"waiting for {', '.join(missing)}"
+        names = ", ".join(each["metadata"]["name"] for each in waiting)
+        reasons = "; ".join(explain_unready(pods))
+        return f"{names} ({reasons or 'no pods yet'})"
 
 
 def _is_ready(deployment: Json) -> bool:

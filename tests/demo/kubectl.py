@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from support.waiting import WaitError, wait_for
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 Json = dict[str, Any]
@@ -34,12 +31,16 @@ class Kubectl:
         """Run kubectl and return what it prints.
 
         Raises:
-            DemoError: it failed; the message holds kubectl's.
+            DemoError: it failed, and the message holds kubectl's; or it did not end in time.
         """
         command = [str(self.program), "--kubeconfig", str(self.kubeconfig), *arguments]
-        done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, check=False, timeout=timeout
-        )
+        try:
+            done = subprocess.run(
+                command, input=stdin, capture_output=True, text=True, check=False, timeout=timeout
+            )
+        except subprocess.TimeoutExpired as error:
+            message = f"kubectl {' '.join(arguments)} did not end within {timeout:g} s: run the same `make` target again, it continues"
+            raise DemoError(message) from error
         if check and done.returncode != 0:
             raise DemoError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
@@ -68,43 +69,27 @@ def render(file: Path, values: dict[str, str]) -> str:
     return Template(file.read_text(encoding="utf-8")).substitute(values)
 
 
-def pod_trouble(pods: list[Json]) -> list[str]:
-    """Why containers do not run, as kubelets and the scheduler report it: `pod: ImagePullBackOff`."""
-    troubles = []
-    for pod in pods:
-        status = pod["status"]
-        containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
-        reasons = {container["state"].get("waiting", {}).get("reason") for container in containers}
-        usual = {None, "ContainerCreating", "PodInitializing"}
-        refusals = [
-            f"{condition['reason']}: {condition['message']}"
-            for condition in status.get("conditions", [])
-            if condition["type"] == "PodScheduled" and condition["status"] == "False"
-        ]
-        troubles += [
-            f"{pod['metadata']['name']}: {reason}" for reason in (*sorted(reasons - usual), *refusals)
-        ]
-    return troubles
+def explain_unready(pods: list[Json]) -> list[str]:
+    """Why pods are not ready, as kubelets and the scheduler report it: `pod: ImagePullBackOff`."""
+    return [
+        f"{pod['metadata']['name']}: {reason}"
+        for pod in pods
+        if "deletionTimestamp" not in pod["metadata"]
+        for reason in _find_delays(pod["status"])
+    ]
 
 
-def wait_until_complete(
-    what: str, find_missing: Callable[[], str | None], *, timeout: float, say: Callable[[str], None]
-) -> None:
-    """Wait until nothing is missing, and show once whatever is.
-
-    Raises:
-        DemoError: something is still missing after the timeout.
-    """
-    shown: list[str] = []
-
-    def is_complete() -> bool:
-        missing = find_missing()
-        if missing is not None and missing not in shown:
-            say(missing)
-            shown.append(missing)
-        return missing is None
-
-    try:
-        wait_for(what, is_complete, timeout, instead=find_missing, pause=1)
-    except WaitError as error:
-        raise DemoError(str(error)) from error
+def _find_delays(status: Json) -> list[str]:
+    containers = status.get("initContainerStatuses", []) + status.get("containerStatuses", [])
+    waiting_reasons = {container["state"].get("waiting", {}).get("reason") for container in containers}
+    unready = [
+        f"the container {container['name']} runs and is not ready yet"
+        for container in status.get("containerStatuses", [])
+        if "running" in container["state"] and not container["ready"]
+    ]
+    refusals = [
+        f"{condition['reason']}: {condition['message']}"
+        for condition in status.get("conditions", [])
+        if condition["type"] == "PodScheduled" and condition["status"] == "False"
+    ]
+    return [*sorted(waiting_reasons - {None}), *unready, *refusals]

@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from demo.install import NAMESPACE, SAMPLES, Installation
-from demo.kubectl import DemoError, Json, Kubectl
+from demo.kubectl import DemoError, Json
 from demo.terminal import Terminal, clock
+from demo.wait import ProgressLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 STAGING = SAMPLES / "promotion-staging.yaml"
 CHAMPION = SAMPLES / "promotion-champion.yaml"
 NAMES = ("staging", "champion")
-SECONDS_FOR_PROMOTION = 120
+SILENCE_SECONDS = 300
 # Phases that only a user can end.
 STUCK = ("Blocked",)
 
@@ -78,7 +79,9 @@ def forget(installation: Installation) -> None:
             installation.terminal.detail(f"an earlier promotion {name} is there: deleting it, with its alias")
             installation.patch("modelpromotion", name, {"onDelete": "RemoveAlias", "suspend": False})
             # NB: the alias is removed only if the finalizer was set before the deletion.
-            _wait(kubectl, name, lambda promotion: bool(promotion["metadata"].get("finalizers")), stuck=())
+            _wait(
+                installation, name, lambda promotion: bool(promotion["metadata"].get("finalizers")), stuck=()
+            )
             installation.delete("modelpromotion", name)
 
 
@@ -99,15 +102,15 @@ def follow(installation: Installation, name: str, reached: Callable[[Json], bool
             installation.terminal.detail(f"{clock(time.monotonic() - began)}  {text}")
         return current(promotion) and reached(promotion["status"])
 
-    return _wait(installation.place.kubectl, name, seen)
+    return _wait(installation, name, seen)
 
 
 def _wait(
-    kubectl: Kubectl, name: str, is_reached: Callable[[Json], bool], stuck: tuple[str, ...] = STUCK
+    installation: Installation, name: str, is_reached: Callable[[Json], bool], stuck: tuple[str, ...] = STUCK
 ) -> Json:
-    deadline = time.monotonic() + SECONDS_FOR_PROMOTION
+    limit = ProgressLimit(f"the ModelPromotion {NAMESPACE}/{name}", SILENCE_SECONDS, installation.max_seconds)
     while True:
-        promotion = kubectl.get("modelpromotion", name, "--namespace", NAMESPACE)
+        promotion = installation.place.kubectl.get("modelpromotion", name, "--namespace", NAMESPACE)
         if promotion is None:
             raise DemoError(f"the ModelPromotion {NAMESPACE}/{name} was deleted")
         if is_reached(promotion):
@@ -115,10 +118,9 @@ def _wait(
         phase = promotion.get("status", {}).get("phase")
         if current(promotion) and phase in stuck:
             raise DemoError(f"{name} is {phase}: {why(promotion)}")
-        if time.monotonic() > deadline:
-            raise DemoError(
-                f"{name} is still {phase or 'Pending'} after {SECONDS_FOR_PROMOTION} s: {why(promotion)}"
-            )
+        state = f"{phase or 'Pending'}: {why(promotion)}"
+        limit.record(f"{line(promotion)}; {state}")
+        limit.check(state)
         time.sleep(0.5)
 
 

@@ -19,6 +19,7 @@ from support.api import Api
 
 CLUSTER = "e2e"
 SECONDS_FOR_A_TEST = 2400
+SECONDS_FOR_A_WAIT = 600
 STEPS_OF_PRETRAINING = 30
 ORDER = (
     "test_databricks_chain",
@@ -62,7 +63,7 @@ def cluster() -> Iterator[Installation]:
     terminal = Terminal()
     terminal.say()
     try:
-        product = Installation(place.up(CLUSTER, terminal), terminal)
+        product = Installation(place.up(CLUSTER, terminal), terminal, max_seconds=SECONDS_FOR_A_WAIT)
         with terminal.stage("object store, chart, corpus and base model"):
             product.object_store()
             product.seed(STEPS_OF_PRETRAINING)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from demo.follow import complaints, failure, line
+from demo.follow import complaints, failure, line, progress_state
 
 Json = dict[str, Any]
 
@@ -74,3 +74,30 @@ def test_failure_says_why_and_where() -> None:
     }
     job = {"metadata": {"name": "x"}, "status": status}
     assert failure(job) == "x failed: about Failed (pod x-train-1-0, rank 1, exit code 64)"
+
+
+TRAINING: Json = {
+    "phase": "Training",
+    "attempt": 1,
+    "progress": {"step": 5, "maxSteps": 100, "summary": "5%", "updateTime": "12:00:00"},
+    "nodes": {"desired": 2, "ready": 2},
+    "conditions": [condition("PodsHealthy", "True", "PodsRunning")],
+}
+CHANGES: dict[str, tuple[Json, bool]] = {
+    "nothing": ({}, False),
+    "the estimate of the time left": (
+        {"progress": {"step": 5, "maxSteps": 100, "summary": "5%", "secondsRemaining": 9}},
+        False,
+    ),
+    "a step": ({"progress": {"step": 6, "maxSteps": 100, "summary": "6%"}}, True),
+    "the phase": ({"phase": "Registering"}, True),
+    "the attempt": ({"attempt": 2}, True),
+    "the pods": ({"nodes": {"desired": 2, "ready": 1}}, True),
+    "a condition": ({"conditions": [condition("PodsHealthy", "False", "ImagePullFailed")]}, True),
+}
+
+
+@pytest.mark.parametrize(("change", "is_progress"), CHANGES.values(), ids=CHANGES)
+def test_what_is_progress_of_a_job(change: Json, is_progress: bool) -> None:
+    before, after = ({"status": status} for status in (TRAINING, TRAINING | change))
+    assert (progress_state(before) != progress_state(after)) is is_progress

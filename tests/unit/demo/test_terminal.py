@@ -5,10 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-import pytest
-
 from demo.__main__ import create_terminal as first_stage
-from demo.kubectl import DemoError, wait_until_complete
 from demo.terminal import Terminal, clock
 
 
@@ -58,10 +55,3 @@ def test_lines_go_below_the_one_that_moves() -> None:
 
 def test_clock() -> None:
     assert [clock(seconds) for seconds in (0, 59.9, 60, 3600)] == ["0:00", "0:59", "1:00", "60:00"]
-
-
-def test_waiting_says_what_is_missing_once_and_gives_up() -> None:
-    said: list[str] = []
-    with pytest.raises(DemoError, match="the cake: not after 0 seconds; instead: in the oven"):
-        wait_until_complete("the cake", lambda: "in the oven", timeout=0, say=said.append)
-    assert said == ["in the oven"]
