@@ -39,6 +39,9 @@ from finetune_operator.settings import Settings, SettingsError
 
 log = logging.getLogger("finetune_operator")
 
+# NB: kopf's own format for people cuts the names of loggers at 20 characters.
+_TEXT_LOG_FORMAT = "[%(asctime)s] %(name)s [%(levelname)s] %(message)s"
+
 
 def main() -> int:
     """Run until stopped; the exit code is 64 when the configuration is wrong."""
@@ -47,7 +50,7 @@ def main() -> int:
     except SettingsError as error:
         print(f"finetune-operator: {error}", file=sys.stderr)
         return 64
-    _configure_logging(settings)
+    configure_logging(settings)
     asyncio.run(run(settings))
     return 0
 
@@ -196,10 +199,12 @@ async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> No
         log.warning("%s was deleted; its MLflow run %s stays open: %s", ftj.key, run_id, error)
 
 
-def _configure_logging(settings: Settings) -> None:
+def configure_logging(settings: Settings) -> None:
+    """Set the format and the levels of all loggers."""
     kopf.configure(
         verbose=settings.log_level == "DEBUG",
-        log_format=kopf.LogFormat.JSON if settings.log_format == "json" else kopf.LogFormat.FULL,
+        # kopf takes a format as text, which its annotation leaves out.
+        log_format=kopf.LogFormat.JSON if settings.log_format == "json" else _TEXT_LOG_FORMAT,  # type: ignore[arg-type]
     )
     logging.getLogger().setLevel(settings.log_level)
     for chatty in ("kopf.objects", "aiohttp.access", "urllib3"):

@@ -6,6 +6,7 @@ import logging
 from datetime import datetime
 
 from finetune_crds.base import API_VERSION, Json
+from finetune_crds.conditions import ConditionType
 from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.controller import events
@@ -55,7 +56,7 @@ async def write_status(
     written = await kube.apply(body, subresource="status")
     store.put(about.kind, written)
     if after.phase != before.phase:
-        log.info("%s/%s is %s", about.namespace, about.name, after.phase)
+        log.info("%s/%s is %s", about.namespace, about.name, _describe_phase(after))
     return written
 
 
@@ -72,3 +73,11 @@ async def _write_event(kube: Kube, about: EventTarget, change: Change, now: date
                 about.name,
                 error,
             )
+
+
+def _describe_phase(status: Status) -> str:
+    """The phase with its reason, such as Failed (RecipeWrong)."""
+    phase = status.phase or "Unknown"
+    reasons = (item.reason for item in status.conditions if item.type == ConditionType.READY)
+    reason = next(reasons, phase)
+    return phase if reason == phase else f"{phase} ({reason})"

@@ -1,0 +1,45 @@
+"""The lines of the operator's log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from finetune_operator.__main__ import configure_logging
+from finetune_operator.settings import Settings
+
+LOGGER = "finetune_operator.controller.status"
+CHATTY = ("kopf.objects", "aiohttp.access", "urllib3")
+
+
+@pytest.fixture(autouse=True)
+def _root_logger() -> Iterator[None]:
+    """Put the handlers and levels of the loggers back."""
+    root, asyncio_logger = logging.getLogger(), logging.getLogger("asyncio")
+    handlers, asyncio_handlers = root.handlers[:], asyncio_logger.handlers[:]
+    levels = {name: logging.getLogger(name).level for name in (None, *CHATTY)}
+    propagates = asyncio_logger.propagate
+    yield
+    root.handlers[:], asyncio_logger.handlers[:] = handlers, asyncio_handlers
+    asyncio_logger.propagate = propagates
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def test_a_line_of_the_log_names_its_module(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(Settings())
+    logging.getLogger(LOGGER).warning("demo/nobase is %s", "Failed")
+    line = capsys.readouterr().err
+    assert re.sub(r"^\[[-:, 0-9]+\]", "[TIME]", line) == f"[TIME] {LOGGER} [WARNING] demo/nobase is Failed\n"
+
+
+def test_a_line_of_the_log_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(Settings(log_format="json"))
+    logging.getLogger(LOGGER).warning("demo/nobase is %s", "Failed")
+    line = json.loads(capsys.readouterr().err)
+    del line["timestamp"]
+    assert line == {"message": "demo/nobase is Failed", "severity": "warn"}
