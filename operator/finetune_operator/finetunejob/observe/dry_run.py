@@ -12,8 +12,8 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
 from finetune_operator.finetunejob.model import BLOCKING_REASONS, DryRunAnswer, FineTuneJob
+from finetune_operator.finetunejob.observe.negative_cache import NegativeCache
 from finetune_operator.finetunejob.observe.queues import find_missing_queue
-from finetune_operator.finetunejob.observe.retry_backoff import RetryBackoff
 from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class DryRunner:
     clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self._refusals = RetryBackoff[_Answer](self.clock, _MAX_DELAY_SECONDS)
+        self._refusals = NegativeCache[_Answer](self.clock, _MAX_DELAY_SECONDS)
 
     async def run(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> DryRunAnswer:
         """The API server's answer for a job; until a refused dry run is due again, the answer that it got."""

@@ -1,4 +1,4 @@
-"""The last refusal of each job, and an exponential backoff until the question is asked again."""
+"""A negative cache: the last refusal of each job, kept for a delay that doubles until the question is asked again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Refusal(NamedTuple, Generic[Answer]):
 
 
 @dataclass
-class RetryBackoff(Generic[Answer]):
+class NegativeCache(Generic[Answer]):
     """The last refusal of each FineTuneJob, by its uid.
 
     Attributes:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from finetune_operator.finetunejob.observe import retry_backoff
-from finetune_operator.finetunejob.observe.retry_backoff import RetryBackoff
+from finetune_operator.finetunejob.observe import negative_cache
+from finetune_operator.finetunejob.observe.negative_cache import NegativeCache
 
 
 def test_the_delay_doubles_until_the_question_is_answered() -> None:
     now = 0.0
-    backoff = RetryBackoff[str](lambda: now, max_delay_seconds=5)
+    backoff = NegativeCache[str](lambda: now, max_delay_seconds=5)
     assert (backoff.last_answer("a"), backoff.seconds_left("a")) == (None, 0)
     for delay in (1, 2, 4, 5, 5):
         assert backoff.record("a", f"no {delay}") == delay
@@ -21,17 +21,17 @@ def test_the_delay_doubles_until_the_question_is_answered() -> None:
 
 def test_what_is_left_is_what_has_not_passed() -> None:
     now = 0.0
-    backoff = RetryBackoff[str](lambda: now, max_delay_seconds=5)
+    backoff = NegativeCache[str](lambda: now, max_delay_seconds=5)
     backoff.record("a", "no")
     now = 0.75
     assert (backoff.seconds_left("a"), backoff.seconds_left("b")) == (0.25, 0)
 
 
 def test_jobs_that_went_away_do_not_fill_the_memory() -> None:
-    backoff = RetryBackoff[int](lambda: 0, max_delay_seconds=5)
-    for number in range(retry_backoff._MAX_JOBS + 1):
+    backoff = NegativeCache[int](lambda: 0, max_delay_seconds=5)
+    for number in range(negative_cache._MAX_JOBS + 1):
         backoff.record(str(number), number)
-    assert (backoff.last_answer("0"), backoff.last_answer(str(retry_backoff._MAX_JOBS))) == (
+    assert (backoff.last_answer("0"), backoff.last_answer(str(negative_cache._MAX_JOBS))) == (
         None,
-        retry_backoff._MAX_JOBS,
+        negative_cache._MAX_JOBS,
     )
