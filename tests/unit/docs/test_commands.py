@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -215,8 +216,19 @@ def _docker(words: Words) -> Problems:
             yield f"{options['-f'][0]} has no argument {argument}"
 
 
+def _code(text: str) -> Problems:
+    """The modules that code imports exist."""
+    for node in ast.walk(ast.parse(text)):
+        for name in node.names if isinstance(node, ast.Import) else ():
+            if importlib.util.find_spec(name.name) is None:
+                yield f"there is no module {name.name}"
+
+
 def _python(words: Words) -> Problems:
-    """`-m` with a package of ours: the first word after it is one of its commands."""
+    """`-m` with a package of ours: the first word after it is one of its commands. `-c`: code that imports what is installed."""
+    if words[0] == "-c":
+        yield from _code(words[1])
+        return
     if words[0] != "-m" or importlib.util.find_spec(words[1]) is None:
         yield f"there is no module {words[1:2]}"
         return
@@ -287,6 +299,7 @@ BROKEN = {
     ".venv/bin/python -m cluster begin": "cluster has no command begin",
     "make cluster ARGS='begin --name demo'": "cluster has no command begin",
     "export A=$(.venv/bin/python -m clusters up)": "there is no module ['clusters']",
+    ".venv/bin/python -c 'import boto33; boto33.put()'": "there is no module boto33",
     "kubeadm init": "nothing is known of the program in: kubeadm init",
 }
 
