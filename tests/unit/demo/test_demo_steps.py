@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from demo import follow, install, promotions, rerun, wait
-from demo.__main__ import train
+from demo import follow, install, place, promotions, rerun, wait
+from demo.__main__ import train, up
 from demo.install import CHART, CRDS, NAMESPACE, RELEASE, SYSTEM, Installation
 from demo.kubectl import DemoError, Kubectl
 from demo.place import Place
@@ -73,8 +73,8 @@ def demo(tmp_path: Path) -> Recorded:
         program.chmod(0o755)
     out = io.StringIO()
     kubectl = Kubectl(tmp_path / "kubectl", tmp_path / "kubeconfig")
-    place = Place("demo", kubectl, tmp_path / "helm", *["image"] * 4)
-    return Recorded(tmp_path, Installation(place, Terminal(out)), out)
+    cluster = Place("demo", kubectl, tmp_path / "helm", *["image"] * 4)
+    return Recorded(tmp_path, Installation(cluster, Terminal(out)), out)
 
 
 def job(phase: str) -> Json:
@@ -275,3 +275,31 @@ def test_a_demo_that_stopped_at_its_second_job_continues_there(demo: Recorded) -
     demo.answer("modelpromotion", "champion", {**champion("Promoted", "1"), "spec": {}})
     assert rerun.clean_up(demo.installation)
     assert demo.calls() == []
+
+
+def test_the_second_half_repeats_no_job(demo: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "up", lambda *_: demo.installation.place)
+    demo.answer("job", "seed", COMPLETE)
+    for name, version in (("quickstart", "1"), ("quickstart-worse", "2")):
+        body = {"metadata": {"name": name}, "status": {"phase": "Succeeded", "model": {"version": version}}}
+        demo.answer("finetunejob", name, body)
+    refused = champion("Refused", "1")
+    refused["status"] |= {"candidate": "2", "gates": {"verdicts": []}}
+    demo.answer("modelpromotion", "staging", refused)
+    end = champion("Promoted", "1")
+    end["status"]["history"] = []
+    demo.answer(
+        "modelpromotion",
+        "champion",
+        {**champion("Promoted", "1"), "spec": {}},
+        champion("Promoted", "2"),
+        end,
+    )
+    up("demo", demo.installation.terminal)
+    # The installation is applied as it is; of the demo's jobs and promotions only the champion changes.
+    calls = [call.split()[1:4] for call in demo.calls() if not call.startswith("kubectl apply --server-side")]
+    assert calls == [
+        ["upgrade", "--install", RELEASE],
+        ["patch", "modelpromotion", "champion"],
+        ["patch", "modelpromotion", "champion"],
+    ]
