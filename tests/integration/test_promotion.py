@@ -204,7 +204,7 @@ def test_deletion_with_the_alias_waits_for_a_registry_that_is_away(
     api.delete("ModelPromotion", namespace, "champion")
     wait_for(
         "it says what it waits for",
-        lambda: "deletion waits for the registry" in registry.condition("RegistryReady").get("message", ""),
+        lambda: "deletion waits until the registry" in registry.condition("RegistryReady").get("message", ""),
         60,
     )
     mlflow.start()

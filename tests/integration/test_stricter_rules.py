@@ -34,7 +34,7 @@ STRICTER: dict[str, tuple[Json, str]] = {
                 "prepare": {"output": "s3://bucket"},
             }
         ),
-        "output is s3://bucket/folder",
+        "output must be s3://bucket/folder",
     ),
     "a pod template that is in pods by now": (
         job(podTemplate={"spec": {"containers": [{"name": "trainer", "tty": True}]}}),
