@@ -1,4 +1,4 @@
-"""All policy. `decide` is pure: no I/O, no clock of its own; the same input gives the same decision."""
+"""The policies of a job. `decide` is pure: no I/O and no clock; the same input gives the same decision."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ POLICIES = (
 
 
 def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
-    """What to do for a job, and its new status."""
+    """Decide what to do for a job, and its new status."""
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
     if not finish.is_finished(draft):
         run_policies(POLICIES, draft)
@@ -69,7 +69,7 @@ def decide(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settin
 
 
 def decide_deletion(ftj: FineTuneJob, observed: Observed, now: datetime, settings: Settings) -> Decision:
-    """What to do for a job that is being deleted and has the operator's finalizer."""
+    """Decide what to do for a job that is being deleted and has the operator's finalizer."""
     draft = Draft(ftj, observed, now.replace(microsecond=0), settings)
     backends.release(draft)
     draft.status = ready.summarize_status(ftj, draft.status, draft.now)

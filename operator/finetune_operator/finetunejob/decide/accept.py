@@ -1,4 +1,4 @@
-"""Whether this version of the operator can run a spec. What it cannot do yet is refused, never ignored."""
+"""Whether this version of the operator can run a spec. Fields that it does not support yet are refused, never ignored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MISMATCH = (
     "{mistakes}; the job does not fit the values of the chart: change the values, or apply a job with other fields "
     "under another name"
 )
-# A job that names no server may run with either installation.
+# The two kinds of installation. A job without spec.tracking.uri may run with either.
 _INSTALLATIONS = (Settings(tracking_uri=DATABRICKS), Settings(tracking_uri="http://mlflow"))
 _NO_SERVER = "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with spec.tracking.uri and another name"
 
@@ -37,8 +37,8 @@ _NO_SERVER = "spec.register needs an MLflow server: install the chart with track
 def accept(draft: Draft) -> Outcome:
     """Accept the job, or report all mistakes in one message.
 
-    The job fails for mistakes in immutable fields that no installation could run. Mistakes in pod templates, in the values of the
-    chart, or that another version of the operator resolves are checked again in each pass until the job is accepted.
+    The job fails for mistakes in immutable fields that no installation could run. Until the job is accepted, each pass checks again
+    what can change: pod templates, the values of the chart, and which fields the operator's version supports.
     """
     if draft.ftj.spec is None:
         return _leave_alone(draft)
@@ -47,12 +47,14 @@ def accept(draft: Draft) -> Outcome:
         return Continue
     if _was_at_work(draft):
         return _accept(draft)
-    wrong = [*find_passwords(draft.spec.tracking), *permanent_mistakes(draft.ftj)]
-    if wrong:
-        return refuse(draft, ConditionType.ACCEPTED, Refusal(ConditionReason.INVALID_SPEC, "; ".join(wrong)))
-    waits = next(obstacles(draft.spec, draft.settings, draft.ftj.namespace), None)
-    if waits:
-        draft.set(ConditionType.ACCEPTED, False, *waits)
+    spec_mistakes = [*find_passwords(draft.spec.tracking), *permanent_mistakes(draft.ftj)]
+    if spec_mistakes:
+        return refuse(
+            draft, ConditionType.ACCEPTED, Refusal(ConditionReason.INVALID_SPEC, "; ".join(spec_mistakes))
+        )
+    obstacle = next(obstacles(draft.spec, draft.settings, draft.ftj.namespace), None)
+    if obstacle:
+        draft.set(ConditionType.ACCEPTED, False, *obstacle)
         return Stop
     return _accept(draft)
 
@@ -68,7 +70,7 @@ def _accept(draft: Draft) -> Outcome:
 
 
 def _record_acceptance(draft: Draft) -> None:
-    """Record that the spec is valid, with a warning about paths that the pods may not have. The pod template may mount them later."""
+    """Record that the spec is valid, and warn about paths at which no volume is mounted. The pod template may mount them later."""
     reason, message = ConditionReason.ACCEPTED, "the spec can be run"
     paths = parameters.unmounted_paths(draft.spec)
     if paths:
@@ -93,14 +95,14 @@ def _leave_alone(draft: Draft) -> Outcome:
 
 
 def _was_at_work(draft: Draft) -> bool:
-    """Whether the job was accepted before Accepted became Unknown: children exist only of accepted jobs."""
+    """Whether the job was accepted before Accepted became Unknown: only accepted jobs have a start time."""
     accepted = draft.condition(ConditionType.ACCEPTED)
     unknown = accepted is not None and accepted.status == "Unknown"
     return unknown and draft.status.start_time is not None
 
 
 def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
-    """Mistakes in immutable fields with which no values of the chart can run the job."""
+    """List the mistakes in immutable fields that no values of the chart can correct."""
     if ftj.written is None:
         return []
     spec = resolve(ftj.written, namespace=ftj.namespace, name=ftj.name, earlier=None, defaults=Defaults())
@@ -113,7 +115,7 @@ def permanent_mistakes(ftj: FineTuneJob) -> list[str]:
 
 
 def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
-    """Mistakes in immutable fields, with these values of the chart."""
+    """Yield the mistakes in immutable fields, given the values of the chart."""
     yield from mistakes.of_learning_rate(spec)
     yield from own_code.mistakes(spec.trainer)
     yield from parameters.unreadable_secrets(spec)
@@ -126,7 +128,7 @@ def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Itera
 
 
 def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with pods, which can be corrected. What is wrong with all of them is said once."""
+    """Yield the mistakes in spec.pods, which can be corrected. One that several roles share appears once."""
     backend = backends.find_backend(spec)
     of_preparation = backend.find_pod_mistakes(spec) if backend else ()
     of_roles = (mistakes.of_training(spec), of_preparation, mistakes.of_evaluation(spec))
@@ -136,19 +138,19 @@ def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:
 def obstacles(
     spec: FineTuneJobSpec, settings: Settings, namespace: str
 ) -> Iterator[tuple[ConditionReason, str]]:
-    """What a job of a namespace waits for: a change of its spec, of the operator, or of the installation."""
-    wrong = [*mistakes_of_pods(spec)]
-    if wrong:
-        yield ConditionReason.POD_TEMPLATE_INVALID, "; ".join(wrong)
-    missing = [*unsupported_fields(spec)]
-    if missing:
-        message = f"this version of the operator does not support {'; '.join(missing)}; the job waits for a version that does"
+    """Yield what a job must wait for: a change of its spec, of the operator, or of the installation."""
+    pod_mistakes = [*mistakes_of_pods(spec)]
+    if pod_mistakes:
+        yield ConditionReason.POD_TEMPLATE_INVALID, "; ".join(pod_mistakes)
+    unsupported = [*unsupported_fields(spec)]
+    if unsupported:
+        message = f"this version of the operator does not support {'; '.join(unsupported)}; the job waits for a version that does"
         yield ConditionReason.NOT_IMPLEMENTED, message
     if spec.register_ and not settings.servers(spec.tracking)[0]:
         yield ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_SERVER
-    wrong = [*mistakes_of_fixed_fields(spec, settings)]
-    if wrong:
-        yield ConditionReason.INSTALLATION_MISMATCH, _MISMATCH.format(mistakes="; ".join(wrong))
+    field_mistakes = [*mistakes_of_fixed_fields(spec, settings)]
+    if field_mistakes:
+        yield ConditionReason.INSTALLATION_MISMATCH, _MISMATCH.format(mistakes="; ".join(field_mistakes))
     yield from _find_preparation_obstacles(spec, settings, namespace)
     if spec.training.select == "Best" and spec.checkpoint is None:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.checkpoint")
@@ -162,10 +164,10 @@ def _find_preparation_obstacles(
     backend = backends.find_backend(spec)
     if backend:
         yield from backend.find_obstacles(spec, settings, namespace)
-    if lacking := catalog.find_missing_catalog(spec):
-        yield ConditionReason.CATALOG_NOT_CONFIGURED, lacking
-    if lacking := catalog.find_missing_workspace(spec, settings):
-        yield ConditionReason.DATABRICKS_NOT_CONFIGURED, lacking
+    if missing_catalog := catalog.find_missing_catalog(spec):
+        yield ConditionReason.CATALOG_NOT_CONFIGURED, missing_catalog
+    if missing_workspace := catalog.find_missing_workspace(spec, settings):
+        yield ConditionReason.DATABRICKS_NOT_CONFIGURED, missing_workspace
     if spec.prepare and not spec.prepare.output:
         yield ConditionReason.STORAGE_NOT_CONFIGURED, _NO_STORAGE.format(field="spec.data.prepare.output")
 

@@ -1,4 +1,4 @@
-"""What became of the writes to MLflow and Databricks, for the status that follows them."""
+"""The results of writes to MLflow and Databricks, recorded in the status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def record_results(
     *,
     now: datetime,
 ) -> Decision:
-    """The decision, whose status now has what its actions brought."""
+    """Return the decision with the results of its actions in the status."""
     for result in results:
         if result.problem:
             decision = record_failed_action(ftj, decision, result.action, result.problem, now=now)

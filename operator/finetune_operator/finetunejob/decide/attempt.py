@@ -62,7 +62,7 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
     attempt = _record_failure(
         draft,
         failure.model_copy(update={"reason": _failure_reason(failure, deleted_pod, init_reason)}),
-        # NB: however long pods wait for a server, nothing is trained.
+        # NB: pods that wait for a server train nothing, however long they run.
         seconds=0.0 if isinstance(cause, NotStarted) else seconds,
     )
     sentence = _describe_failure(failure, deleted_pod)
@@ -84,7 +84,7 @@ def after_failure(draft: Draft, number: int, state: Failed) -> None:
 
 
 def was_deleted(draft: Draft, number: int) -> bool:
-    """Whether the Job of an attempt existed, where it does not any more. The operator itself keeps the Job of the current attempt."""
+    """Whether an absent Job of an attempt existed, so somebody deleted it: the operator keeps the Job of the current attempt."""
     return draft.status.jobs is not None and draft.status.jobs.train_attempt == number
 
 
@@ -97,17 +97,17 @@ def after_deletion(draft: Draft, number: int) -> None:
 
 
 def _record_failure(draft: Draft, failure: LastFailure, *, seconds: float) -> backoff.Attempt:
-    """Record a failure with how far the training had come; what the attempt achieved, compared with the failure before."""
+    """Record a failure and the steps reached by then; return the progress since the previous failure."""
     before, status = draft.status.last_failure or LastFailure(), draft.status
     step = status.checkpoint.step if status.checkpoint else None
-    # NB: an attempt that starts from the beginning reports steps that another one has reached before.
+    # NB: an attempt that starts from the beginning reports steps that an earlier attempt already reached.
     furthest_step = max(status.progress.step if status.progress else 0, before.step or 0) or None
     draft.update(last_failure=failure.model_copy(update={"checkpoint_step": step, "step": furthest_step}))
     return backoff.Attempt(seconds, step, before.checkpoint_step, furthest_step, before.step)
 
 
 def _restart_uncounted(draft: Draft, number: int, why: str) -> None:
-    """Start another attempt, unless such attempts have made no progress for too long."""
+    """Start another attempt without counting it, or fail the job if it has made no progress for too long."""
     window = draft.spec.run_policy.restart_window_seconds
     idle_seconds = backoff.find_idle_seconds(draft)
     if idle_seconds < window:
@@ -123,18 +123,18 @@ def _restart_uncounted(draft: Draft, number: int, why: str) -> None:
 def classify_failure(
     failure: LastFailure, init_reason: ConditionReason | None, state: Failed, policy: RunPolicy
 ) -> FailureCause:
-    """Why an attempt failed, as far as it decides what follows.
+    """Classify why an attempt failed. The class decides what happens next.
 
     Args:
         failure: the failure that ended the attempt.
-        init_reason: the reason of the init container of the operator that failed; None where the command failed.
+        init_reason: the reason for an init container of the operator that failed; None if the command failed.
     """
     if was_preempted(failure, state, policy.fatal_exit_codes):
         return Preempted()
     if init_reason and failure.exit_code == contract.EXIT_UNAVAILABLE:
         return NotStarted()
     if init_reason:
-        # NB: the codes of runPolicy are those of the command, which has not begun.
+        # NB: the exit codes in runPolicy are those of the command, which has not started.
         return Fatal(init_reason) if failure.exit_code == contract.EXIT_RECIPE else Retryable()
     fatal_reason = find_fatal_reason(failure, policy)
     return Fatal(fatal_reason) if fatal_reason else Retryable()
@@ -164,9 +164,9 @@ def _failure_reason(
 
 
 def _find_deleted_pod(failure: LastFailure, ends: list[pod_state.Exit]) -> pod_state.Exit | None:
-    """The pod whose deletion by a person caused the failure; None where the failure has another cause."""
+    """The pod that somebody deleted and so caused the failure; None if the failure has another cause."""
     deleted_pod = pod_state.find_deleted_pod(ends)
-    # NB: the ranks of the other pods agree on the end, with the same exit code.
+    # NB: the ranks in the other pods then stop together, all with EXIT_PREEMPTED.
     is_cause = deleted_pod is not None and (
         failure.pod == deleted_pod.pod or failure.exit_code == contract.EXIT_PREEMPTED
     )
@@ -201,13 +201,13 @@ def _describe_failure(failure: LastFailure, deleted_pod: pod_state.Exit | None) 
 
 
 def _find_last_line(failure: LastFailure) -> str:
-    """The line of a log that names the error, as that of a traceback does; all of the lines are in the status."""
+    """The last line of a failure's message, which names the error, as in a traceback. The status has all lines."""
     lines = (failure.message or "").strip().splitlines()
     return lines[-1] if lines else ""
 
 
 def cause_of(draft: Draft, number: int) -> str:
-    """Why an attempt failed, as the short end of a sentence; empty unless it is the last attempt that failed."""
+    """Why an attempt failed, as the end of a sentence; empty unless the last recorded failure is of this attempt."""
     failure = draft.status.last_failure
     if failure is None or failure.attempt != number or not number:
         return ""
@@ -230,7 +230,7 @@ def was_preempted(failure: LastFailure, state: Failed, fatal_codes: list[int]) -
 
 
 def _matched_rule(job: Json, failed: Json) -> Json:
-    """The rule that ended the attempt, from its Job, since runPolicy may have changed."""
+    """The podFailurePolicy rule that ended the attempt, read from its Job, since runPolicy may have changed; empty without one."""
     match = _RULE.search(failed.get("message", ""))
     rules = job.get("spec", {}).get("podFailurePolicy", {}).get("rules", [])
     index = int(match[1]) if match else len(rules)
@@ -238,7 +238,7 @@ def _matched_rule(job: Json, failed: Json) -> Json:
 
 
 def find_fatal_reason(failure: LastFailure, policy: RunPolicy) -> ConditionReason | None:
-    """Why the exit code of a failure rules out a restart; None where it does not."""
+    """Why the exit code of a failure rules out a restart; None if it does not."""
     code = failure.exit_code
     if code is None:
         return None
@@ -255,6 +255,7 @@ def restart(draft: Draft, number: int, *, counted: bool, why: str) -> None:
     Args:
         number: number of the new attempt.
         counted: whether it counts against runPolicy.maxRestarts.
+        why: the cause, as the beginning of a sentence.
     """
     restart_time = draft.status.restart_time
     draft.update(attempt=number)

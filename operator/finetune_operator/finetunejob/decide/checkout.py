@@ -42,12 +42,12 @@ def resolve(draft: Draft) -> Outcome:
 
 
 def is_unresolved(draft: Draft) -> bool:
-    """Whether the job waits for its commit, which its run is to name."""
+    """Whether the job waits for its commit, which its MLflow run will name."""
     return repository(draft.ftj) is not None and draft.status.code is None
 
 
 def tags(draft: Draft) -> dict[str, str]:
-    """The tags of the MLflow run about the code."""
+    """The tags with which the MLflow run identifies the code."""
     git, code = repository(draft.ftj), draft.status.code
     if git is None or code is None:
         return {}

@@ -59,5 +59,6 @@ def describe_start(draft: Draft) -> str:
 
 
 def _is_failing(draft: Draft) -> bool:
+    """Whether the status says that a save failed."""
     stored = draft.condition(ConditionType.CHECKPOINT_STORED)
     return stored is not None and stored.status == "False"

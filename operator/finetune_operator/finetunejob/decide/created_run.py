@@ -1,6 +1,6 @@
-"""What the creation of the MLflow run means for the status.
+"""Records a created MLflow run in the status.
 
-NB: MLflow may not find the run at once. Without its id in the status, every pass would create another one.
+NB: MLflow may not find a new run immediately. Without its id in the status, every pass would create another one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from finetune_operator.settings import Settings
 def record_run(
     ftj: FineTuneJob, decision: Decision, run: Run, server: str, settings: Settings, *, now: datetime
 ) -> Decision:
-    """The decision, whose status now has the run.
+    """Return the decision with the run in its status.
 
     Args:
         server: address of the MLflow server.

@@ -14,7 +14,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def record_waiting(draft: Draft) -> Outcome:
-    """Record since when a job that has started waits, and for how long it waited before."""
+    """Record when a started job began to wait, and the total time of its earlier waits."""
     if draft.status.start_time is None:
         return Continue
     since = draft.status.waiting_since
@@ -28,14 +28,14 @@ def record_waiting(draft: Draft) -> Outcome:
         draft.update(
             waiting_since=None,
             waiting_seconds=seconds,
-            # NB: the time without progress stands still during a wait.
+            # NB: a wait does not count as time without progress.
             no_progress_since=idle_since + waited if idle_since else None,
         )
     return Continue
 
 
 def enforce_deadline(draft: Draft) -> Outcome:
-    """Fail a job whose preparation, training and evaluation took longer than they may; time spent waiting does not count."""
+    """Fail a job whose preparation, training and evaluation took longer than the deadline; waits do not count."""
     limit = draft.spec.run_policy.active_deadline_seconds
     start = draft.status.start_time
     if limit is None or start is None or draft.status.waiting_since or _is_over(draft):
@@ -53,7 +53,7 @@ def enforce_deadline(draft: Draft) -> Outcome:
 
 
 def _is_waiting(draft: Draft) -> bool:
-    """Whether the job is suspended, or has a Job that waits in a queue or whose pods all wait for a node.
+    """Whether the job is suspended, or all its unfinished Jobs wait in a queue or for nodes.
 
     NB: without a Job the job is at work elsewhere: in Databricks, in a SparkApplication, or between two attempts.
     """
@@ -64,7 +64,7 @@ def _is_waiting(draft: Draft) -> bool:
 
 
 def _is_at_work(draft: Draft, job: Json) -> bool:
-    """Whether a node took a pod of a Job. Pods that have ended count, unless the Job is back in its queue."""
+    """Whether a pod of a Job has a node. Pods that have ended count, unless the Job is back in its queue."""
     pods = pods_of_job(draft.observed.pods, job)
     return any(_is_on_node(pod) for pod in (pod_state.alive(pods) if queueing.is_queued(job) else pods))
 
@@ -74,14 +74,14 @@ def _is_on_node(pod: Json) -> bool:
 
 
 def _find_end(draft: Draft, since: datetime) -> datetime:
-    """When a wait ended. NB: the operator may have been down: the time at which a node took the first pod counts."""
+    """When a wait ended. NB: the operator may have been down, so the start time of the first pod on a node counts."""
     starts = [pod.get("status", {}).get("startTime") for pod in draft.observed.pods]
     later_starts = [start for text in starts if text and (start := datetime.fromisoformat(text)) >= since]
     return min([*later_starts, draft.now])
 
 
 def _is_over(draft: Draft) -> bool:
-    """Whether the last step of the job has completed, also where no pass has written that into the status yet."""
+    """Whether the last step of the job has completed, even if the status does not say so yet."""
     if draft.spec.evaluation:
         return draft.status.evaluation is not None or has_completed(draft, evaluation_pod.build_step(draft))
     attempt = draft.status.attempt or 1

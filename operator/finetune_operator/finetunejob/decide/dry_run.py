@@ -1,10 +1,10 @@
 """Before the operator creates children, the API server checks the training and evaluation pods of a job in a dry run.
 
-A preparation takes hours, and the pods of a Job that exists stay as they are when spec.pods is corrected. The API server is
-asked once for each generation of the spec, until the data are prepared; and again where it refused the pods or failed, since
-its policies and the defaults of the installation change without the spec. Kueue's queues change too: if a preparation runs first,
-the queue must exist before it starts. A quota does not stop the job: the pods need it
-only after the preparation, when other jobs may have returned it.
+A preparation takes hours, and a correction of spec.pods does not change the pods of an existing Job. Until the data are prepared,
+the check runs once for each generation of the spec. It is repeated after a rejection or an error, since the policies of the API
+server and the defaults of the installation can change while the spec does not. Kueue's queues change too: if a preparation runs
+first, the queue must exist before it starts. A quota does not stop the job: the pods need it only after the preparation, when other
+jobs may have returned it.
 """
 
 from __future__ import annotations
@@ -26,29 +26,38 @@ _FIRST_INDEX = {_INDEX: "0"}
 
 
 def check_pods(draft: Draft) -> Outcome:
-    """End the pass until the API server has checked the pods, and while it rejects them, unless the job has started."""
+    """End the pass until the API server has checked the pods. While it rejects them, end each pass of a job that has not started."""
     if draft.holds(ConditionType.PREPARED):
         draft.unset(ConditionType.PODS_ADMITTED)
         return Continue
     if draft.spec.suspend:
         return Continue
-    judged = draft.condition(ConditionType.PODS_ADMITTED)
-    if judged is None or judged.observed_generation != draft.generation or _is_blocking(judged):
+    pods_admitted = draft.condition(ConditionType.PODS_ADMITTED)
+    if (
+        pods_admitted is None
+        or pods_admitted.observed_generation != draft.generation
+        or _is_blocking(pods_admitted)
+    ):
         answer = draft.observed.dry_run_answer
         if answer is None:
             draft.dry_runs += build_dry_run_objects(draft)
             return Stop
-        judged = _record(draft, answer)
+        pods_admitted = _record(draft, answer)
         if answer.retry_seconds is not None:
             draft.requeue_after(answer.retry_seconds)
-    return Stop if judged and _is_blocking(judged) and draft.status.start_time is None else Continue
+    return (
+        Stop
+        if pods_admitted and _is_blocking(pods_admitted) and draft.status.start_time is None
+        else Continue
+    )
 
 
 def build_dry_run_objects(draft: Draft) -> list[Json]:
-    """Objects for the dry run.
+    """Build the objects that the dry run creates.
 
-    They are a training pod, since quotas and Pod Security check pods and not Jobs; the training Job, if a preparation runs first; the
-    same for the evaluation; and what the backend of the preparation adds, such as whether Spark's driver may create executors.
+    These are a training pod, since quotas and Pod Security check pods, not Jobs; the training Job, if a preparation runs first; the
+    Job and the pod of the evaluation; and the objects of the backend, for example a review of whether Spark's driver may create
+    executors.
     """
     job = gang.build_job(draft, draft.status.attempt or 1)
     evaluations = _build_evaluation_jobs(draft)
@@ -69,13 +78,13 @@ def _build_evaluation_jobs(draft: Draft) -> list[Json]:
 def _build_first_pod(draft: Draft, job: Json) -> Json:
     """The first pod of a Job.
 
-    It has what the Job controller adds: policies refuse pods that nothing controls. Its owner is the FineTuneJob, since
-    the Job does not exist.
+    It has the labels and the owner that the Job controller would add: policies refuse pods without a controller. The owner is the
+    FineTuneJob, since the Job does not exist.
     """
     template, meta = job["spec"]["template"], job["metadata"]
     pod_metadata = template.get("metadata", {})
     template_annotations = pod_metadata.get("annotations") or {}
-    added = _FIRST_INDEX if job["spec"].get("completionMode") == "Indexed" else {}
+    index_entry = _FIRST_INDEX if job["spec"].get("completionMode") == "Indexed" else {}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -83,9 +92,13 @@ def _build_first_pod(draft: Draft, job: Json) -> Json:
             **pod_metadata,
             "name": f"{meta['name']}-0",
             "namespace": meta["namespace"],
-            "labels": {**pod_metadata.get("labels", {}), **_job_labels(meta["name"], draft.ftj.uid), **added},
+            "labels": {
+                **pod_metadata.get("labels", {}),
+                **_job_labels(meta["name"], draft.ftj.uid),
+                **index_entry,
+            },
             # NB: the API server rejects annotations that are not a mapping.
-            "annotations": {**template_annotations, **added}
+            "annotations": {**template_annotations, **index_entry}
             if isinstance(template_annotations, dict)
             else template_annotations,
             "ownerReferences": [_controller(draft)],
@@ -105,7 +118,7 @@ def _job_labels(name: str, uid: str) -> dict[str, str]:
 
 
 def _controller(draft: Draft) -> Json:
-    """The owner, without blockOwnerDeletion, for which the operator would need a right on its finalizers."""
+    """The owner reference, without blockOwnerDeletion, which would require a permission on the owner's finalizers."""
     ftj = draft.ftj
     return {
         "apiVersion": API_VERSION,
@@ -117,13 +130,13 @@ def _controller(draft: Draft) -> Json:
 
 
 def _record(draft: Draft, answer: DryRunAnswer) -> Condition | None:
-    """Write the answer into the status; without a preparation only a rejection, since the pods report everything else."""
+    """Record the answer in the status. Without a preparation record only a rejection: the pods report everything else."""
     message = f"{answer.message}{_remedy(draft, answer)}"
     draft.set(ConditionType.PODS_ADMITTED, answer.admitted, answer.reason, message)
-    judged = draft.condition(ConditionType.PODS_ADMITTED)
-    if judged and draft.spec.prepare is None and not _is_blocking(judged):
+    pods_admitted = draft.condition(ConditionType.PODS_ADMITTED)
+    if pods_admitted and draft.spec.prepare is None and not _is_blocking(pods_admitted):
         draft.unset(ConditionType.PODS_ADMITTED)
-    return judged
+    return pods_admitted
 
 
 def _remedy(draft: Draft, answer: DryRunAnswer) -> str:
@@ -151,6 +164,6 @@ def _queue_remedy(draft: Draft, queue: str) -> str:
     return "correct or remove spec.runPolicy.queueName, or create the LocalQueue"
 
 
-def _is_blocking(judged: Condition) -> bool:
-    """Whether the pods could not be created now, for a reason that also keeps the job from starting."""
-    return judged.reason in BLOCKING_REASONS
+def _is_blocking(pods_admitted: Condition) -> bool:
+    """Whether the result of the dry run keeps the job from starting."""
+    return pods_admitted.reason in BLOCKING_REASONS

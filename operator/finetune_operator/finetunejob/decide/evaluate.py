@@ -1,4 +1,4 @@
-"""The evaluation: a Job of one pod that evaluates the registered version, whose numbers become its tags.
+"""The evaluation: a Job of one pod evaluates the registered version, and its metrics become tags of the version.
 
 The aliases move afterwards, so that clients that watch an alias find the metrics.
 """
@@ -43,7 +43,7 @@ def evaluate(draft: Draft) -> Outcome:
 
 
 def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
-    """The result of the evaluation pod; None until it exists."""
+    """Start or follow the evaluation pod, and return its result; None until there is one."""
     state = step_state.classify_step(draft, evaluation_pod.build_step(draft))
     if isinstance(state, step_state.Absent):
         _start(draft, state)
@@ -77,10 +77,10 @@ def _recorded_version(draft: Draft) -> str | None:
 
 
 def _start(draft: Draft, state: step_state.Absent) -> None:
-    wrong = "; ".join(mistakes.of_evaluation(draft.spec))
-    if wrong:
+    pod_mistakes = "; ".join(mistakes.of_evaluation(draft.spec))
+    if pod_mistakes:
         # NB: the template may have changed since the job was accepted.
-        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, wrong)
+        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, pod_mistakes)
         _wait(draft, "the evaluation waits for a correction of spec.pods")
         return
     if state.has_stale_children:
@@ -89,12 +89,12 @@ def _start(draft: Draft, state: step_state.Absent) -> None:
         return
     mlflow, version = draft.observed.mlflow, _observed_version(draft)
     if version is None:
-        # The pod fetches the version from there.
+        # The pod fetches the version from MLflow.
         _wait_for_version(draft, mlflow, "the evaluation starts when MLflow responds")
         return
     if draft.condition(ConditionType.EVALUATED) is None:
-        # NB: a pass in which the API server refuses the Job writes no more of its status than that. What a job waits for then
-        # follows from this condition.
+        # NB: a pass in which the API server rejects the Job writes only the rejection to the status. This condition, which says
+        # what the job waits for, must be there before.
         _wait(draft, "the evaluation pod is starting")
         draft.requeue_after(0)
         return
@@ -113,12 +113,12 @@ def _observed_version(draft: Draft) -> RegisteredVersion | None:
 
 
 def _wait_for_version(draft: Draft, mlflow: Mlflow | None, message: str) -> None:
-    """Wait for MLflow, or for a version that it does not find."""
+    """Wait for MLflow to respond, or for a recorded version that it does not find."""
     if mlflow and mlflow.problem is None:
         wait_for_lost_version(draft, ConditionType.EVALUATED, ConditionReason.EVALUATING)
         return
     if mlflow is None and draft.condition(ConditionType.EVALUATED) is not None:
-        # What the status says is as new as what is known.
+        # MLflow was not read since the status was written: keep the message.
         draft.requeue_after(draft.settings.poll_seconds)
         return
     _wait(draft, f"{message}: {mlflow.problem.message}" if mlflow and mlflow.problem else message)
@@ -153,7 +153,7 @@ def _read_result(draft: Draft, job: Json, ended: pod_state.Exit) -> EvaluationSt
     """The result of a pod that succeeded.
 
     Raises:
-        InvalidMetricsError: it reported no metrics, or invalid ones.
+        InvalidMetricsError: the pod reported no metrics, or invalid ones.
     """
     if evaluation_pod.evaluation_of(draft).command:
         digest = job["metadata"]["annotations"][names.ANNOTATION_DIGEST]
@@ -187,9 +187,9 @@ def _fail_job(draft: Draft, reason: ConditionReason, what: str) -> None:
 
 
 def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
-    """Write the numbers to the run, then to the version.
+    """Log the metrics to the run, then write them to the tags of the version.
 
-    NB: the tags of the version say that it is done. Metrics that the run has are not logged again.
+    NB: the tags show that both are done. Metrics that the run already has are not logged again.
     """
     mlflow, version = draft.observed.mlflow, _observed_version(draft)
     if mlflow is None or version is None:
@@ -197,15 +197,15 @@ def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
         return Stop
     what = f"{version.name} version {version.version}"
     tags = evaluation_result.version_tags(evaluation)
-    lacking = {key: value for key, value in tags.items() if version.tags.get(key) != value}
-    if lacking:
-        numbers = evaluation_result.mlflow_metrics(evaluation)
+    missing_tags = {key: value for key, value in tags.items() if version.tags.get(key) != value}
+    if missing_tags:
+        metrics = evaluation_result.mlflow_metrics(evaluation)
         run = mlflow.writable_run
-        logged = run.metrics if run else numbers
-        unlogged = {name: value for name, value in numbers.items() if logged.get(name) != value}
+        logged = run.metrics if run else metrics
+        unlogged = {name: value for name, value in metrics.items() if logged.get(name) != value}
         if run and unlogged:
             draft.actions.append(LogMetrics(run.run_id, unlogged, _step_after_training(draft)))
-        draft.actions.append(TagVersion(version.name, version.version, lacking))
+        draft.actions.append(TagVersion(version.name, version.version, missing_tags))
         _wait(draft, f"writing the metrics of {what} to its tags and its run")
         return Stop
     rows = f" on {evaluation.rows} rows" if evaluation.rows is not None else ""
@@ -215,5 +215,5 @@ def _write_metrics(draft: Draft, evaluation: EvaluationStatus) -> Outcome:
 
 
 def _step_after_training(draft: Draft) -> int:
-    """The step of the numbers. NB: of a metric that the training logged too, the value of a run is that of the last step."""
+    """The step of the logged metrics. NB: if the training logged a metric too, the run shows the value of the last step."""
     return (draft.status.progress.step if draft.status.progress else 0) + 1

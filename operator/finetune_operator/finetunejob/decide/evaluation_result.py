@@ -1,4 +1,4 @@
-"""What an evaluation pod found: the numbers of the built-in evaluation, or those that a command of your own wrote."""
+"""The metrics of an evaluation pod, from the built-in evaluation or from a custom command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from finetune_operator.text import shorten
 
 # Tags that the trainer and the operator write begin with one of these.
 _RESERVED_PREFIXES = ("finetune_", "promoted_")
-# How many numbers a message names.
+# At most this many metrics in a message.
 _MAX_METRICS_IN_MESSAGE = 8
 
 
@@ -30,7 +30,7 @@ class InvalidMetricsError(ValueError):
 
 
 def from_built_in(result: EvaluationResult) -> EvaluationStatus:
-    """What the built-in evaluation reports, as the status has it."""
+    """Convert the result of the built-in evaluation to its form in the status."""
     metrics = [
         EvaluatedMetric(name=name, value=value, base=result.base.get(name))
         for name, value in result.metrics.items()
@@ -39,11 +39,11 @@ def from_built_in(result: EvaluationResult) -> EvaluationStatus:
 
 
 def from_command(text: str, digest: str) -> EvaluationStatus:
-    """What a command of your own wrote, as the status has it.
+    """Convert the output of a custom command to its form in the status.
 
     Args:
         text: the termination message of its container.
-        digest: what the numbers depend on.
+        digest: a hash of what the metrics depend on.
 
     Raises:
         InvalidMetricsError: the text is not a JSON object of finite numbers, or a name is not allowed.
@@ -98,19 +98,19 @@ def _quote(text: str) -> str:
 
 
 def version_tags(evaluation: EvaluationStatus) -> dict[str, str]:
-    """The tags of the version; the digest last, so that a version with a digest has its numbers."""
+    """The tags of the version. The digest comes last, so a version with a digest has all its metrics."""
     written = {name: f"{value:.15g}" for name, value in mlflow_metrics(evaluation).items()}
     return {**written, contract.TAG_EVALUATION_DATA: evaluation.digest}
 
 
 def mlflow_metrics(evaluation: EvaluationStatus) -> Mapping[str, float]:
-    """The numbers of both models, by the names that they have in MLflow."""
+    """The metrics of the evaluated and of the base model, by their names in MLflow."""
     base = {f"{BASE}{item.name}": item.base for item in evaluation.metrics if item.base is not None}
     return {**{item.name: item.value for item in evaluation.metrics}, **base}
 
 
 def summarize(evaluation: EvaluationStatus) -> str:
-    """The first numbers, as a part of a sentence."""
+    """The first metrics, as a part of a sentence."""
     parts = [
         f"{item.name} {item.value:.6g}{f' (base model {item.base:.6g})' if item.base is not None else ''}"
         for item in evaluation.metrics[:_MAX_METRICS_IN_MESSAGE]

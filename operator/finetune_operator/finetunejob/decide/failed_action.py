@@ -1,4 +1,4 @@
-"""What a write to MLflow or Databricks that failed means for the status."""
+"""Records a failed write to MLflow or Databricks in the status."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from finetune_operator.policy.status import with_condition
 def record_failed_action(
     ftj: FineTuneJob, decision: Decision, action: Action, problem: Problem, *, now: datetime
 ) -> Decision:
-    """The decision, whose status now says which write failed and why."""
+    """Return the decision with the failed write and its cause in the status."""
     kind, reason, message = _explain_failure(action, problem)
     status = with_condition(decision.status, kind, False, reason, message, now=now, generation=ftj.generation)
     if isinstance(action, SubmitRun) and reason == ConditionReason.RUN_REFUSED:
-        # What the workspace takes for invalid stays so: the compute of a job cannot change.
+        # A run that the workspace refuses stays invalid: the compute of a job cannot change.
         failed = ConditionType.FAILED
         status = with_condition(status, failed, True, reason, message, now=now, generation=ftj.generation)
         status = backends.record_refusal(status)
@@ -40,7 +40,7 @@ def record_failed_action(
 
 
 def _explain_failure(action: Action, problem: Problem) -> tuple[ConditionType, ConditionReason, str]:
-    """The condition that an action was to make true, and why it is false."""
+    """The condition that the action should have made true, and the reason and message for why it is false."""
     match action:
         case SetAlias():
             message = f"alias {action.alias} of {action.model} cannot be set: {problem.message}"

@@ -32,7 +32,7 @@ def clean_up(draft: Draft) -> None:
     """
     draft.stop_children()
     _close_run(draft)
-    # NB: actions after one that fails wait, and a workspace may be away for good.
+    # NB: a failed action holds back those after it, and a workspace may never respond again: close the run first.
     backends.stop(draft)
     _delete_children(draft)
 

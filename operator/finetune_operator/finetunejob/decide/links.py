@@ -1,4 +1,4 @@
-"""The pages that people open from a browser: the run, the registered version, the installation's dashboard."""
+"""The pages that people open in a browser: the run, the registered version, the installation's dashboard."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _WORKSPACE_RUNS = "/ml/experiments"
 
 
 def tracking_page(settings: Settings, tracking: Tracking) -> str:
-    """Where a browser finds the MLflow server of a job."""
+    """The address of a job's MLflow server for browsers."""
     return (tracking.public_url or _server_page(settings, settings.servers(tracking)[0])).rstrip("/")
 
 
 def registry_page(settings: Settings, tracking: Tracking) -> str | None:
-    """Where a browser finds the model registry of a job; None for one whose address for browsers is not known."""
+    """The address of a job's model registry for browsers; None if it is not known."""
     server, registry = (normalize_address(uri) for uri in settings.servers(tracking))
     if registry == server:
         return tracking_page(settings, tracking)
@@ -31,7 +31,7 @@ def registry_page(settings: Settings, tracking: Tracking) -> str | None:
 
 
 def _server_page(settings: Settings, server: str) -> str:
-    """The installation's own server has an address for browsers, also where a job names that server."""
+    """The address of a server for browsers: the public URL of the installation for its own server, otherwise the server itself."""
     is_installation_server = normalize_address(server) == normalize_address(settings.tracking_uri)
     return (settings.tracking_public_url if is_installation_server else "") or server
 
@@ -39,7 +39,11 @@ def _server_page(settings: Settings, server: str) -> str:
 def run_page(
     settings: Settings, tracking: Tracking, experiment_id: str, run_id: str, server: str = ""
 ) -> str:
-    """The page of an MLflow run. `server`: the workspace that has it, where that is one of Databricks."""
+    """The page of an MLflow run.
+
+    Args:
+        server: address of the Databricks workspace of the run; unused for an MLflow server.
+    """
     if settings.on_databricks(tracking):
         page = (tracking.public_url or server).rstrip("/")
         return f"{page}{_WORKSPACE_RUNS}/{experiment_id}/runs/{run_id}"

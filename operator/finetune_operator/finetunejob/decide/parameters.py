@@ -1,4 +1,4 @@
-"""Strings in the arguments and parameters of commands that a pod cannot follow: paths and secrets of a Databricks workspace."""
+"""References in arguments and parameters that a pod cannot resolve: paths and secrets of a Databricks workspace."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from finetune_crds.pods import MAIN_CONTAINER
 from finetune_operator.databricks import secret_scopes
 from finetune_operator.template_merge import is_below, mounts
 
-# At the beginning of a value, or after the equals sign of an option.
+# A workspace path, at the beginning of a value or after the equals sign of an option.
 _PATH = re.compile(r"(?:^|=)((?:/Volumes/|/dbfs/|dbfs:/)\S+)")
 _MAX_PATHS = 3
 
 
 def unreadable_secrets(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Parameters that name secrets of a workspace, which reach a command as they are written."""
+    """Yield a mistake for each reference to a workspace secret, which a command would receive unresolved."""
     for field, text, _template in _strings(spec):
         if secret_scopes.is_reference(text):
             yield (
@@ -28,7 +28,7 @@ def unreadable_secrets(spec: FineTuneJobSpec) -> Iterator[str]:
 
 
 def unmounted_paths(spec: FineTuneJobSpec) -> list[str]:
-    """Paths of a workspace that the pod of the command mounts nothing at. NB: a command may read them in another way, so this is a warning."""
+    """Workspace paths at which the pod mounts no volume. NB: a command may read them in another way, so this is a warning."""
     unmounted = [
         f"spec.{field} has {path}"
         for field, text, template in _strings(spec)
@@ -40,7 +40,7 @@ def unmounted_paths(spec: FineTuneJobSpec) -> list[str]:
 
 
 def _strings(spec: FineTuneJobSpec) -> Iterator[tuple[str, str, Json | None]]:
-    """Each string with its field, and with the template of the pods that get it."""
+    """Each string of args and parameters: its field, the string, and the template of the pods that get it."""
     parts: list[tuple[str, Any, Json | None]] = [
         (f"trainer.{field}", getattr(spec.trainer, field), spec.pods.train.template)
         for field in ("args", "parameters")

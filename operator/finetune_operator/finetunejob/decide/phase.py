@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import Phase
 
+# The phase by the reason of Prepared, while it is not true; Preparing for other reasons.
 _WHILE_PREPARING: dict[str, Phase] = {
     ConditionReason.WAITING_FOR_PREPARATION.value: "Pending",
     ConditionReason.POD_TEMPLATE_INVALID.value: "Pending",
@@ -15,6 +16,7 @@ _WHILE_PREPARING: dict[str, Phase] = {
     ConditionReason.QUEUED.value: "Pending",
     ConditionReason.QUEUE_INADMISSIBLE.value: "Pending",
 }
+# The phase by the reason of Trained, while it is not true; Pending for other reasons.
 _WHILE_TRAINING: dict[str, Phase] = {
     ConditionReason.TRAINING.value: "Training",
     ConditionReason.STARTING.value: "Starting",
@@ -25,7 +27,7 @@ _WHILE_TRAINING: dict[str, Phase] = {
 
 
 def phase(conditions: Sequence[Condition]) -> Phase:
-    """The phase that the conditions amount to; the end of a job outweighs everything before it."""
+    """Derive the phase from the conditions; the end of a job takes precedence."""
     by_type = {item.type: item for item in conditions}
 
     def holds(kind: ConditionType) -> bool:
@@ -38,8 +40,8 @@ def phase(conditions: Sequence[Condition]) -> Phase:
     if holds(ConditionType.SUSPENDED):
         return "Suspended"
     if holds(ConditionType.TRAINED):
-        evaluates = ConditionType.EVALUATED in by_type and not holds(ConditionType.EVALUATED)
-        return "Evaluating" if evaluates else "Registering"
+        is_evaluating = ConditionType.EVALUATED in by_type and not holds(ConditionType.EVALUATED)
+        return "Evaluating" if is_evaluating else "Registering"
     if holds(ConditionType.PREPARED):
         trained = by_type.get(ConditionType.TRAINED)
         return _WHILE_TRAINING.get(trained.reason, "Pending") if trained else "Pending"

@@ -19,7 +19,7 @@ _MAX_STEP_CHARS = 24
 
 
 def copy_metrics(draft: Draft, run: Run) -> None:
-    """Copy what a run says into the status."""
+    """Copy the plan, progress, evaluation and goodput of a run into the status."""
     _copy_plan(draft, run)
     _copy_progress(draft, run)
     _copy_evaluation(draft, run)
@@ -71,7 +71,7 @@ def _copy_progress(draft: Draft, run: Run) -> None:
         eta=text.format_duration(seconds_remaining) if seconds_remaining is not None else None,
         update_time=before.update_time if before else None,
     )
-    # NB: the ETA is removed while no training runs; that is no report.
+    # NB: the removal of the ETA while no training runs does not count as an update.
     if before is None or after != before.model_copy(update={"eta": after.eta}):
         after = after.model_copy(update={"update_time": draft.now})
     draft.update(progress=after)
@@ -88,7 +88,7 @@ def _step_of(run: Run, losses: Sequence[str]) -> float:
 
 
 def complete_progress(draft: Draft, step: int) -> None:
-    """Record that a training has taken its last step, unless the progress is of a later one."""
+    """Record that training has completed its last step, unless the progress already shows a later one."""
     progress = draft.status.progress
     if progress and step >= progress.step:
         finished = {
@@ -135,10 +135,10 @@ def _copy_evaluation(draft: Draft, run: Run) -> None:
 
 # NB: a diverged run has NaN and infinite metrics, which JSON, and so the status, cannot hold.
 def round_finite(value: float | None, digits: int) -> float | None:
-    """The number for the status; None when it is not finite."""
+    """Round a number for the status; None if it is not finite."""
     return round(value, digits) if value is not None and math.isfinite(value) else None
 
 
 def to_count(value: float | None) -> int | None:
-    """The count for the status; None when it is not finite."""
+    """Convert a number to a count of at least 0; None if it is not finite."""
     return max(int(value), 0) if value is not None and math.isfinite(value) else None

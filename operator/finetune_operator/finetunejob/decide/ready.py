@@ -1,6 +1,6 @@
 """The summary of a FineTuneJob: Ready once it has succeeded, Reconciling until then.
 
-Stalled: it has failed, or waits for a change of its spec. What waits for anything else is Reconciling.
+Stalled: it has failed, or waits for a change of its spec. A job that waits for anything else is Reconciling.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _EXPLANATIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Preparing": (ConditionType.PREPARED,),
     "Pending": (ConditionType.TRAINED, ConditionType.PREPARED, ConditionType.ACCEPTED),
 }
+# The conditions of the summary that are set besides Ready; Reconciling in other phases.
 _COMPANIONS: dict[Phase, tuple[ConditionType, ...]] = {
     "Succeeded": (ConditionType.FINISHED,),
     "Failed": (ConditionType.STALLED, ConditionType.FINISHED),
@@ -39,13 +40,13 @@ OBSTACLES = (
     ConditionType.CHECKPOINT_FOUND,
     ConditionType.PODS_HEALTHY,
 )
-"""Conditions that, while they do not hold, explain more than the phase that they delay: the first of them."""
+"""Conditions that explain a delay better than those of the phase do. The first one that is not true is reported."""
 # Reasons of obstacles that only a change of the spec removes.
 _SPEC_CHANGE_REASONS: tuple[str, ...] = (ConditionReason.INVALID_SPEC, ConditionReason.POD_TEMPLATE_INVALID)
 
 
 def summarize_status(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime) -> FineTuneJobStatus:
-    """The status with what follows from its conditions: the phase, the summary, and the generation they are about."""
+    """Add to the status what follows from its conditions: the phase, the summary, and the observed generation."""
     conditions = status.conditions
     return summarize(
         status, assess_readiness(conditions), phase(conditions), now=now, generation=ftj.generation
@@ -53,35 +54,35 @@ def summarize_status(ftj: FineTuneJob, status: FineTuneJobStatus, now: datetime)
 
 
 def assess_readiness(conditions: Sequence[Condition]) -> Readiness:
-    """What the summary says, from the other conditions alone. Every reconcile sets one of them before."""
-    word = phase(conditions)
-    explanation = next(_explanations(word, {item.type: item for item in conditions}))
-    also = _COMPANIONS.get(word, (ConditionType.RECONCILING,))
-    if _needs_spec_change(word, explanation):
+    """Derive the summary from the other conditions. Every reconcile sets at least one of them first."""
+    job_phase = phase(conditions)
+    explanation = next(_explanations(job_phase, {item.type: item for item in conditions}))
+    also = _COMPANIONS.get(job_phase, (ConditionType.RECONCILING,))
+    if _needs_spec_change(job_phase, explanation):
         also = (ConditionType.STALLED,)
-    return Readiness(word == "Succeeded", also, explanation.reason, explanation.message)
+    return Readiness(job_phase == "Succeeded", also, explanation.reason, explanation.message)
 
 
-def _needs_spec_change(word: Phase, explanation: Condition) -> bool:
+def _needs_spec_change(job_phase: Phase, explanation: Condition) -> bool:
     """Whether the job cannot make progress until its spec changes. A running preparation is progress."""
     return (
-        word in ("Pending", "Starting", "Evaluating")
+        job_phase in ("Pending", "Starting", "Evaluating")
         and explanation.type in OBSTACLES
         and explanation.reason in _SPEC_CHANGE_REASONS
     )
 
 
-def _explanations(word: Phase, by_type: dict[str, Condition]) -> Iterator[Condition]:
-    if word not in _SETTLED:
+def _explanations(job_phase: Phase, by_type: dict[str, Condition]) -> Iterator[Condition]:
+    if job_phase not in _SETTLED:
         yield from (
-            by_type[kind] for kind in OBSTACLES if kind in by_type and _is_obstacle(word, by_type[kind])
+            by_type[kind] for kind in OBSTACLES if kind in by_type and _is_obstacle(job_phase, by_type[kind])
         )
-    yield from (by_type[kind] for kind in _EXPLANATIONS[word] if kind in by_type)
+    yield from (by_type[kind] for kind in _EXPLANATIONS[job_phase] if kind in by_type)
     yield from by_type.values()
 
 
-def _is_obstacle(word: Phase, item: Condition) -> bool:
-    """Whether a condition does not hold; pods that no dry run has checked delay a job only before it starts."""
+def _is_obstacle(job_phase: Phase, item: Condition) -> bool:
+    """Whether a condition delays the job. A dry run that could not check the pods does so only before the job starts."""
     if item.type == ConditionType.PODS_ADMITTED and item.status == "Unknown":
-        return word == "Pending" and item.reason == ConditionReason.CHECK_FAILED
+        return job_phase == "Pending" and item.reason == ConditionReason.CHECK_FAILED
     return item.status != "True"

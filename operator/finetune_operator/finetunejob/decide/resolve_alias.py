@@ -1,7 +1,7 @@
-"""`models:/name@alias` as `model.base` or as the teacher: the version that the alias points at when the job begins.
+"""Resolves `models:/name@alias` in `model.base` or the teacher to the version that the alias points at when the job begins.
 
 Every pod of the job gets that version: the preparation, each attempt of the training and the evaluation. The alias may move
-meanwhile, and may not exist yet when the job is applied, such as that of a model which another job trains first.
+later. It may not exist yet when the job is applied, for example if another job trains the model first.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ def pin_versions(draft: Draft) -> Outcome:
     """End the pass until the versions are known. A pinned version does not change; the next pass has it in the spec."""
     aliases = {} if draft.spec.suspend else unpinned_aliases(draft.ftj)
     if not aliases or not draft.settings.servers(draft.spec.tracking)[0]:
-        # NB: without a server the pods say that they cannot find the model. The condition is of when there was one.
+        # NB: without a server the pods report that they cannot find the model. The condition dates from when there was a server.
         if aliases:
             draft.unset(ConditionType.MODELS_FOUND)
         return Continue
     if not draft.ftj.holds(ConditionType.ACCEPTED):
-        # Registries are asked for accepted jobs alone, and so before the next pass.
+        # Registries are read for accepted jobs only, so from the next pass on.
         draft.requeue_after(SOON_SECONDS)
         return Stop
     if aliases.keys() - draft.observed.alias_versions.keys() and draft.condition(ConditionType.MODELS_FOUND):
-        # Not read yet: what the status says is as new as what is known.
+        # The registry was not read since the status was written: keep the message.
         draft.requeue_after(POLL_SECONDS)
         return Stop
     uris: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """`checkpoint.resumeFrom`: which checkpoints a job starts from, and whether it can continue that run.
 
-The checkpoints of another FineTuneJob are known once it has finished or is suspended: until then it writes and deletes them. Only the
-pods see the storage, so a job that has finished counts as having checkpoints once an attempt of it has run.
+The checkpoints of another FineTuneJob are known once it has finished or is suspended: until then it writes and deletes them. Only
+pods can read the storage, so a finished job counts as having checkpoints if it has run an attempt.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def _checkpoints_of_job(draft: Draft, name: str) -> ResumedFrom | Wait | Refusal
     if not _is_at_rest(resumed_job) or resumed.pods:
         message = f"{who} still runs: this job starts from its newest checkpoint when it has finished or is suspended"
         return Wait(ConditionReason.WAITING_FOR_JOB, message)
-    lacking = _explain_missing_checkpoint(resumed_job, who)
-    if lacking:
-        return lacking
-    place = resumed_job.spec.checkpoint.uri if resumed_job.spec.checkpoint else ""
+    missing_checkpoint = _explain_missing_checkpoint(resumed_job, who)
+    if missing_checkpoint:
+        return missing_checkpoint
+    parent_uri = resumed_job.spec.checkpoint.uri if resumed_job.spec.checkpoint else ""
     uri = contract.checkpoint_folder(
-        place, namespace=resumed_job.namespace, name=resumed_job.name, uid=resumed_job.uid
+        parent_uri, namespace=resumed_job.namespace, name=resumed_job.name, uid=resumed_job.uid
     )
     return ResumedFrom(uri=uri, job=name)
 
@@ -95,11 +95,11 @@ def _find_mistake(
         )
     if resumed_spec.checkpoint is None or not resumed_spec.checkpoint.uri:
         return f"{who} does not set spec.checkpoint and has no checkpoints: remove checkpoint.resumeFrom from this job"
-    wrong = differences(settings(_recipe(resumed_job)), _recipe(ftj))
-    if not wrong:
+    differing = differences(settings(_recipe(resumed_job)), _recipe(ftj))
+    if not differing:
         return None
     return (
-        f"this job cannot continue {who}, whose settings differ ({'; '.join(wrong)}): create the job with the same "
+        f"this job cannot continue {who}, whose settings differ ({'; '.join(differing)}): create the job with the same "
         "settings, or without checkpoint.resumeFrom"
     )
 

@@ -14,7 +14,7 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def suspend(draft: Draft) -> Outcome:
-    """While the job is to be suspended, stop what runs and end the pass."""
+    """If spec.suspend is set, stop what runs and end the pass."""
     if draft.spec.suspend:
         _stop(draft)
         return Stop
@@ -22,7 +22,7 @@ def suspend(draft: Draft) -> Outcome:
 
 
 def resume(draft: Draft) -> Outcome:
-    """Once the job is no longer to be suspended, say so, whatever it waits for after that."""
+    """Report that the job resumes once spec.suspend is unset, whatever it waits for next."""
     if draft.status.suspend_time and not draft.spec.suspend:
         _resume(draft)
     return Continue

@@ -53,14 +53,14 @@ RunState = Usable | Absent | Deleted | NotFound | LostInUse
 
 
 def tracking_uri(draft: Draft) -> str:
-    """The MLflow server of the job; empty for none."""
+    """The address of the job's MLflow server; empty without one."""
     return draft.settings.servers(draft.spec.tracking)[0]
 
 
 def track(draft: Draft) -> Outcome:
     """Create the run if it does not exist, and copy its metrics into the status.
 
-    Never ends the pass: while MLflow is unreachable, whatever needs no run continues, and so does training.
+    Never ends the pass: while MLflow is unreachable, training and all steps that need no run continue.
     """
     if not tracking_uri(draft):
         draft.set(
@@ -86,7 +86,7 @@ def track(draft: Draft) -> Outcome:
             if deleted_run:
                 _copy_run(draft, deleted_run, mlflow.server)
         case NotFound(run_id):
-            # NB: MLflow on replicas of a database finds a new run only after a while.
+            # NB: if MLflow reads from database replicas, it finds a new run only after a delay.
             if _report_not_found(draft, run_id) >= draft.settings.registration_patience_seconds:
                 _create_run(draft)
         case Absent() | Deleted():
@@ -95,7 +95,7 @@ def track(draft: Draft) -> Outcome:
 
 
 def _classify_run(draft: Draft, mlflow: Mlflow) -> RunState:
-    """The state of the job's run in MLflow, which can be reached."""
+    """Classify the job's run, after MLflow was read without a problem."""
     run_id, run, writable_run = draft.status.run_id, mlflow.run, mlflow.writable_run
     if writable_run and (run_id in (None, writable_run.run_id) or not _is_in_use(draft)):
         return Usable(writable_run)
@@ -124,7 +124,7 @@ def _ask_to_restore(draft: Draft, run_id: str, deleted_run: Run | None) -> None:
 
 
 def _report_not_found(draft: Draft, run_id: str) -> float:
-    """Report that MLflow does not find the run, and return the seconds for which it has not."""
+    """Report that MLflow does not find the run, and return for how many seconds it has not."""
     message = f"MLflow run {run_id} cannot be found: the operator checks again before it creates another run"
     return draft.set_since(ConditionType.TRACKED, ConditionReason.RUN_NOT_FOUND, message)
 
@@ -146,7 +146,7 @@ def may_train(draft: Draft) -> bool:
 
 
 def _create_run(draft: Draft) -> None:
-    """Have a run created, and forget the one in the status. The run names the commit and the versions that the job has pinned."""
+    """Request a new run in place of the one in the status, once the commit and the versions that the run names are known."""
     if checkout.is_unresolved(draft) or is_unpinned(draft.ftj):
         return
     draft.update(mlflow=None)

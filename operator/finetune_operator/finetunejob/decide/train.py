@@ -29,7 +29,7 @@ _KEPT_ATTEMPTS = 3
 
 
 def train(draft: Draft) -> Outcome:
-    """Run an attempt to its end; the pass ends until it is complete."""
+    """Run attempts; the pass ends until one is complete."""
     if draft.holds(ConditionType.TRAINED):
         name = names.train_name(draft.ftj.name, draft.status.attempt or 1)
         sidecars.release(draft, names.TRAIN, name, gang.CONTAINER)
@@ -75,10 +75,10 @@ def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
     if not backoff.may_start(draft):
         return
     _record_start(draft, number)
-    wrong = "; ".join(mistakes.of_training(draft.spec))
-    if wrong:
+    pod_mistakes = "; ".join(mistakes.of_training(draft.spec))
+    if pod_mistakes:
         # NB: the template may have changed since the job was accepted.
-        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, wrong)
+        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.POD_TEMPLATE_INVALID, pod_mistakes)
         message = f"attempt {number} waits for a correction of spec.pods"
         draft.set(ConditionType.TRAINED, False, ConditionReason.STARTING, message)
         return
@@ -105,7 +105,7 @@ def _record_start(draft: Draft, number: int) -> None:
 
 
 def _delete_old_jobs(draft: Draft, number: int, ended_jobs: list[Json]) -> None:
-    """Delete the Jobs of older attempts, since preemptions are not limited in number."""
+    """Delete the Jobs of older attempts, since a job may be preempted any number of times."""
     kept_names = {names.train_name(draft.ftj.name, number - back) for back in range(_KEPT_ATTEMPTS + 1)}
     for job in ended_jobs:
         if job["metadata"]["name"] not in kept_names:
@@ -127,7 +127,7 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
         )
     failed_ends = [ended for ended in pod_state.exits(state.pods, gang.CONTAINER) if ended.code]
     if failed_ends or job_condition(state.job, "FailureTarget"):
-        # NB: the Job is marked as failed a little later; the pods of a lost node do not end, and neither does the attempt.
+        # NB: the Job is marked as failed a little later. The pods of a lost node do not end, so neither does the attempt.
         before = draft.condition(ConditionType.TRAINED)
         reason = ConditionReason(before.reason) if before else reason
         message = f"attempt {number} has failed{_describe_rest(state.alive)}"
@@ -164,7 +164,7 @@ def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> None
 
 
 def _record_folder(draft: Draft) -> None:
-    """The folder of the model: the built-in loop ends well only when the model is in it."""
+    """Record the folder of the model: the built-in loop succeeds only after it has saved the model there."""
     output = draft.spec.output
     if output is None:
         return

@@ -1,7 +1,7 @@
 """The usage of a job: the running time of its pods, and that time multiplied by their GPUs.
 
-The sum is kept by batch Job, with the time until which its pods are counted: what they ran after that is added. So a pod
-counts once, also after the operator was restarted, and a pod in the place of a deleted one counts too.
+The status has a sum for each batch Job, and the time up to which its pods are counted; each pass adds what they ran after that.
+So a pod is counted once, even if the operator restarts, and the replacement of a deleted pod is counted too.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.draft.draft import Draft
 
 EARLIER_JOBS = "earlier"
-"""The entry of the Jobs that no longer exist."""
+"""The uid of the entry that sums up Jobs that no longer exist."""
 _MAX_ENTRIES = 8
-# Running pods count in steps, since each step is a write of the status.
+# Running pods are counted in steps of this length, since each step writes the status.
 _STEP = timedelta(minutes=10)
 _HOUR = 3600
 
 
 class Span(NamedTuple):
-    """The time from when a node took a pod until the pod ended, or was told to end; `end` is None while it runs."""
+    """The time from when a node started a pod until the pod ended or was told to end; `end` is None while it runs."""
 
     start: datetime
     end: datetime | None
@@ -59,11 +59,11 @@ def add_usage(
     """The usage, including these pods; None without usage.
 
     Args:
-        pods: those that exist, and failed ones that no longer do.
+        pods: those that exist, and failed ones that no longer exist.
         present: uids of the batch Jobs that exist.
-        at: the time.
+        at: the current time.
         final: count running pods until `at`; otherwise in whole steps since the first pod of their Job started.
-        resource: one that counts as a GPU besides those with known names.
+        resource: name of a resource that counts as a GPU, besides the well-known ones.
     """
     entries = {item.uid: item for item in (before.jobs if before else [])}
     pods_by_job = _by_job(pods)
@@ -101,9 +101,9 @@ def _by_job(pods: Iterable[Json]) -> dict[str, list[Json]]:
 
 
 def _count_until(spans: list[Span], at: datetime, *, final: bool) -> datetime:
-    """Until when pods count: the last whole step since the first of them started, or the last end of one after that.
+    """The time up to which pods are counted: the last whole step since the first pod started, or a later end of a pod.
 
-    NB: the clock of a node may be ahead; a pod that is yet to end runs.
+    NB: the clock of a node may be ahead; a pod whose end is in the future still runs.
     """
     first = min(item.start for item in spans)
     step = at if final else first + max((at - first) // _STEP, 0) * _STEP
@@ -111,15 +111,15 @@ def _count_until(spans: list[Span], at: datetime, *, final: bool) -> datetime:
 
 
 def _extend_usage(before: JobUsage, spans: list[tuple[Span, int]], until: datetime) -> JobUsage:
-    """The usage of a Job with what its pods, each with its GPUs, ran since they were counted."""
-    seconds = [(_overlap_seconds(pod_span, before.counted_until, until), gpus) for pod_span, gpus in spans]
-    added = sum(time for time, _ in seconds)
+    """Add to the usage of a Job what its pods ran since the last count. Each span comes with the number of GPUs of its pod."""
+    run_times = [(_overlap_seconds(pod_span, before.counted_until, until), gpus) for pod_span, gpus in spans]
+    added = sum(seconds for seconds, _ in run_times)
     if not added:
         return before
     return JobUsage(
         uid=before.uid,
         pod_seconds=before.pod_seconds + added,
-        gpu_seconds=before.gpu_seconds + sum(time * gpus for time, gpus in seconds),
+        gpu_seconds=before.gpu_seconds + sum(seconds * gpus for seconds, gpus in run_times),
         counted_until=until,
     )
 
@@ -130,7 +130,7 @@ def _overlap_seconds(pod_span: Span, since: datetime | None, until: datetime) ->
 
 
 def _fold_ended_jobs(jobs: list[JobUsage], countable: set[str]) -> list[JobUsage]:
-    """The entries; when there are many, those of Jobs that no longer exist and have no pods become one, the first."""
+    """If there are many entries, merge those of Jobs that no longer exist and have no pods into one, the first."""
     if len(jobs) <= _MAX_ENTRIES:
         return jobs
     ended_entries = [item for item in jobs if item.uid not in countable]
@@ -145,7 +145,7 @@ def _fold_ended_jobs(jobs: list[JobUsage], countable: set[str]) -> list[JobUsage
 
 
 def running_span(pod: Json) -> Span | None:
-    """When a pod ran; None when no node took it yet."""
+    """When a pod ran; None if no node has started it yet."""
     status = pod.get("status", {})
     start = _parse_time(status.get("startTime"))
     if start is None:
@@ -156,7 +156,7 @@ def running_span(pod: Json) -> Span | None:
 
 
 def _end_time(status: Json) -> datetime | None:
-    """When the last container ended; for a pod without any, the last change of its conditions."""
+    """When the last container ended; if no end is known, the last change of the pod's conditions."""
     terminated = [
         item.get("state", {}).get("terminated") or {} for item in status.get("containerStatuses") or []
     ]
@@ -170,7 +170,7 @@ def _end_time(status: Json) -> datetime | None:
 
 
 def _stop_request_time(pod: Json) -> datetime | None:
-    """When a pod that stops was told so: its deletionTimestamp is that plus the grace period."""
+    """When the deletion of a pod was requested: its deletionTimestamp minus the grace period; None if it was not."""
     meta = pod["metadata"]
     deadline = _parse_time(meta.get("deletionTimestamp"))
     return deadline - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if deadline else None

@@ -26,7 +26,7 @@ def await_version(draft: Draft) -> Outcome:
         and draft.spec.evaluation is not None
         and not draft.holds(ConditionType.EVALUATED)
     ):
-        # The evaluation pod needs no MLflow of the operator, and what the evaluation waits for is in its own condition.
+        # The evaluation pod runs even if the operator cannot reach MLflow, and has its own condition to report waits.
         return Continue
     if mlflow is None:
         if draft.condition(ConditionType.REGISTERED) is None:
@@ -43,7 +43,7 @@ def await_version(draft: Draft) -> Outcome:
 
 
 def _was_registered(draft: Draft) -> bool:
-    """Whether the version was there in an earlier pass."""
+    """Whether an earlier pass recorded a version."""
     return draft.status.model is not None and draft.status.model.version is not None
 
 
@@ -72,18 +72,18 @@ def _wait(draft: Draft, registration: Register) -> Outcome:
 
 
 def _can_register_again(draft: Draft) -> bool:
-    """Whether another attempt may register the model: the training loop trains again only what came after its last checkpoint."""
+    """Whether another attempt may register the model: the built-in loop repeats only the steps after its last checkpoint."""
     saved = draft.status.checkpoint is not None and draft.status.checkpoint.step is not None
     remaining_restarts = draft.spec.run_policy.max_restarts - (draft.status.restarts or 0)
     return saved and remaining_restarts > 0 and not draft.spec.trainer.command
 
 
 def wait_for_lost_version(draft: Draft, kind: ConditionType, reason: ConditionReason) -> None:
-    """Wait for a version that was there and that MLflow does not find, and fail the job where it stays away.
+    """Wait for a recorded version that MLflow no longer finds, and fail the job if it does not reappear in time.
 
     Args:
-        kind: the condition that says so, and since when.
-        reason: its reason.
+        kind: the condition that reports the wait, and when it began.
+        reason: the reason of that condition.
     """
     model, run = draft.status.model or ModelStatus(), draft.status.run_id
     message = f"version {model.version} of {model.name} cannot be found from run {run}"
@@ -103,7 +103,7 @@ def _fail(draft: Draft, message: str, kind: ConditionType = ConditionType.REGIST
 def _record_version(draft: Draft, registered: RegisteredVersion) -> None:
     before = draft.status.model or ModelStatus()
     if before.version not in (None, registered.version):
-        # Numbers of another version say nothing about this one.
+        # The metrics of another version do not apply to this one.
         draft.update(evaluation=None)
         draft.unset(ConditionType.EVALUATED)
     draft.update(

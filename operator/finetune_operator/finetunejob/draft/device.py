@@ -13,7 +13,7 @@ from finetune_operator.finetunejob.resolve import PRODUCT_LABEL, whole_number
 
 # Extended resources that count as GPUs, one each: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.5gb, gpu.intel.com/i915.
 _GPU = re.compile(r"[^/]+/(gpu|gpu\.shared|mig-.+)|gpu\.intel\.com/.+")
-# Labels of nodes, and keys of a nodeSelector, whose value is the product; the first that is there counts.
+# Node labels and nodeSelector keys whose value is the GPU product; the first one present counts.
 _PRODUCT_LABELS = (
     PRODUCT_LABEL,
     "amd.com/gpu.product-name",
@@ -25,7 +25,7 @@ _PRODUCT_LABELS = (
 
 
 def configured_resource(ftj: FineTuneJob) -> str:
-    """The resource that the spec names as its GPU, whatever its name; empty without a spec."""
+    """The resource name that the spec sets for GPUs; empty without a spec."""
     return ftj.spec.distributed.gpu_resource if ftj.spec else ""
 
 
@@ -33,13 +33,13 @@ def count_gpus(pod: Json, gpu_resource: str) -> int:
     """The GPUs in the resource limits of a pod's containers.
 
     Args:
-        gpu_resource: a resource that counts besides those with known names.
+        gpu_resource: name of a resource that counts as a GPU, besides the well-known ones.
     """
     return sum(count for _, count in _limits(pod, gpu_resource))
 
 
 def gpu_resources(pod: Json, gpu_resource: str) -> set[str]:
-    """The resources that count as GPUs in the resource limits of a pod's containers, with `gpu_resource` as above."""
+    """The resources that count as GPUs in the resource limits of a pod's containers, with `gpu_resource` as in count_gpus."""
     return {name for name, _ in _limits(pod, gpu_resource)}
 
 
@@ -51,20 +51,20 @@ def _limits(pod: Json, gpu_resource: str) -> Iterator[tuple[str, int]]:
 
 
 def node_to_read(alive: Sequence[Json], gpu_resource: str) -> str | None:
-    """The node whose labels name the product: that of the first pod with a GPU and a node."""
+    """The node whose labels name the product: that of the first pod with a GPU and a node; None without one."""
     return next((node for pod in alive if (node := _node(pod)) and count_gpus(pod, gpu_resource)), None)
 
 
 def record_device(draft: Draft, alive: Sequence[Json]) -> None:
-    """Record the device of an attempt from its live pods, which are all alike; without pods, what is known stays."""
+    """Record the device of an attempt from its live pods, which are all alike; without pods, keep the status."""
     pod = next((pod for pod in alive if _node(pod)), alive[0] if alive else None)
     if pod is None:
         return
-    in_pod = count_gpus(pod, configured_resource(draft.ftj))
-    if not in_pod:
+    gpus_per_pod = count_gpus(pod, configured_resource(draft.ftj))
+    if not gpus_per_pod:
         draft.update(device=DeviceStatus(type="CPU", summary="CPU"))
         return
-    count = in_pod * draft.spec.distributed.nodes
+    count = gpus_per_pod * draft.spec.distributed.nodes
     before = draft.status.device
     reported_product = before.product if before and before.count == count else None
     product = _product(pod, draft.observed.node_labels) or reported_product
@@ -73,7 +73,7 @@ def record_device(draft: Draft, alive: Sequence[Json]) -> None:
 
 
 def _product(pod: Json, node_labels: Mapping[str, Mapping[str, str]]) -> str | None:
-    """From the labels of the pod's node; where it cannot be read, from the pod's nodeSelector."""
+    """The GPU product, from the labels of the pod's node, or else from the pod's nodeSelector."""
     labels = node_labels.get(_node(pod) or "", {})
     selector = pod.get("spec", {}).get("nodeSelector") or {}
     products = (source[name] for source in (labels, selector) for name in _PRODUCT_LABELS if source.get(name))

@@ -14,7 +14,7 @@ from finetune_operator.finetunejob.model import Action, Decision, Deletion, Fine
 from finetune_operator.policy.status import StatusBuilder
 from finetune_operator.settings import Settings
 
-# Ends after which a job is run again with another spec or other data, neither of which the job itself takes up.
+# Failures that a correction of the spec or the data prevents. A finished job does not pick up the correction.
 _CORRECTABLE_REASONS: frozenset[str] = frozenset(
     {ConditionReason.INVALID_SPEC, ConditionReason.RECIPE_WRONG, ConditionReason.DATA_WRONG}
 )
@@ -49,7 +49,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
 
     @property
     def spec(self) -> FineTuneJobSpec:
-        """The spec; only read after `accept` has let the job through."""
+        """The spec. Policies read it only after `accept` has accepted the job."""
         if self.ftj.spec is None:
             raise ValueError(f"the spec of {self.ftj.key} was not accepted")
         return self.ftj.spec
@@ -60,7 +60,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
             self.update(start_time=self.now)
 
     def fail(self, reason: ConditionReason, message: str) -> None:
-        """Mark the job as failed, which is final; where a correction helps, with how to apply it."""
+        """Mark the job as failed, which is final. If a correction helps, say how to apply it."""
         again = f"; {_REAPPLY_HINT}" if reason in _CORRECTABLE_REASONS else ""
         self.set(ConditionType.FAILED, True, reason, f"{message}{again}")
         self.update(completion_time=self.now)
@@ -72,7 +72,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
     def set_since(self, kind: ConditionType, reason: ConditionReason, message: str) -> float:
         """Set a condition to False, and return the seconds for which it has had this message.
 
-        NB: it may be False since long for another reason, such as an outage. Its time becomes that of the first such message.
+        NB: the condition may have been False before for another reason, such as an outage. So a new message restarts its time.
         """
         before = self.condition(kind)
         if before is None or before.message != message:
@@ -88,7 +88,7 @@ class Draft(StatusBuilder[FineTuneJobStatus]):
                 self.remove(item)
 
     def remove(self, child: Json, kind: str = "Job") -> None:
-        """Delete a child, and the pods of a Job, unless it is being deleted."""
+        """Delete a child, and the pods of a Job, unless the child is already being deleted."""
         item = Deletion(child["metadata"]["name"], child["metadata"]["uid"], kind)
         if not is_being_deleted(child) and item not in self.delete:
             self.delete.append(item)

@@ -1,4 +1,4 @@
-"""Mistakes in pod templates and in resolved values that the schema cannot refuse, or that the API server refuses without a remedy."""
+"""Mistakes in pod templates and resolved values that the schema cannot detect, or that the API server rejects without a remedy."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from finetune_operator.template_merge import (
     requested_devices,
 )
 
-# Their names in pods, which templates of an earlier version have.
+# The names of main containers in pods. Templates for an earlier version use them instead of MAIN_CONTAINER.
 _OWN_CONTAINERS = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)
 
 
 def of_training(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with the templates of training pods. What is no pod template at all is left for the API server to refuse."""
+    """What is wrong with the templates of training pods. The API server rejects what is not a pod template at all."""
     reserved = (*RESERVED_ENV, CODE_ENV) if spec.trainer.code else RESERVED_ENV
     yield from _of_role(spec, "train", reserved)
     yield from _too_few_gpus(spec)
@@ -45,7 +45,7 @@ def of_evaluation(spec: FineTuneJobSpec) -> Iterator[str]:
 
 
 def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with the learning rate of a resolved spec: its default is that of the method, which the schema does not know."""
+    """What is wrong with the learning rate schedule of a resolved spec. The default rate depends on the method, so the schema cannot tell."""
     training = spec.training
     floor, peak = training.min_learning_rate, training.learning_rate
     if floor is not None and floor >= peak:
@@ -62,7 +62,7 @@ def of_learning_rate(spec: FineTuneJobSpec) -> Iterator[str]:
 
 
 def _of_role(spec: FineTuneJobSpec, role: Role, reserved: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the template of a role, and with that of all pods, which is a part of it."""
+    """What is wrong with the template of a role, and with the template of all pods, which is merged into it."""
     template_of_all = spec.pods.all.template
     of_all = [
         *_devices(template_of_all),
@@ -88,7 +88,7 @@ def _devices(template: Json | None) -> Iterator[str]:
 
 
 def _containers(template: Json | None) -> Iterator[str]:
-    """Containers beside the role's own one."""
+    """Containers other than the main container of the role."""
     for item in items(template, "containers"):
         name = item.get("name")
         if not isinstance(name, str) or name == MAIN_CONTAINER:
@@ -103,7 +103,7 @@ def _containers(template: Json | None) -> Iterator[str]:
 
 
 def _variables(template: Json | None, reserved: Sequence[str]) -> Iterator[str]:
-    """Variables of the role's own container that are reserved, or name a secret that no pod can read."""
+    """Variables of the main container that are reserved, or name a secret that no pod can read."""
     for item in containers(template, MAIN_CONTAINER):
         env = item.get("env")
         variables = [entry for entry in env if isinstance(entry, dict)] if isinstance(env, list) else []
@@ -127,9 +127,9 @@ def _too_few_gpus(spec: FineTuneJobSpec) -> Iterator[str]:
 
 
 def _lost_output(spec: FineTuneJobSpec) -> Iterator[str]:
-    """A folder for the model in the file system of the pod itself."""
+    """An output folder that is lost with the pod."""
     uri = spec.output.uri if spec.output else ""
-    # NB: what is in a volume of Unity Catalog outlives the pods, which need no mount for it.
+    # NB: a volume of Unity Catalog outlives the pods, and they need no mount for it.
     if not uri.startswith("/") or uri.startswith("/Volumes/"):
         return
     lasting_mounts = mounts(spec.pods.train.template, MAIN_CONTAINER, but=LOST_WITH_POD)

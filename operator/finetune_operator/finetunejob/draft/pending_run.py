@@ -1,4 +1,4 @@
-"""Whether the MLflow run of a job is pending."""
+"""Whether a preparation must wait for the MLflow run of its job."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _UNREAD = "preparation waits for an answer of MLflow"
 
 
 def wait_for_run(draft: Draft, *, needs_server: bool = False) -> bool:
-    """Whether a preparation waits, and report it: one that starts now would not know the id of training's run.
+    """Report that a preparation waits for the MLflow run, whose id its pods need, and return whether it does.
 
-    A run whose creation has failed holds no preparation up, and neither does a server that cannot be reached.
+    It does not wait if the creation of the run has failed, or if the server cannot be reached.
 
     Args:
-        needs_server: whether the preparation is given the address of MLflow too, which only MLflow's answer has.
+        needs_server: whether the preparation also needs the address of the server, which is known only after a read of MLflow.
     """
     is_unread = _is_unread(draft) and (needs_server or draft.status.run_id is None)
     if not is_unread and not _is_run_pending(draft):
@@ -27,15 +27,15 @@ def wait_for_run(draft: Draft, *, needs_server: bool = False) -> bool:
 
 
 def _is_run_pending(draft: Draft) -> bool:
-    """Whether a run is about to be created, or looked for again."""
+    """Whether a run is about to be created, or looked up again."""
     tracked = draft.condition(ConditionType.TRACKED)
     if tracked and tracked.reason == ConditionReason.RUN_NOT_FOUND:
         return True
-    creates = any(isinstance(action, EnsureRun) for action in draft.actions)
-    return creates and (tracked is None or tracked.status == "True")
+    is_being_created = any(isinstance(action, EnsureRun) for action in draft.actions)
+    return is_being_created and (tracked is None or tracked.status == "True")
 
 
 def _is_unread(draft: Draft) -> bool:
-    """Whether nothing is known yet of the job's MLflow server."""
+    """Whether the job's MLflow server has not been read yet."""
     has_server = bool(draft.settings.servers(draft.spec.tracking)[0])
     return has_server and draft.observed.mlflow is None

@@ -13,28 +13,28 @@ SOON_SECONDS = 0.1
 
 
 class Wait(NamedTuple):
-    """Why a job cannot go on yet."""
+    """Why a job cannot continue yet."""
 
     reason: ConditionReason
     message: str
 
 
 class Refusal(NamedTuple):
-    """Why a job can never go on."""
+    """Why a job can never continue."""
 
     reason: ConditionReason
     message: str
 
 
 def refuse(draft: Draft, kind: ConditionType, why: Refusal) -> Outcome:
-    """Fail the job, with a condition that does not hold."""
+    """Set a condition to False, and fail the job."""
     draft.set(kind, False, *why)
     draft.fail(*why)
     return Stop
 
 
 def wait(draft: Draft, kind: ConditionType, why: Wait) -> Outcome:
-    """End the pass with a condition that does not hold; the next one looks again."""
+    """Set a condition to False, and end the pass; a later pass checks again."""
     draft.set(kind, False, *why)
     draft.requeue_after(max(POLL_SECONDS, draft.settings.poll_seconds))
     return Stop

@@ -1,1 +1,1 @@
-"""The pods of a job: how they are made, and how they are doing."""
+"""The pods of a job: how they are built, and what state they are in."""

@@ -1,4 +1,4 @@
-"""The delay before the next attempt when restarts that do not count, and so are not limited in number, leave no progress."""
+"""The delay before restarts without progress that do not count against runPolicy.maxRestarts. Their number has no limit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PROGRESS_SECONDS = 300
 
 @dataclass(frozen=True)
 class Attempt:
-    """The progress of an attempt that does not count.
+    """The progress of an attempt since the previous failure.
 
     Attributes:
         seconds: how long it ran.
         step: step of the newest checkpoint.
-        step_before: step of the newest checkpoint at the failure before.
+        step_before: step of the newest checkpoint at the previous failure.
         reported_step: the highest step that the training has reported.
-        reported_step_before: the same at the failure before.
+        reported_step_before: the same at the previous failure.
     """
 
     seconds: float
@@ -41,7 +41,7 @@ class Attempt:
 
     @property
     def has_progressed(self) -> bool:
-        """Whether the job got further than in the attempt before; where nothing reports steps, whether the attempt was fruitful."""
+        """Whether the job got further than at the previous failure; if no steps are reported, whether the attempt was fruitful."""
         if self.step is None and self.reported_step is None:
             return self.is_fruitful
         return _is_later(self.step, self.step_before) or _is_later(
@@ -54,12 +54,12 @@ def _is_later(step: int | None, step_before: int | None) -> bool:
 
 
 def idle_restarts(before: int, attempt: Attempt) -> int:
-    """Restarts in a row without progress, this one included."""
+    """The number of consecutive restarts without progress, including this one."""
     return 0 if attempt.is_fruitful else before + 1
 
 
 def wait_seconds(idle: int) -> int:
-    """Seconds before the restart: 0, then 10, 20, 40 and so on up to 300."""
+    """Seconds before a restart, by the number of restarts without progress: 0, then 10, 20, 40 and so on up to 300."""
     return min(_FIRST_SECONDS * 2 ** min(idle - 1, _MAX_DOUBLINGS), _MAX_SECONDS) if idle else 0
 
 

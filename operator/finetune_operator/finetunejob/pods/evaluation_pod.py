@@ -29,7 +29,7 @@ def evaluation_of(draft: Draft) -> Evaluation:
     """The evaluation of the spec.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the spec has no evaluation.
     """
     if draft.spec.evaluation is None:
         raise ValueError(f"{draft.ftj.key} has nothing to evaluate")
@@ -37,7 +37,7 @@ def evaluation_of(draft: Draft) -> Evaluation:
 
 
 def build_recipe(draft: Draft, version: RegisteredVersion) -> Json:
-    """The ConfigMap with the recipe. With a command, its parameters are there too, in the recipe and in a file of their own."""
+    """The ConfigMap with the recipe. The parameters of a custom command are in the recipe and in a separate file."""
     evaluation = evaluation_of(draft)
     return {
         "apiVersion": "v1",
@@ -52,12 +52,12 @@ def build_recipe(draft: Draft, version: RegisteredVersion) -> Json:
 
 def _build_job_recipe(draft: Draft, version: RegisteredVersion) -> JobRecipe:
     content, evaluation = gang.build_prepared_recipe(draft), evaluation_of(draft)
-    data, read = content.data, version.tags.get(contract.TAG_DATA_VERSION, "")
+    data, data_version = content.data, version.tags.get(contract.TAG_DATA_VERSION, "")
     splits = data.splits if data else None
-    if data and splits and splits.type == "Delta" and splits.version is None and read.isdecimal():
-        # The newest version when training began, which says so: the table may have others by now.
-        same = splits.model_copy(update={"version": int(read)})
-        content = content.model_copy(update={"data": data.model_copy(update={"splits": same})})
+    if data and splits and splits.type == "Delta" and splits.version is None and data_version.isdecimal():
+        # Evaluate the version that the training read and recorded as a tag: the table may have newer ones.
+        pinned_splits = splits.model_copy(update={"version": int(data_version)})
+        content = content.model_copy(update={"data": data.model_copy(update={"splits": pinned_splits})})
     return content.model_copy(update={"parameters": evaluation.parameters}) if evaluation.command else content
 
 
@@ -73,7 +73,7 @@ def build_job(draft: Draft, version: RegisteredVersion) -> Json:
 
 
 def _digest(draft: Draft, version: RegisteredVersion) -> str:
-    """What the numbers of a command of your own depend on, besides the model: 12 digits of a SHA-256."""
+    """A hash of what the metrics of a custom command depend on, besides the model: 12 hex digits of a SHA-256."""
     evaluation = evaluation_of(draft)
     content = {
         "image": _image(draft),
@@ -87,7 +87,7 @@ def _digest(draft: Draft, version: RegisteredVersion) -> str:
 
 
 def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
-    """What the rows are: the digest of the preparation, whose table may be another one; of splits that are given, where they are."""
+    """What identifies the rows: the digest of the preparation, since other tables may have the same rows; without one, where the splits are."""
     prepared, data = draft.status.data, _build_job_recipe(draft, version).data
     if prepared and prepared.digest:
         return prepared.digest
@@ -98,12 +98,12 @@ def _data(draft: Draft, version: RegisteredVersion) -> Json | str:
 
 def _image(draft: Draft) -> str:
     evaluation = evaluation_of(draft)
-    shared = draft.spec.pods.train.image if evaluation.command else None
-    return draft.spec.pods.evaluate.image or shared or _built_in_image(draft)
+    training_image = draft.spec.pods.train.image if evaluation.command else None
+    return draft.spec.pods.evaluate.image or training_image or _built_in_image(draft)
 
 
 def _built_in_image(draft: Draft) -> str:
-    """An image with finetune-evaluate: that of the training, unless it was made for a command of your own."""
+    """An image with finetune-evaluate: that of the training, unless it was built for a custom command."""
     trained_with = None if draft.spec.trainer.command else draft.spec.pods.train.image
     return trained_with or draft.settings.trainer_image
 
@@ -140,9 +140,9 @@ _PATHS: list[Json] = [
 
 
 def _add_model(draft: Draft, pod: Json, uri: str) -> Json:
-    """A pod with a command of your own, and before it an init container that fetches the model.
+    """Add an init container that fetches the model before a custom command runs.
 
-    A volume of this name in the pod template takes the place of the emptyDir.
+    A volume with the same name in the pod template replaces the emptyDir.
     """
     mount = {"name": contract.MODEL_VOLUME, "mountPath": contract.MODEL_PATH}
     main = {"name": CONTAINER, "volumeMounts": [mount], "terminationMessagePath": contract.TERMINATION_PATH}

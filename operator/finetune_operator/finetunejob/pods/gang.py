@@ -44,7 +44,7 @@ def build_service(draft: Draft) -> Json:
 
 
 def build_prepared_recipe(draft: Draft) -> JobRecipe:
-    """The recipe of a job that is prepared: `data` names the output of preparation, and the columns that it found."""
+    """The recipe after the preparation: `data` names the output of the preparation and the columns that it detected."""
     ftj, data = draft.ftj, draft.status.data
     content = JobRecipe.of(ftj.reference, draft.spec)
     if data is None or data.path is None or content.data is None:
@@ -56,7 +56,7 @@ def build_prepared_recipe(draft: Draft) -> JobRecipe:
 
 
 def build_recipe(draft: Draft) -> Json:
-    """The ConfigMap with the recipe, and with the parameters of a command of your own."""
+    """The ConfigMap with the recipe, and with the parameters of a custom command."""
     ftj, trainer = draft.ftj, draft.spec.trainer
     content = _set_resumed_checkpoint(draft, build_prepared_recipe(draft))
     return {
@@ -72,7 +72,7 @@ def build_recipe(draft: Draft) -> Json:
 
 
 def _set_resumed_checkpoint(draft: Draft, content: JobRecipe) -> JobRecipe:
-    """The recipe with what checkpoint.resumeFrom amounts to."""
+    """The recipe with checkpoint.resumeFrom as the URI that the status records."""
     resumed_from = draft.status.resumed_from
     if content.checkpoint is None or resumed_from is None:
         return content
@@ -157,7 +157,7 @@ def _command_env(trainer: Trainer) -> list[Json]:
 
 
 def _seconds_to_save(user_template: Json | None) -> int:
-    """Time that workers have after SIGTERM; torchrun's default of 30 s is too short to save a large model."""
+    """Seconds that workers have after SIGTERM; torchrun's default of 30 s is too short to save a large model."""
     return max(template.grace_seconds(user_template) - _TORCHRUN_SECONDS, 1)
 
 
@@ -171,12 +171,12 @@ def _spread(draft: Draft, attempt: int) -> Json:
 
 
 def _mount_code(draft: Draft) -> Json | None:
-    """The template of spec.pods.train with trainer.code mounted. Its volume of the emptyDir's name takes the place of that."""
+    """The template of spec.pods.train with trainer.code mounted. A volume with the same name in it replaces the emptyDir."""
     code, user = draft.spec.trainer.code, draft.spec.pods.train.template
     if code is None:
         return user
     name = code.volume or contract.CODE_VOLUME
-    # What a commit is checked out into is the pod's own.
+    # A commit is checked out into the pod's own volume, which is writable. Other code is not.
     mount = {"name": name, "mountPath": code.mount_path, "readOnly": code.git is None}
     spec: Json = {
         "containers": [{"name": MAIN_CONTAINER, "workingDir": code.mount_path, "volumeMounts": [mount]}]

@@ -16,18 +16,19 @@ from finetune_operator.finetunejob.pods import pod_state
 
 _PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-# Events of cluster-autoscaler and of Karpenter: a node comes for this pod; none does.
+# Events of cluster-autoscaler and of Karpenter: a node is being added for this pod; no node will be.
 _NODE_COMES = frozenset({"TriggeredScaleUp", "Nominated"})
 _NO_NODE_COMES = frozenset({"NotTriggerScaleUp"})
-# Events of the kubelet and of the attach-detach controller: a volume is missing; a network is; the containers start, so both are there.
+# Events of the kubelet and of the attach-detach controller: a volume is missing; the pod has no network.
 _VOLUME_FAILED = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
 _SANDBOX_FAILED = frozenset({"FailedCreatePodSandBox"})
-# NB: the runtime names each sandbox anew, and a message that changes is a write of the status.
+# NB: each sandbox has a new id, and each change of the message writes the status.
 _SANDBOX_ID = re.compile(r' "?[0-9a-f]{64}"?')
+# Events of containers that start, so the pod has its volumes and its network.
 _CONTAINER_EVENTS = frozenset({"Pulling", "Pulled", "Created", "Started"})
-# How long an autoscaler may take to notice a pod. A pod without a node is not blocked before.
+# How long an autoscaler may take to notice a pod. Until then, a pod without a node does not count as blocked.
 _AUTOSCALER_TIMEOUT = timedelta(seconds=20)
-# How long a node may take to come. cluster-autoscaler and Karpenter give up after the same time.
+# How long it may take to add a node. cluster-autoscaler and Karpenter give up after the same time.
 _NODE_TIMEOUT = timedelta(minutes=15)
 
 
@@ -56,7 +57,7 @@ _PRIORITY = (
 
 
 def _rank(reason: ConditionReason) -> int:
-    """The place of a reason among those of pods; one that has none comes last."""
+    """The position of a reason in _PRIORITY; all other reasons come last."""
     return _PRIORITY.index(reason) if reason in _PRIORITY else len(_PRIORITY)
 
 
@@ -68,7 +69,7 @@ def forget_refusal(draft: Draft) -> None:
 
 
 def find_blockage(draft: Draft, alive: Sequence[Json], job_name: str, *, desired: int) -> Blockage | None:
-    """What keeps pods from running, and which one; None where nothing is known to.
+    """The blockage to report for pods that do not run; None if none is known.
 
     Args:
         alive: the pods of a Job that have not ended.
@@ -88,7 +89,7 @@ def find_blockage(draft: Draft, alive: Sequence[Json], job_name: str, *, desired
 
 
 def report_blockage(draft: Draft, alive: Sequence[Json], blockage: Blockage | None) -> None:
-    """Report in a condition what keeps pods from running; without pods and without a blockage, what is known stays."""
+    """Report in a condition what keeps pods from running; with neither pods nor a blockage, keep the condition."""
     if blockage:
         draft.set(ConditionType.PODS_HEALTHY, False, *blockage)
     elif alive:
@@ -96,16 +97,16 @@ def report_blockage(draft: Draft, alive: Sequence[Json], blockage: Blockage | No
 
 
 def _describe_missing_node_remedy(draft: Draft, alive: Sequence[Json]) -> str:
-    """What to do for pods that no node takes, as the end of a sentence."""
+    """What to do about pods that cannot be scheduled, as the end of a sentence."""
     missing_resources = _find_missing_resources(draft, alive)
     if missing_resources:
         return f"; no node offers {', '.join(missing_resources)}: check that its device plugin is installed"
-    # NB: pods that exist stay as they are.
+    # NB: a correction of spec.pods does not change existing pods.
     return "; add nodes, or correct spec.pods, suspend the job and resume it"
 
 
 def _find_missing_resources(draft: Draft, alive: Sequence[Json]) -> list[str]:
-    """The GPU resources that the pods request and no node offers, as far as nodes can be read."""
+    """The GPU resources that the pods request and no node offers; empty if nodes cannot be read."""
     offered_resources = draft.observed.offered_resources
     if offered_resources is None:
         return []
@@ -120,10 +121,12 @@ def _find_pod_blockages(
 ) -> list[Blockage]:
     """The blockages of pods.
 
-    NB: Events are read about a few pods that have no node, and stand for the others: the pods of a gang are alike.
+    NB: Events are read for only a few pods without a node, and stand for the others, since the pods of a gang are alike.
     """
-    read = [pod for pod in alive if unschedulable_condition(pod) and pod["metadata"]["name"] in events]
-    shared_events = events[read[-1]["metadata"]["name"]] if read else ()
+    pods_with_events = [
+        pod for pod in alive if unschedulable_condition(pod) and pod["metadata"]["name"] in events
+    ]
+    shared_events = events[pods_with_events[-1]["metadata"]["name"]] if pods_with_events else ()
     blockages = (
         _find_pod_blockage(pod, events.get(pod["metadata"]["name"], shared_events), now) for pod in alive
     )
@@ -187,7 +190,7 @@ def _find_waiting_container(pod: Json) -> Blockage | None:
 
 
 def _find_failed_event(pod: Json, events: Sequence[PodEvent]) -> Blockage | None:
-    """What a pod with a node waits for, which only Events report: its volume or its sandbox."""
+    """What a pod with a node waits for, as only Events report: a volume or its sandbox; None if nothing."""
     last = _last_event(events, _VOLUME_FAILED | _SANDBOX_FAILED | _CONTAINER_EVENTS)
     if not is_pending_on_node(pod) or last is None:
         return None
@@ -202,7 +205,7 @@ def _find_failed_event(pod: Json, events: Sequence[PodEvent]) -> Blockage | None
 
 
 def describe_image_pull(draft: Draft, alive: Sequence[Json]) -> str:
-    """Which pod pulls an image, as the end of a sentence; empty when none is known to."""
+    """Which pod pulls an image, as the end of a sentence; empty if no pull is known."""
     for pod in alive:
         last = _last_event(draft.observed.pod_events.get(pod["metadata"]["name"], ()), _CONTAINER_EVENTS)
         if is_pending_on_node(pod) and last and last.reason == "Pulling":

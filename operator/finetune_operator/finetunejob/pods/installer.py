@@ -1,7 +1,7 @@
-"""Installs the packages of `trainer.dependencies`, and runs a command that finds them. This file runs in the pods, as it is.
+"""Installs the packages of `trainer.dependencies`, and runs a command that finds them. The pods run this file unchanged.
 
-It runs with the Python of any image, from 3.8 on, and uses nothing but the standard library. What the image has counts as
-installed; what it lacks goes into a virtual environment on a volume, which comes before the image's packages.
+It runs with the Python of any image, 3.8 or later, and uses only the standard library. Packages of the image count as installed.
+Missing ones go into a virtual environment on a volume, which takes precedence over the image's packages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ REASON = "DependenciesFailed"
 # Exit codes: no other attempt can succeed; a server did not answer, or refused the login; another attempt may succeed.
 NEVER, UNAVAILABLE, AGAIN = 64, 69, 1
 _VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
-# Settings of pip that would send the packages elsewhere.
+# Settings of pip that would install the packages elsewhere.
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER")
-# git's words for a server that may answer later. NB: the trainer's checkout has the same, and can import nothing of this file.
+# git's messages about a server that may answer later. NB: the trainer's checkout has a copy, since it cannot import this file.
 _AWAY = (
     r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
     r"Operation too slow|RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
@@ -33,13 +33,13 @@ _AWAY = (
     r"Broken pipe|Resolving timed out|CONNECT aborted|"
     r"error: (?:408|429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
 )
-# In pip's log: the time before each line; a package that was found; a build that begins, and one that failed.
+# Patterns of pip's log: the time before each line; the start of a build, and its failure; a package that was found.
 _TIME = re.compile(r"^\d{4}-\S+ ")
-# NB: of the commands that pip runs, git and pip itself are no builds.
+# NB: pip also runs git and itself; these commands are not builds.
 _BUILD_BEGINS = re.compile(r"\s*Running command (?!git |.*install(?:ing)? \w+ dependencies)")
 _BUILD_FAILED = re.compile(r"ERROR: .+ exited with -?\d+$")
 _FOUND = re.compile(r"\s*(?:Collecting|Downloading|Processing) ")
-# What pip says before it asks again, or another index.
+# Lines after which pip tries again, or tries another index.
 _NOT_THE_END = re.compile(
     r"Retrying \(Retry\(|Credentials not correct for |Could not fetch URL .*: (?:404|410) Client Error"
 )
@@ -61,7 +61,7 @@ _KILLED = (
     AGAIN,
     "a build was killed: raise the memory limit of the container main in spec.pods.train.template",
 )
-# What a build says in the line that counts; the exit code; and what to do. What else it says is no word about an index.
+# For the output of a build: the pattern of a line; the exit code; what to do. Other lines of a build say nothing about an index.
 _MEANINGS_OF_BUILDS = (
     _NO_SPACE,
     _KILLED,
@@ -71,7 +71,7 @@ _MEANINGS_OF_BUILDS = (
         "a build could not download what it needs: allow the pods to reach the server, or require a version that has a wheel",
     ),
 )
-# What pip or git says, in the same form. The first that fits counts.
+# For the output of pip or git, in the same form. The first pattern that matches counts.
 # NB: where an index does not answer, pip ends with "No matching distribution", so the servers come before it.
 _MEANINGS = (
     (
@@ -99,7 +99,7 @@ _MEANINGS = (
         UNAVAILABLE,
         "a server does not respond: check PIP_INDEX_URL and the addresses in the requirements, and whether the pods can reach them",
     ),
-    # NB: pip shows a login as me:****@. Some indexes without one also refuse what they do not have.
+    # NB: pip shows a login as me:****@. Without a login, some indexes also refuse packages that they do not have.
     (
         r"https?://[^/@\s]+@\S+: 40[13] Client Error|HTTP error 401 |fatal: Authentication failed",
         UNAVAILABLE,
@@ -162,10 +162,10 @@ class Failure(Exception):  # noqa: N818 - an outcome of the pod
 
 
 def install(requirements: list[str], folder: Path = FOLDER) -> None:
-    """Make the virtual environment, and install into it what the requirements ask for and the image lacks.
+    """Create the virtual environment, and install into it the requirements that the image lacks.
 
     Raises:
-        Failure: that is not possible.
+        Failure: the packages cannot be installed.
     """
     if _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])[0]:
         raise Failure(
@@ -181,13 +181,13 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     log = folder / "pip.log"
     options = ["--no-cache-dir", "--constraint", str(constraints)]
-    # NB: a variable, so that the pip which installs what a build needs writes to it too.
+    # NB: PIP_LOG is passed as a variable, so that the pip that installs the dependencies of a build writes to it too.
     code, output = _run([*pip, "install", *options, "--", *requirements], PIP_LOG=str(log))
     if code < 0:
         why = f"signal {-code} ended pip: the container may need a higher memory limit"
         raise Failure(AGAIN, f"{why} ({_shorten(_last_words(output.splitlines()))})")
     if code:
-        # NB: where pip has a log, it writes what a build says to the log alone, and says "See above".
+        # NB: if pip has a log, it writes the output of a build only there, and prints "See above".
         last_lines = find_last_lines(log.read_text("utf-8", "replace") if log.is_file() else output)
         words = find_words_of_build(last_lines)
         if words:
@@ -196,7 +196,7 @@ def install(requirements: list[str], folder: Path = FOLDER) -> None:
 
 
 def _torch_constraint(requirements: list[str]) -> str:
-    """A constraint: the image's torch fits the driver and what was built for it, so only who names torch gets another."""
+    """A constraint to the image's torch, which fits the driver and other packages; empty without one, or if a requirement names torch."""
     names = {re.split(r"[^A-Za-z0-9._-]", item.strip(), maxsplit=1)[0].lower() for item in requirements}
     try:
         return "" if "torch" in names else f"torch=={metadata.version('torch')}\n"
@@ -205,7 +205,7 @@ def _torch_constraint(requirements: list[str]) -> str:
 
 
 def find_last_lines(log: str) -> list[str]:
-    """What pip's log says after the last package that pip has found: why it ends."""
+    """The lines of pip's log after the last package that it found, which say why it failed."""
     lines = [line for entry in log.splitlines() if (line := _TIME.sub("", entry).rstrip())]
     found_packages = [number for number, line in enumerate(lines) if _FOUND.match(line)]
     return [
@@ -216,7 +216,7 @@ def find_last_lines(log: str) -> list[str]:
 
 
 def explain_failure(last_lines: Sequence[str], output: Sequence[str] = ()) -> Failure:
-    """What the last lines of pip's log amount to, or else its output."""
+    """The failure that the last lines of pip's log describe, or else its output."""
     words = find_words_of_build(last_lines)
     own_lines = [line for line in last_lines if line not in words]
     for meanings, lines in ((_MEANINGS_OF_BUILDS, words), (_MEANINGS, own_lines)):
@@ -229,14 +229,14 @@ def explain_failure(last_lines: Sequence[str], output: Sequence[str] = ()) -> Fa
 
 
 def find_words_of_build(lines: Sequence[str]) -> list[str]:
-    """What a build said that failed."""
+    """The output of the build that failed; empty without one."""
     end = next((number for number, line in enumerate(lines) if _BUILD_FAILED.search(line)), 0)
     begins = [number for number, line in enumerate(lines[:end]) if _BUILD_BEGINS.match(line)]
     return [*lines[begins[-1] + 1 : end]] if begins else []
 
 
 def _last_words(output: Sequence[str]) -> str:
-    """The line in which pip says why it ends: its last error, the last line of a traceback, or else the last line."""
+    """The line in which pip says why it failed: its last error, the last line of a traceback, or else the last line."""
     lines = [line.strip() for line in output if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR:", "\N{MULTIPLICATION SIGN} "))]
     if errors and errors[-1] != _UNEXPECTED:
@@ -249,7 +249,7 @@ def _shorten(text: str) -> str:
 
 
 def run(command: list[str], folder: Path = FOLDER) -> None:
-    """Become the command, with the environment's programs first on PATH and its packages on PYTHONPATH.
+    """Replace this process with the command, with the environment's programs first on PATH and its packages on PYTHONPATH.
 
     PYTHONPATH is for programs of the image, such as torchrun: their Python is not that of the environment.
     """
@@ -271,7 +271,7 @@ def _packages(folder: Path) -> Path:
 
 
 def _run(command: list[str], **more: str) -> tuple[int, str]:
-    """Run a program, with more variables; its exit code, and its output, which is shown too."""
+    """Run a program with additional variables, print its output, and return its exit code and output."""
     environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     environment.update(more)
     with subprocess.Popen(

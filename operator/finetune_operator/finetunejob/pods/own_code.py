@@ -1,6 +1,7 @@
-"""The init containers of a command of your own: one fetches the commit of `trainer.code.git`, one installs `trainer.dependencies`.
+"""The init containers of a custom command: one fetches the commit of `trainer.code.git`, one installs `trainer.dependencies`.
 
-The first has the trainer's image of the installation, so yours needs no git; the second yours, for its Python and its packages.
+The first uses the installation's trainer image, so the user's image needs no git. The second uses the user's image, for its Python
+and its packages.
 Both share the environment, the volumes and the rights of the container `trainer`.
 """
 
@@ -37,7 +38,7 @@ _REASONS = {
 
 
 def mistakes(trainer: Trainer) -> Iterator[str]:
-    """What is wrong with requirements and with the address of the code, beyond what the schema can tell."""
+    """What is wrong with requirements and with the address of the code, beyond what the schema can check."""
     if trainer.code and trainer.code.git and not _is_address(trainer.code.git.url):
         yield f"spec.trainer.code.git.url {trainer.code.git.url} is not a valid address"
     for text in trainer.dependencies:
@@ -52,19 +53,19 @@ def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
-        # NB: both judge what they read.
+        # NB: both the encoding and the property `port` raise ValueError for an invalid address.
         return bool(host.encode("idna")) and parts.port != 0
     except ValueError:
         return False
 
 
 def files(trainer: Trainer) -> dict[str, str]:
-    """What the pods need beside the recipe."""
+    """The files that the pods need besides the recipe, by name."""
     return {contract.DEPENDENCIES_FILE: _INSTALLER} if trainer.dependencies else {}
 
 
 def add_init_containers(draft: Draft, pod: Json) -> Json:
-    """The pod of training with the code of `trainer.code.git` and the packages of `trainer.dependencies`."""
+    """The training pod with the code of `trainer.code.git` and the packages of `trainer.dependencies`."""
     trainer = draft.spec.trainer
     if trainer.code and trainer.code.git:
         pod = _add_init_container(pod, _build_checkout(draft, trainer.code, pod))
@@ -72,7 +73,7 @@ def add_init_containers(draft: Draft, pod: Json) -> Json:
 
 
 def describe_step(alive: Sequence[Json]) -> str:
-    """What a pod does before its command starts, as the end of a sentence; empty where none is known to."""
+    """What a pod does before its command starts, as the end of a sentence; empty if no init container of the operator runs."""
     for pod in alive:
         for item in pod.get("status", {}).get("initContainerStatuses") or []:
             if item["name"] in _STEPS and "running" in item.get("state", {}):
@@ -83,15 +84,15 @@ def describe_step(alive: Sequence[Json]) -> str:
 def find_failed_step(
     failure: LastFailure, ends: Sequence[pod_state.Exit], trainer: Trainer
 ) -> ConditionReason | None:
-    """Which step failed, where the failure of an attempt is that of one.
+    """The reason for the init container of the operator that failed; None if the attempt failed for another cause.
 
-    Its exit code is 64 where no attempt can succeed, and 69 where a server did not answer or refused the login.
+    Its exit code is 64 if no attempt can succeed, and 69 if a server did not answer or refused the login.
 
     Args:
         ends: how the pods of the attempt ended.
     """
-    # NB: the container says so, not the reason in its message: one that is killed leaves none, and a command, or an init container
-    # of the pod template, may end with the same words.
+    # NB: the name of the container decides, not the reason in its message: a killed container leaves no message, and a command, or
+    # an init container of the pod template, may report the same reason.
     container = next((item.container for item in ends if item.pod == failure.pod), None)
     has_code = trainer.code is not None and trainer.code.git is not None
     steps = {names.CHECKOUT_CONTAINER: has_code, names.DEPENDENCIES_CONTAINER: bool(trainer.dependencies)}
@@ -123,7 +124,10 @@ def _build_checkout(draft: Draft, code: Code, pod: Json) -> Json:
 
 
 def _add_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
-    """A pod whose command finds the packages. A volume of this name in the pod template takes the place of the emptyDir."""
+    """Add an init container that installs the packages, and have the command find them.
+
+    A volume with the same name in the pod template replaces the emptyDir.
+    """
     mount = {"name": contract.DEPENDENCIES_VOLUME, "mountPath": contract.DEPENDENCIES_PATH}
     trainer = next(containers(pod, names.TRAINER_CONTAINER), {})
     install: Json = {
@@ -140,7 +144,7 @@ def _add_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
         "containers": [
             {
                 "name": names.TRAINER_CONTAINER,
-                # NB: what is no list is left for the API server to refuse.
+                # NB: the API server rejects a value that is not a list.
                 "command": [*_SCRIPT, installer.RUN, *command] if isinstance(command, list) else command,
                 "volumeMounts": [{**mount, "readOnly": True}],
             }
@@ -156,5 +160,5 @@ def _from_secret(variable: str, secret: str, key: str, *, optional: bool) -> Jso
 
 
 def _escape(argument: str) -> str:
-    """An argument in which Kubernetes replaces nothing."""
+    """Escape an argument, so that Kubernetes expands no variables in it."""
     return argument.replace("$", "$$")

@@ -12,9 +12,9 @@ from finetune_operator.finetunejob.pods import pod_state
 
 
 def summarize_nodes(attempt_pods: Sequence[Json], *, desired: int) -> Nodes:
-    """How many pods are ready, and the node of each one that has a node: of the first 64, by node rank.
+    """Summarize how many pods are ready, and where the first 64 pods with a node run, by node rank.
 
-    NB: pods without a node are left out, so that a gang which is scheduled at once is one write.
+    NB: pods without a node are left out, so that a gang that is scheduled at once causes one write of the status.
     """
     ready = min(pod_state.count_ready(attempt_pods), desired)
     placed = [_place_pod(pod) for pod in attempt_pods if pod.get("spec", {}).get("nodeName")]

@@ -18,13 +18,13 @@ REASON_OF_EXIT = {
     contract.EXIT_RECIPE: ConditionReason.RECIPE_WRONG,
     contract.EXIT_DATA: ConditionReason.DATA_WRONG,
 }
-"""Why a job fails whose pod, driver or run ends with a code that no other attempt changes."""
+"""The reason with which a job fails, by the exit code of its pod, driver or run, if no other attempt can succeed."""
 
 UNEXPLAINED = "Error"
-"""The kubelet's reason for a container that ended with a code other than 0, where it knows no other."""
+"""The kubelet's reason for a container that ended with a nonzero code, if it knows no other."""
 
 _MAIN = (names.PREP_CONTAINER, names.TRAINER_CONTAINER, names.EVALUATE_CONTAINER)
-# The init containers of the operator, which have the limits of a main container.
+# By main container: the init containers of the operator that have its limits.
 _INIT_CONTAINERS_OF = {
     names.TRAINER_CONTAINER: (names.CHECKOUT_CONTAINER, names.DEPENDENCIES_CONTAINER),
     names.EVALUATE_CONTAINER: (names.FETCH_CONTAINER,),
@@ -45,9 +45,9 @@ class Exit:
     text: str
     evicted: bool
     deletion_request_time: datetime | None = None
-    """When somebody asked for the deletion of the pod; None where nobody did."""
+    """When somebody requested the deletion of the pod; None if nobody did."""
     is_outlived: bool = False
-    """Whether the pod does not say how the container ended: another container still runs, or failed."""
+    """Whether the pod's phase does not show how the container ended, since another container still runs or failed."""
 
     @property
     def message(self) -> TerminationMessage | None:
@@ -99,9 +99,9 @@ def is_ready(pod: Json) -> bool:
 
 
 def _containers_succeeded(status: Json) -> bool:
-    """Whether the main container exited with 0; the pod of another one, whether all its containers did.
+    """Whether the main container exited with 0; in a pod without one of ours, whether all containers did.
 
-    The kubelet reports that shortly before the phase Succeeded, or long before it where another container runs on.
+    The kubelet reports that shortly before the phase Succeeded, or long before it if another container keeps running.
     """
     statuses = status.get("containerStatuses") or []
     main = [item for item in statuses if item["name"] in _MAIN]
@@ -163,7 +163,7 @@ def _deletion_request_time(pod: Json) -> datetime | None:
 
 
 def find_deleted_pod(ends: Sequence[Exit]) -> Exit | None:
-    """The pod that somebody deleted while all main containers ran; None where none was, or where it was evicted or preempted.
+    """The pod that somebody deleted while all main containers ran; None if there is none, or if it was evicted or preempted.
 
     NB: once a container has ended, the Job controller deletes the pods of the other ones.
     """
@@ -176,9 +176,9 @@ def find_deleted_pod(ends: Sequence[Exit]) -> Exit | None:
 
 
 def _is_outlived(status: Json, *, failed: bool) -> bool:
-    """Whether a pod, whose main container has ended, runs on or fails because of another container.
+    """Whether another container keeps a pod running, or made it fail, after the main container ended.
 
-    NB: init containers that restart (sidecars) end with the main container, and their ends count for nothing.
+    NB: init containers that restart (sidecars) end with the main container, and how they end does not matter.
     """
     states = [item.get("state", {}) for item in status.get("containerStatuses") or []]
     runs = status.get("phase") == "Running" and any("terminated" not in state for state in states)
@@ -186,7 +186,7 @@ def _is_outlived(status: Json, *, failed: bool) -> bool:
 
 
 def _terminated(status: Json, container: str) -> tuple[str, Json] | None:
-    """How the container ended, or the init container that kept it from starting, and which of them."""
+    """The name and terminated state of the container, or of the init container that kept it from starting."""
     ended = [
         (item["name"], dict(terminated))
         for item in (status.get("containerStatuses") or []) + (status.get("initContainerStatuses") or [])
@@ -203,7 +203,7 @@ def _terminated(status: Json, container: str) -> tuple[str, Json] | None:
 
 
 def _prefix_init_container(name: str, text: str) -> str:
-    """The termination message of an init container, which says so."""
+    """Add the name of an init container to its termination message."""
     report = TerminationMessage.parse(text)
     if report is None or report.error is None:
         return f"init container {name}: {text}"
@@ -229,7 +229,7 @@ def first_failure(
     """The failure that ended an attempt.
 
     When one rank fails, the others lose their connections and fail too, often within the same second. So a pod that
-    reports its own error takes precedence over one that only lost its peers, and among these the earliest counts.
+    reports its own error takes precedence over one that only lost its peers. Of several equal ones, the earliest counts.
 
     Args:
         use_less: how the container can use less memory, as a part of a sentence; empty if unknown.

@@ -11,7 +11,7 @@ from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import QueueState
 from finetune_operator.template_merge import merge
 
-# What a Job in a queue waits for.
+# The reasons of a condition while its Job waits in a queue.
 _REASONS = (ConditionReason.QUEUED, ConditionReason.QUEUE_INADMISSIBLE)
 # Kueue's words for a Workload that waits for something other than its turn.
 _INADMISSIBLE = {"Inadmissible", "Misconfigured", "Suspended"}
@@ -22,7 +22,7 @@ _MAX_EXACT_POSITION = 10
 
 
 def is_from_installation(draft: Draft, queue: str) -> bool:
-    """Whether the job would also have this queue if it named none."""
+    """Whether the queue is the default of the installation, which a job without a queue gets."""
     resolved = draft.status.resolved
     return resolved is not None and resolved.queue_name == queue
 
@@ -34,7 +34,7 @@ def describe_queue(draft: Draft, queue: str) -> str:
 
 
 def describe_opt_out(draft: Draft, queue: str) -> str:
-    """How the job does without a queue, as a part of a sentence."""
+    """How to run the job without a queue, as a part of a sentence."""
     if is_from_installation(draft, queue):
         return 'set spec.runPolicy.queueName to "", which keeps the job out of the queue of the installation'
     return "remove spec.runPolicy.queueName"
@@ -46,7 +46,7 @@ def is_queued(child: Json) -> bool:
 
 
 def enqueue(draft: Draft, job: Json) -> Json:
-    """The Job, suspended in the queue of the FineTuneJob, if that has one.
+    """The Job, suspended in the queue of the FineTuneJob, if it names one.
 
     Kueue starts it by removing `suspend`: the Job is created once and never applied again.
     """
@@ -58,10 +58,10 @@ def enqueue(draft: Draft, job: Json) -> Json:
 
 
 def report_queue(draft: Draft, kind: ConditionType, what: str, child: Json) -> None:
-    """Report why a step waits whose Job is suspended; without pods, no pod is blocked."""
+    """Report why a step with a suspended Job waits. The Job has no pods, so no pod is blocked."""
     before = draft.condition(kind)
     if draft.observed.queue_state is None and before and before.reason in _REASONS:
-        # Kueue was not read yet: what the status says is as new as what is known.
+        # Kueue was not read since the status was written: keep the message.
         return
     draft.set(kind, False, *_explain_wait(draft, what, child))
     if draft.condition(ConditionType.PODS_HEALTHY):
@@ -89,10 +89,11 @@ def _explain_wait(draft: Draft, what: str, child: Json) -> tuple[ConditionReason
 
 
 def _find_problem(queue_state: QueueState | None, look: str, without: str, due: datetime) -> str | None:
-    """What keeps the Job from ever being admitted, and what to do; None when it only waits for its turn.
+    """What keeps the Job from ever being admitted, and what to do; None if it only waits for its turn.
 
     Args:
-        without: how the job does without a queue.
+        look: the command that shows the queue, as a part of a sentence.
+        without: how to run the job without a queue, as a part of a sentence.
         due: when Kueue has had enough time to make a Workload.
     """
     if queue_state is None:
@@ -117,9 +118,9 @@ def _describe_progress(queue_state: QueueState | None) -> str:
 
 
 def _round_position(position: int) -> str:
-    """The position, in steps of 10, 20, 50, 100 and so on where it is far.
+    """The position; above 10, rounded down to 10, 20, 50, 100 and so on.
 
-    NB: each admission moves every job behind it, and each change of the message is a write of the status.
+    NB: each admission moves every job behind it, and each change of the message writes the status.
     """
     if position <= _MAX_EXACT_POSITION:
         return str(position)

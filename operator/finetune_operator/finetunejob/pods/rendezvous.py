@@ -14,7 +14,7 @@ _NODE_RANK: Json = {
 
 
 def rendezvous_env(ftj: FineTuneJob, attempt: int, distributed: Distributed) -> list[Json]:
-    """How the ranks of one attempt find each other.
+    """The variables with which the ranks of an attempt find each other.
 
     The first pod of an Indexed Job has the host name <job>-0, and the headless Service is its domain.
     """
@@ -42,7 +42,7 @@ def rendezvous_env(ftj: FineTuneJob, attempt: int, distributed: Distributed) -> 
 
 
 def run_env(*, servers: tuple[str, str], run_id: str | None) -> list[Json]:
-    """Where the recipe, the MLflow server, its registry and the run are."""
+    """The variables that locate the recipe, the MLflow server, its registry and the run."""
     tracking_uri, registry_uri = servers
     values = {
         contract.ENV_RECIPE: contract.RECIPE_PATH,
@@ -54,7 +54,7 @@ def run_env(*, servers: tuple[str, str], run_id: str | None) -> list[Json]:
 
 
 def command_env(code: str | None = None) -> list[Json]:
-    """Where a command of your own finds its parameters and, where the operator mounts it, the folder of its code."""
+    """The variables that locate the parameters of a custom command and, if the operator mounts its code, the folder `code`."""
     values = {contract.ENV_PARAMETERS: contract.PARAMETERS_PATH}
     values |= {contract.ENV_CODE: code} if code else {}
     return [{"name": name, "value": value} for name, value in values.items()]

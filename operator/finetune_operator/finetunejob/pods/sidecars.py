@@ -1,7 +1,7 @@
-"""Containers that a webhook adds to a pod, and that do not end with its main container.
+"""Containers that a webhook adds to a pod, and that keep running after its main container ends.
 
-The end of the main container decides, since the pod of such a container runs on, and its Job with it. A pod template may have no
-such container: `mistakes` refuses it and names the form that ends by itself.
+Such a container keeps the pod and its Job running, so the result is that of the main container. A pod template may not add one:
+`mistakes` refuses it, and names the form of a sidecar that ends by itself.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from finetune_operator.finetunejob.children import classify_children, has_ended,
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import pod_state
 
-# The ranks of a gang end within seconds of each other. The one that caused it need not be the first to end.
+# The ranks of a gang end within seconds of each other. The first to end may not be the cause.
 _PEERS_TIMEOUT = timedelta(seconds=30)
 
 
 def find_outlived(job_pods: Sequence[Json], container: str) -> list[pod_state.Exit]:
-    """The ends of main containers that their pods do not tell, the earliest first."""
+    """The ends of main containers that the phases of their pods do not show, the earliest first."""
     return [ended for ended in pod_state.exits(job_pods, container) if ended.is_outlived]
 
 
@@ -29,7 +29,7 @@ def has_completed(job: Json, job_pods: Sequence[Json], container: str, *, nodes:
 
 
 def _has_succeeded(job_pods: Sequence[Json], container: str, *, nodes: int) -> bool:
-    """Whether the main containers on all nodes have succeeded, which at least one pod does not tell."""
+    """Whether the main containers on all nodes have succeeded, which the phase of at least one pod does not show."""
     succeeded = [ended for ended in pod_state.exits(job_pods, container) if ended.code == 0]
     return (
         any(ended.is_outlived for ended in succeeded)
@@ -38,10 +38,10 @@ def _has_succeeded(job_pods: Sequence[Json], container: str, *, nodes: int) -> b
 
 
 def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datetime) -> Json | None:
-    """Return the condition Failed of a Job that has failed; None: it has not.
+    """Return the condition Failed of a Job; None if it has not failed.
 
-    The condition is empty where a main container has failed and another one keeps the Job running. NB: ask `has_completed` first: a Job
-    whose main containers have succeeded fails if another container does.
+    The condition is empty if a main container has failed and another one keeps the Job running. NB: call `has_completed` first: a Job
+    whose main containers have succeeded still fails if another container does.
     """
     failed = job_condition(job, "Failed")
     if failed is None and _has_failed(job_pods, container, now):
@@ -50,7 +50,7 @@ def find_failure(job: Json, job_pods: Sequence[Json], container: str, now: datet
 
 
 def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool:
-    """Whether a main container has failed, which its pod does not tell, and the others have had time to end as well."""
+    """Whether a main container has failed, which the phase of its pod does not show, and the others have had time to end."""
     failed = [ended for ended in find_outlived(job_pods, container) if ended.code]
     if not failed:
         return False
@@ -61,9 +61,9 @@ def _has_failed(job_pods: Sequence[Json], container: str, now: datetime) -> bool
 
 
 def release(draft: Draft, component: str, name: str, container: str) -> None:
-    """Delete the Job of a step that is done, if another container keeps it and its resources.
+    """Delete the Job of a completed step, if another container keeps it running.
 
-    NB: in a pass after the one that wrote the result into the status.
+    NB: call this in a pass after the one that wrote the result into the status.
     """
     children = classify_children(draft.observed.jobs, draft.observed.pods, component, name)
     if (
@@ -75,7 +75,7 @@ def release(draft: Draft, component: str, name: str, container: str) -> None:
 
 
 def explain_no_retry(job_pods: Sequence[Json], container: str) -> str:
-    """Why a Job does not try again, as the end of a sentence about its failure; empty where that is not because of another container."""
+    """Why a Job does not retry, as the end of a sentence about its failure; empty if no other container prevents it."""
     ended = {end.pod for end in find_outlived(job_pods, container)}
     states = {
         item["name"]: item.get("state", {})

@@ -1,4 +1,4 @@
-"""How a step of a job fares: its batch Job and the Job's pods, classed once as one state with its cause.
+"""The state of a step of a job and its cause, classified once from its batch Job and the Job's pods.
 
 Preparation, training and evaluation classify their step, then act on the state.
 """
@@ -17,7 +17,7 @@ from finetune_operator.finetunejob.pods import health, pod_state, queueing, side
 
 @dataclass(frozen=True)
 class Step:
-    """What runs as one batch Job.
+    """A step of a job that runs as one batch Job.
 
     Attributes:
         component: the label of its Jobs and pods.
@@ -25,7 +25,7 @@ class Step:
         container: the name of the main container.
         nodes: the number of its pods.
         executors: the number of pods that the main container creates.
-        attempt: the number of the attempt, whose pods fail together; 0 for a Job that replaces a pod that failed.
+        attempt: the number of the attempt, whose pods fail together; 0 for a Job that replaces failed pods.
         ranks_per_node: the processes of each pod.
         use_less: how the main container can use less memory, as a part of a sentence; empty if unknown.
     """
@@ -42,13 +42,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Absent:
-    """The Job does not exist. Jobs and pods of earlier ones may still stop."""
+    """The Job does not exist. Earlier Jobs and their pods may still be stopping."""
 
     children: ComponentChildren
 
     @property
     def has_stale_children(self) -> bool:
-        """Whether Jobs or pods of earlier ones have not stopped."""
+        """Whether earlier Jobs or their pods have not stopped."""
         return bool(self.children.stale_jobs or self.children.stale_pods)
 
 
@@ -75,10 +75,10 @@ class _AtWork(_WithJob):
     """The Job has not ended.
 
     Attributes:
-        alive: the pods that have not ended, with those that the main container created.
+        alive: the pods that have not ended, including those that the main container created.
         ready: how many of its pods are ready.
-        blockage: what keeps a pod from running.
-        failure: how the last pod failed that the Job has replaced.
+        blockage: what keeps a pod from running; None if nothing is known.
+        failure: how the last pod that the Job replaced failed; None without one.
     """
 
     alive: list[Json]
@@ -89,12 +89,12 @@ class _AtWork(_WithJob):
 
 @dataclass(frozen=True)
 class Starting(_AtWork):
-    """Pods are yet to be ready, and nothing is known to keep them from it."""
+    """Some pods are not ready yet, and no blockage is known."""
 
 
 @dataclass(frozen=True)
 class Blocked(_AtWork):
-    """Pods are yet to be ready, and `blockage` keeps them from it: until a node is added, or until somebody corrects something."""
+    """Some pods cannot become ready because of `blockage`, until a node is added or somebody corrects something."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Lost(_WithJob):
 
 @dataclass(frozen=True)
 class Failed(_WithJob):
-    """The Job has failed, or its main container has while another container runs on.
+    """The Job has failed, or its main container has failed while another container keeps running.
 
     Attributes:
         ends: how the main containers ended, the earliest first.
@@ -179,17 +179,17 @@ def has_completed(draft: Draft, step: Step) -> bool:
 
 
 def report_pods(draft: Draft, state: AtWork) -> None:
-    """Report in a condition what keeps pods from running, and in the status how the last pod failed that was replaced."""
+    """Report in a condition what keeps pods from running, and in the status how the last replaced pod failed."""
     health.report_blockage(draft, state.alive, state.blockage)
     if state.failure:
         draft.update(last_failure=state.failure)
 
 
 def explain_failure(state: Failed, step: Step, reason: ConditionReason) -> tuple[ConditionReason, str]:
-    """The reason and the end of a sentence about a step that has failed, whose Job replaces pods.
+    """The reason of a failed step whose Job replaces pods, and the end of a sentence about it.
 
     Args:
-        reason: the reason of an exit code that has none of its own.
+        reason: the reason for exit codes that have no reason of their own.
     """
     failure = state.failure
     if failure is None:

@@ -16,14 +16,14 @@ from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.template_merge import containers, merge
 
 _GRACE_SECONDS = 120
-# Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or MLflow without an answer.
+# Retries after failures that neither the recipe nor the data caused, such as a crash of the JVM or an unreachable MLflow.
 _BACKOFF_LIMIT = 2
 _TMP = "/tmp"  # noqa: S108
-# The Hub's client of a user's own script keeps its models in the cache too.
+# The Hub's client in a user's script uses the cache too.
 _HUB_IN_CACHE = (
     {"name": "HF_HUB_CACHE", "value": f"{contract.MODEL_CACHE_PATH}/{contract.MODEL_CACHE_HUB}"},
 )
-# Fields that an init container has of the main container.
+# Fields that an init container copies from the main container.
 _SHARED = (
     "env",
     "envFrom",
@@ -32,9 +32,9 @@ _SHARED = (
     "imagePullPolicy",
     "terminationMessagePolicy",
 )
-# Variables of one image's programs, which those of another cannot start with.
+# Variables for the programs of one image, which may keep those of another image from starting.
 _OF_AN_IMAGE = re.compile(r"PATH|PYTHON.*|LD_.*")
-# What a quota may ask of each container.
+# Resources that a quota may require of each container.
 _OF_EVERY_CONTAINER = ("cpu", "memory", "ephemeral-storage")
 
 
@@ -76,7 +76,7 @@ def metadata(ftj: FineTuneJob, name: str, component: str, attempt: int | None = 
 
 
 def build_headless_service(ftj: FineTuneJob, name: str, component: str, ports: Mapping[str, int]) -> Json:
-    """The headless Service at whose name the pods of a component find each other, by the names of its ports."""
+    """The headless Service by whose name the pods of a component find each other. `ports`: port numbers by name."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -112,13 +112,13 @@ def pod_template(
 
     Args:
         container: name of its main container.
-        own_image: whether the image is one of the product's: its root filesystem can be read-only.
-        user: user and group of the product's images; 0 for none.
-        secret: Secret whose keys also become environment.
+        own_image: whether the image is one of the product's, so that its root filesystem can be read-only.
+        user: user and group id of the product's images; 0 to set none.
+        secret: Secret whose keys also become variables.
         contract_env: variables that take precedence over those of the user.
         config_map: the ConfigMap with the recipe.
         model_cache: the claim with downloaded models.
-        subdomain: headless Service that names the pods.
+        subdomain: name of the headless Service that gives the pods their domain.
         user_template: the merged template of the role in spec.pods, in which the container `main` is the main container.
     """
     defaults = _defaults(container, image, own_image=own_image, pull_policy=pull_policy, user=user)
@@ -174,7 +174,7 @@ def _cached_models(cache: ModelCache) -> tuple[list[Json], list[Json]]:
 def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, user: int) -> Json:
     """A pod that the `restricted` Pod Security Standard admits, without an API token.
 
-    With `user` 0 OpenShift's restricted-v2 admits it too, which names the user itself.
+    With `user` 0 OpenShift's restricted-v2 admits it too: OpenShift assigns the user itself.
     """
     return {
         "spec": {
@@ -213,13 +213,13 @@ def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, 
 
 
 def shared(pod: Json, container: str, *, own_image: bool) -> Json:
-    """What an init container of the operator has in common with the main container: it reads the same storage and servers.
+    """The fields that an init container of the operator copies from the main container, to reach the same storage and servers.
 
-    It gets none of the devices, which it has no use for. It keeps its part of what every container uses, since a quota may ask
-    each container for that.
+    It needs no devices. It keeps the requests and limits of CPU, memory and ephemeral storage, since a quota may require them of
+    each container.
 
     Args:
-        own_image: whether it has one of the product's images, and the main container may have another.
+        own_image: whether the init container has one of the product's images, which the main container may not have.
     """
     main = next(containers(pod, container), {})
     shared_fields = {field: main[field] for field in _SHARED if field in main}
@@ -230,7 +230,7 @@ def shared(pod: Json, container: str, *, own_image: bool) -> Json:
 
 
 def _is_of_an_image(variable: Any) -> bool:
-    # NB: the API server has not validated the variables, and refuses what has no name.
+    # NB: the API server has not validated the variables yet. It rejects those without a name.
     name = variable.get("name") if isinstance(variable, dict) else None
     return isinstance(name, str) and _OF_AN_IMAGE.fullmatch(name) is not None
 
@@ -250,7 +250,7 @@ def _without_devices(resources: Any) -> Json:
 
 
 def retried_job(job_metadata: Json, pod: Json, *container_names: str) -> Json:
-    """A Job of one pod that is retried, unless one of the containers says that the recipe or the data is wrong.
+    """A Job of one pod that is retried, unless one of the named containers reports that the recipe or the data is wrong.
 
     A pod that is evicted or preempted does not count as a retry.
     """

@@ -1,4 +1,4 @@
-"""A job whose run and version are in a Databricks workspace: what such a job must say, and how its pods log in."""
+"""Jobs whose run and version are in a Databricks workspace: mistakes in their fields, and how their pods log in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOKEN_SECONDS = 3600
 
 
 def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
-    """What is wrong with a job once the defaults of the installation count; the schema refuses what the spec alone says."""
+    """What is wrong with a job after the defaults of the installation apply; the schema checks the spec alone."""
     server, registry = settings.servers(spec.tracking)
     yield from _paths(spec, settings)
     if spec.register_ and (server == DATABRICKS) != (registry == UNITY_CATALOG):
@@ -46,7 +46,7 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
 
 
 def _starts_from(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Models that Unity Catalog cannot have, so that the job would wait for them in vain."""
+    """Model names that Unity Catalog does not allow: the job would wait forever for these models."""
     distillation = spec.objective.distillation
     models = (
         ("spec.model.base", spec.model.base if spec.model else None),
@@ -82,7 +82,7 @@ def _paths(spec: FineTuneJobSpec, settings: Settings) -> Iterator[str]:
 def pod_login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
     """What the template of a pod needs to log in to the workspace; empty for jobs on an MLflow server.
 
-    NB: of a Secret, only the four keys. Without one, a token of the pod's own ServiceAccount, which lives for an hour. The
+    NB: the pod gets only the four keys of a Secret, or without a Secret a token of its own ServiceAccount, valid for an hour. The
     operator's own login never reaches a pod.
     """
     if not settings.on_databricks(spec.tracking):

@@ -24,7 +24,7 @@ from finetune_operator.settings import Settings
 
 @dataclass(frozen=True)
 class CustomKind:
-    """A kind of another operator. A backend creates one object of it for each attempt.
+    """A custom resource kind of another operator. A backend creates one object of it for each attempt.
 
     Attributes:
         name: the kind.

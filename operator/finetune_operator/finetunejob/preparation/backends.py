@@ -1,4 +1,4 @@
-"""The backends of preparations, and what is asked of all of them."""
+"""The backends of preparations, and functions that call the backend of a job, or all of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BACKENDS: tuple[Backend, ...] = (JobBackend(), SparkApplicationBackend(), Databr
 
 
 def find_backend(spec: FineTuneJobSpec | None) -> Backend | None:
-    """The backend of a spec; None where nothing is prepared, or where the spec cannot be read.
+    """The backend of a spec; None if nothing is prepared, or if the spec cannot be read.
 
     Raises:
         ValueError: no backend has the mode.
@@ -36,7 +36,7 @@ def find_backend(spec: FineTuneJobSpec | None) -> Backend | None:
 
 
 def has_to_prepare(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
-    """Whether the job has its preparation still before it, so that the Lease matters.
+    """Whether the job still has to start its preparation, so that the Lease matters.
 
     Args:
         jobs: its child Jobs, by name.
@@ -47,19 +47,19 @@ def has_to_prepare(ftj: FineTuneJob, jobs: Mapping[str, Json]) -> bool:
 
 
 def stop(draft: Draft) -> str | None:
-    """Stop what may run besides Jobs; what to wait for, or None when nothing is left."""
+    """Stop what runs outside of Jobs, and return what to wait for; None if nothing is left."""
     waits = [waiting for backend in _list_candidates(draft) if (waiting := backend.stop(draft))]
     return waits[0] if waits else None
 
 
 def clean_up(draft: Draft) -> None:
-    """Delete what a preparation that is complete still runs."""
+    """Delete what still runs after the preparation completed."""
     for backend in _list_candidates(draft):
         backend.clean_up(draft)
 
 
 def _list_candidates(draft: Draft) -> tuple[Backend, ...]:
-    """The backend of the job. Where the spec cannot tell, each: they go by what was observed."""
+    """The backend of the job. If the spec does not tell, all backends: each looks only at what was observed."""
     backend = find_backend(draft.ftj.spec)
     return (backend,) if backend else BACKENDS
 
@@ -70,19 +70,19 @@ def find_custom_kind(kind: str) -> CustomKind | None:
 
 
 def list_leftover_kinds(ftj: FineTuneJob) -> tuple[str, ...]:
-    """The kinds of children that a finished job has besides those of every job."""
+    """The kinds of children that a finished job may have left, besides those of every job."""
     backend = find_backend(ftj.spec)
     return (backend.custom_kind.name, "Pod") if backend and backend.custom_kind else ()
 
 
 def find_kind_to_read(ftj: FineTuneJob) -> CustomKind | None:
-    """The custom kind whose objects are to be read in this pass."""
+    """The custom kind whose objects this pass must read; None without one."""
     backend = find_backend(ftj.spec)
     return backend.custom_kind if backend and backend.reads_custom_kind(ftj) else None
 
 
 def set_finalizer(draft: Draft) -> None:
-    """Have the operator's finalizer on the job while a run outside the cluster may be at work, and only then."""
+    """Add the operator's finalizer while a run outside the cluster may exist, and remove it otherwise."""
     is_needed = any(backend.needs_finalizer(draft.status) for backend in BACKENDS)
     if is_needed != (names.RUN_FINALIZER in draft.ftj.finalizers):
         draft.finalizer = is_needed
@@ -105,12 +105,12 @@ def release(draft: Draft) -> None:
 
 
 def may_release(ftj: FineTuneJob, problem: Problem) -> bool:
-    """Whether a job that is being deleted may go although its run cannot be looked up."""
+    """Whether a job may be deleted although its run cannot be read."""
     return any(backend.may_release(ftj, problem) for backend in BACKENDS)
 
 
 def record_run(decision: Decision, run_id: str | None) -> Decision:
-    """The decision after its run was submitted or canceled; None: there was none to cancel."""
+    """The decision after its run was submitted or canceled; `run_id` is None if there was no run to cancel."""
     for backend in BACKENDS:
         decision = backend.record_run(decision, run_id)
     return decision

@@ -1,4 +1,4 @@
-"""Tables by their names: what is wrong with them, and how the prep pod logs in to the catalog that finds them."""
+"""Tables that a spec names in a catalog: mistakes in the names, and the login of the prep pod to the catalog."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from finetune_operator.settings import Settings
 
 
 def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Names of tables that the catalog cannot have, after the defaults of the installation apply."""
+    """Table names that the catalog does not allow, after the defaults of the installation apply."""
     return (f"spec.{sentence}" for sentence in (tables.misnamed(spec.data) if spec.data else ()))
 
 
 def find_missing_catalog(spec: FineTuneJobSpec) -> str | None:
-    """What a job that names a table lacks if no catalog is configured."""
+    """Why a job that names a table needs a catalog; None if it has one, or names no table."""
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog or prepare.spark.has_catalog:
         return None
@@ -33,7 +33,7 @@ def find_missing_catalog(spec: FineTuneJobSpec) -> str | None:
 
 
 def find_missing_workspace(spec: FineTuneJobSpec, settings: Settings) -> str | None:
-    """What a job with tables of a workspace lacks, where nothing says which workspace it is."""
+    """Why a job with a Databricks catalog lacks a workspace; None if one is configured, or not needed."""
     catalog = _catalog_of(spec)
     if catalog is None or not _is_federated(catalog, spec, settings) or settings.databricks_host:
         return None
@@ -44,10 +44,10 @@ def find_missing_workspace(spec: FineTuneJobSpec, settings: Settings) -> str | N
 
 
 def login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
-    """What the template of the prep pod needs to log in to the catalog; empty where it needs nothing more.
+    """What the template of the prep pod needs to log in to the catalog; empty if it needs nothing more.
 
-    NB: of a Secret, only the keys of the login. Executors get none of it: the driver asks the catalog, and passes credentials
-    for the files on.
+    NB: only the login keys of a Secret. Executors get none of them: the driver asks the catalog, and passes on the credentials
+    for the files.
     """
     catalog = _catalog_of(spec)
     if catalog is None:
@@ -63,7 +63,7 @@ def _catalog_of(spec: FineTuneJobSpec) -> Catalog | None:
 
 
 def _is_federated(catalog: Catalog, spec: FineTuneJobSpec, settings: Settings) -> bool:
-    """Whether the pod logs in to the workspace of the installation with its ServiceAccount, for its catalog alone."""
+    """Whether the pod logs in to the workspace of the installation with its ServiceAccount, for the catalog only."""
     has_secret = catalog.databricks and catalog.databricks.secret_ref
     return catalog.type == "Databricks" and not has_secret and not settings.on_databricks(spec.tracking)
 

@@ -1,4 +1,4 @@
-"""Credentials in the settings of Spark, which the ConfigMap with the recipe would show."""
+"""Finds credentials in the settings of Spark, which the ConfigMap with the recipe would show."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _CREDENTIAL = re.compile(
     r"(?:^|[.])(?:secret|password|passphrase|(?:access|account|private|secret)[.]key|(?:fixed|session|refresh|access)[.]token)(?:[.]|$)",
     re.IGNORECASE,
 )
-# Last parts of names whose values say where a credential is, or how it is fetched.
+# Last parts of the names of settings that say where a credential is, or how it is fetched.
 _PLACE = re.compile(
     r"[.](?:endpoint|file|path|provider|provider[.]type|type|class|id|enabled|enable)$", re.IGNORECASE
 )
-# What Hadoop and Databricks replace where the setting is read.
+# References that Hadoop and Databricks replace when they read the setting.
 _REFERENCE = re.compile(r"(?:\$\{env[.]\w+\}|\{\{secrets/[^}]+\}\})")
 
 
 def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What is wrong with settings that hold a credential."""
+    """Yield a mistake for each setting of Spark that holds a credential."""
     spark = spec.prepare.spark if spec.prepare else None
     for name, value in spark.conf.items() if spark else ():
         if _CREDENTIAL.search(name) and not _PLACE.search(name) and not _REFERENCE.fullmatch(value):

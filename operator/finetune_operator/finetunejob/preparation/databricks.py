@@ -1,7 +1,7 @@
 """The preparation as a Databricks run: one for each attempt, followed by polling, canceled on suspension and deletion.
 
-The status records the attempt before the run is submitted, and the job has a finalizer by then. So a run that a crash hid from
-the status is found by its name, and the same submission again gives the same run.
+The status records the attempt, and the job gets a finalizer, before the run is submitted. If a crash keeps the id of the run from
+the status, the run is found by its name, and a repeated submission returns the same run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_WHEEL = (
 )
 # As often as a preparation in pods: a first run, and two more after failures that neither the recipe nor the data caused.
 _MAX_FAILURES = 3
-# Reasons with which nothing can have been submitted.
+# Problems with the login: nothing can have been submitted with it.
 _NO_LOGIN = (
     ConditionReason.CREDENTIALS_MISSING,
     ConditionReason.CREDENTIALS_UNREADABLE,
@@ -120,7 +120,7 @@ class DatabricksBackend(Backend):
             return None
         if run.run_id is None:
             if names.RUN_FINALIZER not in draft.ftj.finalizers:
-                # Nothing was submitted without it.
+                # No run is submitted without the finalizer.
                 draft.update(databricks_run=run.model_copy(update={"state": "Canceled"}))
                 return None
             draft.actions.append(CancelRun(submissions.build_run_name(draft)))
@@ -162,7 +162,7 @@ class DatabricksBackend(Backend):
         draft.set(ConditionType.PREPARED, False, reason, message)
 
     def may_release(self, ftj: FineTuneJob, problem: Problem) -> bool:
-        # NB: most likely there is no run: nothing tells of one, and the login with which it would have been submitted does not work.
+        # NB: most likely there is no run: the status has no id, and the login that would have submitted the run does not work.
         run = ftj.status.databricks_run
         return run is not None and run.run_id is None and problem.reason in _NO_LOGIN
 
@@ -202,7 +202,7 @@ def _find_unreadable_secrets(spec: FineTuneJobSpec, settings: Settings) -> Itera
 
 
 def find_run_to_follow(ftj: FineTuneJob) -> str | None:
-    """The run to read: one that is at work, or whose result the status does not have."""
+    """The id of the run to read: it has not ended, or its result is not in the status; None without one."""
     run = ftj.status.databricks_run
     if run is None or ftj.spec is None or not submissions.find_databricks(ftj.spec):
         return None
@@ -211,7 +211,7 @@ def find_run_to_follow(ftj: FineTuneJob) -> str | None:
 
 
 def _begin(draft: Draft, before: DatabricksRunStatus | None, *, failures: int, why: str = "") -> None:
-    """Name the next run in the status; it is submitted when that is written and the finalizer is set."""
+    """Record the next run in the status. A later pass submits it, once the status is written and the finalizer is set."""
     draft.record_start()
     attempt = before.attempt + 1 if before else 1
     draft.update(databricks_run=DatabricksRunStatus(attempt=attempt, failures=failures, state="Submitting"))
@@ -226,7 +226,7 @@ def _begin(draft: Draft, before: DatabricksRunStatus | None, *, failures: int, w
 
 def _submit(draft: Draft) -> None:
     if names.RUN_FINALIZER not in draft.ftj.finalizers:
-        # `backends.set_finalizer` sets it, and the pass after that submits.
+        # `backends.set_finalizer` sets the finalizer, and the next pass submits.
         return
     if pending_run.wait_for_run(draft, needs_server=True):
         return
@@ -242,15 +242,18 @@ def _follow(draft: Draft, run: DatabricksRunStatus, reported_run: Run | None) ->
         draft.update(
             databricks_run=run.model_copy(update={"state": state, "url": reported_run.url or run.url})
         )
-    what = {"Pending": "waits for its compute", "Running": "is running", "Canceling": "is ending"}
-    doing = (
+    activities = {"Pending": "waits for its compute", "Running": "is running", "Canceling": "is ending"}
+    activity = (
         "is being canceled"
         if canceling
-        else what.get(reported_run.word if reported_run else "", "was submitted")
+        else activities.get(reported_run.word if reported_run else "", "was submitted")
     )
-    at = f"; see {reported_run.url}" if reported_run and reported_run.url else ""
+    link = f"; see {reported_run.url}" if reported_run and reported_run.url else ""
     draft.set(
-        ConditionType.PREPARED, False, ConditionReason.PREPARING, f"Databricks run {run.run_id} {doing}{at}"
+        ConditionType.PREPARED,
+        False,
+        ConditionReason.PREPARING,
+        f"Databricks run {run.run_id} {activity}{link}",
     )
 
 
@@ -292,7 +295,7 @@ def _handle_end(draft: Draft, run: DatabricksRunStatus, reported_run: Run) -> Ou
 
 def _handle_canceled(draft: Draft, before: DatabricksRunStatus, ended: DatabricksRunStatus) -> None:
     if before.state == "Canceling":
-        # It was canceled for a suspension that is over. The next pass begins, unless another job prepares the same by now.
+        # The operator canceled it for a suspension that is over. The next pass begins a run, unless another job prepares the same data.
         draft.requeue_after(0.0)
         return
     message = (
@@ -303,7 +306,7 @@ def _handle_canceled(draft: Draft, before: DatabricksRunStatus, ended: Databrick
 
 
 def _retry(draft: Draft, ended: DatabricksRunStatus, why: str, *, is_final: bool) -> None:
-    """After a failure that neither the recipe nor the data caused: another run, a few times."""
+    """After a failure that neither the recipe nor the data caused, begin another run, up to a limit."""
     failures = ended.failures + 1
     if is_final:
         _fail(draft, ConditionReason.RUN_REFUSED, f"{_describe_run(ended)} failed permanently: {why}")

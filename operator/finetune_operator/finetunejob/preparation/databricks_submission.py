@@ -15,17 +15,17 @@ from finetune_operator.settings import Settings
 
 
 def find_databricks(spec: FineTuneJobSpec) -> Databricks | None:
-    """The settings of the run."""
+    """The settings of the run in the spec; None without them."""
     return spec.prepare.spark.databricks if spec.prepare else None
 
 
 def find_login(ftj: FineTuneJob, settings: Settings) -> LocalReference | None:
-    """The Secret of the workspace; None for the workspace of the installation."""
+    """The Secret with the login to the workspace; None for the login of the installation."""
     return find_named_login(ftj.spec, settings) if ftj.spec else None
 
 
 def find_named_login(spec: FineTuneJobSpec, settings: Settings) -> LocalReference | None:
-    """The Secret that a spec names, also where it is optional: without it, a run would have the login of the installation."""
+    """The Secret that a spec names, made required: without an optional one, a run would use the login of the installation."""
     databricks, tracking = find_databricks(spec), spec.tracking
     secret = databricks.secret_ref if databricks else None
     if secret is None and settings.on_databricks(tracking):
@@ -44,7 +44,7 @@ def build_submission(draft: Draft) -> Submission:
     """The run to submit.
 
     Raises:
-        ValueError: the job has no such preparation.
+        ValueError: the job has no preparation on Databricks.
     """
     databricks, run, ftj = find_databricks(draft.spec), draft.status.databricks_run, draft.ftj
     if databricks is None or run is None or draft.spec.prepare is None:
@@ -64,13 +64,13 @@ def build_submission(draft: Draft) -> Submission:
 
 
 def build_run_name(draft: Draft) -> str:
-    """The name by which a run is found whose id the status does not have."""
+    """The name by which the operator finds a run whose id is not in the status."""
     run = draft.status.databricks_run
     return f"finetune-prep {draft.ftj.key} {draft.ftj.uid} {run.attempt if run else 1}"
 
 
 def _build_recipe(draft: Draft) -> JobRecipe:
-    """The recipe, without the claim of a cache, which only pods mount."""
+    """The recipe without the model cache, which is a claim that only pods can mount."""
     spec, ftj = draft.spec, draft.ftj
     model = spec.model.model_copy(update={"cache": None}) if spec.model else None
     return JobRecipe.of(ftj.reference, spec.model_copy(update={"model": model}))

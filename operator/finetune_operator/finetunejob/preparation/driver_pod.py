@@ -1,6 +1,6 @@
-"""The pods of a preparation in this cluster: the driver's, and the template of Spark's executors; and what is wrong with them.
+"""The pods of a preparation in this cluster: the driver, the template of Spark's executors, and mistakes in them.
 
-Mistakes are looked for when a job is accepted, and again when its pods are about to be created.
+Mistakes are checked when a job is accepted, and again before its pods are created.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
 
 
 def wait_for_correction(draft: Draft, pod_mistakes: Iterable[str]) -> bool:
-    """Have the preparation wait where its pods would be wrong; whether it does.
+    """Report mistakes in the pods of the preparation, and return whether it waits for their correction.
 
     NB: the template may have changed since the job was accepted.
     """
@@ -59,7 +59,7 @@ def build_driver(draft: Draft, driver_env: list[Json]) -> Json:
     """The template of the pod that drives Spark: the prep pod.
 
     Args:
-        driver_env: the variables from which the driver knows its executors.
+        driver_env: the variables that tell the driver about its executors.
     """
     spec, settings = draft.spec, draft.settings
     run_env = rendezvous.run_env(servers=settings.servers(spec.tracking), run_id=draft.status.run_id)
@@ -79,7 +79,7 @@ def build_executor(ftj: FineTuneJob, spec: FineTuneJobSpec, settings: Settings) 
 
 
 def build_executor_trial(ftj: FineTuneJob, settings: Settings) -> Json:
-    """An executor's pod, to be created as a dry run.
+    """An executor's pod for a dry run.
 
     Raises:
         ValueError: the job has no spec, or nothing to prepare.
@@ -90,7 +90,7 @@ def build_executor_trial(ftj: FineTuneJob, settings: Settings) -> Json:
 
 
 def build_access_reviews(draft: Draft) -> list[Json]:
-    """The question whether the driver may create executors; none where Spark needs none."""
+    """A review of whether the driver may create executors; empty if Spark needs none."""
     spec = draft.spec
     return [executors.build_access_review(draft.ftj, spec)] if executors.count_executors(spec) else []
 

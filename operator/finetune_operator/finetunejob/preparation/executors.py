@@ -1,8 +1,8 @@
-"""Spark executors in pods of their own (data.prepare.spark.mode Kubernetes or SparkApplication): what they are, how they fare.
+"""Spark executors in pods of their own (data.prepare.spark.mode Kubernetes or SparkApplication): their pods and their state.
 
-Spark's driver creates the executors itself, as pods of the job's namespace that its own pod owns. The operator gives it a pod
-template, and a ServiceAccount that may create pods; and with mode Kubernetes, where the driver runs in the prep pod, a Service by
-which executors find it.
+Spark's driver creates the executors itself, in the job's namespace; the driver's pod owns them. The operator gives the driver a pod
+template, and a ServiceAccount that may create pods. With mode Kubernetes, where the driver runs in the prep pod, it also creates a
+Service by which executors find the driver.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import health, pod_state, template
 from finetune_operator.template_merge import LOST_WITH_POD, is_below, mounts
 
-# Fields of the prep container that are about the driver.
+# Fields of the prep container that apply only to the driver.
 _OF_THE_DRIVER = frozenset(
     {"args", "resources", "ports", "livenessProbe", "readinessProbe", "startupProbe", "lifecycle"}
 )
-# The containers of drivers: in the prep pod, and in a pod that spark-submit makes.
+# The containers of drivers: in the prep pod, and in a pod that spark-submit creates.
 _DRIVERS = (names.PREP_CONTAINER, contract.APPLICATION_DRIVER_CONTAINER)
 # How long a driver takes to create its executors.
 _CREATION_TIMEOUT = timedelta(seconds=20)
-# Executors are numbered from 1. So many more than are wanted at once: they end one after the other.
+# Spark numbers executors from 1. If it has created this many more than desired, they end one after the other.
 _MAX_REPLACED = 5
-# Linux takes 128 KiB for a variable (MAX_ARG_STRLEN). The rest is for what the operator adds to a template.
+# Linux limits a variable to 128 KiB (MAX_ARG_STRLEN). The rest is for what the operator adds to a template.
 _MAX_TEMPLATE_BYTES = 100_000
 
 
@@ -55,19 +55,19 @@ def find_driver_account(spec: FineTuneJobSpec) -> str:
 
 
 def build_service(ftj: FineTuneJob) -> Json:
-    """The headless Service at whose name executors find the driver."""
+    """The headless Service by whose name executors find the driver."""
     ports = {"driver": contract.SPARK_DRIVER_PORT, "blocks": contract.SPARK_BLOCKS_PORT}
     return template.build_headless_service(ftj, names.prep_name(ftj.name), names.PREP, ports)
 
 
 def build_submitted_driver_env(ftj: FineTuneJob) -> list[Json]:
-    """The variables of a driver whose pod spark-submit makes, and tells the rest."""
+    """The variables of a driver whose pod spark-submit creates; spark-submit sets the others."""
     values = {contract.ENV_POD_NAMESPACE: ftj.namespace, contract.ENV_EXECUTOR_SELECTOR: build_selector(ftj)}
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def build_driver_env(ftj: FineTuneJob, executor: Json) -> list[Json]:
-    """The variables from which a driver in the prep pod knows itself and its executors.
+    """The variables that tell a driver in the prep pod about itself and its executors.
 
     Args:
         executor: the pod of an executor.
@@ -90,7 +90,7 @@ def _as_value(body: Json) -> str:
 
 
 def build_selector(ftj: FineTuneJob) -> str:
-    """The labels of a job's executors."""
+    """The label selector of a job's executors."""
     return f"{names.LABEL_UID}={ftj.uid},{names.LABEL_COMPONENT}={names.EXECUTOR}"
 
 
@@ -101,7 +101,7 @@ def as_driver(pod: Json, spec: FineTuneJobSpec) -> Json:
 
 
 def as_executor(ftj: FineTuneJob, pod: Json, spec: FineTuneJobSpec) -> Json:
-    """The pod of an executor: the prep pod without what is about the driver. Spark adds the rest.
+    """The pod of an executor: the prep pod without the fields of the driver. Spark adds the rest.
 
     Variables, Secrets and volumes are those of the prep pod, since executors read the source and write the output.
     """
@@ -147,7 +147,7 @@ def build_trial_pod(executor: Json, ftj: FineTuneJob) -> Json:
     spark = ftj.spec.prepare.spark if ftj.spec and ftj.spec.prepare else Spark()
     amounts = {"cpu": str(spark.cores_of_executor), "memory": spark.memory_of_executor}
     resources = {"requests": amounts, "limits": {"memory": amounts["memory"]}}
-    trial_pods = [
+    trial_containers = [
         {**item, "resources": resources} if _name(item) == contract.EXECUTOR_CONTAINER else item
         for item in executor["spec"]["containers"]
     ]
@@ -159,12 +159,12 @@ def build_trial_pod(executor: Json, ftj: FineTuneJob) -> Json:
     return {
         **executor,
         "metadata": meta,
-        "spec": {**executor["spec"], "restartPolicy": "Never", "containers": trial_pods},
+        "spec": {**executor["spec"], "restartPolicy": "Never", "containers": trial_containers},
     }
 
 
 def build_access_review(ftj: FineTuneJob, spec: FineTuneJobSpec) -> Json:
-    """The question whether the driver's account may create pods, which the API server answers in its status."""
+    """A review of whether the driver's account may create pods. The API server answers in the status of the review."""
     group = "system:serviceaccounts"
     return {
         "apiVersion": "authorization.k8s.io/v1",
@@ -180,7 +180,7 @@ def build_access_review(ftj: FineTuneJob, spec: FineTuneJobSpec) -> Json:
 
 
 def find_unshared_folders(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Folders of source and output that are not on a volume which all pods mount."""
+    """Folders of source and output that are not on a volume that all pods mount."""
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or not count_executors(spec):
         return
@@ -230,7 +230,7 @@ def select_executors(executor_pods: Sequence[Json], drivers: Sequence[Json]) -> 
 
 
 class MissingExecutors(NamedTuple):
-    """Executors that do not exist: how many of how many."""
+    """The number of missing executors, and of desired ones."""
 
     missing: int
     desired: int
@@ -239,15 +239,15 @@ class MissingExecutors(NamedTuple):
 def count_missing(
     ftj: FineTuneJob, drivers: Sequence[Json], executor_pods: Sequence[Json], now: datetime
 ) -> MissingExecutors | None:
-    """How many executors a driver that has run for a while lacks; None where none, or where Spark chooses their number."""
+    """How many executors are missing after the driver has run for a while; None if none are, or if Spark chooses their number."""
     prepare = ftj.spec.prepare if ftj.spec else None
     since = max((start for pod in drivers if (start := _running_since(pod))), default=None)
     if prepare is None or since is None or now - since < _CREATION_TIMEOUT:
         return None
     if prepare.spark.is_dynamic:
         return None
-    lacks = prepare.spark.executor_pods - len(pod_state.alive(executor_pods))
-    return MissingExecutors(lacks, prepare.spark.executor_pods) if lacks > 0 else None
+    missing = prepare.spark.executor_pods - len(pod_state.alive(executor_pods))
+    return MissingExecutors(missing, prepare.spark.executor_pods) if missing > 0 else None
 
 
 def _running_since(pod: Json) -> datetime | None:
@@ -271,10 +271,10 @@ def report_executors(draft: Draft, drivers: Sequence[Json]) -> None:
 
 
 def report_crash_loop(draft: Draft) -> None:
-    """Report in a condition that executors end one after the other, where nothing else keeps pods from running."""
-    trouble = find_crash_loop(draft.observed.executors, count_executors(draft.spec))
-    if trouble and draft.holds(ConditionType.PODS_HEALTHY):
-        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.EXECUTORS_FAIL, trouble)
+    """Report in a condition that executors end one after the other, if nothing else keeps pods from running."""
+    crash_loop = find_crash_loop(draft.observed.executors, count_executors(draft.spec))
+    if crash_loop and draft.holds(ConditionType.PODS_HEALTHY):
+        draft.set(ConditionType.PODS_HEALTHY, False, ConditionReason.EXECUTORS_FAIL, crash_loop)
 
 
 def describe_progress(draft: Draft) -> str:
@@ -288,7 +288,11 @@ def describe_progress(draft: Draft) -> str:
 
 
 def find_crash_loop(executor_pods: Sequence[Json], number: int) -> str | None:
-    """Executors that end one after the other before they run, as a sentence."""
+    """A sentence about executors that end one after the other before they run; None if they do not.
+
+    Args:
+        number: the desired number of executors.
+    """
     newest = max((_executor_number(pod) for pod in executor_pods), default=0)
     if pod_state.count_ready(executor_pods) or newest <= number + _MAX_REPLACED:
         return None

@@ -1,9 +1,9 @@
-"""Jobs with the same preparation prepare once: while one of them does, the others wait.
+"""Jobs with the same preparation prepare once: while one of them prepares, the others wait.
 
-A Lease in their namespace says which one prepares. It belongs to that job and goes with it, and it binds only while that job
-gets on: another one takes it over from a job that failed, is suspended or cannot start its pods. Two jobs that prepare at once
-waste work and harm nothing: each commit to the table is whole, and the second job uses the first commit where its rows are the
-same.
+A Lease in their namespace names the job that prepares. That job owns the Lease, so both are deleted together. The Lease counts only
+while its holder makes progress: another job takes it over from one that failed, is suspended or cannot start its pods. Two jobs that
+prepare at once waste work but do no harm: each commit to the table is atomic, and the second job uses the first commit if it has the
+same rows.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from finetune_operator.finetunejob.draft.wait import Wait, wait
 from finetune_operator.finetunejob.model import FineTuneJob, TakeLease
 from finetune_operator.finetunejob.pods import template
 
-# What Prepared says of a job that prepares, or is about to. With any other reason, it waits for people.
+# Reasons of Prepared while a job prepares, or is about to. With any other reason, it waits for a person.
 _WORKING_REASONS = (
     ConditionReason.PREPARING,
     ConditionReason.WAITING_FOR_PREPARATION,
     ConditionReason.QUEUED,
-    # A run goes on while its workspace cannot be asked.
+    # A run continues while its workspace is unreachable.
     ConditionReason.DATABRICKS_UNREACHABLE,
     ConditionReason.DATABRICKS_ERROR,
 )
-# What keeps the pods of one job from running: its own template, image or account.
+# Reasons that keep the pods of one job from running: its own template, image or account.
 _STUCK_REASONS = (
     ConditionReason.NAME_TAKEN,
     ConditionReason.POD_TEMPLATE_INVALID,
@@ -37,7 +37,7 @@ _STUCK_REASONS = (
     ConditionReason.CONTAINER_CONFIG_ERROR,
     ConditionReason.EXECUTORS_FAIL,
 )
-# What the cluster may lack for the pods of any job: the other jobs wait this long.
+# Shortages of the cluster, which may affect the pods of any job: the other jobs wait this long.
 _SHORTAGE_REASONS = (
     ConditionReason.POD_REJECTED,
     ConditionReason.UNSCHEDULABLE,
@@ -47,7 +47,7 @@ _SHORTAGE_TIMEOUT = timedelta(minutes=15)
 
 
 def lease_name(ftj: FineTuneJob) -> str | None:
-    """The Lease of the job's preparation: of its settings and its table. None where nothing is shared."""
+    """The name of the Lease for a preparation with these settings and this table; None if it is not shared."""
     spec = ftj.spec
     if spec is None or spec.data is None or spec.model is None:
         return None
@@ -59,7 +59,7 @@ def lease_name(ftj: FineTuneJob) -> str | None:
 
 
 def wait_for_lease(draft: Draft) -> bool:
-    """Whether another job prepares the same data, which the status then says; otherwise this job takes the Lease if it is free."""
+    """Report that another job prepares the same data, and return whether it does. If not, this job takes the Lease if it is free."""
     lease_state = draft.observed.lease
     if lease_state is None:
         return False
@@ -73,20 +73,20 @@ def wait_for_lease(draft: Draft) -> bool:
     if holder is None or not _is_progressing(holder, draft.now):
         draft.lease = TakeLease(_build_lease(draft), replaces=lease_state.lease)
         return False
-    prepared = _true_since(holder, ConditionType.PREPARED)
-    if prepared is None:
+    prepared_since = _true_since(holder, ConditionType.PREPARED)
+    if prepared_since is None:
         name = holder["metadata"]["name"]
         message = f"FineTuneJob {name} prepares the same data: this job waits for its table and uses it"
         wait(draft, ConditionType.PREPARED, Wait(ConditionReason.WAITING_FOR_PREPARATION, message))
         return True
-    if draft.ftj.created is None or prepared <= draft.ftj.created:
-        # What that job read may have changed since.
+    if draft.ftj.created is None or prepared_since <= draft.ftj.created:
+        # The holder read its sources before this job was created: they may have changed since.
         draft.lease = TakeLease(_build_lease(draft), replaces=lease_state.lease)
     return False
 
 
 def _is_progressing(holder: Json, now: datetime) -> bool:
-    """Whether a FineTuneJob has prepared its data, or comes to it by itself."""
+    """Whether a FineTuneJob has prepared its data, or will do so without the help of a person."""
     conditions = _conditions(holder)
     prepared = conditions.get(ConditionType.PREPARED, {})
     if prepared.get("status") == "True":
@@ -110,7 +110,7 @@ def _is_stuck(healthy: Json, now: datetime) -> bool:
 
 
 def _true_since(holder: Json, kind: ConditionType) -> datetime | None:
-    """Since when a condition of a FineTuneJob is True; None where it is not."""
+    """Since when a condition of a FineTuneJob is True; None if it is not."""
     condition = _conditions(holder).get(kind, {})
     return (
         datetime.fromisoformat(condition["lastTransitionTime"]) if condition.get("status") == "True" else None

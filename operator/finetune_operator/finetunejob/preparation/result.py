@@ -1,4 +1,4 @@
-"""What a preparation wrote, as the status has it."""
+"""Records the result of a preparation in the status."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def _describe_dropped(dropped: list[Dropped]) -> str:
 
 
 def _describe_redacted(redacted: list[Redacted]) -> str:
-    """How many values of which kinds placeholders stand for."""
+    """How many values of each kind were replaced by placeholders."""
     nonzero = [item for item in redacted if item.values]
     return f"; redacted: {', '.join(f'{item.values} {item.kind}' for item in nonzero)}" if nonzero else ""

@@ -1,7 +1,7 @@
 """The preparation as a SparkApplication: one for each attempt, each with a name of its own, followed by its state.
 
-The status names the SparkApplication when it is created. What a crash between the two has hidden is found by its name, which
-follows from the attempt. One that ends without fault of recipe and data is followed by another, and so is one that was deleted.
+The status records the SparkApplication when it is created. If the operator crashes in between, the next pass finds it by its name,
+which follows from the attempt. Another one is created after a failure that neither the recipe nor the data caused, or a deletion.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _MAX_FAILURES = 3
 _NEW, _COMPLETED, _FAILED, _DELETED = "New", "Completed", "Failed", "Deleted"
 # States in which nothing of a SparkApplication runs.
 _ENDED = (_COMPLETED, _FAILED, _DELETED)
-# The spark-operator would run it again: because somebody changed it.
+# States in which the spark-operator would run it again, because somebody changed it.
 _RERUN_STATES = ("PendingRerun", "Invalidating")
 # How long the spark-operator may take to see a SparkApplication.
 _OPERATOR_TIMEOUT = timedelta(seconds=60)
-# From one SparkApplication to the next after a failure, as a Job does it; twice as long after another one. One that has run for
-# longer is followed at once.
+# The delay from the creation of a SparkApplication that failed to the next one, doubled after each failure, as for the pods of a Job.
+# After a longer run, the next one starts at once.
 _RETRY_DELAY = timedelta(seconds=10)
 _STATE_DESCRIPTIONS = {
     "Submitted": "was submitted, and its driver is starting",
@@ -97,7 +97,7 @@ class SparkApplicationBackend(Backend):
         return application is not None and application.state not in _ENDED
 
     def reads_custom_kind(self, ftj: FineTuneJob) -> bool:
-        # NB: until the result is known, or what a finished job had is gone.
+        # NB: until the result is known; for a finished job, until nothing of it runs.
         return self.has_begun(ftj, {}) if ftj.is_finished else not ftj.holds(ConditionType.PREPARED)
 
     def prepare(self, draft: Draft) -> Outcome:
@@ -168,7 +168,7 @@ def _application_state(application: Json) -> Json:
 
 
 def _is_lost(application: Json) -> bool:
-    """Whether a SparkApplication is being deleted before it is complete, which keeps its result."""
+    """Whether a SparkApplication is being deleted before it completed. A completed one still has its result."""
     return is_being_deleted(application) and state_of(application) != _COMPLETED
 
 
@@ -212,7 +212,7 @@ def _follow(
     driver = _driver(applications, status)
     for pod in pod_state.alive(applications.pods):
         if pod not in driver:
-            # NB: the spark-submit of an earlier attempt may make it late, and it would delete the executors of this one.
+            # NB: the spark-submit of an earlier attempt may create its driver late, and that would delete the executors of this one.
             draft.remove(pod, "Pod")
     alive = pod_state.alive(driver)
     executors.report_executors(draft, alive)
@@ -237,7 +237,7 @@ def _follow(
 
 
 def _describe_wait(draft: Draft, name: str, application: Json) -> str:
-    """What a SparkApplication waits for that has no state."""
+    """What a SparkApplication without a state waits for."""
     if draft.now - _creation_time(application) < _OPERATOR_TIMEOUT:
         return f"SparkApplication {name} waits for the spark-operator"
     return (
@@ -263,7 +263,7 @@ def _complete(
         message = f"pod {succeeded[-1].pod} succeeded and reported no result: the image of spec.pods.prepare must be built from finetune-prep"
         _give_up(draft, ConditionReason.PREPARATION_FAILED, message)
         return Stop
-    # The pod no longer exists, nor does its result. A second run finds the version and writes nothing.
+    # The pod and its result no longer exist. A second run finds the version and writes nothing.
     draft.remove(application, _KIND.name)
     why = "the driver's result was lost with its pod: the preparation runs again and finds its version; "
     _begin(draft, applications, failures=status.failures, why=why)
@@ -276,7 +276,7 @@ def _fail(
     status: SparkApplicationStatus,
     application: Json,
 ) -> None:
-    """Fail the job where the recipe or the data are wrong, and try again otherwise, a few times."""
+    """Fail the job if the recipe or the data are wrong; otherwise retry, up to a limit."""
     driver = _driver(applications, status)
     failure = _failure(driver, status, application)
     draft.update(last_failure=failure)
@@ -289,7 +289,7 @@ def _fail(
             f"preparation failed in {place} of {where}: {failure.message}",
         )
         return
-    # An eviction is nobody's failure.
+    # An eviction does not count as a failure.
     evicted = any(ended.evicted for ended in pod_state.exits(driver, _CONTAINER))
     failures = status.failures + (0 if evicted else 1)
     if failures >= _MAX_FAILURES:
@@ -298,7 +298,7 @@ def _fail(
         return
     pause = _RETRY_DELAY * 2**status.failures - (draft.now - _creation_time(application))
     if pause > timedelta(0):
-        # What refuses a submission, such as a full quota or a webhook that is away, needs time.
+        # The cause of a rejected submission, such as a full quota or an unavailable webhook, needs time to pass.
         _report_progress(
             draft,
             f"{where} failed ({failure.message}): the next attempt starts in {math.ceil(pause.total_seconds())} s",
@@ -323,7 +323,7 @@ def _creation_time(application: Json) -> datetime:
 
 
 def _error(application: Json) -> str:
-    """What the spark-operator says went wrong; empty where nothing did."""
+    """What the spark-operator says went wrong; empty if nothing did."""
     return shorten(str(_application_state(application).get("errorMessage") or ""), 500)
 
 
@@ -342,15 +342,15 @@ def _give_up(draft: Draft, reason: ConditionReason, message: str) -> None:
 
 
 def _may_come_late(draft: Draft) -> bool:
-    """Whether a spark-submit that was under way when the job ended may still make a driver."""
+    """Whether a spark-submit that was under way when the job ended may still create a driver."""
     ended = draft.status.completion_time
     return ended is not None and draft.now - ended < 2 * _OPERATOR_TIMEOUT
 
 
 def _stop(draft: Draft, applications: CustomChildren, *, but: str = "") -> str | None:
-    """Delete SparkApplications and drivers that have not ended, but one of a name; the first that is left.
+    """Delete SparkApplications and drivers that have not ended, except those of `but`; return the first one, or None.
 
-    NB: the spark-operator deletes the driver of a SparkApplication only where it sees the deletion in time.
+    NB: the spark-operator deletes the driver of a SparkApplication only if it sees the deletion in time.
     """
     running = [
         (name, body)

@@ -1,7 +1,7 @@
 """The SparkApplication of a preparation (data.prepare.spark.mode SparkApplication).
 
-Driver and executors are the pods of mode Kubernetes, as pod templates that spark-submit completes. The job owns the pod of the
-driver as well: the spark-operator makes itself its owner only where a webhook of its own may change the pod.
+Driver and executors are the pods of mode Kubernetes, as pod templates that spark-submit completes. The job also owns the pod of the
+driver, since the spark-operator sets an owner only if its webhook may change the pod.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from finetune_operator.finetunejob.preparation import executors
 from finetune_operator.template_merge import containers
 
 _API = "sparkoperator.k8s.io/v1beta2"
-# As much as in mode Kubernetes: Python's processes are beside the heap.
+# The same as in mode Kubernetes: Python's processes need memory besides the heap.
 _OVERHEAD = "0.4"
+# Resources that spark-submit sets.
 _BY_SPARK = ("cpu", "memory")
 
 
 def find_mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
-    """What a pod template says that spark-submit overrides."""
+    """Yield the fields of a pod template that spark-submit overrides."""
     for container in containers(spec.pods.prepare.template, MAIN_CONTAINER):
         if any("memory" in amounts for amounts in _amounts(container).values()):
             yield (
@@ -62,7 +63,7 @@ def build_manifest(
             "image": main["image"],
             "imagePullPolicy": main["imagePullPolicy"],
             "mainApplicationFile": f"local://{contract.DRIVER_FILE}",
-            # The operator makes another SparkApplication, with another name: the pods of a rerun may be in its way.
+            # Instead of a rerun, the operator creates another SparkApplication with another name: old pods may block a rerun.
             "restartPolicy": {"type": "Never"},
             "memoryOverheadFactor": _OVERHEAD,
             **({"sparkConf": dict(spark.conf)} if spark.conf else {}),
@@ -94,7 +95,7 @@ def _metadata(ftj: FineTuneJob, spec: FineTuneJobSpec, name: str) -> Json:
 
 
 def _cores(container: Json) -> Json:
-    """The cores of the driver's container, where the template says any: spark-submit would give it one."""
+    """The CPU request and limit of the driver's container, if the template sets any: the default of spark-submit is one core."""
     amounts = _amounts(container)
     fields = {"coreRequest": "requests", "coreLimit": "limits"}
     return {field: str(amounts[kind]["cpu"]) for field, kind in fields.items() if "cpu" in amounts[kind]}
@@ -128,7 +129,7 @@ def _executor_template(pod: Json) -> Json:
 
 
 def _rename_container(pod: Json, name: str, new_name: str) -> Json:
-    """The template with its main container as spark-submit names it."""
+    """The template with its main container under the name that spark-submit expects."""
     meta = {key: value for key, value in pod["metadata"].items() if key in ("labels", "annotations")}
     return {
         "metadata": meta,
