@@ -1,7 +1,7 @@
-"""Makes the wheel that a preparation on Databricks runs: `python trainer_image/wheel.py FOLDER`.
+"""Builds the wheel that a preparation on Databricks runs: `python trainer_image/wheel.py FOLDER`.
 
-It holds the API and the trainer's preparation in one, since a run gets one file. Needs nothing but Python. Equal sources make
-equal bytes, and the version names them: a cluster installs another content as another version.
+The wheel contains the API and the trainer's preparation, because a run gets one file. The build needs only Python. Equal sources
+give equal bytes, and the version contains a digest of them: a cluster installs changed content as another version.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 NAME = "finetune-prep"
 ENTRY = "finetune-prep-databricks"
-# Of the trainer, all but the training.
+# The trainer without its training.
 _PACKAGES = ((HERE.parent / "crds", "finetune_crds"), (HERE, "finetune_trainer"))
 _LEFT_OUT = ("finetune_trainer/train/",)
-# What Databricks Runtime has, in versions that belong together, and what only a preparation in a pod needs.
+# Requirements to omit: Databricks Runtime has them in versions that fit each other, or only a pod needs them.
 _PROVIDED = (
     "pyspark",
     "delta-spark",
@@ -47,7 +47,7 @@ def build(folder: Path) -> Path:
     digest = hashlib.sha256()
     for name, content in {**files, **metadata}.items():
         digest.update(f"{name} {len(content)}\n".encode() + content)
-    # NB: a plus sign, which a local version begins with, is not safe in every path of a workspace.
+    # NB: not a local version: its plus sign is not safe in every workspace path.
     version = f"{_project(HERE)['version']}.post{int(digest.hexdigest()[:8], 16)}"
     place = f"{NAME.replace('-', '_')}-{version}"
     files |= {f"{place}.dist-info/{name}": content for name, content in _metadata(version).items()}
@@ -66,14 +66,14 @@ def build(folder: Path) -> Path:
 
 
 def _sources() -> list[tuple[str, Path]]:
-    """The files of the packages by their names in the wheel, in one order."""
-    found = [
+    """Return the name in the wheel and the path of each file of the packages, sorted."""
+    files = [
         (path.relative_to(root).as_posix(), path)
         for root, package in _PACKAGES
         for path in (root / package).rglob("*")
         if path.is_file() and path.parent.name != "__pycache__"
     ]
-    return sorted(item for item in found if not item[0].startswith(_LEFT_OUT))
+    return sorted(item for item in files if not item[0].startswith(_LEFT_OUT))
 
 
 def _project(folder: Path) -> dict[str, object]:
@@ -81,14 +81,14 @@ def _project(folder: Path) -> dict[str, object]:
 
 
 def _requirements() -> list[str]:
-    """What the preparation needs besides Databricks Runtime."""
+    """Return the requirements of the preparation that Databricks Runtime does not have."""
     trainer, crds = _project(HERE), _project(HERE.parent / "crds")
     extras = trainer["optional-dependencies"]
-    assert isinstance(extras, dict)  # noqa: S101 - as the standard of pyproject.toml has it
+    assert isinstance(extras, dict)  # noqa: S101 - pyproject.toml defines a table
     listed = [*_listed(crds["dependencies"]), *_listed(trainer["dependencies"]), *_listed(extras["prep"])]
-    left_out = (*_PROVIDED, "finetune-crds")
-    # errors.py names py4j's exceptions also where there is no JVM.
-    return sorted({item for item in listed if _distribution(item) not in left_out} | {"py4j>=0.10.9"})
+    excluded = (*_PROVIDED, "finetune-crds")
+    # errors.py refers to py4j's exceptions even without a JVM.
+    return sorted({item for item in listed if _distribution(item) not in excluded} | {"py4j>=0.10.9"})
 
 
 def _listed(value: object) -> list[str]:

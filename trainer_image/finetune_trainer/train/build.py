@@ -44,7 +44,7 @@ _TEACHER = "objective.distillation.teacher"
 
 
 def check_base(recipe: Recipe, config: Path, world: World) -> None:
-    """Check by the config of a base whether it can be trained as the recipe says, before its weights are fetched.
+    """Check the config of a base before its weights are fetched: whether the recipe can train this model.
 
     Args:
         recipe: the recipe.
@@ -87,12 +87,12 @@ def build_network(
         load_initial: loads the initial weights of PiSSA layers from the checkpoint of an earlier attempt; None: there is no checkpoint.
         on_plan: called with the memory plan before weights are loaded, and again if activation checkpointing changes.
         check_key: identifies everything that the results of the checks depend on (`probe.compute_key`); empty: results are not stored.
-        is_checked: whether an earlier attempt has compared the logits with the models' own.
-        verdict: of an earlier attempt on the activation checkpointing, perhaps with another key.
-        on_verdict: called with the verdict of this attempt, if it makes one.
+        is_checked: whether the logits passed their check in an earlier attempt (`parity.check`).
+        verdict: an earlier attempt's verdict on activation checkpointing; used only if its kind and key match.
+        on_verdict: called with the verdict that this attempt uses, if it needs one.
 
     Raises:
-        RecipeRefusedError: a model cannot be loaded or adapted, does not fit into memory, or computes other logits than its own.
+        RecipeRefusedError: a model cannot be loaded or adapted, does not fit into memory, or its logits in training differ from those in transformers.
     """
     quantized = recipe.method.type == "QLoRA"
     base = (adapter_source.adapter_of if adapter_source else None) or recipe.model.base
@@ -145,7 +145,7 @@ def recompute_and_shard(network: Network, recipe: Recipe, recompute: Recomputati
     """Enable activation checkpointing, and shard the network.
 
     Args:
-        network: the network, with parameters on the meta device, or four-bit ones.
+        network: the network, with parameters on the meta device, or in 4 bits.
         recipe: the recipe.
         recompute: None, Selective or Full.
         mesh: the ranks.
@@ -183,7 +183,7 @@ def build_objective(recipe: Recipe, teacher: Network | None) -> Objective:
 
 @dataclass(frozen=True)
 class _Teacher:
-    """A teacher without weights, and where they are."""
+    """The network of a teacher, and the folder of its weights, which `fill` reads."""
 
     network: Network
     recipe: Recipe
@@ -198,14 +198,14 @@ class _Teacher:
         world: World,
         folder: Path,
     ) -> _Teacher | None:
-        """The recipe's teacher, where it has one; its vocabulary must be the student's."""
+        """Return the recipe's teacher without weights, or None; its vocabulary must be the student's."""
         if recipe.objective.distillation is None:
             return None
         teacher_recipe = build_teacher_recipe(recipe)
         teacher = teacher_recipe.model.base
         source = merge.fetch(teacher_recipe.model, folder, world, field=_TEACHER)
 
-        def skeleton() -> PreTrainedModel:
+        def build_skeleton() -> PreTrainedModel:
             check_same_vocabulary(
                 tokenizer, load_tokenizer(teacher_recipe.model, source.tokenizer), recipe.model.base, teacher
             )
@@ -216,7 +216,7 @@ class _Teacher:
             load.check_same_logits(student_rows, teacher_rows, recipe.model.base, teacher)
             return model
 
-        model = world.agree(skeleton)
+        model = world.agree(build_skeleton)
         return cls(Network(model.requires_grad_(False).eval(), TeacherStates()), teacher_recipe, source.base)
 
     def fill(self, world: World, *, is_checked: bool) -> None:
@@ -236,7 +236,7 @@ class _Teacher:
 def build_teacher_recipe(recipe: Recipe) -> Recipe:
     """Return the recipe for the teacher: its own base, and no trained weights."""
     spec = recipe.objective.distillation
-    assert spec is not None  # noqa: S101 - asked only where there is one
+    assert spec is not None  # noqa: S101 - the caller checks it
     model = recipe.model.model_copy(
         update={
             "base": spec.teacher,
@@ -246,5 +246,5 @@ def build_teacher_recipe(recipe: Recipe) -> Recipe:
             "adapter": "Merge",
         }
     )
-    # Frozen weights have the precision they compute in, as those under an adapter do.
+    # Under method LoRA, frozen weights have the precision of the computation.
     return recipe.model_copy(update={"model": model, "method": Method(type="LoRA")})

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.model.network.trained_network import Network
     from finetune_trainer.train.runtime.distributed import World
 
-# exp() of more overflows.
+# exp() of a greater number overflows.
 _MAX_EXPONENT = 700.0
 
 
@@ -71,7 +71,7 @@ class Evaluator:
         return math.exp(min(loss, _MAX_EXPONENT)) if self._network.objective.cross_entropy else None
 
     def is_due(self, progress: Progress, max_steps: int) -> bool:
-        """Whether to evaluate after this step: every evalEverySteps, once, but for the last step, which the end evaluates."""
+        """Whether to evaluate after this step: once every evalEverySteps, except after the last step, which is always evaluated."""
         step, every = progress.step, self._training.eval_every_steps
         if not self.enabled or every is None or step % every or step == max_steps:
             return False
@@ -109,7 +109,7 @@ class Evaluator:
             before_batch: as in `compute_loss`.
 
         Returns:
-            The loss of the weights, and their step; `loss` and None where the last ones stay.
+            The loss of the weights, and their step; `loss` and None if the last weights stay.
         """
         if self._training.select != "Best":
             return loss, None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.device import Card
 
 _PACKS, _MAX_LENGTH, _VOCABULARY = 20, 64, 128
-# Sizes that make a model small, by their names in a config; a config that has no such size gets none.
+# Fields of a config that make a model small; fields that a config lacks are not added.
 _SMALL_SIZES = {
     "vocab_size": _VOCABULARY,
     "hidden_size": 64,
@@ -52,7 +52,7 @@ def count_graphs(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
     Args:
         recipe: the recipe.
         source: folder of the model's config.
-        card: the GPU, which decides on the kernel of attention.
+        card: the GPU, which decides on the attention kernel.
 
     Raises:
         RecipeRefusedError: the model cannot be loaded or adapted.
@@ -84,7 +84,7 @@ def count_graphs(recipe: Recipe, source: Path, card: Card) -> tuple[int, int]:
 
 
 def _shrink_recipe(recipe: Recipe) -> Recipe:
-    """The recipe, for the small model; four-bit weights change no graph but need a base with values."""
+    """Return the recipe for the small model, not quantized: 4-bit weights change no graph, but need values."""
     training = recipe.training
     changes: dict[str, Any] = {
         "max_length": _MAX_LENGTH,
@@ -108,15 +108,15 @@ def _write_small_config(source: Path, to: Path) -> None:
     if keys is not None:
         sizes["num_key_value_heads"] = 4 if keys == heads else 2
     kinds = config.get("layer_types")
-    # As many layers as contain each kind, and two at least.
+    # Enough layers to contain each kind, and at least two.
     layers = 2 if not kinds else max(2, *(kinds.index(kind) + 1 for kind in kinds))
     sizes["num_hidden_layers"] = layers
-    cut = {"layer_types": kinds[:layers]} if kinds else {}
-    (to / "config.json").write_text(json.dumps({**config, **sizes, **cut}), encoding="utf-8")
+    layer_types = {"layer_types": kinds[:layers]} if kinds else {}
+    (to / "config.json").write_text(json.dumps({**config, **sizes, **layer_types}), encoding="utf-8")
 
 
 def _make_batches(recipe: Recipe) -> Iterator[pack.Batch]:
-    """Packs of 3 to 8 documents, of the width that the trainer pads to."""
+    """Yield packs of 2 to 5 examples, padded to the width that the trainer uses."""
     draw = np.random.default_rng(0)
     documents = row_tokens(recipe) // recipe.training.max_length
     for _ in range(_PACKS):

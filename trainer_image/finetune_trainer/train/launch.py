@@ -55,8 +55,8 @@ class Gang:
 def launch() -> TerminationMessage | None:
     """Run the workers of this pod, and return the message of rank 0 if it ran in this pod.
 
-    A recipe that is started by hand, without FINETUNE_ATTEMPT of the operator, must meet the rules of FineTuneJob.spec. That of a pod does:
-    the API server has judged it.
+    A recipe that is started by hand, without the operator's FINETUNE_ATTEMPT, is checked against the rules of FineTuneJob.spec. In pods of
+    the operator, the API server has validated it.
 
     Raises:
         RecipeRefusedError: the recipe is wrong, or the pod does not have the GPUs that it needs.
@@ -66,7 +66,7 @@ def launch() -> TerminationMessage | None:
     signal.signal(signal.SIGTERM, _stop_before_workers)
     recipe = load_recipe()
     if ENV_ATTEMPT not in os.environ:
-        # Nobody has judged this recipe. The import takes half a second, which a pod of the operator need not wait.
+        # Nothing has validated this recipe. The import takes half a second, which pods of the operator save.
         from finetune_trainer.pod import spec_rules
 
         spec_rules.check(recipe)
@@ -81,7 +81,7 @@ def launch() -> TerminationMessage | None:
 
 
 def set_defaults(environment: MutableMapping[str, str], threads: int) -> None:
-    """Set the variables that libraries of the ranks read, where people have not set them."""
+    """Set environment variables for the libraries of the ranks, unless they are set."""
     environment.setdefault("OMP_NUM_THREADS", str(threads))
     environment.setdefault("TOKENIZERS_PARALLELISM", "true")
     # NCCL reports a link that fails during a collective in its log only, not in an exception.
@@ -165,18 +165,18 @@ def find_first_failure(failures: Mapping[int, ProcessFailure], folder: Path) -> 
     """
 
     def order(rank: int) -> tuple[bool, float]:
-        ended = scratch.read_outcome(folder, rank)
-        if ended is None:
+        outcome = scratch.read_outcome(folder, rank)
+        if outcome is None:
             return False, failures[rank].timestamp
-        return (
-            ended.message.error is not None and ended.message.error.reason == scratch.PEER_LOST,
-            ended.when,
+        is_consequence = (
+            outcome.message.error is not None and outcome.message.error.reason == scratch.PEER_LOST
         )
+        return is_consequence, outcome.when
 
     rank = min(failures, key=order)
-    ended = scratch.read_outcome(folder, rank)
-    if ended is not None and ended.message.error is not None:
-        return _build_failure(rank, ended.code, ended.message.error, ended.message.checkpoint_step)
+    outcome = scratch.read_outcome(folder, rank)
+    if outcome is not None and outcome.message.error is not None:
+        return _build_failure(rank, outcome.code, outcome.message.error, outcome.message.checkpoint_step)
     # NB: torchrun stops the other ranks, so their exit codes carry no information.
     code = failures[rank].exitcode
     if code >= 0:
@@ -200,9 +200,9 @@ def _build_stopped_failure(gang: Gang, folder: Path, received: signal.Signals) -
     """Return the outcome of a pod that received SIGTERM, after its workers had time to save."""
     first_rank = gang.node_rank * gang.processes
     for rank in range(first_rank, first_rank + gang.processes):
-        ended = scratch.read_outcome(folder, rank)
-        if ended is not None and ended.message.error is not None and ended.code == EXIT_PREEMPTED:
-            return PreemptedError(ended.message.error.message, ended.message.checkpoint_step)
+        outcome = scratch.read_outcome(folder, rank)
+        if outcome is not None and outcome.message.error is not None and outcome.code == EXIT_PREEMPTED:
+            return PreemptedError(outcome.message.error.message, outcome.message.checkpoint_step)
     if not scratch.is_training(folder):
         return PreemptedError(NOT_STARTED, None)
     failure = PodFailure("Stopped", f"stopped by {received.name} before a checkpoint could be written")

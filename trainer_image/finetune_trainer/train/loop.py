@@ -42,7 +42,7 @@ class Loop:
     seed: int
     max_skipped_steps: int
     weights_step: int | None = field(init=False, default=None)
-    """Step of the weights that the run delivers, where these are not the last."""
+    """Step of the weights that the run delivers; None: the last weights."""
     _watch: Watch = field(init=False)
     _saved_step: int = field(init=False, default=0)
 
@@ -170,7 +170,7 @@ class Loop:
         raise build_preempted_error(step, published=checkpointer.published, failure=checkpointer.failure)
 
     def _finish(self) -> float | None:
-        """Save and evaluate the end; an attempt that fails to register does not train again."""
+        """Save a checkpoint, and evaluate the final weights; if the delivery fails, the next attempt does not train again."""
         self._checkpoint(wait=True)
         self._stop_if_requested()
         if not self.evaluator.enabled:
@@ -205,7 +205,7 @@ def take_step(
         add_batch: called with the summed loss and the metrics of each batch.
 
     Returns:
-        What `Optimizer.step` does.
+        The result of `Optimizer.step`.
     """
     network.train()
     for batch in batches:

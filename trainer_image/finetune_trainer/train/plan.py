@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from finetune_crds.status_parts import Recomputation
 
 _GIB = 2**30
-# The GPU of a plan whose recipe and command line name none; a product's name says how much memory it has.
+# The GPU if neither the recipe nor the command line names one; the name of a product has the size of its memory.
 _DEFAULT_PRODUCT = "NVIDIA-H100-80GB-HBM3"
 _PRODUCT_MEMORY = re.compile(r"(\d+)GB")
 # A slice of a GPU, in the name of a product or of a resource.
@@ -63,7 +63,7 @@ _DEVICE = torch.device("cpu")
 class Step:
     """The memory and traffic of one step of one rank.
 
-    peak: bytes when most is in use, by `accounting.KINDS`.
+    peak: peak memory in bytes, by `accounting.KINDS`.
     traffic: the collectives on the device, by kind.
     waits: operations for which the CPU waits for the GPU.
     """
@@ -74,7 +74,7 @@ class Step:
 
     @property
     def total(self) -> int:
-        """Bytes when most is in use."""
+        """Peak memory in bytes."""
         return sum(self.peak.values())
 
 
@@ -119,7 +119,7 @@ def print_plan(*, config: Path | None, gpu_memory: float | None) -> None:
 
     Args:
         config: folder of the model's config.json; None: that of model.base.
-        gpu_memory: of a GPU, in GiB; None: by the recipe's distributed.gpu.product.
+        gpu_memory: memory of a GPU in GiB; None: that of the recipe's distributed.gpu.product.
 
     Raises:
         RecipeRefusedError: the recipe violates rules of FineTuneJob.spec, or its step cannot be planned.
@@ -183,7 +183,7 @@ def plan_step(recipe: Recipe, source: Path, card: Card) -> Plan:
 
 @contextmanager
 def _fake_process_group(size: int) -> Iterator[None]:
-    """A process group of which this process is rank 0, and which sends nothing."""
+    """Create a process group that sends nothing, with this process as rank 0."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         yield
@@ -230,7 +230,7 @@ def _build_quantized(recipe: Recipe, source: Path, world: World, fake: FakeTenso
                     compress_statistics=config.bnb_4bit_use_double_quant,
                     quant_type=config.bnb_4bit_quant_type,
                 )
-                # NB: a parameter that is a fake tensor already cannot be moved to its device.
+                # NB: a parameter that is already a fake tensor cannot be moved to its device.
                 module.register_parameter("weight", None)
                 del module.weight
                 module.register_buffer("weight", packed)
@@ -281,7 +281,7 @@ def measure_step(
 
 
 def make_full_batches(recipe: Recipe) -> list[pack.Batch]:
-    """The batches of a step in which each row is full, and each token but a document's first is a target."""
+    """Return the batches of a step in which each row is full, and each token except a document's first is a target."""
     training = recipe.training
     documents = row_tokens(recipe) // training.max_length
     examples = training.per_device_batch_size * training.gradient_accumulation
@@ -327,7 +327,7 @@ def _list_optimizer_states(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _iterate_gathered_parameters(network: Network) -> Iterator[torch.Tensor]:
-    """The buffers into which FSDP gathers parameters."""
+    """Yield the buffers into which FSDP gathers parameters."""
     for module in shard.find_fsdp_modules(network):
         group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001 - where FSDP keeps them
         for parameter in group.fsdp_params if group is not None else ():

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Window:
     """Sums over the steps since the last report.
 
-    sums: this rank's part of the loss, then of the objective's sums, on the device; without steps that were skipped.
-    count: losses of all ranks in them, on the device.
+    sums: this rank's share of the loss, followed by its share of the objective's sums, on the device; without skipped steps.
+    count: losses of all ranks in these steps, on the device.
     """
 
     sums: torch.Tensor
@@ -43,19 +43,19 @@ class Report:
 
     step: int
     loss: float | None
-    """None where all steps were skipped."""
+    """None if all steps were skipped."""
     metrics: Mapping[str, float]
-    """Of the objective, by MLflow name; none where all steps were skipped."""
+    """Metrics of the objective, by MLflow name; empty if all steps were skipped."""
     skipped: int
-    """Steps of the run whose gradients were not finite, without those that the scale of the loss may explain."""
+    """Steps of the run whose gradients were not finite, except those that the scale of the loss may explain."""
     learning_rate: float
     grad_norm: float
     loss_scale: float | None
-    """None without one."""
+    """None if the loss is not scaled."""
     tokens_per_second: float
     seconds_remaining: float
     mfu: float | None
-    """Model FLOP/s utilization, a share; None where the peak of the chip is unknown."""
+    """Model FLOP/s utilization, a share; None if the peak of the chip is unknown."""
     memory: float
     """Peak of the rank that uses most, in bytes."""
 
@@ -94,7 +94,7 @@ class Reporter:
         self._objective = network.objective
         self._flops = speed.Flops(network)
         self._peak_flops = speed.peak_flops(world.device)
-        # Earlier attempts count: the clock starts as much earlier as they lasted.
+        # The time of earlier attempts counts too: the start is moved back by it.
         self._started = started - progress.elapsed_seconds
         self._productive_seconds = progress.productive_seconds
         self._checkpoint_seconds = 0.0
@@ -170,7 +170,7 @@ class Reporter:
             step: the last step of the window.
             learning_rate: of that step.
             grad_norm: reads the norm of that step's gradients.
-            loss_scale: reads the scale of the loss, where it has one.
+            loss_scale: reads the scale of the loss, if it has one.
         """
         window, self._window = self._window, self._new_window()
         # NB: reading the loss waits for the GPU; that time belongs to the steps.
@@ -275,7 +275,7 @@ class Reporter:
 
     @property
     def goodput(self) -> float:
-        """Seconds in the steps that count, as a share of the seconds of all attempts."""
+        """Share of the time of all attempts that was spent in steps whose result is kept."""
         productive = self._productive_seconds + self._window.seconds
         return min(1.0, productive / max(self.clock() - self._started, 1e-9))
 

@@ -108,7 +108,7 @@ class Run:
         return self._deliver(inputs, network, weights, model_lineage, request_examples)
 
     def _check_before_download(self) -> None:
-        """Check what needs no data and no weights: the precision, and hours before the model is written, its destination."""
+        """Check what needs neither data nor weights: the precision, and the destination of the model, hours before it is written."""
         self.world.agree(lambda: precision.check(self.recipe, self.world.card))
         self.world.agree(lambda: self._check_delivery() if self.world.leads else None)
 
@@ -121,7 +121,7 @@ class Run:
             upload.configure_client(self.recipe.register_.upload)
 
     def _load_inputs(self) -> Inputs:
-        """Fetch the base, find the checkpoint, and read the data; these also complete the recipe."""
+        """Fetch the base, find the checkpoint, and read the data; the first two may change the recipe."""
         world = self.world
         base = self._fetch_base()
         tokenizer = world.agree(lambda: load_tokenizer(self.recipe.model, base.tokenizer))
@@ -225,7 +225,7 @@ class Run:
         return network, replace(progress, logits_checked=check_key, recomputation=verdict)
 
     def _prepare_examples(self, inputs: Inputs, network: Network, collator: Collator) -> corpus.Corpus:
-        """Let the objective compute what it needs of the examples to come, unless an earlier attempt saved it."""
+        """Let the objective compute what it needs for the remaining examples, unless an earlier attempt saved it."""
         data, training = inputs.data, self.recipe.training
         batch_size = training.per_device_eval_batch_size or training.per_device_batch_size
         references = self._open_references(inputs.checkpointer, network)
@@ -349,7 +349,7 @@ class Run:
         return TerminationMessage(train=result, checkpoint_step=step)
 
     def _interruptible(self, checkpointer: Checkpointer | None, step: int) -> AbstractContextManager[object]:
-        """End the delivery at once on SIGTERM, where the next attempt can repeat it from the last checkpoint."""
+        """End the delivery at once on SIGTERM, if the next attempt can repeat it from the last checkpoint."""
         if checkpointer is None or checkpointer.published != step:
             return nullcontext()
         self.preemption.checkpoint_step = step

@@ -71,6 +71,6 @@ def record_checkpoint_failure(tracker: Tracker, _step: int, reason: str) -> None
 
 
 def record_plan(tracker: Tracker, plan: contract.MemoryPlan) -> None:
-    """Log the memory that the training needs by plan."""
+    """Log the memory plan of the training."""
     tracker.metrics(0, {contract.METRIC_PLAN_MEMORY: plan.memory_bytes})
     tracker.tags({contract.TAG_PLAN: plan.model_dump_json(exclude_none=True)})

@@ -125,11 +125,11 @@ class Checkpointer:
         Args:
             progress: of the checkpoint, or of step 0.
             examples: digest of the tokenized training split.
-            eval_data: what losses of evaluation are comparable on.
+            eval_data: identifies the evaluation data: losses with the same value are comparable.
             max_steps: steps of the plan.
 
         Raises:
-            RecipeRefusedError: the run had other examples, or more steps.
+            RecipeRefusedError: the checkpoint has other examples, or a step after the last of the plan.
         """
         saved_settings = self._resume_point.settings if self._resume_point is not None else {}
         uri = self._uri_of(progress.step)
@@ -178,8 +178,8 @@ class Checkpointer:
         set_model_state_dict(model, weights, options=TRAINED_ONLY)
 
     def load_initial(self, model: nn.Module) -> None:
-        """Load what layers of PiSSA began as from the checkpoint that `find_newest` found, and nothing else; errors as in `load`."""
-        assert self._resume_point is not None  # noqa: S101 - the caller has asked
+        """Load only the initial weights of PiSSA layers, from the checkpoint that `find_newest` found; errors as in `load`."""
+        assert self._resume_point is not None  # noqa: S101 - the caller checks it
         weights = get_trained_state(model)
         initial = {name: weight for name, weight in weights.items() if pissa.is_initial(name)}
         self._read(self._resume_point.progress.step, {"model": initial}, weights)
@@ -192,7 +192,7 @@ class Checkpointer:
         weights: dict[str, torch.Tensor],
         moments: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Read a part of a checkpoint, which must have the names and shapes of `weights`, and the types of `moments`."""
+        """Read a part of a checkpoint, after checking that it has the names and shapes of `weights` and the dtypes of `moments`."""
         stored = StoredCheckpoint(
             self._uri_of(step),
             base=str(self._recipe.model.base),
@@ -207,7 +207,7 @@ class Checkpointer:
         return contract.checkpoint_uri(self._foreign_folders.get(step, self.folder), step)
 
     def _suggest_remedy(self, step: int) -> str:
-        """What to do if the checkpoint is damaged."""
+        """Say what to do if the checkpoint is damaged."""
         if step in self._foreign_folders:
             return "set checkpoint.resumeFrom to another checkpoint"
         first = "the start" if newest.locate_resume_from(self._recipe) is None else "checkpoint.resumeFrom"
@@ -216,7 +216,7 @@ class Checkpointer:
         )
 
     def _explain_start_over(self, step: int) -> str:
-        """What to do to train without the checkpoint."""
+        """Say how to train without the checkpoint."""
         if step in self._foreign_folders:
             return self._suggest_remedy(step)
         return newest.explain_start_over(self.folder, self._recipe)
@@ -236,7 +236,7 @@ class Checkpointer:
         change.
 
         Args:
-            progress: of the run; this method sets its `recipe`, and what it says of the best checkpoint's step, loss and place.
+            progress: of the run; this method sets `recipe`, `best_step`, `best_step_loss` and `best_in`.
             model: the sharded model.
             optimizers: its optimizers.
             wait: return after the checkpoint is published or has failed.
@@ -271,7 +271,7 @@ class Checkpointer:
             in_flight.result()
 
     def _write(self, progress: Progress, state: dict[str, Any] | None) -> None:
-        """Write the shards unless they exist, and publish as soon as all are complete."""
+        """Write the shards, and publish the checkpoint when all are complete; without `state` they exist already."""
         step = progress.step
         problem = None
         if state is not None:
@@ -343,7 +343,7 @@ class Checkpointer:
         self._on_failed(step, self.failure)
 
     def _remove_old(self, newest_step: int) -> None:
-        """Delete all checkpoints but the newest `keep` and the best."""
+        """Delete all checkpoints except the newest `keep` and the best."""
         with filesystems.tolerate_failures(
             f"old checkpoints in {self.folder} could not be deleted, and the next save retries"
         ):
@@ -360,7 +360,7 @@ def _run_in_thread(work: Callable[[], None], device: torch.device) -> Future[Non
     def run() -> None:
         try:
             if device.type == "cuda":
-                # NB: a new thread uses the first GPU, where each rank would allocate memory.
+                # NB: a new thread starts on the first GPU: every rank would allocate memory there.
                 torch.cuda.set_device(device)
             work()
         except BaseException as error:  # noqa: BLE001 - drain() raises it

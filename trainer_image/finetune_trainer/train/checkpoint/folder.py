@@ -27,7 +27,7 @@ class DamagedError(Exception):
 class Marker:
     """The content of a checkpoint's marker: the progress of the run, and the settings that a later run must share.
 
-    `settings` is empty where an earlier release wrote it.
+    `settings` is empty in markers of earlier releases.
     """
 
     progress: dict[str, Any]
@@ -46,7 +46,7 @@ class CheckpointFolder:
 
     @cached_property
     def _place(self) -> tuple[AbstractFileSystem, str]:
-        # NB: the client of a store may look for a login at once.
+        # NB: opened on first use, because an object store's client may look for credentials immediately.
         return filesystems.open_filesystem(self.uri)
 
     @property
@@ -101,12 +101,12 @@ class CheckpointFolder:
 
     def remove(self, step: int) -> None:
         """Delete a checkpoint, the marker first."""
-        for path, everything in ((self._marker(step), False), (self._folder(step), True)):
+        for path, recursive in ((self._marker(step), False), (self._folder(step), True)):
             with suppress(FileNotFoundError):
-                self._files.rm(path, recursive=everything)
+                self._files.rm(path, recursive=recursive)
 
     def _list_sizes(self, step: int) -> dict[str, int]:
-        """Return the files of a checkpoint but the marker, with their sizes in bytes."""
+        """Return the size in bytes of each file of a checkpoint except the marker, by name."""
         entries = self._files.ls(self._folder(step), detail=True)
         sizes = {str(entry["name"]).rsplit("/", 1)[-1]: int(entry["size"] or 0) for entry in entries}
         return {name: size for name, size in sizes.items() if name and not name.startswith(MARKER)}

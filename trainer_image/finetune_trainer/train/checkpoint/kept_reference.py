@@ -1,4 +1,4 @@
-"""The reference of an objective, stored next to the checkpoints: a resumed attempt does not compute it again."""
+"""The log-probabilities of the reference, stored next to the checkpoints: a resumed attempt does not compute them again."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 class KeptReference:
-    """The references of a job's splits, by the digests of settings and split.
+    """The stored reference of each split of a job, in files named by the digests of the settings and the split.
 
-    A storage failure never stops training: the reference is then computed by each attempt.
+    A storage failure never stops training: each attempt then computes the reference.
 
     Args:
         folder: the folder of the job's checkpoints.
-        settings: digest of the settings that count.
+        settings: digest of the settings that a resumed run must share.
         world: the ranks, all of which call the methods together.
         foreign_folder: the folder of the job that this one continues, which is only read.
     """
 
     def __init__(self, folder: str, settings: str, world: World, foreign_folder: str | None = None) -> None:
-        # Another release may compute it otherwise.
+        # Another release may compute other values.
         self._name = f"reference-{settings}-{get_release()}"
         self._folder = folder
         self._folders = [folder, *([foreign_folder] if foreign_folder else [])]
         self._world = world
 
     def load(self, examples: Examples) -> Split | None:
-        """Return the split with its reference; None where no attempt has written it for all examples of the sequences."""
+        """Return the split with its reference; None unless the values of all examples of the sequences are stored."""
         split = examples.split
         read = self._world.agree(lambda: self._read(examples) if self._world.leads else None)
         reference = self._world.broadcast(read)
@@ -83,15 +83,15 @@ class KeptReference:
         assert split.reference is not None  # noqa: S101 - it was just computed
         # NB: an attempt computes only what its steps need, and leaves 0 for the rest.
         reference, computed = split.reference, split.reference.any(axis=1, keepdims=True)
-        before = None if computed.all() else self._read_in(self._folder, split)
-        if before is not None:
-            reference = np.where(computed, reference, before)
-        written = io.BytesIO()
-        np.save(written, reference)
+        stored = None if computed.all() else self._read_in(self._folder, split)
+        if stored is not None:
+            reference = np.where(computed, reference, stored)
+        buffer = io.BytesIO()
+        np.save(buffer, reference)
         files, path = self._place(self._folder)
         name = f"{path}/{split.digest}.npy"
         filesystems.make_folder(files, path)
-        filesystems.write_atomically(files, name, written.getvalue())
+        filesystems.write_atomically(files, name, buffer.getvalue())
 
     def _place(self, folder: str) -> tuple[AbstractFileSystem, str]:
         files, path = filesystems.open_filesystem(folder)

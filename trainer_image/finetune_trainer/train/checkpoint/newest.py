@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class ResumePoint:
     """A complete, undamaged checkpoint that the recipe may resume from.
 
-    progress: with a best checkpoint only where that can be used; `best_in` is empty where it is in the job's own folder.
-    folder: URI of the folder that it is in.
-    settings: of the recipe that wrote it; empty where an earlier release did.
+    progress: has a best checkpoint only if that is usable; `best_in` is empty if it is in the job's own folder.
+    folder: URI of the folder with the checkpoint.
+    settings: of the recipe that wrote it; empty if an earlier release wrote it.
     """
 
     progress: Progress
@@ -47,10 +47,10 @@ def explain_start_over(job_folder: str, recipe: Recipe) -> str:
 
 
 def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
-    """Return the newest checkpoint in the job's own folder, or else that of checkpoint.resumeFrom; None without both.
+    """Return the newest checkpoint in the job's own folder, or else that of checkpoint.resumeFrom; None if there is neither.
 
     Raises:
-        RecipeRefusedError: it belongs to another recipe, all are damaged, or there is none to resume from.
+        RecipeRefusedError: it belongs to another recipe, all are damaged, or checkpoint.resumeFrom has no complete one.
         TrainingError: the storage failed.
     """
     checkpoint = _find_newest_in(job_folder, explain_start_over(job_folder, recipe))
@@ -91,7 +91,7 @@ def find_newest(job_folder: str, recipe: Recipe) -> ResumePoint | None:
 
 
 def _find_newest_in(folder: str, remedy: str, *, only: int | None = None) -> tuple[Progress, Marker] | None:
-    """The newest undamaged checkpoint of a folder, or the one of a step."""
+    """Return the newest undamaged checkpoint in a folder, or that of step `only`; None without a complete one."""
     checkpoints = CheckpointFolder(folder)
     damaged: list[str] = []
     with _raise_storage_errors(folder):
@@ -129,7 +129,7 @@ def _check_settings(uri: str, progress: Progress, marker: Marker, recipe: Recipe
 
 
 def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> int | None:
-    """Return the version of the splits that the earlier run read, unless the recipe has other splits or a version."""
+    """Return the version of the splits in the recipe, or else the one that the earlier run read from the same table."""
     splits = recipe.data.splits
     if splits is None or splits.version is not None:
         return splits.version if splits else None
@@ -137,9 +137,9 @@ def _choose_data_version(recipe: Recipe, progress: Progress, marker: Marker) -> 
 
 
 def _locate_best(progress: Progress, folder: str, job_folder: str) -> Progress:
-    """The progress of a checkpoint in a folder, with the place of the best checkpoint as seen from the job's own folder.
+    """Return the progress of a checkpoint in `folder` for a job in `job_folder`, which decides on `best_in`.
 
-    Without a best one where that cannot be used.
+    If the best checkpoint is unusable, the progress has none.
     """
     step, best_folder = progress.best_step, progress.best_in or folder
     if step is None:

@@ -27,20 +27,20 @@ class Progress:
     best_step_loss: float | None = None
     """Evaluation loss of that checkpoint; above `best_eval_loss` where a later save failed."""
     best_in: str = ""
-    """URI of the folder that the best checkpoint is in; empty where it is the folder of this one."""
+    """URI of the folder with the best checkpoint; empty if it is the folder of this checkpoint."""
     evals_without_gain: int = 0
     evaluated_step: int = 0
     """Step of the newest evaluation."""
     productive_seconds: float = 0.0
-    """In steps whose result is kept, of all attempts."""
+    """Seconds of all attempts in steps whose result is kept."""
     elapsed_seconds: float = 0.0
-    """From the start of each attempt to its newest checkpoint."""
+    """Seconds from the start of each attempt to its newest checkpoint, summed."""
     skipped_steps: int = 0
     """Steps whose gradients were not finite, which changed nothing."""
     loss_scale: float | None = None
-    """The scale of the loss; None without one."""
+    """The scale of the loss; None if the loss is not scaled."""
     good_steps: int = 0
-    """Steps since it changed."""
+    """Good steps since the scale of the loss changed."""
     examples: str = ""
     """Digest of the tokenized training split; empty in checkpoints of earlier releases."""
     day: str = ""
@@ -52,7 +52,7 @@ class Progress:
     logits_checked: str = ""
     """Identifies everything that the check of the logits depended on when it passed (`probe.compute_key`); empty before that."""
     resumed_from: str = ""
-    """URI of the checkpoint of another job that the run began with; empty where it began at step 0."""
+    """URI of the checkpoint of another job that the run began with; empty if it began at step 0."""
 
     @classmethod
     def of(cls, saved_fields: Mapping[str, Any]) -> Progress:
@@ -63,7 +63,7 @@ class Progress:
     def for_new_job(self, uri: str, data_version: int | None) -> Progress:
         """Return the progress for a new job that continues this one: times, skipped steps and the patience of earlyStopping start anew.
 
-        Its losses of evaluation are compared with that of the best checkpoint, which it can deliver.
+        Evaluation losses are compared with that of the best checkpoint, because the new job can deliver it.
 
         Args:
             uri: of the checkpoint.

@@ -34,10 +34,10 @@ _QUANTIZED = re.compile(
 
 
 class _Files(FileSystem):
-    """The file system of a URI, which makes folders where files need one."""
+    """Lets DCP use the file system that `filesystems` opens for a URI."""
 
     def init_path(self, path: str | os.PathLike[str], **_: Any) -> str | os.PathLike[str]:
-        """Take the file system of a URI."""
+        """Open the file system of a URI."""
         self.fs, _path = filesystems.open_filesystem(os.fspath(path))
         return path
 
@@ -50,8 +50,8 @@ class Writer(FsspecWriter):
     """Raises storage errors as OSError: the errors of some clients cannot be pickled for the other ranks."""
 
     def __init__(self, uri: str) -> None:
-        # NB: to copy ahead, torch waits for the stream of the thread every few megabytes: on the first GPU that is the one that trains. What
-        # an asynchronous save writes is on the host already.
+        # NB: copying ahead would wait for the thread's CUDA stream every few megabytes, which on the first GPU is the stream of the training.
+        # The data of an asynchronous save is on the host already.
         super().__init__(uri, per_thread_copy_ahead=0, **filesystems.build_options(uri))
         self.fs = _Files()
         self.fs.init_path(uri)
@@ -73,7 +73,7 @@ class Writer(FsspecWriter):
 
 
 class Reader(FsspecReader):
-    """Reads the shards from a place that `storage` knows."""
+    """Reads the shards at a URI that `filesystems` supports."""
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri, **filesystems.build_options(uri))
@@ -103,9 +103,9 @@ def build_read_error(uri: str, cause: BaseException, remedy: str, *, shared: boo
 
     Args:
         uri: of the checkpoint.
-        cause: what reading it raised.
-        remedy: what to do about a damaged one.
-        shared: another job writes and deletes checkpoints in its folder.
+        cause: the error of the read.
+        remedy: what to do if the checkpoint is damaged.
+        shared: whether another job writes and deletes checkpoints in its folder.
     """
     reason = filesystems.describe_failure(cause)
     if shared and isinstance(cause, FileNotFoundError):
@@ -151,8 +151,8 @@ def describe_other_model(stored: Mapping[str, Any], weights: Mapping[str, torch.
     """Describe the first weight that a checkpoint has in another shape; None: it has the same weights.
 
     Args:
-        stored: what the checkpoint says of its tensors, by their names.
-        weights: those of the model, by their names.
+        stored: the checkpoint's metadata of its tensors, by name.
+        weights: the weights of the model, by name.
     """
     prefix = "model."
     stored_shapes = {
@@ -176,11 +176,11 @@ def describe_other_optimizer(
 ) -> str | None:
     """Describe the first optimizer tensor that a checkpoint has in another type; None: all types are the same.
 
-    NB: DCP converts types, and would read the codes of 8-bit moments as numbers.
+    NB: DCP converts types, and would take the codes of 8-bit moments for their values.
 
     Args:
-        stored: what the checkpoint says of its tensors, by their names.
-        moments: what the optimizers keep of each weight, by its name.
+        stored: the checkpoint's metadata of its tensors, by name.
+        moments: the optimizer state of each weight, by the weight's name.
     """
     for weight, state in moments.items():
         for name, value in state.items():

@@ -56,8 +56,8 @@ class StoredCheckpoint:
 
         Args:
             state: a part of a model's state, nested as it was stored.
-            weights: whose names and shapes the checkpoint must have.
-            moments: of the optimizer, by weight, whose types the checkpoint must have.
+            weights: the weights of the model: the checkpoint must have their names and shapes.
+            moments: the optimizer state by weight: the checkpoint must have its dtypes.
 
         Raises:
             RecipeRefusedError: the checkpoint is damaged, or belongs to another model.
@@ -74,18 +74,18 @@ class StoredCheckpoint:
     def _check(
         self, reader: Reader, weights: Mapping[str, torch.Tensor], moments: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        """Compare names, shapes and types: DCP's own errors repeat a long message for each weight, and it converts types."""
+        """Compare names, shapes and types, because DCP repeats a long message for each weight, and converts types silently."""
         try:
             stored = reader.read_metadata().state_dict_metadata
         except Exception as error:
             raise build_read_error(self.uri, error, self.remedy, shared=self.is_foreign) from error
-        model = describe_other_model(stored, weights)
-        optimizer = describe_other_optimizer(stored, moments)
-        if model or optimizer:
+        other_model = describe_other_model(stored, weights)
+        other_optimizer = describe_other_optimizer(stored, moments)
+        if other_model or other_optimizer:
             cause = (
-                f"for another model than the current model.base {self.base} ({model}): restore that model"
-                if model
-                else f"by another release, {optimizer}: finish the job with that release"
+                f"for another model than the current model.base {self.base} ({other_model}): restore that model"
+                if other_model
+                else f"by another release, {other_optimizer}: finish the job with that release"
             )
             raise RecipeRefusedError(
                 f"the checkpoint {self.uri} was written {cause}, or {self.start_over}",

@@ -36,7 +36,7 @@ class Corpus:
     validation: Examples | None
     plan: pack.Plan
     columns: Columns
-    """The columns of an example in the splits, also if the recipe does not name them."""
+    """The columns of an example in the splits, even if the recipe does not name them."""
 
     @property
     def tokens(self) -> int:
@@ -78,7 +78,7 @@ def load(
     """Read and tokenize the splits of a recipe; all ranks call this together.
 
     Args:
-        recipe: one with data.splits.
+        recipe: a recipe with data.splits.
         tokenizer: the base model's.
         world: the ranks.
         folder: where the ranks of a pod share the tokens.
@@ -101,9 +101,9 @@ def load(
         if encoder.documents.columns.messages and (missing := answer_end.explain_missing_stop(tokenizer)):
             world.say(f"NB: {missing}")
         prepared = read.has_token_ids(splits, encoder.documents.encoding)
-        stored = None if prepared else TokenCache.of(recipe, splits, encoder)
+        cache = None if prepared else TokenCache.of(recipe, splits, encoder)
         for name in _SPLITS:
-            if stored is not None and stored.fetch(name, folder / name):
+            if cache is not None and cache.fetch(name, folder / name):
                 world.say(f"{name}: using the tokens of an earlier attempt")
                 continue
             if dataset.tokenize(splits, name, encoder, folder / name, prepared=prepared):
@@ -111,8 +111,8 @@ def load(
                     f"{name}: {encoder.summary()}{' with the token ids of the table' if prepared else ''}"
                 )
                 on_counts(encoder.metrics(name))
-                if stored is not None and world.leads:
-                    stored.store(name, folder / name)
+                if cache is not None and world.leads:
+                    cache.store(name, folder / name)
 
     world.agree_in_pod(tokenize)
     train = dataset.Split.load(folder / "train")

@@ -26,23 +26,22 @@ if TYPE_CHECKING:
 
 _FINGERPRINT = np.dtype("S16")
 _LABELS = "labels.npy"
-# Tokens per write.
 _TOKENS_PER_WRITE = 1 << 17
 
 
 @dataclass(frozen=True)
 class Split:
-    """Tokenized examples, concatenated; an example has one document, or two.
+    """Tokenized examples, concatenated; an example has one or two documents.
 
-    The two of a preference are its prompt with the chosen and with the rejected answer. Those of an unpaired one are its
-    prompt with its own answer, and with that of the next example (of the first, for the last one).
+    The documents of a preference are its prompt with the chosen and with the rejected answer. Those of an unpaired preference are its
+    prompt with its own answer, and with the answer of the next example (the last example takes that of the first).
 
     tokens: token ids, int32 [tokens].
     loss_mask: whether the token is a target of the loss, bool [tokens].
     offsets: where each document begins, and where the last ends, int64 [examples * documents + 1].
     documents: documents per example.
     reference: log-probabilities of both documents under the reference, fp32 [examples, 2], once computed.
-    labels: whether the answer of each example is a good one, bool [examples], of unpaired preferences.
+    labels: for unpaired preferences, whether the answer of each example is good, bool [examples].
     digest: of token ids, loss masks and labels, independent of the order of the input; empty where not computed.
     """
 
@@ -77,15 +76,15 @@ class Split:
 def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepared: bool = False) -> bool:
     """Read and tokenize a split into `folder`, for `Split.load`; returns False, without a folder, if the split does not exist.
 
-    prepared: the table has the token ids, see `read.has_token_ids`.
+    prepared: whether the table has the token ids (`read.has_token_ids`).
 
-    Examples are sorted by their hash, so the order does not depend on the input files. Tokens stream to disk; sorting
-    takes 64 bytes of memory per example (a fingerprint of 16, order, lengths and offsets), 96 per pair, 200 per unpaired
-    preference, and disk space for the tokens twice, at 5 bytes per token, or three times for unpaired preferences.
+    Examples are sorted by their hash, so the order does not depend on the input files. Tokens stream to disk. Sorting
+    takes 64 bytes of memory per example (a fingerprint of 16, order, lengths and offsets), 96 per pair and 200 per unpaired
+    preference. On disk, the tokens exist twice, or three times for unpaired preferences, at 5 bytes per token.
 
     Raises:
-        DataError: data is missing or corrupt, no example is left (for `train`, or when rows were read), or an unpaired
-            preference is alone.
+        DataError: data is missing or corrupt, no example is left (for `train`, or when rows were read), or a split has
+            only one unpaired preference.
         RecipeRefusedError: examples are conversations, and the tokenizer has no chat template.
     """
     encoder.counts.clear()
@@ -109,7 +108,7 @@ def tokenize(splits: Splits, name: str, encoder: Encoder, folder: Path, *, prepa
 
 
 def _check_weights(encoder: Encoder) -> None:
-    """Check that messages have the field data.columns.messageWeight: answers without it would all be learned."""
+    """Check that messages have the field that data.columns.messageWeight names: otherwise training would learn all answers."""
     columns = encoder.documents.columns
     if columns.message_weight is not None and not encoder.counts[WEIGHED]:
         raise missing_weights_error(str(columns.messages), columns.message_weight)
@@ -183,8 +182,8 @@ def _write_sorted(unordered: Path, folder: Path, documents: int) -> None:
 def _write_sorted_with_next_answers(unordered: Path, folder: Path, max_length: int) -> None:
     """Write the arrays of a Split of unpaired preferences.
 
-    The prompt with the answer of the next example is cut to `max_length`. An answer begins at its first target; there is room
-    for some of it, since there was for some of the example's own.
+    The prompt with the answer of the next example is cut to `max_length`. An answer begins at its first target.
+    At least one token of it remains: the prompt is shorter than `max_length`, because the example has a target of its own.
     """
     order, digest = _sort_fingerprints(unordered)
     (folder / "digest").write_text(digest, "ascii")
@@ -210,9 +209,9 @@ def _write_documents(
     Args:
         unordered: folder with the tokens as they were read.
         folder: where to write the arrays of a Split.
-        lengths: of the documents, [examples, documents].
-        begins: where in the tokens the pieces are that documents are made of, int64 [examples, pieces].
-        sizes: of the pieces, int64 [examples, pieces].
+        lengths: tokens in each document, [examples, documents].
+        begins: where each piece of the documents begins in the tokens of `unordered`, int64 [examples, pieces].
+        sizes: tokens in each piece, int64 [examples, pieces].
     """
     documents = lengths.shape[1]
     offsets = np.zeros(lengths.size + 1, np.int64)

@@ -52,7 +52,7 @@ def open_table(splits: Splits) -> Any:
 
 
 def open_dataset(splits: Splits) -> Any:
-    """Open the table as a dataset of Arrow.
+    """Open the table as an Arrow dataset.
 
     Raises:
         DataError: as in `open_table`, or the table uses features that the trainer cannot read.

@@ -1,4 +1,4 @@
-"""Turns rows into the examples of a run, and counts what it drops."""
+"""Turns rows into the examples of a run, and counts the rows that it drops."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Encoded:
     tokens: token ids of its documents, concatenated, int32 [tokens].
     loss_mask: whether the token is a target of the loss, bool [tokens].
     lengths: tokens in each document, int32 [documents]: one document, or the chosen and the rejected one.
-    label: whether the answer is a good one, of unpaired preferences.
+    label: for unpaired preferences, whether the answer is good.
     """
 
     tokens: np.ndarray
@@ -53,7 +53,7 @@ class Encoded:
 
     @classmethod
     def of(cls, *documents: Document, label: bool | None = None) -> Encoded:
-        """Make an example of some documents with loss masks."""
+        """Make an example from documents with loss masks."""
         return cls(
             np.array([token for document in documents for token in document.tokens], np.int32),
             np.array([target for document in documents for target in document.loss_mask or ()], np.bool_),
@@ -71,7 +71,7 @@ class Encoded:
 
 @dataclass
 class Encoder:
-    """Makes examples of rows, and counts which are kept, truncated and dropped."""
+    """Makes examples from rows, and counts which are kept, truncated and dropped."""
 
     documents: Documents
     max_length: int
@@ -92,10 +92,10 @@ class Encoder:
         return cls(documents, recipe.training.max_length, recipe.training.truncation)
 
     def encode(self, rows: dict[str, list[Any]]) -> Iterator[Encoded]:
-        """Yield the examples of a batch of columns; `select_examples` says which.
+        """Yield the examples of a batch of columns that `select_examples` keeps.
 
         Raises:
-            DataError: as `select_examples`; or a row does not have the type of its column.
+            DataError: as in `select_examples`; or a value does not have the type of its column.
             RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
         """
         if self.documents.columns.message_weight is not None:
@@ -105,16 +105,16 @@ class Encoder:
     def select_examples(
         self, rows: Iterable[tuple[Document, ...]], row_labels: Sequence[bool | None]
     ) -> Iterator[Encoded]:
-        """Yield the examples among the documents of rows; training.truncation decides about those that are too long.
+        """Yield an example for each row that is kept; training.truncation decides about rows that are too long.
 
         Examples without a target, and pairs of equal documents, are dropped and counted.
 
         Args:
             rows: the documents of each row.
-            row_labels: the label of each row, see `documents.parse_labels`.
+            row_labels: the label of each row, from `parse_labels`.
 
         Raises:
-            DataError: a row is too long and training.truncation is Fail, or nothing tells its answers from its prompts.
+            DataError: a row is too long and training.truncation is Fail, or it is unknown which tokens are answers.
         """
         for row, label in zip(rows, row_labels, strict=True):
             self.counts["read"] += 1

@@ -95,7 +95,7 @@ def _parse_objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
 
 
 def _convert_value(value: Any, *, is_label: bool) -> Any:
-    """A value of JSON: labels, lists and objects as they are, and others as text."""
+    """Return a JSON value: labels, lists and objects unchanged, other values as text."""
     return plain_text.write(value) if not is_label and plain_text.is_plain(value) else value
 
 

@@ -33,14 +33,14 @@ class Batch:
     targets: the next token of the same document, or IGNORED, int64 [rows, length].
     owners: index of the token's document among the documents that are not padding; 0 for padding, int64
         [rows, length].
-    cu_seqlens: where each document begins in the flattened rows, padding included, and at last rows * length, int32
+    cu_seqlens: where each document begins in the flattened rows, padding included, and finally rows * length, int32
         [documents + 1], as variable-length attention takes it.
     examples: indices of the examples in the split, in the order of their documents, int64 [examples]; with two
         documents per example, documents 2i and 2i + 1 belong to examples[i].
     target_at: indices of the targets in the flattened rows, ascending, int64 [targets].
-    reference: the reference's log-probabilities of both documents of `examples`, fp32 [examples, 2], where the split
-        has them.
-    labels: whether the answers of `examples` are good ones, bool [examples], where the split has it.
+    reference: the reference's log-probabilities of both documents of `examples`, fp32 [examples, 2]; None unless the
+        split has them.
+    labels: whether the answers of `examples` are good, bool [examples]; None unless the split has them.
     max_seqlen: tokens in the longest document.
     tokens: tokens that are not padding.
     targets_count: targets that are not IGNORED.
@@ -72,7 +72,7 @@ class Batch:
         return replace(self, **moved)
 
     def at_targets(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values at the targets, [targets, ...], of a tensor with one for each token, [rows, length, ...]."""
+        """Return the values of a tensor [rows, length, ...] at the targets, [targets, ...]."""
         return values.flatten(0, 1).index_select(0, self.target_at)
 
 
@@ -85,15 +85,15 @@ def pack_examples(lengths: np.ndarray, *, max_length: int, packing: bool) -> lis
     if not packing:
         return [[example] for example in range(len(lengths))]
     packs: list[list[int]] = []
-    # Sequences by their free tokens, a heap per number; `rooms` has a bit per number with a sequence, so the best fit
-    # is the lowest bit at or above the length.
+    # A heap of sequences for each number of free tokens. Bit n of `rooms` is set if a sequence has n free tokens, so the
+    # best fit is the lowest set bit at or above the length.
     by_room: dict[int, list[int]] = {}
     rooms = 0
     order = np.argsort(-lengths, kind="stable")
     for example, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
-        suffice = rooms >> length
-        if suffice:
-            room = length + (suffice & -suffice).bit_length() - 1
+        large_rooms = rooms >> length
+        if large_rooms:
+            room = length + (large_rooms & -large_rooms).bit_length() - 1
             heap = by_room[room]
             pack = heappop(heap)
             if not heap:
@@ -196,22 +196,24 @@ def collate(
 
     Args:
         split: has the examples.
-        rows: numbers of examples, by sequence.
+        rows: the indices of the examples in each sequence.
         pad_id: the padding token.
         width: tokens per row; None: the longest sequence.
-        compiled: change shapes rarely between batches, for layers that are compiled for each: `cu_seqlens` ends in empty documents, and
-            `max_seqlen` is the width. Attention takes longer for both.
+        compiled: let fewer shapes occur, because layers are compiled for each shape: `cu_seqlens` ends in empty documents, and
+            `max_seqlen` is the width. Both make attention slower.
 
     Raises:
         ValueError: a sequence has more than `width` tokens.
     """
     examples = np.array([example for row in rows for example in row], np.int64)
-    numbers = (examples[:, None] * split.documents + np.arange(split.documents)).ravel()
-    begins = np.asarray(split.offsets[numbers])
-    sizes = np.asarray(split.offsets[numbers + 1]) - begins
+    documents = (examples[:, None] * split.documents + np.arange(split.documents)).ravel()
+    begins = np.asarray(split.offsets[documents])
+    sizes = np.asarray(split.offsets[documents + 1]) - begins
     height = max(len(rows), 1)
-    row_of = np.repeat(np.arange(len(rows)), np.array([len(row) * split.documents for row in rows], np.int64))
-    filled = np.bincount(row_of, weights=sizes, minlength=height).astype(np.int64)
+    row_of_document = np.repeat(
+        np.arange(len(rows)), np.array([len(row) * split.documents for row in rows], np.int64)
+    )
+    filled = np.bincount(row_of_document, weights=sizes, minlength=height).astype(np.int64)
     width = max(1, int(filled.max())) if width is None else width
     if filled.max() > width:
         raise ValueError(f"a sequence of {filled.max()} tokens does not fit a width of {width}")
@@ -219,19 +221,19 @@ def collate(
     # A document starts after the tokens before it and the padding of the rows above it.
     before = np.cumsum(sizes) - sizes
     padding_above = np.cumsum(width - filled) - (width - filled)
-    starts = before + padding_above[row_of]
+    starts = before + padding_above[row_of_document]
     places, sources = concatenate_ranges(starts, sizes), concatenate_ranges(begins, sizes)
     tokens, loss_mask = split.tokens[sources], split.loss_mask[sources]
-    following = np.full(len(tokens), IGNORED, np.int64)
-    following[:-1] = np.where(loss_mask[1:], tokens[1:], IGNORED)
-    following[before + sizes - 1] = IGNORED
+    next_tokens = np.full(len(tokens), IGNORED, np.int64)
+    next_tokens[:-1] = np.where(loss_mask[1:], tokens[1:], IGNORED)
+    next_tokens[before + sizes - 1] = IGNORED
 
     ids = np.full(height * width, pad_id, np.int64)
     ids[places] = tokens
     positions = (np.arange(width) - filled[:, None]).ravel()
     positions[places] = np.arange(len(tokens)) - np.repeat(before, sizes)
     targets = np.full(height * width, IGNORED, np.int64)
-    targets[places] = following
+    targets[places] = next_tokens
     target_at = np.flatnonzero(targets != IGNORED)
     owners = np.zeros(height * width, np.int64)
     owners[places] = np.repeat(np.arange(len(sizes)), sizes)

@@ -51,7 +51,7 @@ def read_rows(
     *,
     optional: Collection[str],
 ) -> Iterator[Rows]:
-    """Yield the rows of a file as batches of columns; columns in `optional` may be absent from the file. The rest is as in `read.read`."""
+    """Yield the rows of a file as batches of columns; columns in `optional` may be absent from the file. Errors as in `read.read`."""
     where = format_address(files, file)
     batches = read_batches(
         lambda: files.open(file),
@@ -78,8 +78,8 @@ def read_batches(
     """Yield some columns of a Parquet file.
 
     Args:
-        only: the rows of this split, if the file has a split column.
-        absent: the value in each row of a column that the file may lack.
+        only: yield only the rows of this split, if the file has a split column.
+        absent: the columns that the file may lack, and the value that each row then has.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -102,7 +102,7 @@ def read_batches(
 
 
 def _check_codecs(metadata: pq.FileMetaData, columns: list[str], where: str) -> None:
-    """Check that the columns have a compression that all readers have; a writer uses one for a file."""
+    """Check that all readers support the compression of the columns; a writer uses one compression for the whole file."""
     if not metadata.num_row_groups:
         return
     group = metadata.row_group(0)
@@ -127,14 +127,14 @@ def convert_batch(
                 for name in batch.schema.names
             }
         for column, values in columns.items():
-            # NaN is no value.
+            # `_convert_array` returns None for NaN too.
             if None in values and column not in may_be_null:
                 raise null_value_error(column, where)
         yield columns
 
 
 def _convert_array(array: pa.Array, *, is_label: bool) -> list[Any]:
-    """The values of a column: labels and lists as they are, and others as text."""
+    """Return the values of a column: labels and lists unchanged, others as text."""
     if is_label:
         labels: list[Any] = array.to_pylist()
         return labels

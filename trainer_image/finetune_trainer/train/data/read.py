@@ -71,14 +71,14 @@ def read_schema(splits: Splits) -> list[Column]:
     if splits.type == "JSONLines":
         return json_lines.infer_columns(files, paths)
     columns: dict[str, Column] = {}
-    for of_file in parquet_files.read_schemas(files, paths):
-        new = {column.name: column for column in describe_columns(of_file)}
-        columns = new | {name: column for name, column in columns.items() if column.type != NO_TYPE}
+    for schema in parquet_files.read_schemas(files, paths):
+        file_columns = {column.name: column for column in describe_columns(schema)}
+        columns = file_columns | {name: column for name, column in columns.items() if column.type != NO_TYPE}
     return list(columns.values())
 
 
 def has_token_ids(splits: Splits, encoding: str) -> bool:
-    """Whether the splits are a table as a preparation wrote it, with the token ids of an encoding, see `Documents.encoding`.
+    """Whether the splits are a table with the token ids of an encoding (`Documents.encoding`), unchanged since its preparation.
 
     Raises:
         DataError: the table is missing or corrupt.

@@ -1,4 +1,4 @@
-"""Finds the place of a row that is refused in the files of a split: the readers of rows count them, and nothing else."""
+"""Finds the place of a refused row in the files of a split, because the readers of rows only count them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def name_refused_row(splits: Splits, name: str, counts: Mapping[str, int]) -> It
 
     Args:
         name: the split.
-        counts: the counter `read` of an encoder, which counts the rows before the refused one.
+        counts: the counts of the encoder; `read` plus the error's offset is the number of the row.
 
     Raises:
         DataError: a row is refused; the message has its place.
@@ -68,4 +68,4 @@ def _list_places_in_table(splits: Splits, name: str) -> Iterator[tuple[int, str]
                 yield from ((number, where) for number in range(1, parquet.metadata.num_rows + 1))
                 continue
             split_names = parquet.read(columns=[SPLIT_COLUMN])[SPLIT_COLUMN].to_pylist()
-            yield from ((number, where) for number, of in enumerate(split_names, start=1) if of == name)
+            yield from ((number, where) for number, split in enumerate(split_names, start=1) if split == name)

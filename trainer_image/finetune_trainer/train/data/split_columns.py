@@ -63,17 +63,17 @@ def check_columns(schema: pa.Schema, columns: list[str], where: str, label: str 
     import pyarrow as pa
 
     check_names(columns, columns, schema.names, where)
-    labels = (*_list_text_checks(), pa.types.is_null, pa.types.is_boolean, pa.types.is_integer)
+    label_checks = (*_list_text_checks(), pa.types.is_null, pa.types.is_boolean, pa.types.is_integer)
     for column in columns:
         kind = plain_text.find_stored_type(schema.field(column).type)
-        # A column of nulls alone has no type; whether it may be null is another question.
-        readable = labels if column == label else (plain_text.is_plain_type, plain_text.is_list)
+        # A column that has only nulls has no type; whether it may have nulls is checked later.
+        readable = label_checks if column == label else (plain_text.is_plain_type, plain_text.is_list)
         if not any(is_kind(kind) for is_kind in readable):
             raise column_type_error(column, where, _name_type(kind), label)
 
 
 def check_names(required: list[str], columns: list[str], names: Collection[str], where: str) -> None:
-    """Check that columns are among those of a file, and none of them beside one whose name differs in case alone."""
+    """Check that a file has the required columns, and no two columns whose names differ only in case."""
     missing = [column for column in required if column not in names]
     missing += [
         column for column in columns if column not in [*names, *missing] and find_twins(column, names)
@@ -92,7 +92,7 @@ def _list_text_checks() -> tuple[Callable[[pa.DataType], bool], ...]:
 
 
 def _name_type(kind: pa.DataType) -> str:
-    """The name of a type that is not learned, as `explain_type` takes it."""
+    """Return the name of a type that training cannot read, as `explain_type` expects it."""
     import pyarrow as pa
 
     is_kind = pa.types
@@ -115,11 +115,11 @@ def _name_type(kind: pa.DataType) -> str:
 
 
 def null_value_error(column: str, where: str) -> DataError:
-    """The error for a column that has no value in some rows."""
+    """Return the error for a column that has no value in some rows."""
     return DataError("NullValue", f"column {column} has rows without a value in {where}: remove these rows")
 
 
 def column_type_error(column: str, where: str, kind: str, label: str | None) -> DataError:
-    """The error for a column whose type training cannot read."""
+    """Return the error for a column whose type training cannot read."""
     explain_column = explain_label_type if column == label else explain_type
     return DataError("ColumnType", explain_column(column, where, kind))

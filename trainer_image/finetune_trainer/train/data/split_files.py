@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # A Parquet file is read through a buffer of this size for each column.
 _BUFFER_BYTES = 1 << 20
-# What readers of compressed files say of one that is none, or that ends too early.
+# Errors of readers of compressed files: the file is not compressed, damaged, or truncated.
 _CORRUPT = (
     "Not a gzipped file",
     "CRC check failed",
@@ -41,7 +41,7 @@ def find_files(place: str, kind: str) -> tuple[AbstractFileSystem, list[str]]:
         kind: the format of the files: JSONLines or Parquet.
 
     Raises:
-        DataError: there are none, or one has a compression that is not read.
+        DataError: there are no files, or one has an unsupported compression.
         TrainingError: the storage does not answer.
     """
     try:
@@ -63,7 +63,7 @@ def find_files(place: str, kind: str) -> tuple[AbstractFileSystem, list[str]]:
 
 
 def format_address(files: AbstractFileSystem, file: str) -> str:
-    """A file's name, for errors."""
+    """Return the address of a file for error messages."""
     return str(files.unstrip_protocol(file)).removeprefix("file://")
 
 
@@ -82,7 +82,7 @@ def _list_visible_files(files: AbstractFileSystem, path: str) -> list[str]:
 
 @contextmanager
 def open_lines(files: AbstractFileSystem, file: str) -> Iterator[BinaryIO]:
-    """Open a text file; the ending of its name says how it is compressed."""
+    """Open a text file; its extension selects the compression."""
     compression = find_compression(file)
     if compression != "zstd":
         with files.open(file, "rb", compression=compression) as opened:
@@ -99,13 +99,13 @@ def open_lines(files: AbstractFileSystem, file: str) -> Iterator[BinaryIO]:
 
 
 def is_corrupt(error: OSError) -> bool:
-    """Whether an error is that of a compressed file, and not of its storage."""
+    """Whether an error comes from a corrupt compressed file, not from its storage."""
     return any(mark in str(error) for mark in _CORRUPT)
 
 
 @contextmanager
 def open_parquet(opening: Callable[[], Any], where: str, remedy: str) -> Iterator[Any]:
-    """Open a Parquet file; errors of the block are those of the file, as `name_corruption` raises them."""
+    """Open a Parquet file; errors inside the block are raised as errors of this file (`name_corruption`)."""
     import pyarrow.parquet as pq
 
     with (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.encode import Encoder
 
 _MARKER = "COMPLETE"
-# Version of the files in a folder.
+# Version of the format of the stored files.
 _LAYOUT = 1
 
 

@@ -26,22 +26,22 @@ def deliver(
 ) -> TrainResult:
     """Write the model to output.uri, upload it to its MLflow run and register it, unless an earlier attempt did.
 
-    A model with a folder of its own is uploaded only to be registered. Folder and version are of the same attempt: while there is no
-    version, each attempt that has trained writes the folder again.
+    With output.uri, the model is uploaded only if it is registered. Folder and version come from the same attempt: until the
+    version exists, each attempt that has trained writes the folder again.
 
     Args:
         model_lineage: the lineage of the model.
         run_id: the MLflow run; None: the model is not uploaded.
         folder: a new folder for the files of the model.
-        write: writes them.
-        base: where the base was fetched from; None where it was merged in this pod.
+        write: writes the model into that folder.
+        base: where the base was fetched from; None if it was merged in this pod.
         say: prints a line.
 
     Returns:
-        The result of the training, with name and version where the model is registered.
+        The result of the training, with name and version if the model is registered.
 
     Raises:
-        RecipeRefusedError: output.uri may not be written, or the MLflow server does not know register.upload.
+        RecipeRefusedError: output.uri may not be written, or the MLflow server does not support register.upload.
         TrainingError: MLflow rejected the model, or was unreachable for too long; or the storage of output.uri failed.
     """
     recipe, result = model_lineage.recipe, model_lineage.result

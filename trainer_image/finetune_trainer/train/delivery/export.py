@@ -1,12 +1,12 @@
 """The trained model as files: safetensors, tokenizer, model card, and MLflow's MLmodel with the code that serves it (`scoring`).
 
-An adapter does not bring its base: it names it (`origin`). `scoring` fetches the base from there. MLflow's transformers flavor, which is
-in MLmodel too, loads the base of an adapter from the version, from the Hub at a commit, or from a folder that whoever loads it may give
-as `base_model_path`; it fetches none from an object store or a registry. So the address is the folder of the flavor
-(`local_base_model_path`): a volume's is found where it is mounted, others are downloaded first.
+An adapter does not contain its base; it names where the base is (`origin`), and `scoring` fetches it. MLmodel also has MLflow's
+transformers flavor, which loads the base of an adapter from the version, from the Hub at a commit, or from a folder that the caller may
+pass as `base_model_path`, but never from an object store or a registry. So the flavor has the base's address as a folder
+(`local_base_model_path`): on a volume it is found where the volume is mounted; other addresses must be downloaded first.
 
-Two kinds of versions hold a base: those in Unity Catalog, where MLflow's client registers no weights that are elsewhere (it would
-download them into the version) and from where endpoints serve; and adapters of a base that was merged in this pod, which lies
+Two kinds of versions contain the base: those in Unity Catalog, because endpoints serve from there and MLflow's client cannot register
+weights that are elsewhere (it would download them into the version); and adapters of a base that was merged in this pod, which exists
 nowhere else.
 """
 
@@ -53,11 +53,11 @@ _SCORING, _CONDA_ENV, _PYTHON_ENV = "scoring.py", "conda.yaml", "python_env.yaml
 
 
 def gather_weights(model: nn.Module, source: Path, recipe: Recipe, world: World) -> dict[str, torch.Tensor]:
-    """The trained weights on the host of rank 0; empty on the others. A collective call.
+    """Return the trained weights on the host of rank 0; empty on other ranks. A collective call.
 
-    Weights of full training have the type that the base is stored in, but for those that transformers keeps in fp32; adapters stay in
+    Weights of full training have the stored dtype of the base, except those that transformers keeps in fp32; adapters stay in
     fp32. The weights are gathered one at a time, and each rank casts its shard before that, so that rank 0 holds one copy of the
-    model, in that type.
+    model, in that dtype.
 
     DCP's HuggingFaceStorageWriter with consolidate_safetensors_files cannot be used: the ranks of other pods share no
     folder with rank 0, and its files have the modules' names, while `save_pretrained` restores the names in the base's
@@ -97,8 +97,8 @@ def write(
 ) -> None:
     """Write the model in MLflow's layout; call it on rank 0 only.
 
-    Full training and merged adapters give a standalone model in `model/`. Adapters and virtual tokens go to `peft/`, also
-    beside a merged model, and name their base.
+    Full training and merged adapters give a standalone model in `model/`. Adapters and virtual tokens go to `peft/`, even
+    if they are also merged, and name their base.
 
     Args:
         folder: an empty folder.
@@ -106,9 +106,9 @@ def write(
         state: the result of `gather_weights`.
         tokenizer: the tokenizer.
         source: where the base model was loaded from.
-        base: where that was fetched from, with its digest if `has_external_base`; None where it was merged in this pod.
+        base: where it was fetched from, with its digest if `has_external_base`; None if it was merged in this pod.
         lineage: for the model card.
-        examples: for the signature, and for whether the model is served as a chat model.
+        examples: decide on the signature, and on whether the model is served as a chat model.
     """
     recipe = lineage.recipe
     base_stops = read_stop_tokens(source, trust_remote_code=recipe.model.trust_remote_code)
@@ -154,29 +154,29 @@ def write(
 def _align_stops(tokenizer: PreTrainedTokenizerBase, base_stops: list[int], *, chat: bool) -> list[int]:
     """Make the registered files stop at the tokens that the model was trained to stop at.
 
-    Engines stop at the tokenizer's end of text and at the stops of the generation config; transformers stops at these alone. The
-    token that ends an answer in the chat template becomes the end of text where the base stops at neither. transformers'
-    `align_special_tokens` does the same, but after the tokenizer has been changed by hand.
+    Inference engines stop at the tokenizer's end of text and at the stop tokens of the generation config; transformers stops only at the
+    latter. If the base does not stop at the token that ends an answer in the chat template, that token becomes the end of text.
+    transformers' `align_special_tokens` does the same, but after the tokenizer has been changed by hand.
 
     Args:
         base_stops: the tokens at which the base stops.
         chat: whether answers end as in the chat template; otherwise they end with the tokenizer's end of text.
 
     Returns:
-        All stops, for the generation config: those of the base if they are right.
+        All stop tokens for the generation config; the base's own if they are right.
     """
-    text = int(tokenizer.eos_token_id)
+    eos = int(tokenizer.eos_token_id)
     end = answer_end.find_end_token(tokenizer) if chat else None
-    end = text if end is None else end
+    end = eos if end is None else end
     if end in base_stops:
         return base_stops
-    if end != text:
+    if end != eos:
         tokenizer.eos_token = str(tokenizer.convert_ids_to_tokens(end))
-    return list(dict.fromkeys([end, *base_stops, text]))
+    return list(dict.fromkeys([end, *base_stops, eos]))
 
 
 def _write_stops(folder: Path, stops: list[int], source: Path) -> None:
-    """Write a generation config with these stops: the one in the folder, or else that of the base, with them."""
+    """Set the stop tokens in the generation config of the folder, or else in a copy of that of the base."""
     files = [path / GENERATION_CONFIG for path in (folder, source) if (path / GENERATION_CONFIG).exists()]
     config = json.loads(files[0].read_text(encoding="utf-8")) if files else {}
     text = json.dumps(config | {"eos_token_id": stops}, indent=2) + "\n"
@@ -184,7 +184,7 @@ def _write_stops(folder: Path, stops: list[int], source: Path) -> None:
 
 
 def _max_text_tokens(tokenizer: PreTrainedTokenizerBase, model: Any) -> int:
-    """The tokens of the longest text that the model takes: as its tokenizer says, or else its configuration."""
+    """Return the maximum tokens of a text, from the tokenizer, or else from the model's configuration."""
     tokenizer_limit = tokenizer.init_kwargs.get("model_max_length")
     if tokenizer_limit is not None and tokenizer_limit < _NO_LIMIT:
         return int(tokenizer_limit)
@@ -211,7 +211,7 @@ def _write_adapter(model: Any, state: dict[str, torch.Tensor], folder: Path, bas
             folder, state_dict=pissa.convert_to_lora(model, state), save_embedding_layers=False
         )
         return
-    # NB: peft would compute the virtual tokens from the model, of which this rank has only a shard.
+    # NB: peft would compute the virtual tokens from the model, but this rank has only a shard of it.
     from safetensors.torch import save_file
 
     (tokens,) = state.values()
@@ -230,13 +230,13 @@ def has_external_base(recipe: Recipe) -> bool:
 def _build_base_reference(
     base: Origin, source: Path, recipe: Recipe, tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, str]:
-    """How MLflow finds the base of an adapter: in a folder, or at a commit on the Hub."""
+    """Return how MLflow finds the base of an adapter: in a folder, or at a commit on the Hub."""
     reference = {"source_model_name": base.uri}
     if base.revision is None:
         return {**reference, "local_base_model_path": base.uri}
     reference["source_model_revision"] = base.revision
     if _has_other_tokenizer(tokenizer, source, recipe):
-        # NB: at a commit, MLflow takes the tokenizer from there too; in a folder, or the newest on the Hub, it takes ours.
+        # NB: with a commit, MLflow loads the tokenizer from the Hub too; with a folder, or the newest commit on the Hub, it loads ours.
         return {**reference, "local_base_model_path": base.uri}
     return {**reference, "tokenizer_name": base.uri, "tokenizer_revision": base.revision}
 
@@ -259,7 +259,7 @@ def _has_other_tokenizer(tokenizer: PreTrainedTokenizerBase, source: Path, recip
 
 
 def _read_dtype(source: Path, recipe: Recipe) -> torch.dtype:
-    """The type in which the base model's weights are stored, and in which trained ones are saved."""
+    """Return the dtype in which the base model's weights are stored and trained weights are saved."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
@@ -279,7 +279,7 @@ def _has_signature(recipe: Recipe) -> bool:
 def _build_scoring_settings(
     recipe: Recipe, flavor: dict[str, Any], base: Origin | None, examples: signature.Examples
 ) -> dict[str, Any]:
-    """The settings of `scoring`, which describes them."""
+    """Return the settings of the served model, which `scoring` describes."""
     external_base = base if "model_binary" not in flavor else None
     return {
         "input": examples.input,
@@ -300,7 +300,7 @@ def _write_mlmodel(
     settings: dict[str, Any],
     lineage: Lineage,
 ) -> None:
-    """Write MLmodel, its code and its requirements, with which MLflow loads the folder by its transformers flavor or as a pyfunc."""
+    """Write MLmodel, its code and its requirements, so that MLflow loads the folder with its transformers flavor or as a pyfunc."""
     from mlflow import pyfunc
     from mlflow.models import Model
     from mlflow.pyfunc.loaders import code_model

@@ -50,7 +50,7 @@ class Lineage:
     eval_data: str | None = None
     """Identifies the evaluation (`identify_eval_data`); None without a validation split."""
     weights_step: int | None = None
-    """Step of the weights, where these are not the last."""
+    """Step of the weights; None: they are the last."""
     resumed_from: str = ""
     """The checkpoint of another job that the run began with."""
 
@@ -58,8 +58,8 @@ class Lineage:
 def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     """Return an identifier of the evaluation: losses with the same one are comparable. None without a validation split.
 
-    It is the digest of the tokenized split; for other objectives than SFT also of the reference or the teacher, if there is one,
-    and of the parameters of the loss; for KTO also of what shares examples out to passes, each of which estimates a divergence.
+    It has the digest of the tokenized split; for objectives other than SFT also that of the reference or the teacher, if any, and of
+    the parameters of the loss; for KTO also of the settings that divide the examples into passes, because each pass estimates a divergence.
     Evaluations have neither label smoothing nor noise.
     """
     objective = recipe.objective
@@ -69,7 +69,7 @@ def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
         return validation.digest
     if objective.type == "DPO":
         dpo = objective.dpo or Dpo()
-        # NB: the loss is newer than identifiers of other versions.
+        # NB: identifiers of earlier releases do not have the loss, so its default is left out.
         excluded = {"label_smoothing"} | ({"loss"} if dpo.loss == "Sigmoid" else set())
         parameters: list[object] = [
             recipe.model.base,
@@ -84,8 +84,8 @@ def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
     elif objective.type == "SimPO":
         parameters = [(objective.simpo or Simpo()).model_dump_json()]
     else:
-        # NB: left out where they are not set, and what is not distillation's always, since they are newer than identifiers of
-        # other versions.
+        # NB: identifiers of earlier releases do not have these fields: those of a distillation are left out unless they are set, and
+        # those of other objectives always.
         newer = {"teacher_revision", "teacher_trust_remote_code"}
         unset = newer - (objective.distillation.model_fields_set if objective.distillation else set())
         parameters = [
@@ -101,7 +101,7 @@ def identify_eval_data(recipe: Recipe, validation: Split | None) -> str | None:
 
 
 def _list_pass_settings(recipe: Recipe) -> list[int]:
-    """What decides on the examples of an evaluation pass: tokens of a document, packing, and the rows on all ranks."""
+    """Return what decides on the examples of an evaluation pass: tokens of a document, packing, and the rows on all ranks."""
     training, gang = recipe.training, recipe.distributed
     rows = training.per_device_eval_batch_size or training.per_device_batch_size
     return [training.max_length, training.packing, rows * gang.ranks]

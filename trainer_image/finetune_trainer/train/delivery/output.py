@@ -1,4 +1,4 @@
-"""The model at output.uri: a folder that transformers, peft and servers of models load, and that model.base may name."""
+"""The model at output.uri: a folder that transformers, peft and inference servers load, and that model.base may name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BASE = "base"
 
 
 def folder_of(recipe: Recipe) -> ModelFolder | None:
-    """The folder of a job's model; None where the recipe names none."""
+    """Return the folder of a job's model; None if the recipe has no output."""
     if recipe.output is None:
         return None
     return ModelFolder(recipe.output.uri, recipe.job, int(os.environ.get(ENV_ATTEMPT, "1")))
@@ -31,18 +31,18 @@ def folder_of(recipe: Recipe) -> ModelFolder | None:
 def publish(output_folder: ModelFolder, exported: Path, recipe: Recipe, base: Origin | None) -> None:
     """Write a model to its folder: a standalone one, or an adapter, which names its base.
 
-    The base of an adapter that was merged in this pod lies nowhere else: it goes to the folder `base` in that of the adapter.
+    A base that was merged in this pod exists nowhere else: it is written to the folder `base` inside that of the adapter.
 
     Args:
         output_folder: the folder.
         exported: what `export.write` wrote.
         recipe: the recipe.
-        base: where the base was fetched from; None where it was merged in this pod.
+        base: where the base was fetched from; None if it was merged in this pod.
     """
     if recipe.method.type == "Full" or recipe.method.export == "Merged":
         output_folder.publish({"": exported / MODEL})
         return
-    # NB: what goes to the registry stays as it is.
+    # NB: a copy is changed, because `exported` also goes to the registry.
     adapter = exported.with_name(f"{exported.name}-adapter")
     shutil.copytree(exported / ADAPTER, adapter)
     parts = {"": adapter}

@@ -31,9 +31,9 @@ class Registry:
 
     Args:
         run_id: the run.
-        way: register.upload, by which the files get to the store of the server.
-        connect: makes the client of a call.
-        patience_seconds: how long to wait for an MLflow that cannot be reached.
+        way: register.upload: how the files reach the artifact store of the server.
+        connect: creates the client for a call.
+        patience_seconds: how long to retry while MLflow is unreachable.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Registry:
         """Upload the exported folder as the run's logged model, unless it exists, and return its id.
 
         Raises:
-            RecipeRefusedError: MLflow rejected the model, or does not know the way of the upload.
+            RecipeRefusedError: MLflow rejected the model, or does not support register.upload.
             TrainingError: MLflow was unreachable for too long.
         """
         return self._with_retries(lambda mlflow: self._log(mlflow, folder))
@@ -64,7 +64,7 @@ class Registry:
     def register(self, model: str, model_id: str, folder: Path, tags: Mapping[str, str]) -> str:
         """Register the logged model as a version of `model`, unless it is, and return the version number.
 
-        `folder` is what was uploaded: Unity Catalog takes a copy of its own.
+        `folder` is the uploaded folder: Unity Catalog stores its own copy of it.
         """
         return self._with_retries(
             lambda mlflow: (

@@ -1,6 +1,6 @@
 """The code with which MLflow serves a registered model: each version has a copy of this file (MLflow's models from code).
 
-It needs the packages of the version's requirements and nothing of the job's image. It loads the files of the version by transformers and
+It needs only the packages of the version's requirements, nothing from the job's image. It loads the files of the version with transformers and
 peft, and answers as the evaluation of the job does: a greedy answer has the same tokens. MLflow's own code for transformers pipelines
 answers with the prompt, tokenizes the beginning of a rendered conversation twice, and takes no columns.
 
@@ -8,12 +8,12 @@ The settings in MLmodel, which `model_config` or MLFLOW_PYFUNC_INFERENCE_CONFIG 
 
 input: the column with the prompts or the conversations.
 chat: whether these are conversations.
-base: of an adapter whose base lies elsewhere: a folder, an address that MLflow downloads, or a Hub id. None: the version holds the base.
+base: where the base of an adapter is: a folder, an address that MLflow downloads, or a Hub id. None: in the version.
 revision: the commit of a base on the Hub.
 adapter: whether the adapter of the version is put on the base.
 trust_remote_code: whether the model's own code may run, as model.trustRemoteCode of the job.
-max_new_tokens: tokens of an answer at most, where a request says nothing.
-name: what answers to conversations call the model.
+max_new_tokens: the most tokens of an answer, unless a request sets it.
+name: the model's name in chat completions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MODEL, _ADAPTER, _TOKENIZER = "model", "peft", "components/tokenizer"
 _PROBE = "probed content"
 # Settings that have no effect unless tokens are sampled.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-# The settings of a chat client, by their names in transformers.
+# Settings of a chat client, and their names in transformers.
 _RENAMED = {"max_tokens": "max_new_tokens", "stop": "stop_strings"}
 # The other settings of a chat client, with the values that change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -104,7 +104,7 @@ class FineTunedModel(PythonModel):
         return [self._answer(row, params or {}) for row in self._list_rows(model_input)]
 
     def _list_rows(self, model_input: Any) -> list[dict[str, Any]]:
-        """Return the rows of a request without unset values; a version without a signature gets other types than a frame."""
+        """Return the rows of a request without unset values; without a signature, the request need not be a DataFrame."""
         if isinstance(model_input, pd.DataFrame):
             rows = model_input.to_dict(orient="records")
         elif isinstance(model_input, dict):
@@ -138,14 +138,14 @@ class FineTunedModel(PythonModel):
         if not isinstance(text, str):
             raise MlflowException.invalid_parameter_value(f"a row has no text in the column {self._input}")
         tokens = list(self._tokenizer(text).input_ids)
-        # NB: a tokenizer may put the end of text behind a text.
+        # NB: a tokenizer may append the end of text.
         if tokens and tokens[-1] == self._tokenizer.eos_token_id:
             tokens.pop()
         return tokens or [self._beginning]
 
     @property
     def _beginning(self) -> int:
-        """Stands for an empty prompt."""
+        """The token that stands for an empty prompt."""
         tokenizer = self._tokenizer
         return int(tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id)
 
@@ -219,7 +219,7 @@ class FineTunedModel(PythonModel):
 
 
 def _locate_base(root: Path, settings: dict[str, Any]) -> tuple[str, str | None]:
-    """The folder or the Hub id of the weights, and a commit."""
+    """Return the folder or the Hub id of the weights, and a commit."""
     base = settings["base"]
     if base is None:
         return str(root / _MODEL), None
@@ -237,11 +237,11 @@ def _load_adapter(model: Any, adapter: Path) -> Any:
 
 
 def _is_unset(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and value != value)  # noqa: PLR0124 - NaN, as pandas has it
+    return value is None or (isinstance(value, float) and value != value)  # noqa: PLR0124 - pandas' NaN
 
 
 def _to_plain(value: Any) -> Any:
-    """A value without the types of numpy, and structures without the fields that have no value."""
+    """Return a value without numpy's types, and without unset fields of structures."""
     if hasattr(value, "tolist"):
         return _to_plain(value.tolist())
     if isinstance(value, dict):
@@ -252,7 +252,7 @@ def _to_plain(value: Any) -> Any:
 
 
 def _merge_settings(params: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a request by their names in transformers; the columns of a chat client go before params."""
+    """Return the settings of a request by their names in transformers; columns of a chat client override params."""
     for name, neutral in _NEUTRAL.items():
         if name in row and row.pop(name) not in neutral:
             raise MlflowException.invalid_parameter_value(
@@ -260,7 +260,7 @@ def _merge_settings(params: dict[str, Any], row: dict[str, Any]) -> dict[str, An
             )
     renamed = {_RENAMED.get(name, name): value for name, value in row.items()}
     settings = {**params, **renamed}
-    # NB: a parameter without a default stands as None in every request, and a list as an empty one.
+    # NB: every request has all parameters: without a default as None, and lists as empty lists.
     return {name: value for name, value in settings.items() if value is not None and value != []}
 
 
@@ -272,7 +272,7 @@ def _is_sampled(settings: dict[str, Any]) -> bool:
 
 
 def _takes_parts(tokenizer: Any) -> bool:
-    """Whether the chat template renders contents that are lists of parts, and leaves out those that are text."""
+    """Whether the chat template renders only contents that are lists of parts, and omits text."""
     as_text, as_parts = (
         _render_content(tokenizer, content) for content in (_PROBE, _split_into_parts(_PROBE))
     )
@@ -291,7 +291,7 @@ def _split_into_parts(text: str) -> list[dict[str, str]]:
 
 
 def _prepare_message(message: Any, number: int, *, as_parts: bool) -> dict[str, Any]:
-    """A message with the content that the template takes, and the arguments of its calls as objects, as in training."""
+    """Return a message as in training: with content that the template supports, and arguments of calls as objects."""
     if not isinstance(message, dict):
         raise MlflowException.invalid_parameter_value(
             f"message {number} is not an object with a role and a content"
@@ -305,7 +305,7 @@ def _prepare_message(message: Any, number: int, *, as_parts: bool) -> dict[str, 
 
 
 def _join_parts(content: Any, number: int) -> str:
-    """The text of a content, which may be a list of parts: texts, or objects as clients of OpenAI send them."""
+    """Return the text of a content, which may be a list of parts: texts, or objects as clients of OpenAI send them."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -331,7 +331,7 @@ def _parse_calls(calls: Any, field: str) -> list[dict[str, Any]]:
 
 
 def _parse_arguments(call: dict[str, Any], field: str) -> dict[str, Any]:
-    """A call with its arguments as an object; some clients send a blank text for a call without arguments."""
+    """Return a call with its arguments as an object; some clients send a blank text for a call without arguments."""
     function = call.get("function")
     if isinstance(function, dict):
         return {**call, "function": _parse_arguments(function, field)}

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 CHAT = "llm/v1/chat"
 """MLflow's name for models that take a conversation and return its next message, as endpoints of Databricks serve them."""
 MESSAGES, PROMPT = "messages", "prompt"
-"""The inputs of models of conversations, and of models of prompts that no column has."""
+"""The names of the input of chat models, and of other models whose prompt is not a column."""
 MAX_NEW_TOKENS = 256
-"""Tokens of an answer at most, where a request says nothing. Source: transformers, TextGenerationPipeline."""
+"""The most tokens of an answer, unless a request sets it. Source: transformers, TextGenerationPipeline."""
 # Settings of transformers' GenerationConfig and their types in MLflow.
 _SETTINGS = {
     "max_new_tokens": "long",
@@ -52,12 +52,12 @@ _Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Examples:
-    """Requests to the served model, and the answers that the data have.
+    """Example requests to the served model, and their answers in the data.
 
     chat: whether requests are conversations, which the model's chat template renders.
     requests: prompts, or {"messages": [{role, content}, ...]} each.
     answers: the text of the answer to each.
-    prompt: how requests name a prompt.
+    prompt: the name of the prompt in requests.
     """
 
     chat: bool = False
@@ -67,7 +67,7 @@ class Examples:
 
     @property
     def input(self) -> str:
-        """How requests name the prompt or the conversation."""
+        """The name of the prompt or the conversation in requests."""
         return MESSAGES if self.chat else self.prompt
 
 
@@ -86,12 +86,12 @@ def name_prompt(recipe: Recipe, columns: Columns) -> str:
 
 
 def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Examples:
-    """Read the first examples of the validation split, or of the training split where there is no other.
+    """Read the first examples of the validation split, or of the training split if there is no other.
 
     Args:
         splits: the splits, at the version that is trained on.
         columns: those of an example.
-        prompt: how requests name a prompt.
+        prompt: the name of the prompt in requests.
 
     Raises:
         DataError: data is missing or broken.
@@ -127,7 +127,7 @@ def _split_rows(rows: Rows, columns: Columns) -> Iterator[tuple[str | _Messages,
 def _build_request_messages(
     prompt: str | _Messages, role: str, training_fields: set[str | None]
 ) -> _Messages:
-    """Messages as clients send them."""
+    """Return messages as clients send them."""
     if isinstance(prompt, str):
         return [{"role": role, "content": prompt}]
     return [
@@ -139,7 +139,7 @@ def _build_request_messages(
 
 
 def _serialize_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls have their arguments as JSON text, which chat templates take as objects."""
+    """Return a message with the arguments of its calls as JSON text, as clients send them; chat templates take objects."""
     calls = message.get("tool_calls")
     return message | {"tool_calls": [_serialize_call(call) for call in calls]} if calls else message
 
@@ -152,7 +152,7 @@ def _serialize_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _get_answer_text(answer: str | _Messages) -> str:
-    """The text of an answer; empty for one that calls tools."""
+    """Return the text of an answer; empty for one that calls tools."""
     if isinstance(answer, str):
         return answer
     return str(chat_messages.messages(chat_messages.rename(answer))[-1]["content"]) if answer else ""
@@ -161,9 +161,9 @@ def _get_answer_text(answer: str | _Messages) -> str:
 def infer_signature(examples: Examples) -> ModelSignature:
     """Infer the signature from examples.
 
-    Prompts are a column of texts, and the answers texts. Conversations give MLflow's signature of a chat model, whose optional columns
-    clients of an endpoint send. Where the messages of the data do not fit into it, such as those with fields of their own, their
-    own type takes the place of that column. Both have the same parameters.
+    For prompts, input and output are one text column each. For conversations it is MLflow's signature of a chat model, whose optional
+    columns clients of an endpoint send. If the messages of the data do not fit it, for example because they have other fields, their
+    inferred type replaces that of the column. Both signatures have the same parameters.
     """
     from mlflow.exceptions import MlflowException
     from mlflow.models import ModelSignature, infer_signature, validate_schema
@@ -192,9 +192,9 @@ def infer_signature(examples: Examples) -> ModelSignature:
 
 
 def _build_parameters() -> ParamSchema:
-    """The parameters of a request. Without a value, each is as in greedy decoding.
+    """Return the parameters of a request; without them, decoding is greedy.
 
-    NB: MLflow puts a default that stands here into each request without the parameter, so that no setting of the server would count.
+    NB: without defaults: MLflow would add them to each request that lacks the parameter, and override the server's settings.
     """
     from mlflow.types import ParamSchema, ParamSpec
 

@@ -1,7 +1,7 @@
-"""register.upload: how the files of a model get to the store of the MLflow server.
+"""register.upload: how the files of a model reach the artifact store of the MLflow server.
 
-A server that serves artifacts from an object store signs addresses of that store, to which its client sends a large file in parts.
-Since MLflow 3.17 the client does so on its own where the server says that it can.
+A server that serves artifacts from an object store can sign URLs of that store, to which the client uploads a large file in parts.
+Since MLflow 3.17 the client does so by default if the server supports it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check(way: Upload | None, run_id: str) -> None:
         require(way, run_id)
     except PodFailure:
         raise
-    except Exception as error:  # noqa: BLE001 - of any kind, and the upload asks again
+    except Exception as error:  # noqa: BLE001 - any error; the upload checks again
         print(
             f"cannot check whether the MLflow server supports register.upload {way}: {mlflow_run.first_line(error)}",
             flush=True,
@@ -78,7 +78,7 @@ def require(way: Upload | None, run_id: str) -> None:
     NB: if it does not, MLflow's client silently sends files of any size to the server.
 
     Raises:
-        RecipeRefusedError: it does not. Errors of MLflow's client where it does not answer.
+        RecipeRefusedError: it does not. If the server does not answer, errors of MLflow's client.
     """
     mistake = _find_mistake(way, run_id) if way is not None else None
     if mistake:

@@ -20,7 +20,7 @@ _MIN_BF16_CAPABILITY = (8, 0)
 
 
 def check(recipe: Recipe, card: Card | None) -> None:
-    """Check that a GPU computes in the precision of a recipe: an older one emulates BF16, and attention needs memory for all scores.
+    """Check that a GPU supports the precision of a recipe: an older GPU emulates BF16, and its attention keeps all scores in memory.
 
     Raises:
         RecipeRefusedError: it does not.
@@ -34,7 +34,7 @@ def check(recipe: Recipe, card: Card | None) -> None:
 
 
 def inference_dtype(card: Card | None, trained_in: str) -> torch.dtype:
-    """Return the dtype in which a model answers: FP32 on a CPU, or if it was trained in FP32 because its GPU lacks BF16.
+    """Return the dtype for inference: BF16 if the GPU supports it; else FP32 on a CPU or after training in FP32, and FP16 otherwise.
 
     Args:
         card: the GPU; None: a CPU.

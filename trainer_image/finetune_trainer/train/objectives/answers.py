@@ -1,4 +1,4 @@
-"""Losses that depend on the log-probabilities of an example's two answers, or of how these changed since the first step."""
+"""Losses that depend on the log-probabilities of an example's two answers, or on their change since the first step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers in a batch: two documents an example.
+    """The answers in a batch: two documents per example.
 
     hidden: hidden states at the targets [targets, width].
     targets: the targets [targets].
@@ -41,7 +41,7 @@ class Answers:
 
     @classmethod
     def of(cls, network: Network, batch: Batch, hidden: torch.Tensor) -> Answers:
-        """The answers in a batch, with the hidden states at its targets."""
+        """Return the answers in a batch, with the hidden states at its targets."""
         targets, owners = batch.at_targets(batch.targets), batch.at_targets(batch.owners)
         return cls(network, hidden, targets, owners, len(batch.examples))
 
@@ -56,30 +56,30 @@ class Answers:
         return self._sum_by_answer(torch.ones_like(self.targets, dtype=torch.float32)).clamp(min=1)
 
     def with_gradient(self, loss: torch.Tensor, slopes: torch.Tensor) -> torch.Tensor:
-        """Return a loss with its gradient by the model; as it is where gradients are off.
+        """Return a loss with its gradient for the model; unchanged if gradients are disabled.
 
         Args:
             loss: a scalar, without a gradient.
-            slopes: its gradient by `log_probabilities` [examples, 2]: a loss in chunks needs no more.
+            slopes: its derivatives with respect to `log_probabilities` [examples, 2]: all that a loss in chunks needs.
         """
         if not torch.is_grad_enabled():
             return loss
         targets, slope = self.targets, slopes.flatten()[self.owners]
 
         def score(logits: torch.Tensor, chunk: slice) -> torch.Tensor:
-            each = functional.cross_entropy(logits, targets[chunk], reduction="none")
-            return -(slope[chunk] * each).sum()
+            losses = functional.cross_entropy(logits, targets[chunk], reduction="none")
+            return -(slope[chunk] * losses).sum()
 
         linear = self.network.head.sum_loss(score, self.hidden)
         return linear + (loss - linear).detach()
 
-    def _sum_by_answer(self, each: torch.Tensor) -> torch.Tensor:
-        """Return the sums of a number of each target over the answers, [examples, 2]."""
-        return each.new_zeros(2 * self.examples).index_add_(0, self.owners, each).view(self.examples, 2)
+    def _sum_by_answer(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sums of values [targets] over the targets of each answer, [examples, 2]."""
+        return values.new_zeros(2 * self.examples).index_add_(0, self.owners, values).view(self.examples, 2)
 
 
 class AnswerObjective(Objective):
-    """An objective with one loss an example, which has two answers."""
+    """An objective with one loss per example, which has two answers."""
 
     def count(self, batch: Batch) -> int:
         """Return the number of examples in a batch."""
@@ -112,7 +112,7 @@ def sum_pair_metrics(margins: torch.Tensor) -> torch.Tensor:
 
 
 def compute_gains(answers: Answers, batch: Batch) -> torch.Tensor:
-    """Return how much more likely each answer is than to the reference, in nats, fp32 [examples, 2], without a gradient."""
+    """Return each answer's log-probability minus the reference's, in nats, fp32 [examples, 2], without a gradient."""
     assert batch.reference is not None  # noqa: S101 - `prepare` computes it
     return answers.log_probabilities() - batch.reference
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Distillation(Objective):
-    """weight x T^2 x KL(teacher || student) + (1 - weight) x cross-entropy, in nats; one loss a target.
+    """weight x T^2 x KL(teacher || student) + (1 - weight) x cross-entropy, in nats; one loss per target.
 
     The temperature T softens both distributions of the divergence. T^2 keeps the scale of its gradient (section 2 of
     the paper).
@@ -49,10 +49,10 @@ class Distillation(Objective):
             student = functional.log_softmax(logits / self.temperature, dim=-1)
             divergence = functional.kl_div(student, teacher, reduction="sum", log_target=True)
             divergences.add_(divergence.detach())
-            data = functional.cross_entropy(logits, targets[chunk], reduction="sum")
-            return self.weight * self.temperature**2 * divergence + (1.0 - self.weight) * data
+            cross_entropy = functional.cross_entropy(logits, targets[chunk], reduction="sum")
+            return self.weight * self.temperature**2 * divergence + (1.0 - self.weight) * cross_entropy
 
-        # NB: the teacher's output layer is gathered since its forward pass, which no backward pass follows.
+        # NB: the teacher's output layer stays gathered after its forward pass, because no backward pass follows.
         total = network.head.sum_loss(score, hidden)
         self.teacher.free_gathered_weights()
         return total, divergences

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Dpo(ReferenceObjective):
-    """-log sigmoid(m), m = beta x ((chosen - rejected) - (reference's chosen - rejected)); one loss a pair.
+    """-log sigmoid(m), m = beta x ((chosen - rejected) - (reference's chosen - rejected)); one loss per pair.
 
     With label smoothing e it is -(1 - e) log sigmoid(m) - e log sigmoid(-m): conservative DPO, for pairs of which a share e is
     ranked the wrong way round (Mitchell, "A note on DPO with noisy preferences and relationship to IPO", 2023). Evaluation losses
-    are without it, so that those of runs with any e are comparable.
+    have no label smoothing, so that runs with different e are comparable.
 
     Args:
         beta: strength of the penalty for leaving the reference.
@@ -49,17 +49,17 @@ class Dpo(ReferenceObjective):
         losses = (smoothing - 1) * functional.logsigmoid(margins) - smoothing * functional.logsigmoid(
             -margins
         )
-        # sigmoid(m) + sigmoid(-m) = 1 leaves this of the two gradients.
+        # The sum of both derivatives, simplified with sigmoid(m) + sigmoid(-m) = 1.
         slope = self.beta * (smoothing - torch.sigmoid(-margins))
         loss = answers.with_gradient(losses.sum(), torch.stack([slope, -slope], dim=-1))
         return loss, sum_pair_metrics(margins)
 
 
 class Ipo(ReferenceObjective):
-    """(d - 1 / (2 beta))^2, d = chosen's gain - rejected's gain; one loss a pair (Azar et al., arXiv:2310.12036, equation 17).
+    """(d - 1 / (2 beta))^2, d = chosen's gain - rejected's gain; one loss per pair (Azar et al., arXiv:2310.12036, equation 17).
 
-    As in TRL, a gain is the mean over the answer's tokens: its authors did so too, and sums would have long answers miss the same
-    target by more. The reward margins are those of DPO, whose gains are sums.
+    A gain is the mean over the answer's tokens, as in TRL and as IPO's authors computed it: with sums, long answers would miss the
+    same target by more. The reward margins are those of DPO, whose gains are sums.
 
     Args:
         beta: strength of the penalty for leaving the reference, the paper's tau.

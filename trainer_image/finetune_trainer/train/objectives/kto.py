@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Kto(ReferenceObjective):
-    """Weight x (1 - sigmoid(beta x (gain - z))) of a good answer, and of a bad one with (z - gain); one loss an example.
+    """Weight x (1 - sigmoid(beta x (gain - z))) for a good answer, and with (z - gain) for a bad one; one loss per example.
 
-    The gain of an answer is its log-probability above that of the reference, and z an estimate of the divergence from
-    the reference: the mean gain of the prompts' second documents, with answers of other examples, or 0 where that is
+    The gain of an answer is its log-probability minus the reference's, and z an estimate of the divergence from
+    the reference: the mean gain of the prompts' second documents, with answers of other examples, or 0 if that is
     negative. As in TRL, the mean is over the examples of one forward pass on all ranks, in training and in evaluation, and z
     has no gradient. So the loss of an example depends a little on those that share its pass.
 
@@ -45,9 +45,10 @@ class Kto(ReferenceObjective):
     def __call__(
         self, network: Network, batch: Batch, hidden: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the summed loss, an fp32 scalar, and sums.
+        """Return the summed loss, an fp32 scalar, and the sums for the metrics.
 
-        These are of the rewards of good answers, of those of bad ones, of good answers, of bad ones, and of z.
+        These are the rewards of good answers, the rewards of bad answers, the number of good ones, that of bad ones, and z for each
+        example.
         """
         assert batch.labels is not None  # noqa: S101 - unpaired examples have them
         answers = Answers.of(network, batch, hidden)

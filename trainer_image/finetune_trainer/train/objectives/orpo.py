@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
     from finetune_trainer.train.model.network.trained_network import Network
 
-# The greatest mean log-probability that has odds in fp32.
+# The greatest mean log-probability with finite odds in fp32.
 _MAX_LOG_PROBABILITY = -1e-6
 
 
 class Orpo(AnswerObjective):
-    """-c - weight x log sigmoid(log odds(c) - log odds(r)), odds(p) = p / (1 - p); one loss a pair.
+    """-c - weight x log sigmoid(log odds(c) - log odds(r)), odds(p) = p / (1 - p); one loss per pair.
 
     c and r are the mean log-probabilities of the tokens of the chosen and of the rejected answer. -c is the cross-entropy of the
-    chosen answer, as in the paper's equation 6 and in LLaMA-Factory; TRL's has the tokens of the prompt too. Rewards are
+    chosen answer, as in the paper's equation 6 and in LLaMA-Factory; TRL's includes the tokens of the prompt. Rewards are
     weight x c and weight x r, as in TRL.
 
     Args:
@@ -41,12 +41,12 @@ class Orpo(AnswerObjective):
         lengths = answers.lengths()
         means = answers.log_probabilities() / lengths
         bounded = means.clamp(max=_MAX_LOG_PROBABILITY)
-        # 1 - p, of which 1 - exp() would lose the digits.
+        # 1 - p; computed as 1 - exp(), it would lose its digits.
         complements = -torch.expm1(bounded)
         log_odds = bounded - complements.log()
         ratios = log_odds[:, 0] - log_odds[:, 1]
         losses = -means[:, 0] - self.weight * functional.logsigmoid(ratios)
-        # The derivative of log odds(p) by log p is 1 / (1 - p).
+        # The derivative of log odds(p) with respect to log p is 1 / (1 - p).
         slopes = self.weight * torch.sigmoid(-ratios)[:, None] / complements
         slopes = torch.stack([-1 - slopes[:, 0], slopes[:, 1]], dim=-1) / lengths
         loss = answers.with_gradient(losses.sum(), slopes)

@@ -27,7 +27,7 @@ class Gpus:
     """The GPUs that this pod sees.
 
     count: how many.
-    torch_for_cpus: the version of a torch that cannot use any; None for one that can.
+    torch_for_cpus: the version of torch if it is built for CPUs only; None if it can use GPUs.
     """
 
     count: int
@@ -80,7 +80,7 @@ def check(recipe: Recipe, processes: int, gpus: Gpus, parameters: Callable[[], i
         recipe: the recipe.
         processes: ranks of this pod.
         gpus: the GPUs that it sees.
-        parameters: counts those of the base model; called only where it matters.
+        parameters: counts the parameters of the base model; called only if the check depends on it.
 
     Raises:
         RecipeRefusedError: GPUs are missing, or fewer than ranks.

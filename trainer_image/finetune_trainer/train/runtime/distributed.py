@@ -37,7 +37,7 @@ class World:
     device: torch.device
     preemption: Preemption | None = None
     host: dist.ProcessGroup | None = None
-    """For steps without a deadline, such as downloading a model."""
+    """The group for steps without a deadline, such as downloading a model."""
     card: Card | None = None
     """The GPU of this rank; None on a CPU."""
 
@@ -126,7 +126,7 @@ def join_ranks(*, timeout_seconds: int, preemption: Preemption | None = None) ->
     """Join the process group of the launcher's environment, and leave it at the end unless an error occurs on GPUs.
 
     Collectives on host tensors use gloo, on CUDA tensors NCCL, with `timeout_seconds` each. Decisions (`agree`) have
-    no such timeout: a rank may work for hours before one. The end of a rank is detected at once in any case.
+    no such timeout: a rank may work for hours before one. In both cases, the end of a rank is detected at once.
     """
     cuda = torch.cuda.is_available()
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -146,7 +146,7 @@ def join_ranks(*, timeout_seconds: int, preemption: Preemption | None = None) ->
         yield World(rank, size, local_rank, local_size, device, preemption, host, Card.of(device))
         has_ended = True
     finally:
-        # NB: groups of NCCL are destroyed by all ranks together. After an error, the others may wait in a collective for this one, which
-        # would wait for them before it tells what happened (pytorch/torchtitan#1342).
+        # NB: all ranks destroy a group of NCCL together. After an error, the other ranks may still wait for this one in a collective, and it
+        # would wait for them before it reports the error (pytorch/torchtitan#1342).
         if dist.is_initialized() and (has_ended or not cuda):
             dist.destroy_process_group()

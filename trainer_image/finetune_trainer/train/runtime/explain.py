@@ -57,7 +57,7 @@ def is_loss_of_peer(error: BaseException) -> bool:
 
 
 def _join_first_and_last_line(error: BaseException) -> str:
-    """The first line of an error and its last one: NCCL says in the first where it failed, and at the end which link did."""
+    """Return the first line of an error and its last one: NCCL says in the first where it failed, and at the end which link did."""
     first, *more = str(error).strip().splitlines() or [type(error).__name__]
     return (
         f"{first[:_MAX_LINE_CHARS]} ... {more[-1].strip()[:_MAX_LINE_CHARS]}"

@@ -57,7 +57,7 @@ def build_preempted_error(step: int, *, published: int | None, failure: str | No
     Args:
         step: the last step; 0: none was taken.
         published: step of the newest complete checkpoint.
-        failure: why that is not this step.
+        failure: why the last step has no checkpoint.
     """
     if step == 0:
         sentence = NOT_STARTED

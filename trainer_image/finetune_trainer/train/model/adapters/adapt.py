@@ -69,7 +69,7 @@ def _explain_peft_error(method: Method, error: str) -> str:
     """Say what to change if peft cannot adapt a model."""
     if "ParamWrapper" not in error:
         return f"peft cannot adapt the model with method {method.type}: {error}"
-    # peft adapts the experts of a model that keeps them in one tensor by another class, which can do less.
+    # peft has a separate class for experts that a model keeps in one tensor, which supports less.
     change = "set method.type to LoRA" if method.type == "DoRA" else "set method.lora.dropout to 0"
     return (
         f"method.lora.targetModules includes the model's experts, which peft can adapt only with LoRA and no dropout: {change}, "

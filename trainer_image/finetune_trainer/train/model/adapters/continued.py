@@ -98,7 +98,7 @@ def _find_unsupported_fields(config: Any) -> list[str]:
 
 
 def match_weights(model: nn.Module, adapter: Path, recipe: Recipe) -> dict[str, tuple[nn.Parameter, Any]]:
-    """Return the adapter's parameters in the model, each with the slice of the file that has its values, by the names in the file.
+    """Return each of the adapter's parameters in the model with the slice of the file that has its values, by name in the file.
 
     Raises:
         RecipeRefusedError: the file is missing, or its weights do not fit the model.
@@ -129,7 +129,7 @@ def match_weights(model: nn.Module, adapter: Path, recipe: Recipe) -> dict[str, 
 
 
 def _stored_name(name: str) -> str:
-    """The name of a parameter in the files that peft writes."""
+    """Return the name of a parameter in the files that peft writes."""
     name = name.replace("_checkpoint_wrapped_module.", "").replace(".modules_to_save.default", "")
     return name.replace(".default", "").replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
 

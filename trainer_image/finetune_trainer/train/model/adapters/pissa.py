@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # The buffer of a low-rank layer that keeps its initial weight.
 _INITIAL = "initial"
 _ADAPTER = "default"
-# An exact decomposition takes twenty times as long (docs/design/speed.md), and whatever part is taken, the model begins as its
-# base. The error falls with each iteration by the square of a ratio of singular values: number 2 rank + 1 to number rank.
+# An exact decomposition takes twenty times as long (docs/design/speed.md) and is not needed: the model starts equal to its base
+# whatever the split. Each iteration multiplies the error by (singular value 2 rank + 1 / singular value rank) squared.
 _OVERSAMPLING, _ITERATIONS = 2, 16
 _SEED = 0
 
@@ -87,8 +87,8 @@ def allocate_initial(model: nn.Module) -> None:
 def split_weights(model: nn.Module, world: World, resume: Callable[[nn.Module], None] | None = None) -> None:
     """Split the adapted weights of a sharded model: the low-rank layers take the principal part, and the rest stays frozen.
 
-    Each rank gathers and decomposes every n-th weight. The result depends on the number of ranks only as far as the rounding of a
-    matrix product does.
+    Each rank gathers and decomposes every n-th weight. The number of ranks changes the result only as far as it changes the
+    rounding of a matrix product.
 
     Args:
         model: after `allocate_initial`, with all weights.
@@ -114,8 +114,8 @@ def split_weights(model: nn.Module, world: World, resume: Callable[[nn.Module], 
 def convert_to_lora(model: Any, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights of an adapter of the original base: A' = [A; A0], B' = [B, -B0], so that B' A' = B A - B0 A0.
 
-    Sets rank and alpha in the configuration of the adapter to twice what they were. peft takes alpha times sqrt(2) where the scale is
-    alpha / sqrt(rank), which is not an integer, as `model.adapter: Continue` requires. Here B' is divided by sqrt(2) instead.
+    Doubles rank and alpha in the configuration of the adapter. With the scale alpha / sqrt(rank), peft multiplies alpha by sqrt(2)
+    instead, but `model.adapter: Continue` requires an integer, so here B' is divided by sqrt(2).
 
     Args:
         model: a model adapted by peft.
@@ -157,7 +157,7 @@ def _decompose(layers: list[Any], world: World) -> None:
         if rank == world.rank:
             own_weight = weight.t() if layer.fan_in_fan_out else weight
         del weight
-    # NB: `agree` waits as long as it takes.
+    # NB: in `agree`, because the timeout of collectives does not apply there.
     factors = world.agree(
         lambda: _compute_factors(own_weight, layers[world.rank]) if own_weight is not None else None
     )

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Tokens of the second document. It is shorter than the first, so that unpacked rows have padding.
 _SECOND_TOKENS = 6
-# A correct computation may differ by this multiple of the measured rounding noise, and by this share of the logits at least and at most.
+# The tolerance is this multiple of the measured rounding noise, but not below or above these shares of the logits.
 _NOISE_FACTOR, _MIN_TOLERANCE, _MAX_TOLERANCE = 3.0, 1e-3, 0.3
 # The errors of a model's code that does not support its inputs.
 _MODEL_ERRORS = (
@@ -78,10 +78,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Differences between logits [tokens, vocabulary]: the upper quartile over the tokens of a document, and the greater of two documents.
+    """Differences between logits [tokens, vocabulary]: the upper quartile over the tokens of a document, then the maximum of two documents.
 
-    The difference at a token is the distance between two logits, as a share of the size of the second, both without their mean,
-    which does not change probabilities.
+    The difference at a token is the norm of the difference of two vectors of logits, divided by the norm of the second. Their means are
+    subtracted first, because they do not change probabilities.
     """
 
     reference: float
@@ -103,7 +103,7 @@ class Comparison:
 
     @property
     def is_finite(self) -> bool:
-        """Whether no logits are NaN or infinite."""
+        """Whether all logits are finite."""
         return all(
             math.isfinite(value) for value in (self.reference, self.context, self.look_ahead, self.noise)
         )
@@ -134,7 +134,7 @@ def check(
         gather: returns the value of every rank.
 
     Raises:
-        RecipeRefusedError: it does not, its logits are NaN, or its forward pass fails.
+        RecipeRefusedError: the check or a forward pass fails, or logits are NaN or infinite.
     """
     is_packed = subject.packing_remedy is not None
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # A gradient may differ by this multiple of the difference between two equal runs, and by this many rounding errors of its type.
 _NOISE_FACTOR, _ROUNDING_ERRORS = 10.0, 4.0
-# A gradient smaller than this share of the gradient of the layer may be rounding errors alone, as that of a bias of keys is.
+# A gradient below this share of the layer's gradient may consist only of rounding errors, like that of the bias of keys.
 _MIN_GRADIENT_SHARE = 1e-3
 # Numbers of a gradient that are compared at a time.
 _MAX_NUMBERS_PER_PIECE = 2**24
@@ -104,7 +104,7 @@ def enable(model: nn.Module, kind: Recomputation, *, compiled: bool = False) -> 
 
 
 def should_verify(kind: Recomputation, recipe: Recipe) -> bool:
-    """Whether `verify` must compare gradients: a compiler that chooses what to save knows which operations change their inputs."""
+    """Whether `verify` must compare gradients; not if the compiler chooses what to save: it knows in-place operations."""
     return kind != "None" and not _uses_memory_budget(kind, compiled=recipe.training.compile)
 
 
@@ -124,8 +124,8 @@ def _checkpoint_options(model: nn.Module, kind: Recomputation) -> dict[str, Any]
 class _SavePolicy:
     """The policy of one layer in one forward pass: save the outputs of attention, and of every second product, as torchtitan does.
 
-    NB: it does not save products whose output a model changes in place. torch notices such a change only while the output is
-    not reshaped, and computes with the changed output otherwise.
+    NB: it does not save products whose output a model changes in place. torch notices the change only if the output is not
+    reshaped; otherwise it computes with the changed output.
     """
 
     def __init__(self, attention: set[Any], products: set[Any]) -> None:
@@ -146,8 +146,8 @@ class _SavePolicy:
 def _find_saved_operations(model: nn.Module) -> tuple[set[Any], set[Any]]:
     """Return the operations of attention and the products whose outputs are saved.
 
-    NB: not `bmm`, to whose outputs Gemma 3n and the eager attention of some models add in place; nor the product of experts that have
-    biases, which transformers adds in place.
+    NB: not `bmm`, because Gemma 3n and the eager attention of some models add to its output in place; nor the product of experts with
+    biases, because transformers adds the biases in place.
     """
     attention = _get_operations(
         "aten",
@@ -157,7 +157,7 @@ def _find_saved_operations(model: nn.Module) -> tuple[set[Any], set[Any]]:
         "_scaled_dot_product_flash_attention_for_cpu",
     ) | _get_operations("torch_attn", "_varlen_attn")
     products = _get_operations("aten", "mm", "addmm") | _get_operations("bitsandbytes", "gemm_4bit")
-    # The name that transformers gives all classes of fused experts.
+    # An attribute of all classes of fused experts in transformers.
     if not any(getattr(module, "has_bias", False) for module in model.modules()):
         products |= _get_operations("aten", "_grouped_mm")
     return attention, products
@@ -209,7 +209,7 @@ class _Call:
     layer: nn.Module
     hidden: torch.Tensor
     forward: Callable[[torch.Tensor], Any]
-    """The forward pass of the layer, by its hidden states. NB: without the hooks of FSDP, so that no gradient is reduced."""
+    """The forward pass of the layer as a function of its hidden states. NB: without the hooks of FSDP, so that no gradient is reduced."""
 
 
 def _capture_calls(network: Network, device: torch.device) -> list[_Call]:
@@ -261,7 +261,10 @@ def _find_difference(
     for call in calls:
         with _prepare_layer(call.layer):
             differences.append(_compare_layer(call, world.device, _checkpoint_options(network.model, kind)))
-    return next((each for every in world.gather(differences) for each in every if each), None)
+    gathered = world.gather(differences)
+    return next(
+        (difference for rank_differences in gathered for difference in rank_differences if difference), None
+    )
 
 
 def _compare_layer(call: _Call, device: torch.device, options: Mapping[str, Any]) -> str | None:
@@ -319,8 +322,12 @@ def _compute_gradients(call: _Call, device: torch.device, **options: Any) -> Gra
         output = checkpoint(call.forward, inputs, **options) if options else call.forward(inputs)
         states = output if isinstance(output, torch.Tensor) else output[0]
         # Not all ones: the sum of a normalized vector has no gradient.
-        seed = torch.linspace(0, 100, states.numel(), device=device).sin().view_as(states).to(states.dtype)
-        gradients = torch.autograd.grad(states, [hidden, *weights.values()], seed, allow_unused=True)
+        output_gradient = (
+            torch.linspace(0, 100, states.numel(), device=device).sin().view_as(states).to(states.dtype)
+        )
+        gradients = torch.autograd.grad(
+            states, [hidden, *weights.values()], output_gradient, allow_unused=True
+        )
     return {
         name: gradient
         for name, gradient in zip(["the input", *weights], gradients, strict=True)
@@ -341,7 +348,7 @@ def _describe_difference(
     Args:
         layer: its name.
         plain: the gradients without recomputation.
-        noise: the distance of each from that of an equal run.
+        noise: the distance of each gradient from that of an equal run.
         recomputed: the gradients with recomputation.
     """
     layer_norm = math.hypot(*(_norm(gradient) for gradient in plain.values()))
@@ -367,7 +374,7 @@ def _distance(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def _split(values: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Views of a tensor of limited size, so that copies of them in fp32 are small."""
+    """Return views of parts of a tensor, so small that their copies in fp32 need little memory."""
     values = torch.atleast_1d(values)
     rows = max(1, _MAX_NUMBERS_PER_PIECE * len(values) // max(1, values.numel()))
     pieces: Sequence[torch.Tensor] = values.split(rows)

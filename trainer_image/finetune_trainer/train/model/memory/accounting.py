@@ -1,7 +1,7 @@
 """Counts the memory, the collectives and the waits of a step, operation by operation, also on fake tensors.
 
 torch's own FSDPMemTracker cannot be used: it does not support `torch.autograd.grad` in a forward pass, which computes losses in
-chunks (torch 2.13). tests/unit/trainer/test_plan.py compares both where it works.
+chunks (torch 2.13). tests/unit/trainer/test_plan.py compares both where the tracker works.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Accounting(TorchDispatchMode):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self.waits: list[str] = []
-        """Names of the operations for which a CPU waited."""
+        """Names of the operations after which the CPU waited for the GPU."""
         self._device = device
         self._collective_sizes: dict[str, list[int]] = defaultdict(list)
         # Allocations, frees and resizes in their order: a storage's number, and by how many bytes it grew.

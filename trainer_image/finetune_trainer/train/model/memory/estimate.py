@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from finetune_trainer.train.runtime.distributed import World
 
 GIB = 2**30
-# Two codes of a byte, and an fp32 scale of each for 256 of them.
+# Two moments, each a code of one byte and an fp32 scale for every 256 codes.
 _EIGHT_BIT_MOMENTS_BYTES = 2 * (1 + 4 / 256)
-# Bytes a token and a layer keeps of its activations, in units of width x bytes a number, without attention's weights
-# (as Korthikanti et al., arXiv:2205.05198, table 2, count them). Measured as what a Llama's forward pass leaves
-# allocated (tests/unit/trainer/model/memory/test_estimate.py does it again): None 11 widths in fp32 and 13 in bf16, where norms work
-# in fp32, and 4 of the feed-forward layer's; Selective 5 and 1. With adapters, whose products are matrix products too, a planned
-# Llama 3.1 8B keeps 6 and 2; None 4 widths less, since the weights of norms are frozen, whose gradients need fp32 numbers.
+# Activations that a layer keeps per token, in units of width x bytes per number, without attention weights (counted as in
+# Korthikanti et al., arXiv:2205.05198, table 2). Measured as the memory that a Llama's forward pass leaves allocated
+# (tests/unit/trainer/model/memory/test_estimate.py repeats it): with None 11 widths in fp32 and 13 in bf16, where norms compute in
+# fp32, and 4 widths of the feed-forward layer; with Selective 5 and 1. Adapters add matrix products: a planned Llama 3.1 8B keeps 6
+# and 2 with Selective. With None they save 4 widths: the weights of norms are frozen, and their gradients would need fp32 numbers.
 _ATTENTION_WIDTHS = {"None": 12.0, "Selective": 5.0, "Full": 1.0}
 _FEED_FORWARD_WIDTHS = {"None": 4.0, "Selective": 1.0, "Full": 0.0}
 _ADAPTER_ATTENTION_WIDTHS = {"None": -4.0, "Selective": 1.0, "Full": 0.0}
 _ADAPTER_FEED_FORWARD_WIDTHS = {"None": 0.0, "Selective": 1.0, "Full": 0.0}
-# Of a token that is copied to experts, a width of each copy: what they get, what they return, and that by the router's weight.
+# Widths per copy of a token for an expert: the input of the expert, its output, and the output times the router's weight.
 _EXPERT_COPY_WIDTHS = {"None": 3.0, "Selective": 0.0, "Full": 0.0}
-# Bytes for each logit of a chunk: the logit, its log-probability and its gradient, all fp32. FP16 scales a copy of the gradient, and a
-# distillation has the teacher's too and their divergence. tests/unit/trainer/model/memory/test_estimate.py counts them.
+# Bytes per logit of a chunk: the logit, its log-probability and its gradient, all fp32. FP16 adds a scaled copy of the gradient, and
+# distillation adds those of the teacher and the divergence. tests/unit/trainer/model/memory/test_estimate.py counts them.
 _LOGIT_BYTES, _FP16_LOGIT_BYTES, _DISTILLATION_LOGIT_BYTES = 12, 16, 24
 
 
@@ -42,7 +42,7 @@ class Estimate:
     optimizer: float
     activations: float
     gathered: float
-    """Gathered weights of the current layer, the next one and of both ends, and the gradient of an end while it is reduced."""
+    """Gathered weights of the current and the next layer, of the embedding and the output layer, and a gradient of these while it is reduced."""
     logits: float
     """Logits of a chunk with their gradients."""
 
@@ -66,7 +66,7 @@ def estimate(
     recompute: str,
     chunk_numbers: int = chunked_loss.SMALL_CHUNK_NUMBERS,
 ) -> Estimate:
-    """Estimate the memory of one rank in the moment of a step that needs most.
+    """Estimate the peak memory of one rank in a step.
 
     Trained weights and their gradients are fp32 or bf16, with the moments of their optimizer; frozen weights have the
     dtype that they compute in. tests/long/trainer/test_plans.py compares this with planned steps.
@@ -77,7 +77,7 @@ def estimate(
         shards: number of ranks over which parameters are sharded.
         row_tokens: tokens per row of a batch.
         recompute: None, Selective or Full.
-        chunk_numbers: logits of a chunk.
+        chunk_numbers: logits in a chunk of the loss.
     """
     tokens = recipe.training.per_device_batch_size * row_tokens
     step = _Step(shape, recipe, shards, tokens, recompute, min(chunk_numbers, tokens * shape.vocabulary))
@@ -93,9 +93,9 @@ def estimate(
 
 @dataclass(frozen=True)
 class _Step:
-    """A step of one rank. Each method estimates the memory in a moment of it, in their order.
+    """A step of one rank. Each method estimates the memory at one moment, in the order of the step.
 
-    tokens: of a batch. logits: of a chunk of the loss.
+    tokens: tokens in a batch. logits: logits in a chunk of the loss.
     """
 
     shape: Shape
@@ -111,7 +111,7 @@ class _Step:
         return replace(self.baseline, gathered=self.compute_bytes * gathered)
 
     def compute_loss(self) -> Estimate:
-        """A chunk of logits is computed, and the gradient of the output layer."""
+        """The loss computes a chunk of logits, and the gradient of the output layer."""
         baseline = self.baseline
         return replace(
             baseline,
@@ -122,7 +122,7 @@ class _Step:
         )
 
     def gather_last_layer(self) -> Estimate:
-        """FSDP gathers the last layer, beside the output layer: the backward pass begins."""
+        """FSDP gathers the last layer in addition to the output layer: the backward pass begins."""
         baseline = self.baseline
         gathered = self.output + (self.buffers - 1) * (self.output + self.layer)
         return replace(
@@ -153,7 +153,7 @@ class _Step:
 
     @cached_property
     def baseline(self) -> Estimate:
-        """What a rank holds all the time."""
+        """The memory that a rank uses throughout the step."""
         shape = self.shape
         frozen = shape.parameters - shape.trained - shape.unsharded
         sharded = self.trained_bytes * shape.trained + self.compute_bytes * frozen + 4 * shape.initial
@@ -169,12 +169,12 @@ class _Step:
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of a number of the forward pass."""
+        """Bytes per number in the forward pass."""
         return int(precision.compute_dtype(self.recipe.training.precision).itemsize)
 
     @property
     def trained_bytes(self) -> int:
-        """Bytes of a number of the trained weights."""
+        """Bytes per number of the trained weights."""
         return int(precision.trained_dtype(self.recipe.training).itemsize)
 
     @property
@@ -196,23 +196,23 @@ class _Step:
 
     @property
     def embedding(self) -> int:
-        """Sharded numbers of the embedding."""
+        """Sharded parameters of the embedding."""
         return self.shape.embedding_trained if self.shape.unsharded else self.shape.embedding
 
     @property
     def output(self) -> int:
-        """Sharded numbers of the output layer."""
+        """Sharded parameters of the output layer."""
         return self.shape.output_trained if self.shape.unsharded else self.shape.output
 
     @property
     def layer(self) -> float:
-        """Sharded numbers of a layer."""
+        """Sharded parameters of a layer."""
         shape = self.shape
         return (shape.parameters - shape.unsharded - self.embedding - self.output) / max(1, shape.layers)
 
     @property
     def trained_layer(self) -> float:
-        """Trained numbers of a layer."""
+        """Trained parameters of a layer."""
         shape = self.shape
         return (shape.trained - shape.embedding_trained - shape.output_trained) / max(1, shape.layers)
 
@@ -228,7 +228,7 @@ def estimate_activation_bytes(shape: Shape, tokens: int, number_bytes: int, reco
     Args:
         shape: the model.
         tokens: in a batch.
-        number_bytes: bytes of a number of the activations.
+        number_bytes: bytes per number of the activations.
         recompute: None, Selective or Full.
     """
     attention, feed_forward = _ATTENTION_WIDTHS[recompute], _FEED_FORWARD_WIDTHS[recompute]
@@ -237,7 +237,7 @@ def estimate_activation_bytes(shape: Shape, tokens: int, number_bytes: int, reco
         feed_forward += _ADAPTER_FEED_FORWARD_WIDTHS[recompute]
     widths = attention * shape.width + feed_forward * shape.feed_forward
     widths += _EXPERT_COPY_WIDTHS[recompute] * shape.copies * shape.width
-    # NB: in each forward pass, peft adds the product of an adapter of experts to all their weights.
+    # NB: in each forward pass, peft adds the product of an expert adapter to the weights of all experts.
     expert_numbers = shape.adapted_experts if recompute == "None" else 0
     return number_bytes * (shape.layers * tokens * widths + expert_numbers)
 

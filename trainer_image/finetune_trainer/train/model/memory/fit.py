@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 KINDS: tuple[Recomputation, ...] = ("None", "Selective", "Full")
 # Usable share of a device's memory: allocators, collectives and fragmentation take the rest.
 _USABLE_SHARE = 0.92
-# Share of the limit up to which chunks become large: the estimate is within 15% of a step's memory, and a job that runs in small
-# chunks must not run out of memory for a gain of time.
+# Large chunks must fit into this share of the limit: the estimate is within 15% of a step's memory, and a job that fits with small
+# chunks must not run out of memory to gain time.
 _LARGE_CHUNKS_SHARE = 0.9
-# A base with less than this share in four bits is that of a mixture: embeddings are at most a quarter of small models.
+# A base with a smaller share in 4 bits is a mixture of experts: embeddings are at most a quarter of a small model.
 _MIN_PACKED_SHARE = 0.5
 
 
@@ -58,7 +58,7 @@ class Choice:
 
     kind: the activation checkpointing, one of KINDS.
     chunk_numbers: logits of a chunk of the loss.
-    estimate: the memory that the job then needs.
+    estimate: the memory that the job needs with this choice.
     limit: the bytes that a rank may use.
     shape: the sizes of the model.
     staged: bytes of host memory for checkpoints, which the estimate does not include.
@@ -116,7 +116,7 @@ def decide(
         if chosen_estimate.total <= limit or kind == kinds[-1]:
             break
     chunk_numbers = chunked_loss.SMALL_CHUNK_NUMBERS
-    # NB: in FP16 the gradient of the output layer is a sum over a chunk that FP16 must hold, and the scale of the loss comes after it.
+    # NB: in FP16 the gradient of the output layer, summed over a chunk, must be in the range of FP16 before the loss is scaled.
     if world.card is not None and shape.head and recipe.training.precision != "FP16":
         large_chunk_estimate = estimate_for(recompute=kind, chunk_numbers=chunked_loss.LARGE_CHUNK_NUMBERS)
         if large_chunk_estimate.total <= _LARGE_CHUNKS_SHARE * limit:
@@ -157,7 +157,7 @@ def replace_recomputation(
 def choose(
     network: Network, recipe: Recipe, world: World, row_tokens: int, teacher: Network | None
 ) -> Choice:
-    """Decide, and log it.
+    """Choose as `decide` does, log the choice, and check that it fits.
 
     Raises:
         RecipeRefusedError: the job does not fit; the message has the estimate and what would fit.
@@ -184,7 +184,7 @@ def choose(
 
 
 def agree(choice: Choice, world: World) -> Choice:
-    """Return the choice of the rank that recomputes most, or of those the rank with the least memory; a collective call.
+    """Return the choice of the rank that recomputes most, and among these has the least memory; a collective call.
 
     NB: ranks on different GPUs choose differently for Auto, and all of them must take part in `recomputation.verify`.
     """

@@ -37,24 +37,24 @@ class Shape:
     layers: int
     width: int
     feed_forward: int
-    """Numbers of a token between the products of a feed-forward layer."""
+    """Width of a token between the products of a feed-forward layer."""
     embedding: int
-    """Parameters of the embedding; with those of an output layer that is tied to it."""
+    """Parameters of the embedding, including those of a tied output layer."""
     embedding_trained: int = 0
-    """Those of them that are trained."""
+    """The trained parameters among these."""
     output: int = 0
     """Parameters of an output layer that is not tied."""
     output_trained: int = 0
-    """Those of them that are trained."""
+    """The trained parameters among these."""
     tied: bool = False
     """Whether the embedding is gathered from the beginning of a step to its end, since it is the output layer too."""
     copied: int = 0
-    """Numbers of a copy of the embedding, into which peft puts the trained rows of new tokens, and of its gradient."""
+    """Numbers in peft's copy of the embedding with the trained rows of new tokens, and in the gradient of the copy."""
     head: int = 0
-    """Parameters of the output layer, tied or not, where it is trained."""
+    """Trained parameters of the output layer, tied or not."""
     vocabulary: int = 0
     matrices: int = 0
-    """Trained parameters in matrices of the layers, which Muon takes."""
+    """Trained parameters in matrices of the layers, which Muon trains."""
     embeddings: int = 0
     """Trained parameters of all embeddings, whose moments AdamW8bit keeps in fp32."""
     initial: int = 0

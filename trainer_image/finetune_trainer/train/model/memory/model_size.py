@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.training import Model
 
-# A model with fewer parameters by the sizes in its config is small in any case.
+# Below this estimate, a model is small enough for CPUs whatever its exact count is.
 _MAX_ESTIMATED_PARAMETERS = 100_000_000
 
 

@@ -36,8 +36,8 @@ def peak_flops(device: torch.device) -> float | None:
 class Flops:
     """Model FLOPs by 6 N tokens + 12 L H x attended (Chowdhery et al., arXiv:2204.02311, appendix B).
 
-    N is the number of parameters, L of layers, H the width; a token attends to all of its document. An embedding that is not
-    the output layer too multiplies nothing, and of the experts only those count that a token uses. Frozen weights count 4 N:
+    N is the number of parameters, L of layers, H the width; a token attends to all of its document. An embedding
+    multiplies nothing unless it is also the output layer, and only the experts that a token uses count. Frozen weights count 4 N:
     their gradients are not computed.
     """
 

@@ -89,7 +89,7 @@ def _suggest_optimizer(recipe: Recipe, fits: Callable[[Training], bool]) -> list
 
 
 def _with_default_optimizer(training: Training) -> Training:
-    """Return the hyperparameters with the optimizer's defaults, which adapters take."""
+    """Return the hyperparameters with the optimizer's defaults, which adapters use."""
     return training.model_copy(update={"optimizer": type(training.optimizer)()})
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     Score = Callable[[torch.Tensor, slice], torch.Tensor]
-    """The summed loss, an fp32 scalar, of a chunk: its logits, fp32 [chunk, vocabulary], and its slice of the tokens."""
+    """Takes the logits of a chunk, fp32 [chunk, vocabulary], and its slice of the tokens; returns the summed loss, an fp32 scalar."""
     Logits = Callable[[torch.Tensor], torch.Tensor]
-    """The logits of some hidden states [tokens, width], fp32 [tokens, vocabulary]."""
+    """Takes hidden states [tokens, width]; returns their logits, fp32 [tokens, vocabulary]."""
 
 # Logits of a chunk: 128 MB in fp32, and 1 GB if memory allows it and the output layer is trained, since each chunk adds a
 # gradient of the whole layer to the sum; not in FP16 (`fit.decide`).

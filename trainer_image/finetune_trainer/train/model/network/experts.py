@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 _PER_LAYER_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _PER_TOKEN_FIELDS = ("num_experts_per_tok", "top_k_experts")
-# The size of the experts that every token uses: their total size, and the number of experts of the usual size.
+# A config has either the total size of the experts that every token uses, or their number, each of the usual size.
 _SHARED_SIZE_FIELDS = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _SHARED_COUNT_FIELDS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 # Models with a dense layer of intermediate_size in addition to the experts.
 _MODELS_WITH_DENSE_LAYER = ("gemma4_text", "hunyuan_v1_moe", "llama4_text")
 
 Config = Callable[[str], Any]
-"""Gives the value of a field, or None: `get` of a config.json, or `field_reader` of a config of transformers."""
+"""Returns the value of a field, or None: `get` of a config.json, or `field_reader` of a config of transformers."""
 
 
 def field_reader(config: PreTrainedConfig) -> Config:

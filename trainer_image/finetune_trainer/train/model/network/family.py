@@ -26,7 +26,7 @@ def check_causal(config: Any, what: str) -> None:
         return
     if getattr(config, "is_encoder_decoder", False):
         kind = "an encoder-decoder model"
-    # The families of encoders whose layers also serve as decoders have both fields. GPT-NeoX has the first alone, and no use for it.
+    # Encoder families whose layers can also be decoders have both fields. GPT-NeoX has only the first, and does not use it.
     elif hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True):
         kind = "an encoder (is_decoder is false in its config.json)"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Head(nn.Module):
-    """The output layer, which it shares with the model.
+    """The output layer, as a module that contains the model's own layer.
 
-    FSDP acts around forward passes: it gathers weights before one, and reduces their gradients after the backward pass of one.
-    Losses apply the output layer once a chunk, and some twice to a batch. So the forward pass of this module is the whole
-    computation of a loss from hidden states, and the layer is gathered and reduced once a batch.
+    FSDP gathers the weights of a module before its forward pass, and reduces their gradients after its backward pass. Losses apply the
+    output layer once per chunk, and some apply it twice to a batch. So the forward pass of this module is the whole computation of a
+    loss from hidden states, and the layer is gathered and reduced once per batch.
 
     Args:
         base: a causal language model, without peft's wrapper.

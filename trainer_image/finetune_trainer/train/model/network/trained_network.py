@@ -49,7 +49,7 @@ class Objective(Protocol):
         """
 
     def count(self, batch: Batch) -> int:
-        """Return the number of losses in a batch: by default one a target."""
+        """Return the number of losses in a batch: by default one per target."""
         return batch.targets_count
 
     def means(self, sums: Sequence[float], count: float) -> dict[str, float]:
@@ -62,13 +62,13 @@ class Objective(Protocol):
         return {name: total / max(count, 1.0) for name, total in zip(self.metrics, sums, strict=True)}
 
     def prepare(self, network: Network, examples: Examples, collator: Collator, batch_size: int) -> Split:
-        """Return the split of some examples with what the loss needs of the model before its first step.
+        """Return the split, with what the loss needs from the model before its first step.
 
         All ranks call this together. By default the loss needs nothing.
 
         Args:
             network: the model before its first step.
-            examples: the split, and those of its sequences that are still to come.
+            examples: the split, and the sequences of it that the run still needs.
             collator: makes this rank's batches.
             batch_size: sequences in a batch.
         """
@@ -79,7 +79,7 @@ class Objective(Protocol):
 class Network(nn.Module):
     """A model and its objective in one forward pass.
 
-    It is the root FSDP module, in whose forward pass the loss is computed too.
+    It is the root FSDP module: its forward pass computes the loss too.
 
     Args:
         model: a causal language model, with or without peft's adapters.
@@ -89,7 +89,7 @@ class Network(nn.Module):
 
     def __init__(self, model: nn.Module, objective: Objective, neftune_alpha: float | None = None) -> None:
         super().__init__()
-        # NB: the model comes first: a module with two names, like the output layer, is listed by the first.
+        # NB: the model comes first: a module with two names, like the output layer, is listed under the first.
         self.model = model
         self.head = Head(self.base)
         self.objective = objective
@@ -182,7 +182,7 @@ class Network(nn.Module):
             hook.remove()
 
     def _attention_arguments(self, batch: Batch) -> dict[str, Any]:
-        """Arguments of isolated attention; other implementations derive documents from the position ids."""
+        """Return the arguments of isolated attention; other implementations derive documents from the position ids."""
         isolated = self.base.config._attn_implementation in attention.NAMES  # noqa: SLF001
         return {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen} if isolated else {}
 

@@ -28,7 +28,7 @@ class CompactAdamW(torch.optim.Optimizer):
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101) that computes in fp32 and stores smaller states.
 
     The quantization is that of bitsandbytes: 8-bit codes, and an fp32 scale for each block of 256 numbers (Dettmers et al.,
-    arXiv:2110.02861). A block never leaves its row: ranks hold whole blocks however many there are, so that another
+    arXiv:2110.02861). A block never crosses rows: each rank holds whole blocks, so that a different
     number of ranks can read a checkpoint of 8-bit moments. The optimizer of bitsandbytes does not support sharded tensors, and that of
     torchao selects 8-bit moments by the size of a shard. Moments of small tensors, of tensors whose rows are not a multiple of 64, and
     of embeddings are fp32.
@@ -46,7 +46,7 @@ class CompactAdamW(torch.optim.Optimizer):
         eps: added to the denominator.
         eight_bit: whether moments have 8 bits.
         embeddings: weights whose moments are fp32 even if `eight_bit` is set.
-        seed: of the rounding.
+        seed: seed of the rounding.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class CompactAdamW(torch.optim.Optimizer):
         for name in ("exp_avg", "exp_avg_sq"):
             if not in_fp32 and block and weight.ndim > 1 and weight.numel() >= _MIN_QUANTIZED_NUMBERS:
                 scales = (*weight.shape[:-1], weight.shape[-1] // block)
-                # NB: code 0 does not stand for the number 0, but the scale is 0 too, so every number is 0.
+                # NB: code 0 does not stand for the number 0, but times the scale of 0 every number is 0.
                 state[name] = _allocate_zeros(weight, weight.shape, torch.uint8)
                 state[f"{name}_scale"] = _allocate_zeros(weight, scales, torch.float32)
             else:

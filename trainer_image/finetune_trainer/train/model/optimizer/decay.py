@@ -1,7 +1,7 @@
 """Selects the weights that decay, and the matrices of layers.
 
-The number of dimensions alone is not enough: gpt-oss stores the biases of its experts in one tensor of two dimensions, and
-Jamba its `A_log`.
+The number of dimensions alone is not enough: the biases of gpt-oss's experts and Jamba's `A_log` are tensors
+of two dimensions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from finetune_trainer.train.model.network.trained_network import is_linear
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Biases and norms, by their names in any case. Source: transformers' Trainer.get_decay_parameter_names.
+# Biases and norms, by their names in lower case. Source: transformers' Trainer.get_decay_parameter_names.
 _NOT_DECAYING = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 # The rates of state space models. Source: their reference code marks A_log and D with `_no_weight_decay`
 # (github.com/state-spaces/mamba, mamba_simple.py); D has one dimension.

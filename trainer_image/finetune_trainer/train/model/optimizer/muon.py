@@ -32,7 +32,7 @@ class Muon(torch.optim.Muon):
     """torch's Muon (Liu et al., arXiv:2502.16982) for sharded matrices.
 
     The direction of an update needs the whole matrix: each rank gathers one matrix at a time, in bf16, orthogonalizes it and
-    applies its own rows. As fused optimizers do, it reads the attribute `found_inf`: where it is not 0, the step changes nothing.
+    applies its own rows. Like fused optimizers, it reads the attribute `found_inf`: if it is not 0, the step changes nothing.
     """
 
     def step(self, closure: Callable[[], float] | None = None) -> None:

@@ -36,9 +36,9 @@ class Optimizer:
         self.parts = build_optimizers(network, training)
         """One optimizer for each kind of update; each weight belongs to one of them."""
         self.learning_rate = 0.0
-        """Of the last step."""
+        """The learning rate of the last step."""
         self.loss_scale: LossScale | None = None
-        """For precision FP16."""
+        """None unless the precision is FP16."""
         self._schedule = Schedule.of(training, max_steps)
         self._parameters = trained_parameters(network)
         self._max_grad_norm = training.max_grad_norm
@@ -47,16 +47,16 @@ class Optimizer:
             self.loss_scale = LossScale(self._parameters[0].device)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss to differentiate, whose gradients `step` takes."""
+        """Return the loss to differentiate: `step` expects the gradients of this one."""
         return loss if self.loss_scale is None else self.loss_scale.scale_loss(loss)
 
     def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Clip the gradients, apply them with the learning rate of `step`, and drop them; never waits for the GPU.
 
         Returns:
-            Two scalars on the device, the same on all ranks. Whether the gradients were finite: otherwise the weights, the moments and
-            the optimizer's count of steps are unchanged. And whether they were not finite although the loss scale, which halves with
-            each of these steps, cannot be the cause.
+            Two scalars on the device, the same on all ranks: whether the gradients were finite (otherwise the weights, the moments and
+            the optimizer's count of steps are unchanged), and whether they were not finite although the loss scale, which halves
+            with each of these steps, cannot be the cause.
         """
         self.learning_rate = self._schedule.at(step)
         if self.loss_scale is not None:

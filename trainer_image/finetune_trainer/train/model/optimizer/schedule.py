@@ -26,7 +26,7 @@ class Schedule:
     After the warm-up, the schedules are those of transformers: `get_linear_schedule_with_warmup`, or with a floor
     `get_polynomial_decay_schedule_with_warmup` of power 1; `get_cosine_with_min_lr_schedule_with_warmup`; `get_wsd_schedule`
     with decay_type 1-sqrt. The warm-up differs: theirs starts with a learning rate of 0, or of the floor for WSD, so that the first
-    step changes little or nothing. Here W steps of warm-up are steps 1 to W of W + 1 in theirs.
+    step changes little or nothing. Here the W steps of a warm-up have the rates of steps 1 to W of a warm-up of W + 1 steps there.
     """
 
     kind: Scheduler
@@ -58,7 +58,7 @@ class Schedule:
         return cls(training.scheduler, training.learning_rate, floor, warmup_steps, decay_steps, max_steps)
 
     def at(self, step: int) -> float:
-        """Return the learning rate of a step, from 0."""
+        """Return the learning rate of a step; steps count from 0."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / (self.warmup_steps + 1)
         height = self._height(step)

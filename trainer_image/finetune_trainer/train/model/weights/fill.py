@@ -76,7 +76,7 @@ def _read_adapter(model: nn.Module, recipe: Recipe, adapter: Path) -> None:
 
 
 def materialize(model: nn.Module, device: torch.device) -> None:
-    """Allocate tensors of the meta device on the device, and move the others there."""
+    """Allocate tensors of the meta device on `device`, and move the others there."""
     model._apply(  # noqa: SLF001 - as nn.Module.to_empty does, which would empty the buffers too
         lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
     )
@@ -120,7 +120,7 @@ def read_weights(
 class _Target:
     """The tensors that a weight of the base's files is copied to.
 
-    tensors: of one shape. A layer of modulesToSave has two: the original and the trained copy.
+    tensors: all of the same shape. A layer of modulesToSave has two: the original and the trained copy.
     new: tokens that the weight gets rows for.
     """
 

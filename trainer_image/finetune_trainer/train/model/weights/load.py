@@ -1,4 +1,4 @@
-"""Loads the base model: as a skeleton without weights, whose shards each rank fills (`fill`), or whole on one device."""
+"""Loads the base model: as a skeleton without weights, whose shards each rank fills (`fill`), or with all weights on one device."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def build_empty_model(config: Any, dtype: torch.dtype, *, trust: bool) -> PreTra
 
 
 def fp32_name_filter(model: PreTrainedModel, dtype: torch.dtype) -> Callable[[str], bool]:
-    """Return whether transformers keeps a name in fp32 in a model of another dtype: mainly router corrections."""
+    """Return a predicate on names: whether transformers keeps the weight in fp32 in a model of another dtype, mainly router corrections."""
     from transformers.core_model_loading import build_glob_alternation
 
     dtype_plan = model._get_dtype_plan(dtype)  # noqa: SLF001 - as from_pretrained does

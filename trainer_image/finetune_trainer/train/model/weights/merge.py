@@ -50,12 +50,12 @@ def fetch(
     """
 
     def fetch_source() -> download.Source:
-        how: dict[str, Any] = {"revision": spec.revision, "cache": Cache.of(spec), "field": field}
+        options: dict[str, Any] = {"revision": spec.revision, "cache": Cache.of(spec), "field": field}
         # Before the weights are fetched, which may be hundreds of GB.
-        config = download.fetch(spec.base, directory / "config", **how, without_weights=True)
+        config = download.fetch(spec.base, directory / "config", **options, without_weights=True)
         _check_base(spec, config, field)
         check(config.base)
-        source = download.fetch(spec.base, directory / "fetched", **how)
+        source = download.fetch(spec.base, directory / "fetched", **options)
         if spec.adapter == "Continue":
             if source.adapter is None:
                 raise RecipeRefusedError(
@@ -212,7 +212,7 @@ def _untie_adapted(model: Any, another: Callable[[torch.nn.Parameter], torch.nn.
 
     Args:
         model: the base, with the adapter on it.
-        another: copies a weight.
+        another: returns a copy of a weight.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

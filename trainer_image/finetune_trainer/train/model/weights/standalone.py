@@ -42,7 +42,7 @@ def save(model: Any, folder: Path, source: Path, **options: Any) -> None:
 
     Args:
         model: a model of transformers.
-        folder: where to.
+        folder: where to save the model.
         source: folder of the base.
         options: other options of `save_pretrained`.
     """
@@ -248,7 +248,7 @@ class Standalone:
         """Write the model as `save_pretrained` does: the same files.
 
         Args:
-            folder: where to.
+            folder: where to save the model.
         """
         from huggingface_hub import split_torch_state_dict_into_shards
         from safetensors.torch import save_file

@@ -1,4 +1,4 @@
-"""Reads slices of the tensors in a model's files, and of the parameters that transformers makes of them."""
+"""Reads slices of the tensors in a model's files, and of the parameters that transformers makes from them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Part(Protocol):
 
 
 class _LastOpenedFile:
-    """Keeps the last file open: headers with thousands of experts are large, and so are mapped files."""
+    """Keeps only the last file open: reopening it would read a header that is large with thousands of experts; mapped files are large too."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -164,7 +164,7 @@ def map_layout(model: PreTrainedModel, stored: Mapping[str, Part]) -> Layout:
 
 
 def find_tied_duplicates(model: PreTrainedModel, parts: Mapping[str, Part]) -> Iterator[tuple[str, str]]:
-    """Yield the names of weights that a model ties, but that are both in the files."""
+    """Yield the pairs of names that a model ties, but whose weights are both in the files."""
     for name, tied_name in model.all_tied_weights_keys.items():
         part, tied_part = parts.get(name), parts.get(tied_name)
         if part is not None and tied_part is not None and part is not tied_part:
@@ -186,7 +186,7 @@ class _Conversion:
     """Tensors of files that transformers converts into one or more parameters.
 
     target: the first of the parameters.
-    sources: the tensors, by the pattern that their names have, in the order of their names.
+    sources: the tensors, by the pattern that matches their names, in the order of their names.
     """
 
     model: PreTrainedModel
@@ -244,7 +244,7 @@ class _Conversion:
 
 @dataclass(frozen=True)
 class Converted:
-    """A parameter that transformers makes of several tensors, or a part of one.
+    """A parameter that transformers makes from several tensors, or from a part of one.
 
     by_rows: whether rows can be made without the tensors of other rows.
     """
