@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 
 from finetune_crds.data import Splits
-from finetune_trainer.train.data import read
+from finetune_trainer.pod.exit_status import TrainingError
+from finetune_trainer.train.data import delta_table, read
+from support.http_server import Answer, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,3 +31,16 @@ def test_a_table_has_columns_that_its_files_lack(tmp_path: Path) -> None:
     assert sorted(rows, key=str) == sorted(
         [("a", "yes", None), ("b", "no", None), ("a", "yes", "[]"), ("b", "no", None)], key=str
     )
+
+
+def test_a_store_that_refuses_is_not_a_missing_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The XML of an error begins with its version, and so does the message that quotes it."""
+    body = '<?xml version="1.0" encoding="UTF-8"?><Error><Code>AccessDenied</Code></Error>'
+    with serving(lambda _request: Answer(403, body)) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"), ("AWS_REGION", "c")):
+            monkeypatch.setenv(name, value)
+        with pytest.raises(TrainingError) as raised:
+            delta_table.open_table(Splits(type="Delta", path="s3://bucket/table", version=3))
+    assert raised.value.reason == "DataUnreadable"
+    assert raised.value.message.startswith("the Delta table s3://bucket/table cannot be read: ")

@@ -34,7 +34,8 @@ def open_table(splits: Splits) -> Any:
             "MissingTable", f"data.splits.path {splits.path} is not a Delta table: correct the path"
         ) from error
     except Exception as error:
-        if splits.version is not None and "version" in str(error).lower():
+        # NB: errors of object stores are OSErrors, and quote XML, which begins with its version.
+        if splits.version is not None and isinstance(error, DeltaError) and "version" in str(error).lower():
             raise DataError(
                 "MissingVersion",
                 f"the Delta table {splits.path} has no version {splits.version}: set an existing version",
