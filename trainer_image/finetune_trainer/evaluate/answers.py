@@ -23,7 +23,7 @@ class Decoding:
     """How answers are generated: greedily, until they end.
 
     ending: what ends them.
-    max_new_tokens: longest answer in tokens; shorter where the model's context has no room for it.
+    max_new_tokens: maximum length of an answer in tokens; less if the model's context has no room for it.
     batch_size: questions at once.
     """
 
@@ -32,7 +32,7 @@ class Decoding:
     batch_size: int
 
     def answers(self, network: Network, questions: Sequence[Question], device: torch.device) -> list[str]:
-        """Return the answer of a model to each question, empty where its context has no room for one."""
+        """Return the answer of a model to each question; empty if its context has no room for an answer."""
         answers = [""] * len(questions)
         prompts = [question.tokens or self._begin for question in questions]
         for room, batch in self._group_by_length(network, prompts):
@@ -43,7 +43,7 @@ class Decoding:
 
     @property
     def _begin(self) -> list[int]:
-        """Replaces an empty prompt, which a model cannot continue: the token for the beginning of a text, or else for its end."""
+        """The tokens that replace an empty prompt, which a model cannot continue: the beginning-of-text or end-of-text token."""
         tokenizer = self.ending.tokenizer
         begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
         return [int(begin)]
@@ -51,7 +51,7 @@ class Decoding:
     def _group_by_length(
         self, network: Network, prompts: Sequence[list[int]]
     ) -> Iterator[tuple[int, list[int]]]:
-        """Yield batches of the prompts of about the same length, and how many tokens their answers may have."""
+        """Yield batches of prompts of similar length: how many tokens their answers may have, and the indices of the prompts."""
         virtual = _count_virtual_tokens(network)
         context = getattr(network.base.config.get_text_config(), "max_position_embeddings", None)
 

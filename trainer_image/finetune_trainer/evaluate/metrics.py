@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from finetune_crds.evaluation import Metric
 
-# exp() of more overflows.
+# exp() of a larger number overflows.
 _MAX_EXPONENT = 700.0
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WORD = re.compile(r"[^\W_]+")
@@ -23,7 +23,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def compute_loss_metrics(requested_metrics: Sequence[Metric], loss: float) -> dict[str, float]:
-    """Return Loss, in nats a token, and Perplexity, exp(loss), of those that are requested.
+    """Return Loss, in nats per token, and Perplexity, exp(loss), if they are requested.
 
     Args:
         requested_metrics: the metrics to compute.
@@ -36,7 +36,7 @@ def compute_loss_metrics(requested_metrics: Sequence[Metric], loss: float) -> di
 def compute_answer_metrics(
     requested_metrics: Sequence[Metric], answers: Sequence[str], references: Sequence[str]
 ) -> dict[str, float]:
-    """Return the metrics of generated answers that are requested, of 0 to 1; Bleu is of 0 to 100.
+    """Return the requested metrics of generated answers, from 0 to 1; Bleu is from 0 to 100.
 
     Args:
         requested_metrics: the metrics to compute.
@@ -67,13 +67,13 @@ def normalize(answer: str) -> str:
 
 
 def compute_exact_match(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
-    """Return the share of answers that are their references, once both are `normalize`d."""
+    """Return the share of answers that are equal to their references, after `normalize`."""
     pairs = zip(answers, references, strict=True)
     return (sum(normalize(answer) == normalize(reference) for answer, reference in pairs) / len(answers),)
 
 
 def compute_accuracy(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
-    """Return the share of answers that are their references to the letter, without white space around both."""
+    """Return the share of answers that are exactly their references, apart from white space around both."""
     from sklearn.metrics import accuracy_score
 
     with warnings.catch_warnings():
@@ -84,7 +84,7 @@ def compute_accuracy(answers: Sequence[str], references: Sequence[str]) -> tuple
 def compute_macro_f1(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
     """Return the mean of the F1 scores of the classes, where each different reference is a class.
 
-    An answer that is no reference of any row is of no class: it lowers the recall of the class that it should have had.
+    An answer that is not the reference of any row has no class: it lowers the recall of the class that it should have had.
     """
     from sklearn.metrics import f1_score
 
@@ -100,8 +100,8 @@ def compute_macro_f1(answers: Sequence[str], references: Sequence[str]) -> tuple
 def compute_rouge(answers: Sequence[str], references: Sequence[str]) -> tuple[float, ...]:
     """Return the means of the F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin, 2004), without stemming.
 
-    Words are runs of letters and digits of any script, in lower case. For ASCII these are the words of rouge-score, which knows
-    no other letters.
+    Words are runs of letters and digits of any script, in lower case. For ASCII these are the words of rouge-score, which
+    supports no other letters.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -112,7 +112,7 @@ def compute_rouge(answers: Sequence[str], references: Sequence[str]) -> tuple[fl
 
 
 def compute_bleu(answers: Sequence[str], references: Sequence[str]) -> tuple[float]:
-    """Return BLEU of the corpus as sacrebleu computes it by default (Post, arXiv:1804.08771), of 0 to 100."""
+    """Return BLEU of the corpus as sacrebleu computes it by default (Post, arXiv:1804.08771), from 0 to 100."""
     import sacrebleu
 
     return (float(sacrebleu.corpus_bleu(list(answers), [list(references)]).score),)
@@ -130,5 +130,5 @@ def _strip_all(texts: Sequence[str]) -> list[str]:
 
 
 def _allow_many_classes() -> None:
-    # scikit-learn asks whether this is a regression.
+    # With many classes, scikit-learn warns that this may be a regression.
     warnings.filterwarnings("ignore", "The number of unique classes is greater than", UserWarning)

@@ -39,13 +39,13 @@ _OVERFLOW = (
 
 
 def choose_device(recipe: Recipe) -> torch.device:
-    """The first GPU that the pod sees, or its CPUs; the CPUs where the training asks for them."""
+    """Return the first GPU that the pod sees, or its CPUs if it sees none or the training runs on CPUs."""
     gpu = torch.cuda.is_available() and recipe.distributed.device != "CPU"
     return torch.device("cuda", 0) if gpu else torch.device("cpu")
 
 
 def build_version_spec(recipe: Recipe, uri: str) -> Model:
-    """The recipe's model, at another address. A version has the recipe's new tokens already."""
+    """Return the recipe's model at the address of the version, which has the recipe's new tokens already."""
     return recipe.model.model_copy(update={"base": uri, "revision": None, "new_tokens": []})
 
 
@@ -53,7 +53,7 @@ def fetch_version(recipe: Recipe, uri: str, to: Path) -> Source:
     """Fetch a registered version into the pod.
 
     Raises:
-        RecipeRefusedError: it does not exist, or its base is gone or has become another model.
+        RecipeRefusedError: the version does not exist, or its base is gone or has changed.
     """
     # The cache keeps the bases that versions refer to. Full versions would only fill it: each is fetched once.
     cache = Cache.of(recipe.model) if export.has_external_base(recipe) else None
@@ -64,16 +64,16 @@ def fetch_base(recipe: Recipe, version: Source, to: Path) -> Source:
     """Fetch the model that the version was trained from; an adapter as base is not merged.
 
     Args:
-        recipe: names it.
-        version: what was trained; an adapter is on its base, which is here already.
+        recipe: names the model.
+        version: the trained version; the base of an adapter is fetched with it.
         to: folder for the download.
 
     Raises:
-        RecipeRefusedError: it does not exist, or access is denied.
+        RecipeRefusedError: the model does not exist, or access is denied.
         TrainingError: the Hub does not answer.
     """
     spec = recipe.model
-    # NB: an adapter that was trained further began as itself, not as the base under it.
+    # NB: a training that continued an adapter began with that adapter, not with the base under it.
     if version.adapter is not None and spec.adapter == "Merge":
         return replace(version, adapter=None)
     return download.fetch(spec.base, to, revision=spec.revision, cache=Cache.of(spec))
@@ -89,18 +89,18 @@ def load_model(
     *,
     dtype: torch.dtype,
 ) -> Iterator[Network]:
-    """A model with its adapter on it; out of memory at the end.
+    """Yield a model with its adapter, and free its memory at the end.
 
     Args:
-        source: its folders.
-        spec: its address, for errors, and whether its own code may run.
-        field: how sentences name it.
-        device: where it computes.
-        new: tokens of the rows that it gets rows for, as it did before its first step.
+        source: the folders of the model.
+        spec: the address of the model, for errors, and whether its own code may run.
+        field: how messages name the model.
+        device: where the model computes.
+        new: tokens for which the model gets rows in its embedding, as before the first step of the training.
         dtype: type of the computation.
 
     Raises:
-        RecipeRefusedError: it cannot be loaded, or its logits are wrong (`parity.check`).
+        RecipeRefusedError: the model cannot be loaded, or its logits are wrong (`parity.check`).
     """
     network = Network(_load_weights(source, spec, field, device, new, dtype=dtype), Sft()).eval()
     overflow = _OVERFLOW if dtype == torch.float16 else None
@@ -138,6 +138,6 @@ def _load_weights(
 
 
 def read_stops(source: Source, spec: Model, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The token ids that end a text: the tokenizer's end of text, and those in the files of the model."""
+    """Return the token ids that end a text: the tokenizer's end of text, and those in the files of the model."""
     stops = read_stop_tokens(source.base, source.adapter, trust_remote_code=spec.trust_remote_code)
     return frozenset((*stops, int(tokenizer.eos_token_id)))

@@ -1,4 +1,4 @@
-"""The prompt and the expected answer of each row: the beginning of an example, as in training, and its end."""
+"""The prompt and the expected answer of each row: the beginning of an example and its end, as in training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Question:
 class Ending:
     """How answers end, and how they are read.
 
-    stops: token ids that end an answer: those in the files of the model, at which every server stops too.
+    stops: token ids that end an answer: those in the files of the model, at which servers stop too, and the end of text.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -60,9 +60,9 @@ class Ending:
 def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iterator[Question | None]:
     """Yield the question of each row of a batch of columns; None for a row without an answer.
 
-    The last answer of a conversation that is learned is asked for, and the chosen one of a preference. Also None where the chat
-    template does not take what comes before that answer, such as a conversation that begins with the assistant: training with
-    objective.lossOn: All needs no such prompt. And where the template hides how it renders that answer, which is no text.
+    The answer is the last learned one of a conversation, or the chosen one of a preference. Also None if the chat template refuses
+    the messages before the answer, for example if a conversation begins with the assistant: training with objective.lossOn: All
+    needs no such prompt. Also None if the rendered prompt does not begin the rendered conversation, and the answer has no text.
 
     Raises:
         DataError: a row does not have the type of its column.
@@ -102,7 +102,7 @@ def build_questions(documents: Documents, rows: Mapping[str, list[Any]]) -> Iter
 def _build_question(
     documents: Documents, messages: list[Message], answers: list[int], tools: list[dict[str, Any]] | None
 ) -> Question | None:
-    """Ask for the last one of some turns of the assistant; None where there are none."""
+    """Return the question whose answer is the last of the given turns of the assistant; None as `build_questions`."""
     if not answers:
         return None
     last = answers[-1]
@@ -113,7 +113,7 @@ def _build_question(
         return None
     (tokens,) = encode(documents.tokenizer, [prompt], special=False)
     if full_text.startswith(prompt):
-        # As the model was trained to say it, with calls of tools and what else the template makes of an answer.
+        # The answer as the model was trained to write it, with tool calls and whatever the template adds to an answer.
         return Question(tokens, prompt, full_text.removeprefix(prompt))
     content = messages[last]["content"]
     # A message with tool calls only has no text to compare.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Any day will do.
 _FIXED_DAY = date(2000, 1, 1)
-# How answers are generated: another way would have another number.
+# Part of the digest: another way to generate answers must have another number.
 _DECODING_VERSION = 1
 _DIGEST_CHARS = 12
 
@@ -43,8 +43,8 @@ _DIGEST_CHARS = 12
 class Row:
     """A row: its tokens with the targets of the loss, and its question, if it has one (see `questions.build_questions`).
 
-    fingerprint: of its tokens and targets on one day, where the chat template writes the date: jobs of different days choose the
-        same rows, and their numbers can be compared.
+    fingerprint: a hash of its tokens and targets, with a fixed date if the chat template writes the date, so that jobs of different
+        days choose the same rows and have comparable numbers.
     """
 
     example: Encoded
@@ -93,8 +93,8 @@ def load(recipe: Recipe, spec: Evaluation, tokenizer: PreTrainedTokenizerBase) -
         tokenizer: that of the registered version.
 
     Raises:
-        DataError: data is missing or corrupt, the split has no rows, or a metric compares answers and no row has one to ask for.
-        RecipeRefusedError: a metric compares answers, and rows have none; or they have bad ones.
+        DataError: data is missing or corrupt, the split has no rows, or a metric compares answers and no row has an answer in text.
+        RecipeRefusedError: a metric compares answers and the rows have none, or the answers may be bad ones.
     """
     encoder = Encoder.of(recipe, tokenizer)
     _check_answers(encoder, spec)
@@ -148,16 +148,16 @@ def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[R
                 _read_questions(documents, batch, asks=asks),
                 strict=True,
             )
-            for (document, *_), that_day, question in row_parts:
+            for (document, *_), fixed_day_document, question in row_parts:
                 for example in encoder.select_examples([(document,)], [None]):
                     if asks and question is None:
                         encoder.counts["without a question"] += 1
-                    identity = example if that_day is None else Encoded.of(that_day)
+                    identity = example if fixed_day_document is None else Encoded.of(fixed_day_document)
                     yield Row(example, question, identity.fingerprint)
 
 
 def _render_on_fixed_day(documents: Documents, batch: Mapping[str, list[Any]]) -> Iterator[Document | None]:
-    """The document of each row of a batch as the chat template makes it on one day for all jobs; None where days change nothing."""
+    """Yield the document of each row of a batch, rendered with the fixed date; None if the date changes nothing."""
     if not documents.depend_on_day:
         return repeat(None, len(next(iter(batch.values()))))
     return (first for first, *_ in replace(documents, day=_FIXED_DAY).of(batch))
@@ -198,7 +198,7 @@ def _suggest_remedy(encoder: Encoder) -> str:
     remedies = []
     if counts["too long"] or counts["truncated"]:
         remedies.append(f"raise training.maxLength above {encoder.max_length}")
-    # The answer of a row that was cut may be behind the cut.
+    # The answer of a truncated row may have been cut off.
     if counts["without an answer"] > counts["truncated"]:
         what = "texts" if columns.text is not None else "answers"
         remedies.append(f"put {what} into {', '.join(columns.named)} of its rows")

@@ -21,12 +21,12 @@ _WORK, _INDEX = ".fetched", ".index.json"
 def write(recipe: Recipe, uri: str, folder: Path) -> None:
     """Write a model and its tokenizer as `save_pretrained` does, an adapter merged into its base.
 
-    The files are moved rather than copied where they were downloaded for this, since a volume may have room for them once.
+    Downloaded files are moved, not copied, since a volume may not have room for two copies.
 
     Args:
-        recipe: of the training.
+        recipe: the recipe of the training.
         uri: the registered version.
-        folder: where to; weights that another attempt has left there are removed.
+        folder: the folder to write to; weights that another attempt has left there are removed.
 
     Raises:
         RecipeRefusedError: the version cannot be fetched, loaded or merged.
@@ -34,7 +34,7 @@ def write(recipe: Recipe, uri: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     work = folder / _WORK
     shutil.rmtree(work, ignore_errors=True)
-    # NB: of weights in one file and in several, transformers takes the former.
+    # NB: if there are weights in one file and in several files, transformers loads the one file.
     for path in folder.iterdir():
         if base_reference.is_weights(path.name) or path.name.endswith(_INDEX):
             path.unlink()

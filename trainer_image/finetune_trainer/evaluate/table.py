@@ -27,14 +27,14 @@ def log_table(
     """Log a table with the columns prompt and reference, and one for each model.
 
     Args:
-        tracker: logs it to the run; where MLflow is away for too long, it says so.
+        tracker: logs the table to the run; if MLflow is unreachable for too long, it prints a line.
         folder: where the file stays until the tracker is closed.
         questions: the rows.
         references: their answers.
         answers: those of each model, by the name of its column.
     """
     columns = {"prompt": [question.prompt for question in questions], "reference": references, **answers}
-    # NB: MLflow's own function appends to the table that an attempt before this one has logged.
+    # NB: MLflow's own function appends to the table that an earlier attempt has logged.
     content = {"columns": list(columns), "data": [list(row) for row in zip(*columns.values(), strict=True)]}
     path = folder / _FILE
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How an answer of a chat model ends: what its template writes behind an answer, and the token that this is."""
+"""How an answer of a chat model ends: the text that the chat template writes after an answer, and its token."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ANSWER: Message = {"role": "assistant", "content": "It is answered."}
 
 
 def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text behind an answer in the chat template, without white space around it.
+    """Return the text after an answer in the chat template, without white space around it.
 
-    It is empty where there is no template, or where the template changes what an answer says.
+    It is empty if there is no template, or if the template changes what an answer says.
     """
     if tokenizer.chat_template is None:
         return ""
@@ -33,7 +33,7 @@ def find_end_text(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token at which servers stop behind an answer: the first special token of the chat template, or its text as one token.
+    """Return the token at which servers stop after an answer: the first special token of its end text, or that text if it is one token.
 
     Returns:
         None: there is no template, or the end of an answer is several tokens, at which no server stops.
@@ -42,9 +42,9 @@ def find_end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
-    """Whether a text behind an answer has a special token, or what the chat template ends an answer with.
+    """Return whether a text after an answer has a special token, or the text with which the chat template ends an answer.
 
-    A template may write the end of a text behind the last answer alone.
+    The end counts without an end-of-text token, which a template may write only after the last answer.
     """
     (tokens,) = encode(tokenizer, [text], special=False)
     end = find_end_text(tokenizer)
@@ -53,7 +53,7 @@ def has_end(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
 
 
 def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Return why servers do not stop at once behind an answer, and what to do; None if they do, or without a template."""
+    """Return why servers do not stop right after an answer, and what to do; None if they do, or without a template."""
     text, _ = _split_end(tokenizer)
     if not text:
         return None
@@ -64,7 +64,7 @@ def explain_missing_stop(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def _split_end(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int | None]:
-    """The text between an answer and the token at which servers stop, and that token."""
+    """Return the text between an answer and the token at which servers stop, and that token."""
     end = find_end_text(tokenizer)
     (tokens,) = encode(tokenizer, [end], special=False)
     special = _find_special(tokenizer, end, tokens)
@@ -74,9 +74,12 @@ def _split_end(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int | None]:
 
 
 def _find_special(tokenizer: PreTrainedTokenizerBase, end: str, tokens: list[int]) -> int | None:
-    """The first special token of a text, such as <|end|> of <|end|>, a line end and <|endoftext|>; None where it has none."""
+    """Return the first special token of a text, for example <|end|> if <|endoftext|> follows it; None if there is none."""
     added = tokenizer.added_tokens_decoder
-    special = {*tokenizer.all_special_ids, *(token for token, how in added.items() if how.special)}
+    special = {
+        *tokenizer.all_special_ids,
+        *(token for token, added_token in added.items() if added_token.special),
+    }
     # NB: the token of unknown characters is a special one too, and is not in the text.
     return next(
         (token for token in tokens if token in special and _get_token_text(tokenizer, token) in end), None

@@ -1,6 +1,6 @@
-"""Messages of conversations, and the tools beside them, as a chat template takes them.
+"""Messages and tools of conversations, in the form that chat templates expect.
 
-In the table of a preparation, the structures among them are JSON text: `tool_calls` of a message, and `tools`.
+In the table of a preparation, structures are JSON text: `tool_calls` of a message, and `tools`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEXT_PART = "text"
 BETWEEN_PARTS = "\n"
 """What joins the texts of a content's parts. Source: vLLM, chat_utils.py, `_parse_chat_message_content_parts`."""
 OTHER_PART = "\0finetune part "
-"""What a content that is text begins with where a preparation found a part that is not; its type follows, and the texts behind a NUL."""
+"""The beginning of a content in which a preparation found a part that is not text; the part's type, a NUL and the texts follow."""
 CARRIED = ("tool_calls", "tool_call_id", "name", *REASONING, WEIGHT)
 """The fields of a message, besides role and content, that the preparation keeps."""
 
@@ -38,7 +38,7 @@ ROLES = {"human": "user", "gpt": "assistant", "function": "tool"}
 INSTRUCTING = ("system", "developer")
 """Roles of the messages that tell the assistant what to do in all conversations."""
 UNSPOKEN = (*INSTRUCTING, "tool")
-"""Roles whose messages neither the user nor the assistant says; any other role is one of these two by a name of its own."""
+"""Roles of messages that are neither the user's nor the assistant's; any other role is another name for one of these two."""
 LEGACY_CALL = "function_call"
 """The field that `tool_calls` has replaced in OpenAI's format: one call, without its wrapper."""
 
@@ -54,7 +54,7 @@ def are_fields_of_messages(fields: Collection[str]) -> bool:
 def rename(value: Any) -> Any:
     """Return messages with the fields and roles of OpenAI's format as it is today.
 
-    What is no list of messages is returned as it is.
+    A value that is not a list of messages is returned unchanged.
     """
     if not isinstance(value, list):
         return value
@@ -81,11 +81,11 @@ def _rename(message: Message) -> Message:
 
 
 def _has_name(call: Any) -> bool:
-    """Whether a call of before `tool_calls` is one: some writers have an empty one in messages without a call."""
+    """Return whether a call in the field LEGACY_CALL has a name: some writers add an empty call to messages without one."""
     try:
         parsed = json.loads(call) if isinstance(call, str) else call
     except ValueError:
-        # What it is wrong with is told with the calls.
+        # The error is reported when the calls are parsed.
         return bool(call.strip())
     return isinstance(parsed, dict) and parsed.get("name") is not None
 
@@ -111,13 +111,13 @@ def wrong_shape(value: Any) -> str | None:
 
 
 def messages(value: Sequence[Message]) -> list[Message]:
-    """Return messages without the fields that have no value, with contents as text, and with tool calls as structures.
+    """Return messages with contents as text and tool calls as structures, without fields that have no value.
 
-    As servers do it (vLLM), a message that only calls tools has the content "", the texts of a content's parts are joined, and
+    As in servers (vLLM), a message that only calls tools has the content "", the texts of a content's parts are joined, and
     arguments that are JSON text become the object that they describe.
 
     Raises:
-        ValueError: a content has a part that is not text, tool calls are not a list of calls, or their arguments are no JSON object.
+        ValueError: a content has a part that is not text, tool calls are not a list of calls, or their arguments are not a JSON object.
     """
     return [_message(message, number) for number, message in enumerate(value, start=1)]
 
@@ -139,9 +139,9 @@ def tools(value: Any) -> list[dict[str, Any]] | None:
 
 
 def weighed(value: Sequence[Message], field: str) -> tuple[list[Message], list[bool]]:
-    """Return messages without the field of their weights, and whether each has weight 1; an answer without the field has.
+    """Return messages without the field of their weights, and whether each has weight 1, which is the default.
 
-    The weight of a message that is not the assistant's says nothing: it counts as 1.
+    The weight of a message that is not the assistant's is ignored: it counts as 1.
 
     Raises:
         ValueError: the weight of an answer is neither 1 nor 0.
@@ -162,7 +162,7 @@ def reply(prompt: list[Message], answer: list[Message]) -> list[Message]:
     """Return what an answer adds to the prompt, which it may repeat, with or without its system message.
 
     Raises:
-        ValueError: it goes on with another role than the assistant's.
+        ValueError: the first added message has another role than the assistant's.
     """
     without_system = [message for message in prompt if message["role"] != "system"]
     repeated = next((start for start in (prompt, without_system) if answer[: len(start)] == start), [])
@@ -184,7 +184,7 @@ def with_texts(text: str, change: Callable[[str], str]) -> str:
     """Return JSON text with its strings and numbers changed, except for the keys; a number that changes becomes a string.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: the text is not JSON.
     """
     return json.dumps(_changed(json.loads(text), change), ensure_ascii=False)
 
@@ -205,7 +205,7 @@ def _message(message: Message, number: int) -> Message:
 
 
 def _join_parts(content: str | list[Any], number: int) -> str:
-    """The text of a content, which may be a list of parts: texts, or objects as clients of OpenAI send them."""
+    """Return the text of a content, which may be a list of parts: texts, or objects as clients of OpenAI send them."""
     if isinstance(content, str):
         if content.startswith(OTHER_PART):
             raise _other_part(number, content.removeprefix(OTHER_PART).partition("\0")[0])
@@ -259,9 +259,9 @@ def _parsed(text: str, what: str) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A structure without the keys that have no value.
+    """Return a structure without keys whose value is None.
 
-    A column of structures has the keys of all its rows.
+    In a column of structures, each row has the keys of all rows.
     """
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
@@ -294,7 +294,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _changed_text(value: str, change: Callable[[str], str]) -> str:
-    """A string, or the JSON in it: OpenAI's format has the arguments of a call so."""
+    """Change a string, or the texts in its JSON: in OpenAI's format, the arguments of a call are JSON in a string."""
     if not value.lstrip().startswith("{"):
         return change(value)
     try:

@@ -19,10 +19,10 @@ LABELS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def parse_labels(rows: Mapping[str, list[Any]], columns: Columns) -> list[bool | None]:
-    """Return whether the answer of each row of a batch of columns is a good one; None where rows have no labels.
+    """Return whether the answer of each row of a batch of columns is good; None if the columns have no labels.
 
     Raises:
-        RowError: a row does not say it.
+        RowError: the label of a row is invalid.
     """
     column = columns.label
     if column is None:
@@ -45,7 +45,7 @@ def _parse_label(value: Any) -> bool | None:
 
 
 def get_texts(rows: Mapping[str, list[Any]], column: str) -> list[str]:
-    """The values of a column of texts."""
+    """Return the values of a column of texts."""
     if not all(isinstance(value, str) for value in rows[column]):
         raise DataError(
             "ColumnType",
@@ -55,12 +55,12 @@ def get_texts(rows: Mapping[str, list[Any]], column: str) -> list[str]:
 
 
 def to_messages(value: Any, role: str, column: str) -> list[chat_messages.Message]:
-    """The messages in a value of a column of texts, each a message of a role, or of conversations."""
+    """Return a value as messages: a text becomes one message of the role, and a conversation is parsed."""
     return [{"role": role, "content": value}] if isinstance(value, str) else parse_conversation(value, column)
 
 
 def parse_conversation(value: Any, column: str) -> list[chat_messages.Message]:
-    """The messages in a value of a column of conversations."""
+    """Return the messages in a value of a column of conversations."""
     value = chat_messages.rename(value)
     wrong = chat_messages.wrong_shape(value)
     if wrong is not None:
@@ -77,7 +77,7 @@ def parse_conversation(value: Any, column: str) -> list[chat_messages.Message]:
 def split_weights(
     messages: list[chat_messages.Message], column: str, field: str
 ) -> tuple[list[chat_messages.Message], list[bool]]:
-    """Messages without their weights, and whether each may be learned."""
+    """Return messages without their weights, and whether each may be learned."""
     try:
         return chat_messages.weighed(messages, field)
     except ValueError as error:
@@ -92,7 +92,7 @@ def _message_error(column: str, error: ValueError) -> RowError:
 
 
 def parse_tools(value: Any, column: str) -> list[dict[str, Any]] | None:
-    """The tools in a value of a column of tools."""
+    """Return the tools in a value of a column of tools."""
     try:
         return chat_messages.tools(value)
     except ValueError as error:
@@ -104,7 +104,7 @@ def parse_tools(value: Any, column: str) -> list[dict[str, Any]] | None:
 def extract_reply(
     prompt: list[chat_messages.Message], answer: list[chat_messages.Message], column: str
 ) -> list[chat_messages.Message]:
-    """What an answer adds to the prompt, which it may repeat."""
+    """Return what an answer adds to the prompt, which it may repeat."""
     try:
         return chat_messages.reply(prompt, answer)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Finds the columns of an example in the schema of the data, where the recipe names none."""
+"""Finds the columns of an example in the schema of the data, if the recipe does not name them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PAIRS = (
 )
 # Names of conversations in common data sets: those of OpenAI and of ShareGPT.
 _CONVERSATIONS = ("messages", "conversations")
-# Texts that data sets with such a pair keep beside it, and that belong to the prompt of some of their rows.
+# Columns of texts next to such a pair; in some rows, their text belongs to the prompt.
 _EXTRA_PROMPT_COLUMNS = ("input", "context")
 
 
 class Column(NamedTuple):
     """A column of the data.
 
-    kind: text, messages (a list of {role, content}), label (a boolean or an integer), or what no example is made of.
+    kind: text, messages (a list of {role, content}), label (a boolean or an integer), or other: not part of an example.
     type: its type as the format of the data names it.
     """
 
@@ -54,10 +54,10 @@ def find_columns(
         schema: the columns of the data.
         where: the data, for errors.
         objective: what examples are for.
-        templates: columns that the recipe's templates name; if any, the others hold no example. Not for preferences and KTO.
+        templates: columns that the recipe's templates name; if there are any, other columns are ignored. Not used for preferences and KTO.
 
     Raises:
-        DataError: no columns are known to hold an example, or columns of more than one example are.
+        DataError: no columns have well-known names, or those of several kinds of examples do.
     """
     if objective in COLUMNS_OF_OBJECTIVE:
         return _find_preference_columns(schema, where, objective)

@@ -1,6 +1,6 @@
-"""Makes documents of the rows of a table: token ids, and which of them are answers.
+"""Makes documents from the rows of a table: token ids, and which of them are answers.
 
-The preparation writes them to its table. Training makes those that a table does not have.
+The preparation writes the documents to its table. Training makes them if a table does not have them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Documents:
-    """Makes the documents of examples: one each, or two of a preference with two answers.
+    """Makes the documents of examples: one for each example, or two for a preference with two answers.
 
-    tokenizer: a TextTokenizer serves for texts alone.
-    columns: those of an example in the table.
+    tokenizer: may be a TextTokenizer if all columns are text.
+    columns: the columns of an example in the table.
     answers_only: whether only answers are targets of the loss.
     last_only: whether only the last answer of a conversation is.
-    day: the one that a chat template writes which writes the date; None: today.
+    day: the date for chat templates that write the date; None: today.
     """
 
     tokenizer: PreTrainedTokenizerBase | TextTokenizer
@@ -62,15 +62,15 @@ class Documents:
         objective: Objective,
         day: date | None,
     ) -> Self:
-        """Make those of an objective, with the chat template of a day."""
+        """Return the maker of documents for an objective."""
         last_only = objective.loss_on == "LastAnswer"
         return cls(tokenizer, columns, objective.loss_on != "All", last_only, day)
 
     @property
     def encoding(self) -> str:
-        """An identifier of what decides on token ids and loss masks, besides the rows."""
+        """An identifier of everything except the rows that decides on token ids and loss masks."""
         decided_by = [
-            # Another release may encode otherwise.
+            # Another release may encode rows differently.
             get_release(),
             self.columns.model_dump(mode="json", exclude_none=True),
             [self.answers_only, self.last_only],
@@ -81,10 +81,10 @@ class Documents:
 
     @property
     def depend_on_day(self) -> bool:
-        """Whether another day may give the same rows other documents."""
+        """Whether the documents of the same rows may differ on another day."""
         columns = self.columns
         is_rendered = columns.text is None and columns.response is None
-        # NB: a preference may be of texts, which only its rows show.
+        # NB: a preference may consist of texts, but only its rows show that.
         return (
             is_rendered
             and not isinstance(self.tokenizer, TextTokenizer)
@@ -107,10 +107,10 @@ class Documents:
         )
 
     def check_template(self, what: str, base: str) -> None:
-        """Check that the tokenizer has a chat template, with which answers and their ends are learned.
+        """Check that the tokenizer has a chat template, and that answers and their ends are learned with it.
 
         Raises:
-            RecipeRefusedError: it has none, or they are not.
+            RecipeRefusedError: there is no template, or answers or their ends are not learned.
         """
         if self._chat.chat_template is None:
             raise RecipeRefusedError(
@@ -123,7 +123,7 @@ class Documents:
         """Yield the documents of each row of a batch of columns.
 
         Raises:
-            DataError: a row does not have the type of its column, or the chat template does not take it.
+            DataError: a row does not have the type of its column, or the chat template refuses it.
             RecipeRefusedError: an answer is a list of messages, and the tokenizer has no chat template.
         """
         columns = self.columns
@@ -154,7 +154,7 @@ class Documents:
         """Return the messages in a value of a column of conversations, and those turns of the assistant that are learned.
 
         Raises:
-            RowError: it is no conversation, or the loss is on all tokens and an answer is not to be learned.
+            RowError: the value is not a conversation, or an answer has weight 0 although the loss is on all tokens.
         """
         messages, weights = split_weights(parse_conversation(value, column), column, self._weight)
         answers = loss_mask.find_answers(messages)
@@ -232,7 +232,7 @@ class Documents:
     def _encode_answer(
         self, prompt: list[chat_messages.Message], reply: list[chat_messages.Message]
     ) -> Document:
-        """Encode a prompt and the answer to it; nothing where it says nothing."""
+        """Encode a prompt and the answer to it; the document is empty if the answer is blank."""
         if all(chat_messages.is_blank(message) for message in reply):
             return Document([], [])
         messages, weights = split_weights([*prompt, *reply], str(self.columns.prompt), chat_messages.WEIGHT)
@@ -267,7 +267,7 @@ class Documents:
         answers_only: bool,
         tools: list[dict[str, Any]] | None = None,
     ) -> Document:
-        """Render a conversation; `learned`: the turns of the assistant that are targets, of answers_only."""
+        """Render and encode a conversation; `learned`: the turns of the assistant that are targets if `answers_only` is set."""
         if not messages:
             return Document([], [])
         text = self.render(messages, tools)
@@ -287,10 +287,10 @@ class Documents:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Return a conversation as the chat template renders it, which gets no weights.
+        """Return a conversation as the chat template renders it, without its weights.
 
         Raises:
-            DataError: the template does not take it.
+            DataError: the template refuses it.
         """
         plain = chat_messages.without(messages, self._weight)
         return loss_mask.render(

@@ -1,4 +1,4 @@
-"""What is no text in a file of texts, for every reader."""
+"""Detects invalid text in files of texts, for every reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parse_json(line: bytes) -> Any:
     """Return the value of a line of JSON, whose numbers keep how they are written.
 
     Raises:
-        ValueError: it is no JSON, or not UTF-8, or has half of a character, which Python would read and no tokenizer takes.
+        ValueError: it is not JSON, not UTF-8, or has an unpaired surrogate, which Python accepts but tokenizers do not.
     """
     try:
         value = json.loads(line, parse_float=WrittenFloat)

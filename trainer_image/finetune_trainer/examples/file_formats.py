@@ -1,4 +1,4 @@
-"""Files and columns that preparations read, and training and evaluation of splits: one list, and one sentence for what is not on it."""
+"""Formats of files and columns that preparation, training and evaluation read, and the sentences about those that they do not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONG_DECIMALS = "decimals of more than 38 digits"
 MAPS = "maps"
 STRUCTURES = "structures"
 TIMES_OF_DAY = "times of day"
-"""What a column may hold that is not learned."""
+"""Values of columns that are not learned."""
 _TYPE_REMEDIES = {
     BYTES: "write them as text",
     HALF_FLOATS: "write floats of 32 or 64 bits",
@@ -49,7 +49,7 @@ _EXAMPLES = "examples are text, numbers, booleans, dates or times, or lists of {
 
 
 def find_other_format(line: bytes) -> str | None:
-    """Return why a line is not one of JSON lines, if it is the beginning of a well-known other file."""
+    """Return why a first line is not JSON, if it begins a file of another well-known format; otherwise None."""
     if line.startswith(BEGINNING_OF_POINTER.encode()):
         return POINTER
     return ARRAY if line.lstrip().startswith(b"[") else None
@@ -93,7 +93,7 @@ def explain_type(column: str, where: str, kind: str) -> str:
     """Return the sentence for a column of a type that is not learned.
 
     Args:
-        kind: one of those above, or the name of another type.
+        kind: one of the constants above, or the name of another type.
     """
     return f"column {column} of {where} holds {kind}: {_TYPE_REMEDIES.get(kind, _EXAMPLES)}"
 
@@ -109,14 +109,14 @@ def explain_lists(column: str) -> str:
 
 
 def find_twins(column: str, columns: Iterable[str]) -> list[str]:
-    """Return the columns whose names differ from that of a column in case alone."""
+    """Return the columns whose names differ from that of a column only in case."""
     return sorted(name for name in columns if name != column and name.lower() == column.lower())
 
 
 def explain_missing(missing: Collection[str], where: str, columns: Collection[str]) -> str:
     """Return the sentence for columns that are not among those of a source or a file.
 
-    NB: names are told apart by case in all readers.
+    NB: all readers distinguish names by case.
     """
     for column in missing:
         if twins := find_twins(column, columns):
@@ -125,9 +125,9 @@ def explain_missing(missing: Collection[str], where: str, columns: Collection[st
 
 
 def explain_twins(column: str, where: str, columns: Collection[str]) -> str | None:
-    """Return the sentence for a column beside which others have its name in another case; None if there are none.
+    """Return the sentence for a column if others have its name in another case; None if there are none.
 
-    NB: they may be one column, with a name for each of two writers.
+    NB: they may be the same column, as named by two writers.
     """
     twins = find_twins(column, columns)
     if not twins:

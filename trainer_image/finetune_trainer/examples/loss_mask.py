@@ -1,6 +1,6 @@
-"""Which part of a rendered conversation the loss is on.
+"""Finds the part of a rendered conversation that the loss covers.
 
-The chat template says it with {% generation %} blocks. For a template without them, an answer is what the template adds to the
+The chat template marks it with {% generation %} blocks. For a template without them, an answer is what the template adds to the
 conversation before it.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Tools = list[dict[str, Any]] | None
     Span = tuple[int, int]
 
-# What a message shows of a conversation.
+# How many roles of a conversation an error message shows, and how much of each.
 _MAX_ROLES = 8
 _MAX_ROLE_CHARS = 20
 
@@ -43,7 +43,7 @@ def render(
     """Return a conversation as its chat template renders it; `day` and `is_whole`: see `chat_templates.render`.
 
     Raises:
-        RowError: the template does not take it.
+        RowError: the template refuses it.
     """
     try:
         return chat_templates.render(
@@ -72,19 +72,19 @@ def find_spans(
     *,
     day: date | None = None,
 ) -> list[Span] | None:
-    """Return where in the rendered text the loss is, (begin, end) in characters, in order.
+    """Return the spans of the rendered text that the loss covers: (begin, end) in characters, in order.
 
     Args:
-        learned: those turns of the assistant that the loss is on, in order.
-        text: as `rendered` returns it.
-        day: that of `text`.
+        learned: the turns of the assistant that the loss covers, in order.
+        text: the conversation as `render` returns it.
+        day: the date with which `text` was rendered.
 
     Returns:
-        None: a template without {% generation %} blocks renders what comes before or through one of these turns differently once
-        the conversation goes on.
+        None: a template without {% generation %} blocks renders the conversation up to one of these turns differently if the
+        conversation continues.
 
     Raises:
-        RowError: the template does not take the conversation; or it is not known which of its blocks belongs to which turn.
+        RowError: the template refuses the conversation, or it is unknown which block belongs to which turn.
     """
     try:
         blocks = chat_templates.find_marked_spans(tokenizer, messages, tools, day=day)
@@ -108,7 +108,7 @@ def find_spans(
 
 
 def _join_blocks(blocks: list[Span]) -> list[Span]:
-    """Blocks of which none begins where another ends: a template may have one for an answer, and one for its end."""
+    """Join adjacent blocks: a template may have one block for an answer, and another for its end."""
     joined: list[Span] = []
     for begin, end in blocks:
         if joined and joined[-1][1] == begin:
@@ -125,7 +125,10 @@ def _find_added_spans(
     text: str,
     beginning: Callable[..., str],
 ) -> list[Span] | None:
-    """What the template adds with each of some turns; `beginning` renders the beginning of a conversation."""
+    """Return the span that the template adds with each learned turn, or None, see `find_spans`.
+
+    `beginning` renders the beginning of a conversation.
+    """
     added = []
     for turn in learned:
         try:
@@ -137,7 +140,7 @@ def _find_added_spans(
         except DataError:
             return None
         if not text.startswith(through) and not _ends_with_eos_alone(tokenizer, tokenizer.chat_template):
-            # Phi's template ends a conversation, and not each answer, with the end of a text.
+            # Phi's template writes the end-of-text token after a conversation, not after each answer.
             through = through.removesuffix(str(tokenizer.eos_token))
         if begin is None or not text.startswith(through):
             return None
@@ -148,14 +151,14 @@ def _find_added_spans(
 def _find_end_of_header(
     tokenizer: PreTrainedTokenizerBase, before: str, request: str, through: str
 ) -> int | None:
-    """Where an answer begins in a template that asks for it with more than it writes before it, such as DeepSeek's with <think>.
+    """Return where an answer begins if the generation prompt has more than the header of an answer, for example DeepSeek's <think>.
 
-    The header of an answer ends with a special token then, behind which the template writes nothing but another one in the request.
+    The header then ends with a special token, after which the generation prompt has only another special token. Otherwise None.
 
     Args:
         before: the conversation without the answer.
-        request: the same, asking for the answer.
-        through: the conversation with it.
+        request: the same with the generation prompt.
+        through: the conversation with the answer.
     """
     if not request.startswith(before):
         return None
@@ -167,27 +170,27 @@ def _find_end_of_header(
 
 @lru_cache(maxsize=4)
 def _special_texts(tokenizer: PreTrainedTokenizerBase, _size: int) -> tuple[str, ...]:
-    """The texts of the tokens that a tokenizer does not make of parts; `_size`: of its vocabulary, which may grow."""
+    """Return the texts of a tokenizer's added tokens; `_size`: the size of its vocabulary, which may grow, for the cache."""
     return tuple(added.content for added in tokenizer.added_tokens_decoder.values())
 
 
 @lru_cache(maxsize=4)
 def _ends_with_eos_alone(tokenizer: PreTrainedTokenizerBase, _template: str) -> bool:
-    """Whether the end of a text is all that a template ends the last answer with, as gpt-oss's; without it, it has no end."""
+    """Return whether a template ends the last answer only with the end-of-text token, as gpt-oss's does; without it, the answer has no end."""
     return answer_end.find_end_text(tokenizer) == str(tokenizer.eos_token)
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, base: str) -> None:
-    """Check that what is learned of answers, with a chat template, is something, and that it has their ends.
+    """Check that a chat template lets answers and their ends be learned.
 
     Args:
-        base: whose template it is, in messages.
+        base: the model whose template it is, for messages.
 
     Raises:
-        RecipeRefusedError: it is not, or has not.
+        RecipeRefusedError: answers or their ends would not be learned.
     """
     chat_templates.check_marks(tokenizer)
-    # Some templates write the end of an answer as the beginning of the next message, and of the last answer not at all.
+    # Some templates write the end of an answer at the beginning of the next message, and no end of the last answer.
     question = answer_end.QUESTION
     for messages in ([question, answer_end.ANSWER], [question, answer_end.ANSWER, question]):
         behind = _find_behind_answer(tokenizer, messages)
@@ -198,9 +201,9 @@ def check_template(tokenizer: PreTrainedTokenizerBase, base: str) -> None:
 def _find_behind_answer(
     tokenizer: PreTrainedTokenizerBase, messages: list[Message]
 ) -> tuple[str, str] | None:
-    """What is learned behind the answer of a conversation, and all that is behind it.
+    """Return the learned text after the answer of a conversation, and the whole text after it.
 
-    None where the template does not take the conversation, or hides or changes the answer.
+    None if the template refuses the conversation, or hides or changes the answer.
     """
     try:
         text = render(tokenizer, messages, None)
@@ -233,7 +236,7 @@ def _explain_missing_end(
 
 
 def find_overlaps(places: list[tuple[int, int]], targets: list[tuple[int, int]]) -> list[bool]:
-    """Whether each place shares a character with one of the spans, which are in order and apart."""
+    """Return whether each place shares a character with a target; the targets are in order and do not overlap."""
     if not targets or not places:
         return [False] * len(places)
     begins, ends = np.asarray(places).T

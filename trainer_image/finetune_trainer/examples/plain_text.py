@@ -1,11 +1,11 @@
-"""What columns of examples may hold besides text, and the text that is learned of it.
+"""Writes values of examples other than text as the text that is learned.
 
 This is the rule for preparations, whose expressions for Spark are in `prep.expressions.plain_text`, and for splits that training and evaluation read
 directly. A number of JSON lines is learned as it is written. Other formats do not say how a number was written:
 
 - An integer is its digits, and a decimal has the digits after the point that its type has.
 - A float is the shortest decimal that reads back as the same float of its type: 18, 0.0005, 12500000. It has no exponent.
-- NaN and the infinities are no values: data frames write NaN where they have none.
+- NaN and the infinities are missing values: data frames write NaN for those.
 - A boolean is true or false.
 - A date is 2026-11-25; a time has up to six digits of a second, 2026-11-25 21:04:05.5, in UTC.
 - A duration is the integer that the file holds.
@@ -33,9 +33,9 @@ MAX_DECIMAL_DIGITS = 38
 
 
 class WrittenFloat(float):
-    """A number of JSON with a point or an exponent, and how it is written.
+    """A number of JSON with a point or an exponent, and its text.
 
-    written: its text, such as 1.50; that of a number beyond the range of floats too.
+    written: its text, for example 1.50, even if the number is beyond the range of floats.
     """
 
     written: str
@@ -48,7 +48,7 @@ class WrittenFloat(float):
 
 
 def is_plain(value: Any) -> bool:
-    """Whether `write` has a text for a value, or knows that it is none."""
+    """Return whether `write` accepts a value."""
     return value is None or isinstance(value, str | bool | int | float | Decimal | date)
 
 
@@ -58,7 +58,7 @@ def name_type(value: Any) -> str:
 
 
 def write(value: Any) -> str | None:
-    """Return the text of a value; None for no value.
+    """Return the text of a value; None for a missing value.
 
     Args:
         value: one for which `is_plain` holds. A float of 32 bits or less has its NumPy type.
@@ -111,7 +111,7 @@ def is_plain_type(kind: pa.DataType) -> bool:
 
 
 def find_stored_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the values behind a dictionary, as writers make one of few values, and behind a name such as JSON or UUID."""
+    """Return the type of the stored values, behind a dictionary encoding or an extension type such as JSON or UUID."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
@@ -120,7 +120,7 @@ def find_stored_type(kind: pa.DataType) -> pa.DataType:
 
 
 def write_column(values: pa.Array) -> list[str | None]:
-    """Return the texts of the values of a column, for whose `find_stored_type` `is_plain_type` holds."""
+    """Return the texts of a column's values; `is_plain_type` must hold for its `find_stored_type`."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(values.type):
@@ -139,14 +139,14 @@ def write_column(values: pa.Array) -> list[str | None]:
 
 
 def list_structures(values: pa.Array) -> list[Any]:
-    """Return the values of a column of lists or structures, with the numbers, dates and times of the rule; a map is an object."""
+    """Return the values of a column of lists or structures, with numbers, dates and times by the rule of this module; a map is an object."""
     simplify = _find_simplification(values.type)
     listed: list[Any] = values.to_pylist()
     return listed if simplify is None else [value if value is None else simplify(value) for value in listed]
 
 
 def _find_simplification(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """What makes plain values of those of a type, which are not None; None where they are plain."""
+    """Return a function that makes values of a type plain; None if they are plain. The function does not accept None."""
     import pyarrow as pa
 
     kind = find_stored_type(kind)
@@ -167,7 +167,7 @@ def _find_simplification(kind: pa.DataType) -> Callable[[Any], Any] | None:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether values of a type are lists, of whatever layout."""
+    """Return whether values of a type are lists, in any layout."""
     import pyarrow as pa
 
     is_kind = pa.types

@@ -1,4 +1,4 @@
-"""Errors of single rows, and where a row is, in the same words for preparations, training and evaluation."""
+"""Errors of single rows and the places of rows, in the same words for preparation, training and evaluation."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from finetune_trainer.pod.exit_status import DataError
 TEMPLATE_FAILED = "TemplateFailed"
 """The reason of a row on which a template fails."""
 A_ROW = "a row"
-"""What a sentence has for a row whose place is not known."""
+"""How a sentence names a row whose place is unknown."""
 _MARK = "finetune refuses "
 _TEXT = re.compile(rf"{_MARK}(\w+): (.*)")
 
 
 class RowError(DataError):
-    """A row of the data is invalid: the first `A_ROW` of the sentence stands for it.
+    """A row of the data is invalid; the first `A_ROW` of the message stands for the row.
 
-    offset: how many rows are between the one that its reader expects next and the invalid one.
+    offset: number of rows from the row that its reader expects next to the invalid one.
     """
 
     def __init__(self, reason: str, message: str, *, offset: int = 0) -> None:
@@ -33,7 +33,7 @@ def describe_place(number: int, file: str, kind: str) -> str:
     """Return the place of a row, by its number from 1.
 
     Args:
-        file: its address as the recipe writes it; of a table, the name of the file and the table.
+        file: the address of the file as the recipe writes it; in a table, the name of the file and the table.
         kind: the format of the file. The number is that of the line in JSON lines, and does not count the header in CSV.
     """
     return f"{'line' if kind == 'JSONLines' else 'row'} {number} of {file}"
@@ -42,7 +42,7 @@ def describe_place(number: int, file: str, kind: str) -> str:
 def write_text(error: RowError) -> str:
     """Return the error as one line of text, which `find_error` reads in any other text.
 
-    NB: of an exception in a Python worker of Spark, only the text reaches the driver.
+    NB: only the text of an exception in a Python worker of Spark reaches the driver.
     """
     return f"{_MARK}{error.reason}: {' '.join(error.message.split())}"
 

@@ -13,12 +13,12 @@ GENERATION_CONFIG = "generation_config.json"
 def read_stop_tokens(
     base: Path, adapter: Path | None = None, *, trust_remote_code: bool = False
 ) -> list[int]:
-    """Return the token ids in the generation config of a model, or in its configuration where it has no generation config.
+    """Return the token ids in the generation config of a model, or in its configuration if it has no generation config.
 
     Args:
         base: folder of the model.
-        adapter: folder of an adapter on it, whose generation config goes before that of the base.
-        trust_remote_code: whether the configuration may be code of the model's own.
+        adapter: folder of an adapter on it, whose generation config takes precedence over that of the base.
+        trust_remote_code: whether the configuration may be the model's own code.
 
     Raises:
         OSError, ValueError: a file cannot be read.
@@ -26,7 +26,7 @@ def read_stop_tokens(
     from transformers import AutoConfig, GenerationConfig
 
     folders = [folder for folder in (adapter, base) if folder and (folder / GENERATION_CONFIG).exists()]
-    # NB: as in transformers, a generation config without an end leaves the configuration without effect.
+    # NB: as in transformers, the configuration has no effect if there is a generation config, even one without stop tokens.
     config: Any = (
         GenerationConfig.from_pretrained(str(folders[0]))
         if folders

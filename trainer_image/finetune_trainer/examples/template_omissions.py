@@ -52,7 +52,7 @@ def find_omissions(
     """Return the parts of a conversation that its template omits without an error, as a text for each.
 
     Args:
-        is_whole: whether the messages end where the conversation does; only then is reasoning judged.
+        is_whole: whether the messages end where the conversation does; reasoning is checked only then.
     """
     template = str(tokenizer.chat_template)
     used = _find_used(messages, tools)

@@ -16,7 +16,7 @@ ENCODING = "finetune.encoding"
 class Document(NamedTuple):
     """Token ids of one independent text, and whether each is a target of the loss.
 
-    loss_mask: None where the chat template hides which tokens are answers.
+    loss_mask: None if the chat template does not show which tokens are answers.
     """
 
     tokens: list[int]

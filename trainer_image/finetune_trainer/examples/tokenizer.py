@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TEXTS_PER_BATCH = 256
 # Files that the vocabulary of a tokenizer is read from.
 _VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.*")
-# NB: transformers makes a tokenizer of special tokens alone for some models that have no such file; T5's knows this one too.
+# NB: for some models without such a file, transformers makes a tokenizer of special tokens only; T5's has this token too.
 _EMPTY_VOCABULARY = {"\u2581"}
 
 
@@ -36,8 +36,8 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
     """Load the model's tokenizer, with the new tokens and the chat template of the recipe, if any.
 
     Raises:
-        DataError: the folder has none.
-        RecipeRefusedError: it cannot be loaded, has no end-of-text token, or has a new token already; or the chat template is none.
+        DataError: the folder has no tokenizer.
+        RecipeRefusedError: it cannot be loaded, has no end-of-text token, or has a new token already; or the chat template is invalid.
     """
     from transformers import AutoTokenizer
 
@@ -61,7 +61,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
         _add_new_tokens(tokenizer, model)
     if model.chat_template is not None:
         named_templates.set_template(model.chat_template, tokenizer)
-    # NB: it warns about longer texts; maxTokens and maxLength of the recipe decide about those.
+    # NB: the tokenizer warns about longer texts; maxTokens and maxLength of the recipe decide about those.
     tokenizer.model_max_length = int(1e30)
     return tokenizer
 
@@ -69,7 +69,7 @@ def load_tokenizer(model: Model, folder: Path) -> PreTrainedTokenizerBase:
 def _add_new_tokens(tokenizer: PreTrainedTokenizerBase, model: Model) -> None:
     """Add the new tokens, with ids in the order of their characters.
 
-    NB: they are no special tokens: generation would leave those out of an answer.
+    NB: the tokens are not special tokens, which generation leaves out of an answer.
     """
     from tokenizers import AddedToken
 
@@ -99,12 +99,12 @@ class Loaded:
 
     @classmethod
     def of(cls, model: Model, folder: Path) -> Self:
-        """Load it; raises as `load_tokenizer` does."""
+        """Load the tokenizer; raises as `load_tokenizer` does."""
         return cls(folder, load_tokenizer(model, folder))
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the padding token, or the end-of-text token where the tokenizer has none.
+    """Return the padding token, or the end-of-text token if the tokenizer has no padding token.
 
     Padding has no loss and nothing attends to it, so any token will do.
     """
@@ -115,10 +115,10 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, rows_of_embedding: int, base: str, new: Collection[int] = ()
 ) -> None:
-    """Check that the embedding has a row for each token of the tokenizer, but for the ids in `new`; it may have more.
+    """Check that the embedding has a row for each token of the tokenizer, except for the ids in `new`; it may have more.
 
     Raises:
-        RecipeRefusedError: it has fewer.
+        RecipeRefusedError: it has too few rows.
     """
     last = max(set(tokenizer.get_vocab().values()) - set(new))
     if last >= rows_of_embedding:
@@ -169,8 +169,8 @@ class TextTokenizer:
 def build_text_tokenizer_loader(tokenizer: PreTrainedTokenizerBase) -> Callable[[], TextTokenizer] | None:
     """Return a function that loads the tokenizer of texts in any process; None for a tokenizer that is Python code.
 
-    NB: it travels with the code of a Spark task, as the driver loaded it: with what its configuration adds to its file. A worker
-    then need not import transformers and torch, which takes 3 s and 200 MB.
+    NB: the function carries the tokenizer as the driver loaded it, with what its configuration adds to its file, in the code of a
+    Spark task. So a worker need not import transformers and torch, which takes 3 s and 200 MB.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -227,7 +227,7 @@ def _get_backend(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> Tokenize
 
 
 def describe_identity(tokenizer: PreTrainedTokenizerBase | TextTokenizer) -> list[object]:
-    """Return what decides on the tokens that a tokenizer makes of texts and conversations."""
+    """Return everything that determines the tokens a tokenizer makes from texts and conversations."""
     backend = _get_backend(tokenizer)
     if backend is not None:
         text = backend.to_str()

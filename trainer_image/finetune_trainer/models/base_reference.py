@@ -1,8 +1,9 @@
-"""Where a base lies, and which files it has: what an adapter says of its base in place of a copy.
+"""The reference of an adapter to its base: the address of the base, and a digest of its files.
 
-An adapter has megabytes and its base gigabytes, which a version of each adapter would hold again. So an adapter names its base,
-in `finetune_base.json` beside its weights: the address, the commit on the Hub, and a digest of the files. Whoever starts from the adapter
-fetches the base from there, and is told where it is gone or has become another one, on which the adapter would say anything.
+An adapter has megabytes and its base gigabytes, so a version of an adapter does not contain its base. Instead,
+`finetune_base.json` next to the weights of the adapter names the base: its address, the commit on the Hub, and a digest of its files.
+Whoever starts from the adapter fetches the base from there, and gets an error if the base is gone or has changed: on another base,
+the output of the adapter would be arbitrary.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Origin:
 
     uri: absolute path, s3://bucket/folder, models:/name/version/folder, or a Hub id.
     revision: the commit of a model of the Hub.
-    digest: that of its files; None where nobody has asked for it.
+    digest: the digest of its files; None if it was not computed.
     """
 
     uri: str
@@ -40,10 +41,10 @@ class Origin:
 
 
 def read_reference(adapter: Path) -> Origin | None:
-    """Return what an adapter in a folder says of its base; None where it is older than the note, or not of ours.
+    """Return the reference of the adapter in a folder; None if an earlier release or another tool wrote the adapter.
 
     Raises:
-        RecipeRefusedError: it says nothing that can be read.
+        RecipeRefusedError: the file cannot be read.
     """
     path = adapter / _REFERENCE_FILE
     if not path.exists():
@@ -59,20 +60,20 @@ def read_reference(adapter: Path) -> Origin | None:
 
 
 def write_reference(base: Origin, adapter: Path) -> None:
-    """Write down the base of the adapter in a folder."""
+    """Write the reference to its base next to the adapter in a folder."""
     (adapter / _REFERENCE_FILE).write_text(json.dumps(asdict(base), indent=2) + "\n", encoding="utf-8")
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file of a model holds its weights."""
+    """Return whether a file of a model holds its weights."""
     return PurePosixPath(name).suffix in WEIGHTS
 
 
 def compute_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a model's weights and config, as `sha256:<hex>`.
 
-    Of a model of the Hub, those of the weights are known. Other files are read once: what was just downloaded lies in the memory
-    of the machine, and what lies on a volume stays there until it is loaded.
+    The digests of the weights of a Hub model are known. Other files are read once: files that were just downloaded are in the
+    memory of the machine, and files on a volume stay in memory until they are loaded.
     """
     files = _list_files(folder)
     with ThreadPoolExecutor(_MAX_THREADS) as readers:
@@ -82,7 +83,7 @@ def compute_digest(folder: Path) -> str:
 
 
 def _list_files(folder: Path) -> list[Path]:
-    """The config of a model and its weights, by name: safetensors where it has them, as they are then what is loaded."""
+    """Return the config and the weights of a model, by name: only safetensors if there are any, since these are loaded."""
     present = sorted(path for path in folder.iterdir() if path.is_file())
     safe = [path for path in present if path.suffix == _SAFE]
     weights = safe or [path for path in present if is_weights(path.name)]
@@ -90,9 +91,9 @@ def _list_files(folder: Path) -> list[Path]:
 
 
 def _hash_file(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     content = path.resolve()
-    # The Hub's client keeps large files by their SHA-256, and others by what Git calls them.
+    # The Hub's client keeps large files by their SHA-256, and others by their Git object id.
     if content.parent.name == "blobs" and _SHA256.fullmatch(content.name):
         return content.name
     with path.open("rb") as file:

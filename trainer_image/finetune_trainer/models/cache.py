@@ -1,4 +1,4 @@
-"""Models on a volume that the pods of many jobs share: an entry is whole, or it is not there."""
+"""Models on a volume that the pods of many jobs share; an entry is complete or absent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Cache:
 
     @classmethod
     def of(cls, model: Model) -> Cache | None:
-        """The cache of a recipe's model, mounted in the pod; None where the recipe names none."""
+        """Return the cache of a recipe's model, mounted in the pod; None if the recipe names no cache."""
         return cls(Path(contract.MODEL_CACHE_PATH), model.cache.claim_name) if model.cache else None
 
     @property
@@ -53,15 +53,15 @@ class Cache:
         return self.root / contract.MODEL_CACHE_HUB
 
     def find(self, key: Any) -> Path | None:
-        """Return the files of an entry; None where it is missing or broken."""
+        """Return the files of an entry; None if it is missing or broken."""
         entry = self._entry(key)
         return entry / _FILES if _is_complete(entry) else None
 
     def get(self, key: Any, fill: Callable[[Path], None]) -> Path:
-        """Return the files of an entry, which is written where it is missing or broken.
+        """Return the files of an entry, and write it first if it is missing or broken.
 
         Pods that ask at the same time wait for the first of them. An entry gets its name after its last file, so a pod
-        that ends in between leaves none.
+        that ends in between leaves no entry.
 
         Args:
             key: what the content depends on, as JSON.
@@ -80,7 +80,7 @@ class Cache:
 
     @contextmanager
     def translating_errors(self) -> Iterator[None]:
-        """Raise an error with one sentence for what is wrong with the volume.
+        """Translate errors of the volume into errors of the pod.
 
         Raises:
             RecipeRefusedError: the claim cannot be written to.
@@ -108,7 +108,7 @@ class Cache:
 
     @contextmanager
     def _holding_lock(self, name: str) -> Iterator[bool]:
-        """Hold the lock of an entry; False on a volume without locks, where several pods may write at once."""
+        """Hold the lock of an entry; yield False on a volume without locks, where several pods may write at once."""
         folder = self.root / "locks"
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / f"{name}.lock", mode=0o666, fallback_to_soft=False)
@@ -120,7 +120,7 @@ class Cache:
 
 
 def _acquire(lock: BaseFileLock) -> bool:
-    """Wait for a lock; False where the volume has none."""
+    """Wait for a lock; return False if the volume has no locks."""
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -136,9 +136,9 @@ def _acquire(lock: BaseFileLock) -> bool:
 
 
 def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) -> Path:
-    """Write an entry under another name, and rename it when it is whole.
+    """Write an entry under another name, and rename it when it is complete.
 
-    alone: no other pod is writing it, so what pods that ended have left can go.
+    alone: no other pod is writing it, so files that ended pods have left are removed.
     """
     entry.parent.mkdir(parents=True, exist_ok=True)
     for folder in entry.parent.glob(f".{entry.name}-*") if alone else ():
@@ -159,7 +159,7 @@ def _write(entry: Path, key: Any, fill: Callable[[Path], None], *, alone: bool) 
 
 
 def _rename(partial: Path, entry: Path) -> None:
-    """Give a whole entry its name, in place of a broken one, whose files another pod may still read until then."""
+    """Give a complete entry its name. A broken entry is moved away first: another pod may be reading its files until then."""
     broken = partial.with_name(f"{partial.name}-broken")
     with suppress(FileNotFoundError):
         if not _is_complete(entry):
@@ -174,7 +174,7 @@ def _rename(partial: Path, entry: Path) -> None:
 
 
 def _is_complete(entry: Path) -> bool:
-    """Whether an entry has all files of its manifest, at their sizes; files that others put beside them do not count."""
+    """Return whether an entry has all files of its manifest, with their sizes; other files are ignored."""
     try:
         manifest = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
         return bool(manifest["files"]) and manifest["files"].items() <= _read_sizes(entry / _FILES).items()
@@ -183,14 +183,14 @@ def _is_complete(entry: Path) -> bool:
 
 
 def _read_sizes(folder: Path) -> dict[str, int]:
-    """The sizes of all files in a folder, by relative name."""
+    """Return the sizes of all files in a folder, by relative name."""
     return {
         str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
     }
 
 
 def _sync(folder: Path) -> None:
-    """Wait until the files of a folder are on the volume, so that a name never comes before its content."""
+    """Wait until the files of a folder are on the volume, so that an entry never gets its name before its content."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

@@ -34,10 +34,10 @@ class Source:
     """The folders of a model that was fetched.
 
     base: config and weights of a standalone model.
-    tokenizer: the tokenizer, of the adapter where it has one.
+    tokenizer: the tokenizer; the adapter's if it has one.
     adapter: peft's adapter to the base, or None.
     adapter_of: how the adapter names its base, or None.
-    origin: where the base lies; None where it lies nowhere else.
+    origin: where the base was fetched from; None if the base has no address of its own.
     """
 
     base: Path
@@ -49,22 +49,22 @@ class Source:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where models are downloaded to: a folder of the pod, or a cache that outlives it."""
+    """Where models are downloaded to: a folder of the pod, and a cache that outlives the pod, if there is one."""
 
     folder: Path
     cache: Cache | None
 
     def within(self, name: str) -> _Place:
-        """The place of a model that belongs to another one."""
+        """Return the place of a model that belongs to another one."""
         return replace(self, folder=self.folder / name)
 
     def fill_folder(self, key: Callable[[], Any], part: str, fill: Callable[[Path], None]) -> Path:
-        """Return the folder of a model; a cache may have it already.
+        """Return the folder of a model, and fill it unless the cache has the model.
 
         Args:
-            key: what the content depends on; asked for a cache alone.
-            part: `whole`, or which part of the model is wanted.
-            fill: downloads it into a folder.
+            key: returns what the content depends on; called only with a cache.
+            part: `whole`, or the part of the model to download.
+            fill: downloads the model into a folder.
         """
         if self.cache is None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -86,12 +86,12 @@ def fetch(
     """Fetch a model into the pod, with the base of an adapter, and return its folders.
 
     Args:
-        uri: absolute path (used where it is), folder of an object store, models:/name@alias, or a Hub id.
+        uri: absolute path (used in place), folder of an object store, models:/name@alias, or a Hub id.
         to: folder for what is downloaded and not cached.
         revision: Git revision of a Hub model.
-        cache: where what is downloaded is kept, and taken from.
-        field: the recipe's field that names it, for what is wrong with it.
-        without_weights: fetch the other files alone; the base of an adapter is then not compared with its digest.
+        cache: keeps downloads, and returns those that it has.
+        field: the recipe's field that names the model, for messages.
+        without_weights: fetch only the other files; the base of an adapter is then not compared with its digest.
 
     Raises:
         RecipeRefusedError: the model does not exist, access is denied, or the base of an adapter cannot be found.
@@ -111,15 +111,15 @@ def fetch(
 
 
 def fetch_config(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
-    """Bring a model's config into the pod, without its weights, and return the folder that it lies in.
+    """Fetch a model without its weights into the pod, and return the folder of its config.
 
-    Args and errors are those of `fetch`. Of an adapter it is the config of its base.
+    Args and errors are those of `fetch`. For an adapter, it is the config of its base.
     """
     return fetch(uri, to, revision=revision, cache=cache, without_weights=True).base
 
 
 def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None, cache: Cache | None = None) -> Path:
-    """Bring a model's tokenizer into the pod, without its weights, and return the folder that it lies in.
+    """Fetch a model without its weights into the pod, and return the folder of its tokenizer.
 
     Args and errors are those of `fetch`.
     """
@@ -134,7 +134,7 @@ def fetch_tokenizer(uri: str, to: Path, *, revision: str | None = None, cache: C
 
 @contextmanager
 def _renaming_field(wrong: str, right: str) -> Iterator[None]:
-    """Have failures name what the recipe names."""
+    """Replace a name in the messages of failures by the one that the recipe uses."""
     try:
         yield
     except PodFailure as error:
@@ -143,42 +143,45 @@ def _renaming_field(wrong: str, right: str) -> Iterator[None]:
 
 
 def _fetch_base(adapter: Parts, uri: str, place: _Place, *, without_weights: bool) -> Parts:
-    """The base of an adapter that another artifact holds.
+    """Fetch the base of an adapter that does not contain it.
 
     Raises:
-        RecipeRefusedError: it is gone, or its weights are not those that the adapter was trained on.
+        RecipeRefusedError: the base is gone, or its weights are not those that the adapter was trained on.
     """
-    of = adapter.of
-    if of is None:
+    reference = adapter.of
+    if reference is None:
         raise RecipeRefusedError(
             f"model.base {uri} is an adapter without a base: set base_model_name_or_path in its adapter_config.json",
             reason="ModelNotLoadable",
         )
     try:
-        with _renaming_field(f"{_FIELD} {of.uri}", f"{_FIELD} {uri}, an adapter of {of.uri},"):
+        with _renaming_field(f"{_FIELD} {reference.uri}", f"{_FIELD} {uri}, an adapter of {reference.uri},"):
             base = _fetch(
-                of.uri, place.within(_BASE_OF_ADAPTER), of.revision, without_weights=without_weights
+                reference.uri,
+                place.within(_BASE_OF_ADAPTER),
+                reference.revision,
+                without_weights=without_weights,
             )
     except RecipeRefusedError as error:
-        stored = filesystems.is_object_store(of.uri) or of.uri.startswith("models:/")
+        stored = filesystems.is_object_store(reference.uri) or reference.uri.startswith("models:/")
         if error.reason != _NOT_FOUND or not stored:
             raise
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter of {of.uri}, which no longer exists: restore it, or start from another model",
+            f"model.base {uri} is an adapter of {reference.uri}, which no longer exists: restore it, or start from another model",
             reason=_NOT_FOUND,
         ) from error
     if base.base is None or base.adapter is not None:
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter of {of.uri}, which is itself an adapter: merge {of.uri} into its base first",
+            f"model.base {uri} is an adapter of {reference.uri}, which is itself an adapter: merge {reference.uri} into its base first",
             reason="ModelNotLoadable",
         )
-    if of.digest is None or without_weights:
+    if reference.digest is None or without_weights:
         return base
     digest = base_reference.compute_digest(base.base)
-    if digest != of.digest:
+    if digest != reference.digest:
         raise RecipeRefusedError(
-            f"model.base {uri} is an adapter of {of.uri}, which has changed: its digest is {digest}, but the adapter was "
-            f"trained on {of.digest}: restore those files, or start from another model",
+            f"model.base {uri} is an adapter of {reference.uri}, which has changed: its digest is {digest}, but the adapter was "
+            f"trained on {reference.digest}: restore those files, or start from another model",
             reason="BaseChanged",
         )
     return replace(base, origin=replace(base.origin, digest=digest) if base.origin else None)
@@ -231,7 +234,7 @@ def _name_part(without_weights: bool) -> str:
 
 
 def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tuple[Path, Origin]:
-    """The folder of a version, or one in it, and its URI with the number of the version in place of an alias."""
+    """Fetch a version or a folder in it; return the folder, and its URI with the version number in place of an alias."""
     from mlflow.store.artifact.models_artifact_repo import ModelsArtifactRepository
 
     # A bar for each file would fill the log of the pod.
@@ -247,20 +250,20 @@ def _fetch_from_mlflow(uri: str, place: _Place, *, without_weights: bool) -> tup
                 repository.download_artifacts(name, str(folder))
 
     part = " of ".join([_name_part(without_weights), *([inner] if inner else [])])
-    # NB: Unity Catalog answers only now for a version that it does not have.
+    # NB: Unity Catalog reports a missing version only now.
     with _translating_missing(uri):
         folder = place.fill_folder(lambda: _build_version_key(repository, version), part, download) / inner
     if not folder.is_dir():
         raise _not_found_error(uri, "name a folder of the version")
     if repository.model_name is None:
         return folder, Origin(uri)
-    at = f"models:/{repository.model_name}/{repository.model_version}"
-    return folder, Origin(f"{at}/{inner}" if inner else at)
+    version_uri = f"models:/{repository.model_name}/{repository.model_version}"
+    return folder, Origin(f"{version_uri}/{inner}" if inner else version_uri)
 
 
 @contextmanager
 def _translating_missing(uri: str, *codes: str) -> Iterator[None]:
-    """Refuse a model that MLflow does not have, which it says with RESOURCE_DOES_NOT_EXIST or one of the codes."""
+    """Refuse a model that MLflow reports as missing, with RESOURCE_DOES_NOT_EXIST or one of the codes."""
     from mlflow import MlflowException
 
     try:
@@ -272,7 +275,7 @@ def _translating_missing(uri: str, *codes: str) -> Iterator[None]:
 
 
 def _build_version_key(repository: ModelsArtifactRepository, uri: str) -> Any:
-    """What identifies a version: a registry may give its number again, after the model was deleted."""
+    """Return what identifies a version: a registry may reuse its number after the model was deleted."""
     import mlflow
 
     name, number = repository.model_name, repository.model_version
@@ -332,7 +335,7 @@ def _fetch_from_hub(name: str, revision: str | None, cache: Cache | None, *, wit
 def _download_snapshot(
     name: str, revision: str | None, cache: Cache | None, *, without_weights: bool
 ) -> Path:
-    """Download a Hub model, or what is missing of it: the Hub's client keeps what it has downloaded."""
+    """Download a Hub model, except for files that the Hub's client has already downloaded."""
     from huggingface_hub import snapshot_download
 
     ignored = [f"*{suffix}" for suffix in WEIGHTS] if without_weights else None
@@ -343,12 +346,12 @@ def _download_snapshot(
             return Path(snapshot_download(name, revision=revision, ignore_patterns=ignored, cache_dir=folder))
 
     snapshot = download()
-    # NB: the client takes a file that is there for whole.
+    # NB: the client assumes that an existing file is complete.
     return download() if cache is not None and _remove_broken_files(name, snapshot, cache) else snapshot
 
 
 def _remove_broken_files(name: str, snapshot: Path, cache: Cache) -> bool:
-    """Remove the files of a snapshot that do not have the size that the Hub told; whether there were any."""
+    """Remove files of a snapshot that do not have the size that the Hub reported; return whether there were any."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 

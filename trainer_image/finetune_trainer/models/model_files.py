@@ -21,10 +21,10 @@ _TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model"
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one artifact; the base of an adapter may be another artifact.
+    """The parts of one model; the base of an adapter may be another model.
 
     of: how the adapter names its base, or None.
-    origin: where the base lies, if it is part of this.
+    origin: where the base was fetched from, if it is one of the parts.
     """
 
     base: Path | None
@@ -35,7 +35,7 @@ class Parts:
 
 
 def read_folder(folder: Path, at: Origin) -> Parts:
-    """The parts of a folder that `save_pretrained` of transformers or peft wrote, and that was fetched from somewhere."""
+    """Return the parts of a folder that `save_pretrained` of transformers or peft wrote; `at`: where it was fetched from."""
     tokenizer = folder if any((folder / name).exists() for name in _TOKENIZER_FILES) else None
     config = folder / _ADAPTER_CONFIG
     if not config.exists():
@@ -50,20 +50,20 @@ def read_folder(folder: Path, at: Origin) -> Parts:
 
 
 def _find_base(adapter: Path, name: str | None, revision: str | None) -> Origin | None:
-    """The base of an adapter: by its note, or else as a library names it."""
+    """Return the base of an adapter: from our reference file, or else as a library names it."""
     return base_reference.read_reference(adapter) or (Origin(name, revision) if name else None)
 
 
 def read_version(folder: Path, at: Origin) -> Parts:
-    """The parts of a folder that MLflow's transformers flavor wrote; of any other, those of a plain folder."""
+    """Return the parts of a folder that MLflow's transformers flavor wrote; otherwise, those of a plain folder."""
     flavor = _read_transformers_flavor(folder / "MLmodel")
     inner = flavor.get("model_binary", _MLFLOW_MODEL)
     model, components = folder / inner, folder / _MLFLOW_TOKENIZER
     base = model if model.is_dir() else None
     tokenizer = components if components.is_dir() else None
-    # NB: MLflow finds the folders of a version by their URIs, and not those of a logged model, which has no name.
+    # NB: MLflow finds folders of a version by their URIs, but not folders of a logged model, which has no name.
     within = Origin(f"{at.uri}/{inner}") if base and at.uri.count("/") > 1 else None
-    # NB: a merged model has its adapter beside it too; the flavor names only one that is still to be merged.
+    # NB: a merged model also has its adapter next to it; the flavor names only an adapter that is not merged yet.
     if "peft_adaptor" not in flavor:
         plain = read_folder(base or folder, within or at)
         return replace(plain, tokenizer=tokenizer or plain.tokenizer)
@@ -74,7 +74,7 @@ def read_version(folder: Path, at: Origin) -> Parts:
 
 
 def _read_transformers_flavor(mlmodel: Path) -> dict[str, Any]:
-    """What MLflow's transformers flavor notes of a model; nothing where it did not save it."""
+    """Return what MLflow's transformers flavor recorded about a model; empty if another flavor saved it."""
     stored = yaml.safe_load(mlmodel.read_text(encoding="utf-8")) if mlmodel.exists() else None
     flavor: dict[str, Any] = ((stored or {}).get("flavors") or {}).get("transformers") or {}
     return flavor

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """The files of a model in an object store; none where there is no such folder.
+    """The files of a model in an object store; empty if there is no such folder.
 
-    entries: what the store says of each file, by its name.
+    entries: the store's entry for each file, by its name.
     """
 
     uri: str
@@ -44,7 +44,7 @@ class StoredModel:
             return model._without_foreign_files()
 
     def _without_foreign_files(self) -> StoredModel:
-        """The model without files that its manifest does not name, if it has one."""
+        """Return the model without files that its manifest, if it has one, does not name."""
         manifest = f"{self.root}/{MANIFEST}"
         if manifest not in self.entries:
             return self
@@ -59,10 +59,10 @@ class StoredModel:
         return PurePosixPath(name).relative_to(self.root)
 
     def download(self, names: Iterable[str], folder: Path) -> None:
-        """Download some of its files into a folder.
+        """Download the named files into a folder.
 
         Raises:
-            TrainingError: one has changed meanwhile.
+            TrainingError: a file has changed since it was listed.
         """
         for name in names:
             target = folder / self._within(name)
@@ -74,7 +74,7 @@ class StoredModel:
                 )
 
     def key(self) -> Any:
-        """What its content depends on, as JSON."""
+        """Return what the content depends on, as JSON."""
         contents = [
             [name, info["size"], _find_content_tag(info)] for name, info in sorted(self.entries.items())
         ]
@@ -92,7 +92,7 @@ def _list_files(files: AbstractFileSystem, root: str) -> dict[str, dict[str, Any
 
 @contextmanager
 def _translating_errors(uri: str) -> Iterator[None]:
-    """Say in one sentence why a model cannot be entries."""
+    """Translate errors of the store into errors of the pod."""
     try:
         yield
     except PodFailure:
@@ -116,6 +116,6 @@ def _translating_errors(uri: str) -> Iterator[None]:
 
 
 def _find_content_tag(info: dict[str, Any]) -> str:
-    """What differs between two contents of an object: its ETag, or when it was written."""
+    """Return what tells two contents of an object apart: its ETag, or the time when it was written."""
     candidates = (info.get(name) for name in ("ETag", "etag", "LastModified", "created"))
     return str(next((value for value in candidates if value is not None), ""))

@@ -1,4 +1,4 @@
-"""The folder that output.uri names: it is whole when its manifest says so, which is written first and last."""
+"""The folder that output.uri names. Its manifest is written first and last, and says whether the model is complete."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _CONFIGS = ("adapter_config.json", "config.json")
 
 @dataclass(frozen=True)
 class Manifest:
-    """Whose model a folder holds.
+    """The owner and the files of the model in a folder.
 
     job, uid: the FineTuneJob, as namespace/name, and its uid.
     attempt: the attempt that writes it, or has written it.
     files: sizes of all files, by their paths in the folder; None until all are written.
-    begun: the paths of files that attempts may have written, also those of a deleted job of the same name; none when all are written.
+    begun: the paths of files that attempts may have written, also those of a deleted job of the same name; empty when all are written.
     """
 
     job: str
@@ -39,22 +39,22 @@ class Manifest:
 
     @classmethod
     def read(cls, text: bytes) -> Manifest | None:
-        """The manifest in a file; None where it holds something else."""
+        """Return the manifest in a file; None if the file holds something else."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError):
             return None
 
     def content(self) -> bytes:
-        """The content of the file."""
+        """Return the content of the file."""
         return json.dumps(asdict(self), indent=2).encode()
 
     def names(self) -> set[str]:
-        """The paths of all files that jobs have written, or begun to write."""
+        """Return the paths of all files that jobs have written or begun to write."""
         return {*(self.files or ()), *self.begun}
 
     def explain_incomplete(self, sizes: Mapping[str, int]) -> str | None:
-        """Why files of these sizes are not the whole model; None where they are."""
+        """Return why files of these sizes are not the complete model; None if they are."""
         if self.files is None:
             return f"FineTuneJob {self.job} has not finished writing it"
         broken = [name for name, size in self.files.items() if sizes.get(name) != size]
@@ -64,10 +64,10 @@ class Manifest:
 class ModelFolder:
     """The folder of a model that one attempt of a job writes.
 
-    Readers find a whole model or none: the configuration comes after all other files, and the manifest after it.
+    Readers find a complete model or no model: the configuration is written after all other files, and the manifest last.
 
     Args:
-        uri: of the folder, on a volume or in an object store.
+        uri: the URI of the folder, on a volume or in an object store.
         job: the FineTuneJob.
         attempt: its attempt.
     """
@@ -77,7 +77,7 @@ class ModelFolder:
         self._manifest = Manifest(f"{job.namespace}/{job.name}", job.uid, attempt)
 
     def claim(self) -> None:
-        """Note that this attempt writes the folder, unless an attempt of this job has written it to the end.
+        """Record that this attempt writes the folder, unless an attempt of this job has completed it.
 
         Raises:
             RecipeRefusedError: the folder holds other files, does not exist, or may not be written.
@@ -95,7 +95,7 @@ class ModelFolder:
                 self._write(self._build_manifest(current))
 
     def is_finished(self) -> bool:
-        """Whether an attempt of this job has written the folder to the end.
+        """Return whether an attempt of this job has completed the folder.
 
         Raises:
             RecipeRefusedError, TrainingError: as `publish`.
@@ -105,7 +105,7 @@ class ModelFolder:
         return current is not None and current.files is not None
 
     def publish(self, parts: Mapping[str, Path]) -> None:
-        """Write the files of local folders, in place of those of an earlier attempt, and say that all are there.
+        """Write the files of local folders, in place of those of an earlier attempt, and mark the model as complete.
 
         Files that no attempt has written stay as they are.
 
@@ -113,7 +113,7 @@ class ModelFolder:
             parts: the local folders, by the folder that their files go to; "" for the folder itself.
 
         Raises:
-            RecipeRefusedError: the folder has become that of another job.
+            RecipeRefusedError: another job has taken the folder.
             TrainingError: the storage failed, or a later attempt writes the folder.
         """
         sources = {
@@ -124,13 +124,13 @@ class ModelFolder:
         }
         names = sorted(sources, key=lambda name: (_is_config(name), name in _CONFIGS, name))
         sizes = {name: sources[name].stat().st_size for name in names}
-        # NB: the claim has written there: what is refused now may be granted to the next attempt.
+        # NB: `claim` could write to the folder, so if access is refused now, the next attempt may have it again.
         with self._translating_errors(TrainingError):
             files, path = filesystems.open_filesystem(self.uri)
             manifest = self._build_manifest(self._check())
             earlier = manifest.names()
             self._write(replace(manifest, begun=sorted({*earlier, *names})))
-            # NB: what loads a folder without its manifest takes a configuration for a whole model, and an index for its weights.
+            # NB: a loader that ignores the manifest takes a configuration for a complete model, and an index for the list of its weights.
             self._remove({name for name in earlier if _is_config(name) or name not in sizes})
             for name in names:
                 self._check()
@@ -141,10 +141,10 @@ class ModelFolder:
             self._write(replace(self._manifest, files=sizes))
 
     def _check(self, *, claiming: bool = False) -> Manifest | None:
-        """The manifest of this job, if there is one.
+        """Return the manifest of the folder if this job may write there; None if the folder is empty.
 
         Args:
-            claiming: a folder that a deleted job of the same name has not written to the end is as good as empty.
+            claiming: also accept a folder that a deleted job of the same name has not completed.
 
         Raises:
             RecipeRefusedError: the folder is not this job's.
@@ -174,7 +174,7 @@ class ModelFolder:
         return current
 
     def _describe_owner(self, manifest: Manifest) -> str:
-        """What another job has to do with the folder."""
+        """Return how the folder belongs to another job, as part of a sentence."""
         job = f"FineTuneJob {manifest.job}"
         if manifest.files is None:
             return f"contains files that {job} started to write"
@@ -192,15 +192,15 @@ class ModelFolder:
         try:
             filesystems.create_file(files, f"{path}/{MANIFEST}", self._manifest.content())
         except FileExistsError:
-            # NB: another job was faster. Or it is this one's: clients repeat a request whose answer is lost.
+            # NB: another job was faster, or the file is this job's own: clients repeat a request whose answer is lost.
             self._write(self._build_manifest(self._check()))
 
     def _build_manifest(self, earlier: Manifest | None) -> Manifest:
-        """The manifest with which this attempt writes the folder after another one."""
+        """Return the manifest with which this attempt begins to write the folder, given the one that is there."""
         return replace(self._manifest, begun=sorted(earlier.names()) if earlier is not None else [])
 
     def _remove(self, names: set[str]) -> None:
-        """Delete those of the files that are there, configurations first."""
+        """Delete the named files that exist, configurations first."""
         if not names:
             return
         files, path = filesystems.open_filesystem(self.uri)
@@ -218,10 +218,10 @@ class ModelFolder:
 
     @contextmanager
     def _translating_errors(self, refused: type[RecipeRefusedError | TrainingError]) -> Iterator[None]:
-        """Say in one sentence why the folder cannot be written.
+        """Translate errors of the storage into errors of the pod.
 
         Args:
-            refused: what to raise where the place is missing, or the login.
+            refused: the class of the error if the bucket or volume is missing, or the login is missing or refused.
         """
         try:
             yield
@@ -237,7 +237,7 @@ class ModelFolder:
             raise TrainingError(reason, f"output.uri {self.uri} cannot be written: {failure}") from error
 
     def _refusal(self, error: Exception) -> tuple[str, str] | None:
-        """Which reason and which words an error has that the spec or the pod's login is to blame for."""
+        """Return the reason and the words for an error that the spec or the pod's login causes; None for any other error."""
         if filesystems.is_missing(error):
             return (
                 "OutputNotFound",
@@ -257,12 +257,12 @@ class ModelFolder:
 
 
 def list_model_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set[str]:
-    """The files of a model that a job has written to output.uri, by their paths in the folder.
+    """Return the files of a model that a job has written to output.uri, by their paths in the folder.
 
     Args:
-        uri: of the folder, as model.base names it.
+        uri: the URI of the folder, as model.base names it.
         manifest: the content of its manifest.
-        sizes: of all its files, by their paths in it.
+        sizes: the sizes of all its files, by their paths in it.
 
     Raises:
         RecipeRefusedError: files are missing.
@@ -280,7 +280,7 @@ def list_model_files(uri: str, manifest: bytes, sizes: Mapping[str, int]) -> set
 
 
 def _is_config(name: str) -> bool:
-    """Whether a file is the configuration of a model, or of one in a folder within."""
+    """Return whether a file is the configuration of the model in the folder or in a subfolder."""
     return PurePosixPath(name).name in _CONFIGS
 
 
@@ -289,8 +289,8 @@ def _is_empty(uri: str) -> bool:
     try:
         file_names = filesystems.list_files(files, path)
     except FileNotFoundError:
-        # NB: a bucket that does not exist is told of when something is written to it.
+        # NB: a missing bucket is reported when something is written to it.
         return True
-    # NB: a pod that was killed, or found no space, has left the manifest empty or half written.
+    # NB: a pod that was killed or ran out of space may have left the manifest empty or half written.
     begun = (f"/{MANIFEST}", f"/{MANIFEST}{filesystems.PART}")
     return all(name.endswith(begun) for name in file_names)

@@ -16,11 +16,11 @@ from pathlib import Path
 from finetune_crds import contract
 from finetune_trainer.pod import exit_status
 
-# git gives up when less than this many bytes a second come for this many seconds.
+# git gives up if it receives fewer bytes a second than this for this many seconds.
 _SLOW_BYTES, _SLOW_SECONDS = 1000, 60
 _NOT_SENT = re.compile(r"not our ref|unadvertised object|reference is not a tree|couldn't find remote ref")
 _NO_LOGIN = re.compile(r"Authentication failed|could not read (Username|Password)|error: 40[13]\b")
-# NB: the operator's installer of packages has the same, and neither can import the other.
+# NB: the operator's installer of packages has the same expression, and neither can import the other.
 _AWAY = re.compile(
     r"Could not resolve|Failed (?:to )?connect to|Empty reply from server|Connection (?:timed out|reset|refused)|"
     r"Operation too slow|RPC failed; curl|early EOF|[Rr]ecv error|non-properly terminated|unexpected disconnect|"
@@ -29,7 +29,7 @@ _AWAY = re.compile(
     r"error: (?:408|429|5\d\d)\b|HTTP (?:429|5\d\d)\b|(?:response|HTTP code) 5\d\d\b"
 )
 _MAX_MESSAGE_CHARS = 300
-# Seconds before a server that does not answer is asked again: about six minutes.
+# Seconds between attempts to reach a server that does not answer, about six minutes in all.
 _RETRY_DELAYS_SECONDS = (1, 2, 4, 8, 15, *[30] * 8)
 # The hashes of a repository, by the digits of a commit.
 _FORMATS = {40: "sha1", 64: "sha256"}
@@ -43,7 +43,7 @@ class CheckoutError(exit_status.PodFailure):
 
 
 class RefusedError(CheckoutError):
-    """The server does not accept the login that it is sent."""
+    """The server rejects the login."""
 
     exit_code = contract.EXIT_UNAVAILABLE
 
@@ -66,7 +66,7 @@ def checkout(url: str, commit: str, folder: Path) -> None:
     Raises:
         NoCommitError: the repository does not have the commit.
         NoResponseError: the server does not answer.
-        RefusedError: it does not accept the login.
+        RefusedError: the server rejects the login.
         CheckoutError: the code cannot be fetched for another reason.
     """
     git = _Git(folder, _build_git_config(url))
@@ -83,7 +83,7 @@ def checkout(url: str, commit: str, folder: Path) -> None:
 
 
 def _fetch(git: _Git, url: str, commit: str) -> None:
-    """Fetch a commit, again where the server does not answer: until then the gang keeps its nodes.
+    """Fetch a commit, and retry if the server does not answer, so that the gang keeps its nodes.
 
     Raises:
         NoResponseError: the server does not answer for long.
@@ -102,7 +102,7 @@ def _fetch(git: _Git, url: str, commit: str) -> None:
 def _fetch_once(git: _Git, url: str, commit: str) -> None:
     errors = git("fetch", "--quiet", "--depth=1", "--no-tags", "origin", commit, may_fail=True)
     if _NOT_SENT.search(errors):
-        # Some servers give only what a branch or a tag is at: with their history, the commit comes too.
+        # Some servers send only the commits at the tips of branches and tags; the history of these contains the commit.
         errors = git(
             "fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*", may_fail=True
         )
@@ -111,13 +111,13 @@ def _fetch_once(git: _Git, url: str, commit: str) -> None:
 
 
 def _classify_failure(url: str, errors: str) -> CheckoutError:
-    """What git's errors amount to."""
+    """Return the error for what git printed."""
     line = errors.strip().splitlines()[-1][:_MAX_MESSAGE_CHARS]
     if _AWAY.search(errors):
         return NoResponseError(f"the repository {url} cannot be fetched: {line}")
     refused = _NO_LOGIN.search(errors)
     if refused or "not found" in errors:
-        # NB: many servers also ask for a login where there is no such repository, which no login changes.
+        # NB: many servers also ask for a login if there is no such repository; no login helps then.
         password = _read_password()
         kind = RefusedError if refused and password else CheckoutError
         remedy = "check the Secret in" if password else "name a Secret with credentials in"
@@ -128,7 +128,7 @@ def _classify_failure(url: str, errors: str) -> CheckoutError:
 
 
 def _read_password() -> str:
-    """Of the login; empty for none."""
+    """Return the password of the login; empty if there is none."""
     return os.environ.get(contract.ENV_GIT_PASSWORD, "").strip()
 
 
@@ -140,9 +140,9 @@ def _grant_access(folder: Path) -> None:
 
 
 def _build_git_config(url: str) -> dict[str, str]:
-    """The configuration of git, as variables: the password is in no command line and in no file.
+    """Return git's configuration as environment variables, so that the password is in no command line and in no file.
 
-    It is sent to the address of the repository alone, and along no redirect.
+    The password is sent only to the address of the repository, and not after a redirect.
     """
     git_config = {
         # The folder is a volume, which belongs to another user.
@@ -166,16 +166,16 @@ def _build_git_config(url: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Git:
-    """git in a folder, with settings of its own: those of the system and of a user do not count."""
+    """git in a folder, with settings of its own: those of the system and of the user are ignored."""
 
     folder: Path
     settings: dict[str, str]
 
     def __call__(self, *arguments: str, may_fail: bool = False) -> str:
-        """Run it; what it says where it fails.
+        """Run git; return what it prints if it fails, and an empty text otherwise.
 
         Raises:
-            CheckoutError: it failed and was not to.
+            CheckoutError: git failed, and `may_fail` is not set.
         """
         variables = {
             "GIT_CONFIG_NOSYSTEM": "1",
@@ -183,7 +183,7 @@ class _Git:
             "GIT_TERMINAL_PROMPT": "0",
             "LC_ALL": "C",
         }
-        # The variable of Python's clients, which git does not read.
+        # Python's clients read this variable, but git does not.
         if os.environ.get("SSL_CERT_FILE"):
             variables["GIT_SSL_CAINFO"] = os.environ.get("GIT_SSL_CAINFO") or os.environ["SSL_CERT_FILE"]
         hidden = (contract.ENV_GIT_USERNAME, contract.ENV_GIT_PASSWORD)
@@ -207,7 +207,7 @@ class _Git:
 
 
 def main() -> None:
-    """The entry point."""
+    """Check out the commit that the command line names, and exit."""
     url, commit, folder = sys.argv[1:]
     exit_status.exit_on_sigterm()
 

@@ -84,9 +84,9 @@ def write_termination_message(code: int, message: TerminationMessage | None) -> 
 
 
 def exit_on_sigterm() -> None:
-    """End this process at once on SIGTERM: what it writes elsewhere is written whole or not at all.
+    """End this process at once on SIGTERM: its files elsewhere are written atomically.
 
-    NB: it is the first of its container, for which the kernel ignores a signal without a handler. Until it was killed, Spark would
+    NB: this is process 1 of its container, for which the kernel ignores signals without a handler. Until it was killed, Spark would
     replace the executors that are deleted with it.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))

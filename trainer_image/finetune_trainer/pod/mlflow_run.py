@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MAX_QUEUED_METRICS = 20_000
 _METRICS_PER_CALL = 500
 _MAX_PAUSE_SECONDS = 15.0
-# Patience of a rank that ends with an error: the pod's grace period is its limit.
+# How long a rank that ends with an error waits for MLflow; the pod's grace period limits it.
 _CLOSE_SECONDS = 5.0
 # Error codes for which a retry cannot succeed.
 _FINAL_CODES = frozenset(
@@ -49,7 +49,7 @@ _QUERY = re.compile(r"\?[^\s'\"<>()]*=[^\s'\"<>()]*")
 _NAMING_ADDRESSES = ("mlflow.store.artifact.http_artifact_repo", "urllib3.connectionpool")
 
 Entry = tuple[str, float, int, int]
-"""name, value, milliseconds since the epoch, step"""
+"""The name, the value, the time in milliseconds since the epoch, and the step."""
 Call = Callable[["MlflowClient"], object]
 
 
@@ -82,7 +82,7 @@ def is_final(error: Exception) -> bool:
 class Tracker:
     """Logs to an MLflow run; without one, discards what it gets.
 
-    A context manager: at its end it is closed, after an error with little patience.
+    As a context manager, it is closed at the end of the block; after an error, it waits only briefly for MLflow.
 
     Args:
         run_id: the run; None or empty: nothing is tracked.
@@ -134,10 +134,10 @@ class Tracker:
     def dataset(
         self, address: str, *, name: str, digest: str, version: int | None = None, use: str = "training"
     ) -> None:
-        """Log data: a version of a Delta table by its path or its name, or files where `version` is None.
+        """Log data: a version of a Delta table by its path or its name, or files if `version` is None.
 
         Args:
-            use: what the data is to the run, in MLflow's words its context.
+            use: what the run uses the data for, which MLflow calls the context.
         """
 
         def log(mlflow: MlflowClient) -> None:
@@ -160,7 +160,7 @@ class Tracker:
         self._enqueue(lambda: self._calls.append(lambda mlflow: self._log_table(mlflow, file, place)))
 
     def flush(self, seconds: float) -> bool:
-        """Wait until the queue is empty; False when it is not after `seconds`."""
+        """Wait until the queue is empty; return False if it is not after `seconds`."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not (self._busy or self._metrics or self._calls), timeout=seconds
@@ -262,7 +262,7 @@ class Tracker:
         self._upload(mlflow, files, place)
 
     def _upload(self, mlflow: MlflowClient, files: Sequence[Path], place: str) -> bool:
-        # NB: artifacts may lie in a store that is closed to this pod for good; what comes after them does not wait for it.
+        # NB: the pod may have no access to the store of artifacts, now or later; the entries after this one do not wait for it.
         try:
             for file in files:
                 mlflow.log_artifact(self._run(), str(file), artifact_path=place)
@@ -274,7 +274,7 @@ class Tracker:
     def _log_table(self, mlflow: MlflowClient, file: Path, place: str) -> None:
         from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS
 
-        # A client that is away shows here, before the upload, whose failure is final.
+        # If MLflow is unreachable, this call fails and is retried; a failed upload is not.
         tables = json.loads(mlflow.get_run(self._run()).data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
         entry = {"path": f"{place}/{file.name}", "type": "table"}
         if self._upload(mlflow, [file], place) and entry not in tables:
@@ -313,7 +313,7 @@ def first_line(error: Exception) -> str:
 
 
 def _strip_queries(text: str) -> str:
-    # NB: with the query of an address that a store or a server has signed, anybody may read or write there.
+    # NB: the query of a signed address allows anybody to read or write there.
     return _QUERY.sub("", text)
 
 

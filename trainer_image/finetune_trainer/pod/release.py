@@ -14,7 +14,7 @@ def get_release() -> str:
     """Return the release of this code."""
     for name in _DISTRIBUTIONS:
         try:
-            # NB: the wheel has the digest of its content behind the version of the release.
+            # NB: in the wheel, the digest of its content follows the version of the release.
             return version(name).partition(".post")[0]
         except PackageNotFoundError:
             continue

@@ -1,6 +1,6 @@
-"""The rules of the API, evaluated on recipes that no API server has judged: those of a laptop, and of columns that were found.
+"""The rules of the API, evaluated on recipes that no API server has checked: recipes on a laptop, and recipes completed with detected columns.
 
-The rules are the CEL expressions of the CustomResourceDefinition, so that each is written once. A pod of the operator does not judge its
+The rules are the CEL expressions of the CustomResourceDefinition, so that each is written once. A pod of the operator does not check its
 recipe again: a newer image may have rules that the job, which the API server accepted before, does not meet.
 """
 
@@ -48,7 +48,7 @@ def check_columns(recipe: Recipe, complete_recipe: Recipe) -> None:
         complete_recipe: the same with the columns.
 
     Raises:
-        RecipeRefusedError: the columns do not go with other fields.
+        RecipeRefusedError: the columns conflict with other fields.
     """
     accepted = find_violations_of_recipe(recipe)
     violations = [
@@ -68,7 +68,7 @@ def find_violations_of_recipe(recipe: Recipe) -> list[str]:
 def find_violations(schema: Schema, value: Any, path: str = "") -> Iterator[str]:
     """Yield the sentences of the rules of a schema that a new object violates, in the words of the API server.
 
-    The field stands before a sentence that does not begin with it.
+    The field is put before a sentence that does not begin with it.
 
     Args:
         schema: of a CustomResourceDefinition, or a part of one.
@@ -103,7 +103,7 @@ def _build_spec(recipe: Recipe, schema: Schema) -> Json:
     if recipe.data.source is not None:
         # The operator adds the splits that the job prepared.
         spec["data"].pop("splits", None)
-    # Its default in the API is that of the method, which the operator sets.
+    # In the API, the default of learningRate depends on the method; the operator sets it.
     spec["training"] = {**spec.get("training", {}), "learningRate": recipe.training.learning_rate}
     without_empty: Json = _drop_empty(schema, spec)
     return without_empty
@@ -149,7 +149,7 @@ def _is_transition(rule: Schema) -> bool:
 
 
 def _convert(schema: Schema, value: Any) -> Any:
-    """Return a JSON value with the types of CEL: a number of the schema is a double, also where it is written without digits."""
+    """Return a JSON value with the types of CEL: a number of the schema is a double, even if it is written without decimals."""
     if isinstance(value, dict):
         fields: Schema = schema.get("properties", {})
         inner = schema.get("additionalProperties")

@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 class Counts:
     """Counts of kept and dropped rows.
 
-    examples: rows of the source. dropped: by step, in order. rows, tokens: of each split. sources: rows by source of a mix.
-    redacted: values that placeholders replace, by kind. shared: examples that share words with each evaluation set. lengths:
-    examples in each bin of `lengths`, before the limits and after. weighed: rows that have the field which
-    data.columns.messageWeight names, if it names one. near: near duplicates, if they were searched. learned: examples with a token
-    that the loss is on. samples: of what a step dropped, by step.
+    examples: rows of the source.
+    dropped: rows that each step dropped, in order.
+    rows, tokens: rows and tokens of each split.
+    sources: rows of each source of a mix.
+    redacted: replaced values, by kind.
+    shared: examples that share words with each evaluation set.
+    lengths: examples in each bin of `lengths`, before and after the limits.
+    near: the near duplicates, if they were searched.
+    weighed: rows with the field that data.columns.messageWeight names, if it names one.
+    learned: examples with a token that the loss covers.
+    samples: beginnings of examples that each step dropped.
     """
 
     examples: int

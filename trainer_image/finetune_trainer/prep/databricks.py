@@ -1,10 +1,10 @@
 """`finetune-prep-databricks`: the preparation inside a Databricks run, on the session that the run has.
 
 The wheel that holds this entry point, its recipe and its result are files in a folder of a volume. The operator, which
-submitted the run, reads the result there: the output of a run has the last of its log at best.
+submitted the run, reads the result there: the output of a run holds at most the end of its log.
 
 If the job's MLflow run is in the same workspace, the report and the progress are also logged to it, with the login that
-every Databricks run has. An MLflow server elsewhere has a login that is in the cluster alone.
+every Databricks run has. The login to any other MLflow server exists only in the cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from finetune_trainer.prep.spark.progress import describe
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# How MLflow's client names the workspace in which it runs, whose login it finds by itself.
+# The tracking URI of the workspace in which this code runs; MLflow's client finds its login itself.
 _WORKSPACE = "databricks"
 
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder: Path = options.folder
     reported_error = ""
 
-    def tell(code: int, message: TerminationMessage | None) -> None:
+    def write_report(code: int, message: TerminationMessage | None) -> None:
         nonlocal reported_error
         report = RunReport(exit_code=code, message=message or TerminationMessage())
         # NB: a volume has no rename. A truncated report is not valid JSON and is ignored.
@@ -58,9 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{message.error.reason}: {message.error.message}" if message and message.error else ""
         )
 
-    code = exit_status.run(lambda: _prepare(folder, options.mlflow_run), tell)
+    code = exit_status.run(lambda: _prepare(folder, options.mlflow_run), write_report)
     if code:
-        # NB: Databricks takes an exit code for a crash, whatever it is.
+        # NB: Databricks treats every exit code as a crash.
         raise PreparationFailedError(reported_error or f"the preparation ended with exit code {code}")
 
 

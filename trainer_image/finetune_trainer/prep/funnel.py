@@ -79,9 +79,9 @@ class Funnel:
 
     Args:
         recipe: names the columns of an example.
-        evaluation: sets that examples may share no words with.
+        evaluation: evaluation sets; examples that share words with them are dropped.
         progress: shows which step runs.
-        kept_frames: ends the frames that are kept.
+        kept_frames: releases the kept frames when it closes.
     """
 
     def __init__(
@@ -99,28 +99,28 @@ class Funnel:
         self._progress, self._kept_frames = progress, kept_frames
         self._columns = find_table_columns(recipe.data)
         self._documents = token_columns(self._columns)
-        # How many rows that a step drops are shown; none of the source if values in it are to be replaced.
+        # How many dropped rows the report shows for each step: no rows of the source if values in them are to be redacted.
         self._samples = plan.prepare.report_samples
         self._source_samples = 0 if plan.prepare.redact else self._samples
         self._counters: dict[str, Counter] = {}
         self._observed: dict[str, dict[str, Any]] = {}
         self._shared: decontaminate.Shared | None = None
         self._near: near.Clusters | None = None
-        # The first job of the plan, and failures of Spark before it; None if Spark cannot be asked.
+        # The number of the plan's first Spark job, and Spark's failures before it; None if Spark does not report them.
         self._first_job = 0
         self._failures: int | None = None
         self._steps = [*self._list_steps()]
 
     def _list_steps(self) -> Iterator[Step]:
         """Yield the steps that the recipe requests, in order."""
-        prepare, number, number_of_source = self._plan.prepare, self._samples, self._source_samples
+        prepare, sample_count, source_sample_count = self._plan.prepare, self._samples, self._source_samples
         yield Step(None, self._flag)
         for name in steps.list_filters(prepare):
             yield Step(
                 name,
                 _keep_flagged,
                 partial(self._count, _FILTERED, name),
-                partial(self._sample, _FILTERED, name, number_of_source),
+                partial(self._sample, _FILTERED, name, source_sample_count),
             )
         yield Step(None, self._drop_flagged)
         if prepare.languages:
@@ -128,7 +128,7 @@ class Funnel:
                 "language",
                 self._drop_foreign,
                 partial(self._count, _FOREIGN, "foreign"),
-                partial(self._sample, _FOREIGN, "language", number_of_source),
+                partial(self._sample, _FOREIGN, "language", source_sample_count),
             )
         yield Step(None, self._identify)
         if self._evaluation:
@@ -143,7 +143,7 @@ class Funnel:
                 "dedupe",
                 self._drop_duplicates,
                 partial(self._count_missing, _UNIQUE),
-                partial(self._sample, _UNIQUE, "dedupe", number),
+                partial(self._sample, _UNIQUE, "dedupe", sample_count),
             )
         if prepare.dedupe.near is not None:
             yield Step("near", self._drop_near_duplicates, self._count_near_duplicates, self._sample_pairs)
@@ -153,14 +153,14 @@ class Funnel:
                 "onTemplateError",
                 self._drop_template_errors,
                 partial(self._count, _RENDERED, "refused"),
-                partial(self._sample, _RENDERED, "onTemplateError", number),
+                partial(self._sample, _RENDERED, "onTemplateError", sample_count),
             )
         if prepare.max_tokens is not None:
             yield Step(
                 "maxTokens",
                 self._drop_long,
                 partial(self._count_missing, _SHORT),
-                partial(self._sample, _RENDERED, "maxTokens", number),
+                partial(self._sample, _RENDERED, "maxTokens", sample_count),
             )
         yield Step(None, self._watch_learned)
         if prepare.limit is not None:
@@ -273,7 +273,7 @@ class Funnel:
         return frame.where(~is_foreign).drop(language.FOREIGN)
 
     def _identify(self, frame: DataFrame) -> DataFrame:
-        """Make examples of rows: replace values in their text, render templates, and add what identifies an example."""
+        """Turn rows into examples: redact their text, render templates, and add the columns that identify an example."""
         prepare = self._plan.prepare
         frame = example_steps.redact_texts(frame, self._plan)
         if prepare.redact:
@@ -338,7 +338,7 @@ class Funnel:
         return self._watch(_RENDERED, frame, **aggregates)
 
     def _drop_template_errors(self, frame: DataFrame) -> DataFrame:
-        """Drop what a template refuses: its length is null."""
+        """Drop examples that a template refuses: their length is null."""
         return frame.where(sf.col(steps.TOKENS).isNotNull())
 
     def _drop_long(self, frame: DataFrame) -> DataFrame:

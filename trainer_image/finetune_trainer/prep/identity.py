@@ -1,4 +1,4 @@
-"""The digest of a preparation and of what it read: equal digests, equal rows."""
+"""The digest of a preparation and of what it read: equal digests mean equal rows."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def digest_settings(recipe: Recipe) -> str:
 
 
 def digest(recipe: Recipe, sources: Sequence[str], tokenizer: Path, day: date | None = None) -> str:
-    """Return the digest of the rows that a recipe makes.
+    """Return the digest of the rows that a recipe prepares.
 
-    Another release is another preparation: it may drop or replace what this release keeps.
+    The digest depends on the release: another release may drop or replace what this one keeps.
 
     Args:
         sources: identities of the sources and of the evaluation sets, in the order of the recipe.

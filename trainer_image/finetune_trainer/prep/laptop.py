@@ -22,14 +22,14 @@ _UID = "local"
 
 
 def load_recipe(path: Path, output: str | None = None) -> Recipe:
-    """Return the recipe in a file, which holds a FineTuneJob or a pod's recipe. Spark runs in this process.
+    """Load the recipe of a FineTuneJob, or a pod's recipe, from a file, changed so that Spark runs in this process.
 
     Args:
-        output: replaces data.prepare.output; a folder is one of this machine, and may be relative.
+        output: replaces data.prepare.output: a URI, or a folder on this machine, which may be relative.
 
     Raises:
         RecipeError: the file cannot be read, holds neither, or is invalid.
-        RecipeRefusedError: the recipe violates rules of FineTuneJob.spec, which no API server has judged.
+        RecipeRefusedError: the recipe violates rules of FineTuneJob.spec, which no API server has checked.
     """
     manifest = _load_job(path)
     loaded = Recipe.load(path) if manifest is None else _build_recipe(path, manifest)

@@ -44,10 +44,11 @@ class Version:
     """A version of the table, with the metadata of the preparation that wrote it.
 
     Attributes:
-        job: the uid of the FineTuneJob, whose name and namespace are None in tables of earlier releases.
+        job: the uid of the FineTuneJob.
         recipe: the digest of its recipe.
         settings: the digest of its preparation, see `settings_digest`; None in tables of earlier releases.
         result: its PrepResult, as JSON.
+        name, namespace: those of the FineTuneJob; None in tables of earlier releases.
     """
 
     number: int
@@ -128,7 +129,7 @@ def _has_files(spark: SparkSession, location: str) -> bool:
 
 
 def _has_files_without_jvm(spark: SparkSession, location: str) -> bool:
-    """Do the same without a JVM: Spark lists the files, except those whose name begins with a dot or an underscore."""
+    """Return the same as `_has_files`, without a JVM: Spark lists the files, except those whose name begins with a dot or an underscore."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -157,7 +158,7 @@ def find_reusable_result(
     """Return the newest result with the same rows that a job of the namespace committed, if it can still be read.
 
     Args:
-        digest: of the rows, see `identity.digest`.
+        digest: the digest of the rows, see `identity.digest`.
     """
     for version in reversed(table_versions):
         if version.namespace != recipe.job.namespace:
@@ -198,8 +199,8 @@ def _token(recipe: Recipe) -> dict[str, str]:
 def commit(frame: DataFrame, recipe: Recipe, result: PrepResult) -> PrepResult:
     """Write the table as one new version, and return the result with that version.
 
-    Delta skips the write when this job and recipe have committed before; the result is then the earlier one's. When another
-    commit gets in the way, it is that commit's if this job can use it.
+    If this job and recipe have already committed, Delta skips the write and the result is the earlier one. If another commit
+    conflicts and this job can use its rows, the result is that of the other commit.
 
     Args:
         frame: the rows; they are read again when the write is tried again.

@@ -55,7 +55,7 @@ def run(
 
     Raises:
         RecipeRefusedError: the recipe, its filter, its templates or its tokenizer are wrong.
-        DataError: the source, a column or a field of messages is missing, or too little is left.
+        DataError: the source, a column or a field of messages is missing, or too few rows remain.
     """
     run_id = os.environ.get("MLFLOW_RUN_ID")
     with (
@@ -92,7 +92,7 @@ def prepare(
     """Write the table of a recipe, or return a version that this job, or another job from the same data, already wrote.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the tokenizer of the model.
         progress: shows which step runs.
         publish: receives what the report shows, even if too few rows remain for a table.
     """
@@ -140,10 +140,13 @@ def _find_reusable_result(
 
 @dataclass(frozen=True)
 class Corpus:
-    """The rows to prepare: of one source, or of the sources of a mix, each as it was read.
+    """The rows to prepare, of one source or of the sources of a mix.
 
-    get_rows: returns the rows; for a mix, it counts the rows of each part. The argument changes the rows of a source as they are read. plan: the preparation, with the columns of an example, which
-    the recipe names or which were detected. evaluation: sets that examples may share no words with.
+    get_rows: returns the rows, after its argument has changed the rows of each source; for a mix, it counts the rows of each part.
+    columns: the columns of an example, which the recipe names or which were detected.
+    plan: the preparation of these columns.
+    read: the sources, in the order of the recipe.
+    evaluation: evaluation sets; examples that share words with them are dropped.
     """
 
     get_rows: Callable[[Callable[[DataFrame], DataFrame]], DataFrame]
@@ -328,7 +331,7 @@ def _complete(recipe: Recipe, example_columns: Columns) -> Recipe:
     """Return the recipe with the columns of an example.
 
     Raises:
-        RecipeRefusedError: they were found in the data, and do not go with other fields.
+        RecipeRefusedError: the columns were found in the data, and conflict with other fields.
     """
     complete_recipe = _with_columns(recipe, example_columns)
     if recipe.data.columns is None:

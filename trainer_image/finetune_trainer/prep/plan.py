@@ -31,7 +31,7 @@ class Form:
     """The source columns of an example, and its columns in the table.
 
     required: source columns that may not be null or blank.
-    content: source columns whose text is the example: its length, and what makes it a duplicate.
+    content: source columns with the text of the example, which decides on its length and on duplicates.
     rendered: the table's text columns, each with its template.
     messages: source column with a conversation; `rendered` is then empty.
     prompt: source column with the prompt.
@@ -141,8 +141,8 @@ def build_plan(recipe: Recipe, conversations: Mapping[str, tuple[str, ...]] | No
     """Return the preparation of a recipe that names the columns of an example.
 
     Args:
-        conversations: the columns of the source that hold lists of {role, content}, and which other fields to keep of these.
-            None: the source is not known yet.
+        conversations: the source columns that hold lists of {role, content}, each with the other fields of messages to keep.
+            None: the source has not been read yet.
 
     Raises:
         RecipeRefusedError: as `build_request`; or the recipe has fields for text, and the columns hold conversations.
@@ -189,8 +189,8 @@ def _build_form(
     carried_fields = conversations or {}
     if columns.messages is not None:
         # JSON text may have any field.
-        as_text = conversations is not None and columns.messages not in carried_fields
-        carried = chat_messages.CARRIED if as_text else carried_fields.get(columns.messages, ())
+        is_json_text = conversations is not None and columns.messages not in carried_fields
+        carried = chat_messages.CARRIED if is_json_text else carried_fields.get(columns.messages, ())
         if columns.message_weight and conversations is not None and chat_messages.WEIGHT not in carried:
             raise missing_weights_error(columns.messages, columns.message_weight)
         return Form(

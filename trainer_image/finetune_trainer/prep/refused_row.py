@@ -1,6 +1,6 @@
-"""Finds the place of a row that a template refuses, or the rules for messages.
+"""Finds the place of a row that a template or the rules for messages refuse.
 
-NB: a preparation does not carry the places of rows, which would cost time and space in each of its steps. The source is read again.
+NB: the source is read again for it. To carry the places of all rows would cost time and space in each step of a preparation.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def name_refused_row(
     """Name the place of a row that is refused while Spark runs the steps of a preparation.
 
     Args:
-        select_refused: returns the refused rows of the sources whose rows `with_place` has marked; REFUSAL has the text of the error.
-        sources: what was read, by the name of the source in a mix; the only one has an empty name.
+        select_refused: returns the refused rows, with the columns of `with_place` and the error text in REFUSAL.
+        sources: what was read, by the name of the source in a mix; the name is empty if there is no mix.
 
     Raises:
-        DataError: a row is refused. It is the first one, in the order in which Spark reads the files.
+        DataError: a row is refused; the message names the first refused row, in the order in which Spark reads the files.
     """
     try:
         yield
@@ -89,7 +89,7 @@ def _find_first(select_refused: Callable[[], DataFrame], sources: Mapping[str, C
 
 def _find_place(source: Corpus, row: Row) -> str:
     rows = with_place(source.frame).where(sf.col(FILE) == row[FILE])
-    # NB: the blocks of a large file are read in any order, and the rows of each in theirs.
+    # NB: Spark reads the blocks of a large file in any order, but the rows of a block in order.
     is_in_block = (sf.col(BLOCK) == row[BLOCK]) & (sf.col(NUMBER) <= row[NUMBER])
     number = rows.where((sf.col(BLOCK) < row[BLOCK]) | is_in_block).count()
     address = unquote(row[FILE])

@@ -43,7 +43,7 @@ _FILE_DELETED = "FAILED_READ_FILE.FILE_NOT_EXIST"
 _DISK_FULL = "No space left on device"
 # Packages on the stack of the JVM while it writes the files of the table, or its commit.
 _WRITERS = ("org.apache.parquet.hadoop.", "io.delta.storage.")
-# NB: the answer to a HEAD request has no body, and so no code of S3.
+# NB: the answer to a HEAD request has no body, and so no error code of S3.
 _EXPIRED_TOKEN = re.compile("ExpiredToken|Status Code: 400")
 # Answers of S3 with the same status, for a region other than the bucket's.
 _WRONG_REGION = re.compile("AuthorizationHeaderMalformed|IllegalLocationConstraintException")
@@ -158,7 +158,7 @@ def _find_column_error(request: Request, condition: str, detail: str) -> PodFail
 
 
 def _find_file_error(request: Request, causes: list[tuple[str, str]]) -> PodFailure | None:
-    """Return the error of a file that Spark cannot read. It names the file; its last cause is the reason."""
+    """Return the error of a file that Spark cannot read. The error names the file; the last cause is the reason."""
     failure = next((detail for _, detail in causes if detail.startswith("[FAILED_READ_FILE")), None)
     if failure is None:
         return None
@@ -308,7 +308,7 @@ def _find_address(detail: str) -> str:
 
 
 def _list_causes(exception: Any) -> list[tuple[str, str]]:
-    """Return class and first line of the message of a JVM exception and of each of its causes; nothing of None."""
+    """Return the class and first message line of a JVM exception and of each of its causes; nothing for None."""
     causes: list[tuple[str, str]] = []
     cause = exception
     while cause is not None and len(causes) < 32:

@@ -1,4 +1,4 @@
-"""The file system of abfss://, with the login that it is given and no other."""
+"""The file system of abfss://, which uses only the login that it is given."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LOGIN = ("account_name", "account_key", "connection_string", "sas_token")
 class AccountFiles(AzureBlobFileSystem):
     """Files of one account of Azure.
 
-    NB: adlfs takes from the environment what it is not given, and prefers a connection string to all else: with that of another
-    account it would read and write there.
+    NB: adlfs takes missing options from the environment, and prefers a connection string to any other login: with the connection
+    string of another account, it would read and write there.
 
     Args:
-        options: those of adlfs, with a login.
+        options: options of adlfs, including a login.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -24,6 +24,6 @@ class AccountFiles(AzureBlobFileSystem):
         super().__init__(**options)
 
     def do_connect(self) -> None:
-        """Connect with what was given alone."""
+        """Connect with the given login only."""
         self.__dict__.update(self._login)
         super().do_connect()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _S3, _GS, _AZURE = ("s3", "s3a"), "gs", "abfss"
 _SCHEMES = (*_S3, _GS, _AZURE)
 PART = ".tmp"
-"""How the name of a file ends while `write_whole` writes it on a volume; one whose pod is killed leaves it."""
+"""Suffix of a file that `write_atomically` is writing on a volume; a killed pod leaves the file behind."""
 # Clients of object stores raise errors that are not OSError.
 _CLIENTS = frozenset({"adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "s3fs"})
 _UNAUTHORIZED = (401, 403)
@@ -31,12 +31,12 @@ _NO_LOGIN = frozenset(
 )
 _VOLUMES = "/Volumes/"
 _HOSTS = (".dfs.core.windows.net", ".blob.core.windows.net")
-# Both print each error that a retry mends, and those that are raised too.
+# Both log every error, also those that are retried with success or raised.
 _NOISY_LOGGERS = ("gcsfs", "azure")
 
 
 def open_filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of a URI, and the path in it.
+    """Return the file system of a URI, and the path in it.
 
     Logins are those of the environment, as each cloud's own tools read them.
     """
@@ -60,9 +60,9 @@ def build_options(uri: str) -> dict[str, Any]:
     # NB: the clients cache listings, and other ranks, pods and attempts write here too.
     fresh = {"use_listings_cache": False}
     if scheme == _GS:
-        # NB: otherwise the client asks another API, by gRPC, what kind of bucket each one is.
+        # NB: otherwise the client asks another API, by gRPC, for the kind of each bucket.
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-        # NB: without a word on the login, it tries one after the other, and in the end none at all.
+        # NB: without this option, the client tries all logins in turn, and finally goes on without one.
         return fresh | {"token": "anon" if _emulator_address() else "google_default"}
     if scheme == _AZURE:
         _register_azure()
@@ -75,29 +75,29 @@ def build_options(uri: str) -> dict[str, Any]:
 
 
 def is_object_store(uri: str) -> bool:
-    """Whether a URI names an object store, or a volume of Unity Catalog that is asked in its place, rather than a path."""
+    """Return whether a URI is in an object store, or in a Unity Catalog volume that is read by its API, and not a local path."""
     return urlparse(uri).scheme in _SCHEMES or is_in_unity_catalog(uri)
 
 
 def is_in_unity_catalog(uri: str) -> bool:
-    """Whether a path is in a volume of Unity Catalog that this machine has not: on Databricks, /Volumes is a folder."""
+    """Return whether a path is in a Unity Catalog volume that is not a folder of this machine, as it is on Databricks."""
     return uri.startswith(_VOLUMES) and not Path(*Path(uri).parts[:5]).is_dir()
 
 
 def build_delta_options(uri: str) -> dict[str, str]:
-    """Storage options with which deltalake reads a table of the same object store."""
+    """Return the options with which deltalake reads a table at a URI."""
     scheme = urlparse(uri).scheme
     if scheme in _S3:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         return {"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {}
     if scheme == _GS and _emulator_address():
-        nobody = {
+        anonymous = {
             "gcs_base_url": _emulator_address(),
             "disable_oauth": True,
             "client_email": "",
             "private_key": "",
         }
-        key = json.dumps({**nobody, "private_key_id": ""})
+        key = json.dumps({**anonymous, "private_key_id": ""})
         return {"google_service_account_key": key, "allow_http": "true"}
     if scheme == _AZURE:
         login = _find_azure_login(uri)
@@ -132,13 +132,13 @@ def name_container(uri: str) -> str:
 
 
 def _emulator_address() -> str:
-    """The address of a server that is asked in place of Google's; empty without."""
+    """Return the address of an emulator of Google Cloud Storage; empty if there is none."""
     address = os.environ.get("STORAGE_EMULATOR_HOST", "").rstrip("/")
     return address if not address or "://" in address else f"http://{address}"
 
 
 def _find_azure_login(uri: str) -> dict[str, str]:
-    """The login to the account of a URI; without one, the client takes a service principal or workload identity."""
+    """Return the login to the account of a URI; if empty, the client uses a service principal or workload identity."""
     account, key = _parse_account(uri), os.environ.get("AZURE_STORAGE_KEY")
     connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
     if _parse_connection_string(connection).get("AccountName") == account:
@@ -150,7 +150,7 @@ def _find_azure_login(uri: str) -> dict[str, str]:
 
 @cache
 def _register_azure() -> None:
-    """Have fsspec open abfss:// with the login that it is given, whatever the environment says of other accounts."""
+    """Make fsspec open abfss:// only with the login that it is given, whatever the environment has for other accounts."""
     import fsspec
 
     from finetune_trainer.storage.azure import AccountFiles
@@ -160,7 +160,7 @@ def _register_azure() -> None:
 
 @cache
 def _create_azure_identity() -> Any:
-    """A service principal or workload identity of the environment, or the identity of the node."""
+    """Return a service principal or workload identity of the environment, or the identity of the node."""
     from azure.identity.aio import DefaultAzureCredential
 
     of_people = ("cli", "developer_cli", "powershell", "shared_token_cache", "visual_studio_code")
@@ -173,7 +173,7 @@ def _parse_account(uri: str) -> str:
 
 
 def _parse_connection_string(connection: str) -> dict[str, str]:
-    """The parts of a connection string of Azure."""
+    """Return the parts of a connection string of Azure."""
     return dict(part.split("=", 1) for part in connection.split(";") if "=" in part)
 
 
@@ -184,18 +184,18 @@ def is_missing(error: BaseException) -> bool:
 
 def is_forbidden(error: BaseException) -> bool:
     """Whether a store refuses the login."""
-    # NB: gcsfs has no error of its own for it.
+    # NB: gcsfs has no error class for a refused login.
     is_gcs_refusal = isinstance(error, OSError) and str(error).startswith("Forbidden: ")
     status = getattr(error, "status_code", getattr(error, "code", None))
     return is_gcs_refusal or isinstance(error, PermissionError) or status in _UNAUTHORIZED
 
 
 def has_no_login(error: BaseException) -> bool:
-    """Whether a client has no login to ask a store with. One that a server of logins did not answer may work later."""
+    """Return whether a client has no login to a store. A login whose server does not answer counts as one: it may work later."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    # NB: Azure's client raises the same error where there is a login and its server is away.
-    unsure = "ClientAuthenticationError" in kinds and not is_forbidden(error)
-    return (unsure and not os.environ.get("AZURE_CLIENT_ID")) or not kinds.isdisjoint(_NO_LOGIN)
+    # NB: Azure's client raises the same error if there is a login but its server does not answer.
+    is_ambiguous = "ClientAuthenticationError" in kinds and not is_forbidden(error)
+    return (is_ambiguous and not os.environ.get("AZURE_CLIENT_ID")) or not kinds.isdisjoint(_NO_LOGIN)
 
 
 def describe_failure(error: BaseException) -> str | None:
@@ -212,22 +212,22 @@ def describe_failure(error: BaseException) -> str | None:
 
 
 def make_folder(files: AbstractFileSystem, path: str) -> None:
-    """Make a folder where files need one. An object store has none, and its clients would make a bucket that is missing."""
+    """Make a folder, but not in an object store, which needs none: its client would create a missing bucket."""
     if "file" in files.protocol or "volumes" in files.protocol:
         files.makedirs(path, exist_ok=True)
 
 
 def list_files(files: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
-    """What a store says of each file in a folder and below, by its name.
+    """Return the store's entry for each file in a folder and below, by the name of the file.
 
-    NB: a console that makes a folder writes an empty object for it, whose name ends in a slash.
+    NB: a web console that makes a folder writes an empty object whose name ends in a slash.
     """
     entries: dict[str, dict[str, Any]] = files.find(path, detail=True)
     return {name: entry for name, entry in entries.items() if not name.endswith("/")}
 
 
 def write_atomically(files: AbstractFileSystem, path: str, content: bytes) -> None:
-    """Write a file that others see whole or not at all. In an object store, each file is."""
+    """Write a file so that others see it complete or not at all. Object stores always write so."""
     if "file" not in files.protocol:
         files.pipe_file(path, content)
         return
@@ -241,12 +241,12 @@ def write_atomically(files: AbstractFileSystem, path: str, content: bytes) -> No
 
 
 def create_file(files: AbstractFileSystem, path: str, content: bytes) -> None:
-    """Write a file that does not exist yet: of several writers, one does.
+    """Write a file that does not exist yet: only one of several writers succeeds.
 
-    NB: on a volume, others may see it empty for a moment, and for good where the pod is killed then.
+    NB: on a volume, others may see it empty for a moment, or for good if the pod is killed then.
 
     Raises:
-        FileExistsError: it exists.
+        FileExistsError: the file exists.
     """
     if "file" in files.protocol:
         with Path(path).open("xb") as file:
@@ -268,7 +268,7 @@ def _lacks_conditional_writes(error: Exception) -> bool:
 
 @contextmanager
 def tolerate_failures(consequence: str) -> Iterator[None]:
-    """Print a storage error inside, after what follows from it, and go on; any other error is raised."""
+    """Print a storage error of the block, after its consequence, and continue; any other error is raised."""
     try:
         yield
     except Exception as error:
@@ -279,13 +279,13 @@ def tolerate_failures(consequence: str) -> Iterator[None]:
 
 
 def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes, the newest first."""
+    """Yield an error and its causes, the newest first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _describe_os_error(error: OSError) -> str:
-    # NB: of what is not there, some clients say the name alone.
+    # NB: for a missing file, some clients report only its name.
     line = first_line(error)[:300]
     return f"{line} does not exist" if isinstance(error, FileNotFoundError) and " " not in line else line

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from databricks.sdk.mixins.files import FilesExt
 
 
-# What a server of logins answers with 400, 401 or 403 (RFC 6749, section 5.2; RFC 8693, section 2.2.2).
+# Error codes of a login server with status 400, 401 or 403 (RFC 6749, section 5.2; RFC 8693, section 2.2.2).
 # NB: the SDK's errors have the code and no HTTP status.
 _REFUSALS = re.compile(
     r"\b(access_denied|invalid_(client|grant|request|scope|target)|unauthorized_client|unsupported_grant_type): "
 )
-# How the SDK says that the environment has no login that it knows.
+# What the SDK reports if it finds no login in the environment.
 _NO_LOGIN = "cannot configure default credentials"
-# What the SDK raises, beside its own errors, where a server answers something else than it expects, also that of logins: it renews a
+# Errors that the SDK raises, in addition to its own, on an unexpected answer of a server, or of the login server: the SDK renews a
 # login in the middle of a request.
 _UNEXPECTED = (ValueError, KeyError, NotImplementedError)
 
@@ -43,7 +43,7 @@ class VolumesFileSystem(AbstractFileSystem):
     """Files by their absolute path in a workspace, such as /Volumes/main/llm/models/tiny/config.json.
 
     The login is that of the environment, as the databricks-sdk reads it. A file is written to a temporary file of this machine, and
-    uploaded when it is closed: others see it whole or not at all.
+    uploaded when it is closed: others see it complete or not at all.
 
     All methods raise OSError: FileNotFoundError, PermissionError for a login that is refused, NoLoginError without one.
     """
@@ -90,7 +90,7 @@ class VolumesFileSystem(AbstractFileSystem):
         return _build_entry(path, metadata.content_length, metadata.last_modified, folder=False)
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Whether there is a file or a folder. NB: the method of fsspec takes each failure for no."""
+        """Whether there is a file or a folder. NB: the method of fsspec returns False for any failure."""
         try:
             self.info(path)
         except FileNotFoundError:
@@ -98,7 +98,7 @@ class VolumesFileSystem(AbstractFileSystem):
         return True
 
     def find(self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any) -> Any:
-        """List all files below a folder. NB: the method of fsspec takes a folder that it may not list for an empty one."""
+        """List all files below a folder. NB: the method of fsspec treats a folder that it may not list as empty."""
         return super().find(path, maxdepth, withdirs, **{"on_error": "raise", **options})
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -136,7 +136,7 @@ class VolumesFileSystem(AbstractFileSystem):
             if recursive and self.isdir(entry_path):
                 entries = self.ls(entry_path)
                 self.rm([entry["name"] for entry in entries], recursive=True)
-                # NB: a folder that nobody made may go with its last file.
+                # NB: a folder that was not created explicitly may disappear with its last file.
                 with suppress(FileNotFoundError):
                     self.rmdir(entry_path)
             else:
@@ -162,7 +162,7 @@ class VolumesFileSystem(AbstractFileSystem):
         """Download a file."""
         path = self._strip_protocol(rpath)
         with _open_api(path) as files:
-            # NB: of the SDK 0.156, parallel downloads leave the store's own addresses for the API at their first part.
+            # NB: in SDK 0.156, parallel downloads switch from the store's own addresses to the API at their first part.
             files.download_to(path, lpath)
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BufferedIOBase:
@@ -177,7 +177,7 @@ class VolumesFileSystem(AbstractFileSystem):
             self.get_file(path, str(local))
             return local.open("rb")
         finally:
-            # NB: an open file stays until it is closed.
+            # NB: the open file remains readable until it is closed.
             local.unlink()
 
 
@@ -211,7 +211,7 @@ def _create_temporary_file() -> Path:
 
 
 def _build_entry(path: str, size: int | None, modified: int | str | None, *, folder: bool) -> dict[str, Any]:
-    """What fsspec says of a file."""
+    """Return fsspec's entry for a file or a folder."""
     kind = "directory" if folder else "file"
     return {"name": path.rstrip("/"), "size": int(size or 0), "type": kind, "LastModified": modified}
 
@@ -244,7 +244,7 @@ def _open_api(path: str) -> Iterator[FilesExt]:
 
 
 def _classify_error(path: str, error: Exception) -> OSError:
-    """What is wrong with the login; where nothing is, a failure that the next attempt may not have."""
+    """Return the error of a missing or refused login, or else an OSError, which another attempt may not have."""
     text = str(error) or type(error).__name__
     if _NO_LOGIN in text:
         return NoLoginError(
@@ -257,10 +257,10 @@ def _classify_error(path: str, error: Exception) -> OSError:
 
 @cache
 def _create_client(_environment: frozenset[tuple[str, str]]) -> WorkspaceClient:
-    """The client for the login that is in the environment, which the SDK reads itself."""
+    """Return a client with the login in the environment, which the SDK reads itself; the argument is the cache key."""
     return WorkspaceClient(product="finetune-trainer")
 
 
 def _name_volume(path: str) -> str:
-    """The name of the volume of a path."""
+    """Return the name of the volume of a path."""
     return ".".join(path.split("/")[2:5])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _TYPE, _TEXT = "type", "text"
 _PART = StructType([StructField(name, StringType()) for name in (_TYPE, _TEXT)])
 _CONTENTS = ("content", FIELDS["content"])
-# What a content of JSON text may be besides text: a list of parts, each the JSON text of an object or a text; and one part.
+# Shapes of a content in JSON text, other than text: a list of parts, each a text or the JSON text of an object; or one part.
 _SHAPES: tuple[tuple[str, DataType], ...] = ((r"\[", ArrayType(StringType())), (r"\{", _PART))
 PARSER = {"maxStringLen": str(2**31 - 1)}
 """Settings of Spark's parser of JSON. NB: without it a text may have 20 million characters."""
@@ -43,7 +43,7 @@ def is_conversation(kind: DataType) -> bool:
 
 
 def text_of(turn: Column, kind: StructType, *, only_texts: bool = False) -> Column:
-    """Return the content of a message as text, whichever name its format has for it.
+    """Return the content of a message as text; the field is named `content` or `value`.
 
     Args:
         only_texts: leave out parts that are not text.
@@ -54,9 +54,9 @@ def text_of(turn: Column, kind: StructType, *, only_texts: bool = False) -> Colu
 
 
 def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Column:
-    """Return the text of a content of a type: of parts, their texts.
+    """Return a content as text; the texts of several parts are joined.
 
-    A content with a part that is not text becomes a text that `turns.messages` refuses.
+    A content with a part that is not text becomes a text that `chat_messages.messages` refuses.
 
     Args:
         only_texts: leave out parts that are not text.
@@ -86,11 +86,11 @@ def join_parts(parts: Column, kind: DataType, *, only_texts: bool = False) -> Co
 
 
 def parse_conversations(text: Column, kind: DataType) -> Column:
-    """Parse the JSON text of conversations; text that is no such list becomes null.
+    """Parse the JSON text of conversations; text that is not a list of messages becomes null.
 
     Args:
-        kind: a list of structures. All their fields become text; lists and structures in fields other than the content become JSON text,
-            whose numbers are as they are written.
+        kind: a list of structures. All their fields become text; lists and structures other than the content become JSON text
+            that keeps the numbers as they are written.
     """
     assert isinstance(kind, ArrayType)  # noqa: S101 - conversations are
     assert isinstance(kind.elementType, StructType)  # noqa: S101
@@ -100,10 +100,10 @@ def parse_conversations(text: Column, kind: DataType) -> Column:
 
 
 def _parse(text: Column, names: list[str], finish: Callable[[Column], Column]) -> Column:
-    """Parse conversations with these fields, all of which become text; `finish` changes each."""
+    """Parse conversations with these fields. Each field becomes text, to which `finish` is applied."""
     contents = [name for name in _CONTENTS if name in names]
     shapes = {f"shape{number}": shape for number, (_, shape) in enumerate(_SHAPES)}
-    # NB: most conversations have no such content, and need not be parsed for it.
+    # NB: most contents are text: only conversations that may have another shape are parsed again.
     other_columns = (
         sf.when(
             reduce(or_, (text.rlike(rf'"{name}"\s*:\s*{beginning}') for name in contents)),
@@ -129,7 +129,7 @@ def _parse(text: Column, names: list[str], finish: Callable[[Column], Column]) -
             lambda turn, number: sf.struct(*(read_field(parsed, turn, name, number) for name in names)),
         )
 
-    # NB: what is in a lambda is evaluated for each message.
+    # NB: an expression inside a lambda is evaluated for each message.
     return plain_text.evaluate_once(sf.struct(*(column.alias(name) for name, column in columns)), read_turns)
 
 
@@ -144,7 +144,7 @@ def _as_part(part: Column, names: list[str]) -> Column:
 
 
 def _parse_part(part: Column) -> Column:
-    """A part of JSON text: an object with a type or a text, or else a text."""
+    """Parse a part in JSON text: an object with a type or a text; any other part is itself the text."""
 
     def read(parsed: Column) -> Column:
         is_object = parsed[_TYPE].isNotNull() | parsed[_TEXT].isNotNull()

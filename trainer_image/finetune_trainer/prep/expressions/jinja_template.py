@@ -1,8 +1,8 @@
 """Templates of prompts and answers in Jinja, rendered in a sandbox in Spark's Python workers.
 
 A template sees only the columns of its row. The sandbox bounds what it can do: it hides attributes that begin with
-an underscore and limits ranges, loops have at most `MAX_PASSES` passes for a row, and a text has at most `MAX_CHARACTERS`.
-The memory of what it makes inside is not bounded: the template is the author's own, and so is the pod that it ends.
+an underscore and limits ranges, loops have at most `MAX_PASSES` passes for a row, and a rendered text has at most `MAX_CHARACTERS`.
+The memory of a template is not limited: the template is the author's own, and can end only the author's own pod.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MAX_CHARACTERS = 1_000_000
 MAX_PASSES = 100_000
 _MAX_BITS = 1024
 REFUSAL = "__finetune_refusal"
-"""The column for the text of the error of a row that is refused, see `refused_rows.write_text`."""
+"""The column with the error text of a refused row, see `refused_rows.write_text`."""
 
 # A template is a program that runs over the data; it can raise any of these.
 _FAILURES = (*template_input.FAILURES, ArithmeticError, RecursionError)
 _GLOBALS = ("range", "dict", "namespace")
-# Names in the context and among the filters that no template can write.
+# A variable and a filter whose names, with their spaces, no template can use.
 _PASSES, _COUNTED = "passes of loops", "counted passes"
-# What runs other code, or may call itself: its passes could not be counted.
+# Blocks that run other code, or may call themselves: their passes could not be counted.
 _FORBIDDEN_NODES = (
     nodes.Macro,
     nodes.CallBlock,
@@ -73,9 +73,11 @@ class JinjaTemplate:
             raise RecipeRefusedError(
                 f"{field} is not a valid Jinja template: line {error.lineno}: {error.message}"
             ) from error
-        closed = next(_find_forbidden(tree), None)
-        if closed is not None:
-            raise RecipeRefusedError(f"{field} has {closed}, which the sandbox of templates does not allow")
+        construct = next(_find_forbidden(tree), None)
+        if construct is not None:
+            raise RecipeRefusedError(
+                f"{field} has {construct}, which the sandbox of templates does not allow"
+            )
         return cls(text, field, _list_columns(tree))
 
     @property
@@ -94,8 +96,8 @@ def render_templates(frame: DataFrame, templates: Sequence[JinjaTemplate], *, dr
     """Return the frame with a column for the text of each template.
 
     Args:
-        drop: a row on which a template fails gets null, as where the frame has the column REFUSAL. Otherwise it fails the task, with the
-            text of the error, see `refused_rows.write_text`.
+        drop: give null to a row on which a template fails, as always if the frame has the column REFUSAL. Otherwise the row fails
+            the task with its error text, see `refused_rows.write_text`.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -173,7 +175,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _build_environment() -> _Sandbox:
-    # NB: blocks leave no lines, as in chat templates; the end of the text stays, as in templates with placeholders.
+    # NB: blocks leave no empty lines, as in chat templates; the last line break stays, as in templates with placeholders.
     environment = _Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -182,7 +184,7 @@ def _build_environment() -> _Sandbox:
         finalize=_finalize,
     )
     environment.globals = {name: value for name, value in environment.globals.items() if name in _GLOBALS}
-    # NB: Jinja's own writes JSON for HTML.
+    # NB: Jinja's own tojson escapes characters for HTML.
     environment.filters["tojson"] = _to_json
     environment.filters[_COUNTED] = _count_passes
     return environment
@@ -223,7 +225,7 @@ def _compile(text: str) -> Template:
 
 
 def _find_forbidden(tree: nodes.Template) -> Iterator[str]:
-    """Yield the constructs of a template that are not allowed, as its author knows them."""
+    """Yield the constructs of a template that are not allowed, in words that its author knows."""
     for node in tree.find_all(_FORBIDDEN_NODES):
         yield f"a block of type {type(node).__name__}"
     if any(loop.recursive for loop in tree.find_all(nodes.For)):

@@ -1,4 +1,4 @@
-"""The texts of numbers and of other values that are no text, by the rule of `finetune_trainer.examples.plain_text`, as Spark expressions."""
+"""Spark expressions that write numbers and other values as text, by the rule of `finetune_trainer.examples.plain_text`."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 _NUMBERS = (FloatType, DoubleType, DecimalType)
 _TIMES = (DateType, TimestampType, TimestampNTZType)
 _MARK = "finetune number "
-# A string of JSON, in the regular expressions of Java. Possessive repetition keeps long texts off its stack.
+# A JSON string, as a regular expression of Java. Possessive repetition keeps long texts from overflowing the stack.
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _HAS_FRACTION = r"[:\[,]\s*-?[0-9]+[.eE]"
-# The next number with a point or an exponent that is not in a string, behind what comes before it.
+# The text before the next number outside strings that has a point or an exponent, and that number.
 _FRACTION = rf'\G((?:[^"0-9-]++|{_STRING}|-(?![0-9])|-?[0-9]++(?![.eE]))*+)(-?[0-9]++[.eE][0-9.eE+-]*+)'
 _MARKED = rf'(?:"\\u0000|\x00){_MARK}([-+0-9.eE]+)"?'
-# The next key without a value, and a comma that is left before the end of an object.
+# The next key whose value is null; and a comma that is left before the end of an object.
 _NULL = rf'\G((?:[^"]++|{_STRING}(?!\s*+:\s*+null\b))*+){_STRING}\s*+:\s*+null\s*+,?'
 _LAST_COMMA = rf'\G((?:[^",]++|{_STRING}|,(?!\s*+\}}))*+),(?=\s*+\}})'
 _WRITTEN = "__finetune_written_"
-# NB: a JVM before version 19 does not write the shortest decimal of each float. One of the first two of these numbers of digits is the
-# shortest, but for trailing zeros, or else the JVM's own is.
+# NB: a JVM before version 19 does not write the shortest decimal of each float. The first of these numbers of digits that gives the
+# same float is the shortest, apart from trailing zeros; otherwise the JVM's own decimal is.
 _DIGITS = {DoubleType(): (15, 16), FloatType(): (6, 7, 8)}
 
 
 def write(value: Column, kind: DataType) -> Column:
-    """Return the text of a value of a type."""
+    """Return a value of a type as text."""
     if kind in _DIGITS:
         return _write_float(value, kind)
     text = value.cast("string")
@@ -52,12 +52,12 @@ def write(value: Column, kind: DataType) -> Column:
 
 
 def evaluate_once(value: Column, use: Callable[[Column], Column]) -> Column:
-    """Return an expression of a value that uses it several times. NB: a lambda's argument is evaluated once."""
+    """Return `use(value)`, which may use the value several times. NB: the argument of a lambda is evaluated once."""
     return sf.transform(sf.array(value), use)[0]
 
 
 def write_json(value: Column, kind: DataType) -> Column:
-    """Return the JSON text of a list or a structure, without the keys that have no value; its numbers are those of `write`."""
+    """Return the JSON text of a list or a structure, without keys whose value is null; numbers are written as by `write`."""
     if not _has_numbers(kind):
         return sf.to_json(value)
     return unmark_numbers(sf.to_json(_mark(value, kind)))
@@ -69,20 +69,20 @@ def has_fractions(text: Column) -> Column:
 
 
 def mark_numbers(text: Column) -> Column:
-    """Make strings of the numbers with a point or an exponent in JSON text, for `unmark_numbers`.
+    """Turn numbers with a point or an exponent in JSON text into marked strings, for `unmark_numbers`.
 
-    NB: Spark does not keep how a number is written where it parses a text.
+    NB: when Spark parses JSON, it does not keep how a number is written.
     """
     return sf.regexp_replace(text, _FRACTION, rf'$1"\\u0000{_MARK}$2"')
 
 
 def unmark_numbers(text: Column) -> Column:
-    """Make numbers as they were written of what `mark_numbers` has made, in JSON text or in one of its strings."""
+    """Turn marked strings back into numbers as they were written, in JSON text or in one of its strings."""
     return sf.regexp_replace(text, _MARKED, "$1")
 
 
 def without_nulls(text: Column) -> Column:
-    """Return the JSON text of lists and objects without the keys that have no value."""
+    """Return the JSON text of lists and objects without keys whose value is null."""
     without_members = sf.regexp_replace(sf.regexp_replace(text, _NULL, "$1"), _LAST_COMMA, "$1")
     return sf.when(text.contains("null"), without_members).otherwise(text)
 
@@ -101,7 +101,7 @@ def _has_numbers(kind: DataType) -> bool:
 
 
 def _mark(value: Column, kind: DataType) -> Column:
-    """A structure with strings for its numbers, dates and times."""
+    """Return a value with marked strings for its numbers, and texts for its dates and times."""
     match kind:
         case StructType():
             fields = (_mark(value[field.name], field.dataType).alias(field.name) for field in kind)
@@ -118,7 +118,7 @@ def _mark(value: Column, kind: DataType) -> Column:
 
 
 def written(column: str) -> str:
-    """Return the name of the column beside a column of numbers, or of lists, that holds them as the source has written them."""
+    """Return the name of the extra column that holds the numbers or lists of a column as the source wrote them."""
     return f"{_WRITTEN}{column}"
 
 
@@ -128,20 +128,20 @@ def is_written(column: str) -> bool:
 
 
 def with_numbers(frame: DataFrame, columns: Mapping[str, DataType]) -> DataFrame:
-    """Make numbers of columns of texts, and keep each text beside its number.
+    """Convert columns of texts to numbers, and keep the texts in the columns that `written` names.
 
     Args:
-        columns: the types of the numbers, by column.
+        columns: the type of the numbers of each column.
     """
     texts = {name: sf.col(quoted(name)) for name in columns}
     numbers = {name: text.try_cast(columns[name]) for name, text in texts.items()}
-    # NB: JSON has no numbers such as NaN, but readers take them.
+    # NB: JSON has no NaN, but readers accept it.
     number_columns = {written(name): sf.when(text.rlike("^-?[0-9]"), text) for name, text in texts.items()}
     return frame.withColumns(number_columns).withColumns(numbers)
 
 
 def with_texts(frame: DataFrame, columns: Iterable[str]) -> DataFrame:
-    """Replace the values of columns by their texts; as they are written, where the source says how."""
+    """Replace the values of columns by their texts, as the source wrote them if that is known."""
     return frame.withColumns({name: text_of(frame, name) for name in columns})
 
 
@@ -162,20 +162,21 @@ def _write_float(value: Column, kind: DataType) -> Column:
 
 
 def _without_exponent(text: Column) -> Column:
-    """A decimal without an exponent; one that has an exponent loses the zeros at its end too."""
+    """Return a decimal without its exponent; a decimal that had one also loses its trailing zeros."""
     sign = sf.regexp_extract(text, "^-?", 0)
     integer = sf.regexp_extract(text, r"^-?(\d+)", 1)
     fraction = sf.regexp_extract(text, r"\.(\d*?)0*(?:[eE]|$)", 1)
     exponent = sf.regexp_extract(text, r"[eE]\+?(-?\d+)$", 1).try_cast("int")
     digits = sf.concat(integer, fraction)
-    # Where the point is in the digits; it may be before the first one and behind the last one.
+    # The position of the point in the digits; it may be before the first digit or after the last one.
     point = sf.length(integer) + exponent
     padded = sf.concat(
         sf.repeat(sf.lit("0"), sf.greatest(-point + 1, sf.lit(0))),
         digits,
         sf.repeat(sf.lit("0"), sf.greatest(point - sf.length(digits), sf.lit(0))),
     )
-    at = sf.greatest(point, sf.lit(1))
-    before, after = sf.substring(padded, sf.lit(1), at), sf.substring(padded, at + 1, sf.length(padded))
+    integer_length = sf.greatest(point, sf.lit(1))
+    before = sf.substring(padded, sf.lit(1), integer_length)
+    after = sf.substring(padded, integer_length + 1, sf.length(padded))
     plain = sf.concat(sign, before, sf.when(after == "", sf.lit("")).otherwise(sf.concat(sf.lit("."), after)))
     return sf.when(text.rlike("[eE]"), plain).otherwise(text)

@@ -28,7 +28,7 @@ class Template:
         """Parse the template in a field of the recipe.
 
         Raises:
-            RecipeRefusedError: a brace stands alone, or a placeholder is more than a column's name.
+            RecipeRefusedError: a brace is unmatched, or a placeholder is not just the name of a column.
         """
         try:
             parts = list(string.Formatter().parse(text))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 EDGES = (0, *(2**power for power in range(1, 22)))
-"""Bin i counts lengths from EDGES[i] to EDGES[i + 1], without that; the last bin has no end."""
+"""Bin i counts lengths from EDGES[i] up to, but not including, EDGES[i + 1]; the last bin has no upper limit."""
 
 
 def bins(length: Column) -> dict[str, Column]:

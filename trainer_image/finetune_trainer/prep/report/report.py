@@ -80,7 +80,7 @@ class Facts:
 def write(facts: Facts, folder: Path) -> list[Path]:
     """Write the report into a folder; return the files.
 
-    `report.html` has its pictures in it, and each picture is there as PNG too. `near-duplicates.csv` has the pairs, if there are any.
+    `report.html` embeds the pictures, which are also written as PNG files. `near-duplicates.csv` has the pairs, if there are any.
     """
     pictures = {name: _encode_png(figure) for name, figure in _draw_figures(facts).items()}
     for name, content in pictures.items():

@@ -77,11 +77,11 @@ def _find_refused_function(frame: DataFrame, condition: str) -> str | None:
     if _class_name(analysed) != "Project":
         return "an aggregate"
     for node in _walk(analysed.projectList().head()):
-        inner = _list_items(node.children())
-        foreign = not inner and _class_name(node) not in _ANALYSED
-        # NB: all that stands around chance counts as chance too.
-        chance = not node.deterministic() and all(part.deterministic() for part in inner)
-        if foreign or chance or _class_name(node).endswith("UDF"):
+        children = _list_items(node.children())
+        is_forbidden_leaf = not children and _class_name(node) not in _ANALYSED
+        # NB: an expression around a nondeterministic one is nondeterministic, too.
+        is_random = not node.deterministic() and all(part.deterministic() for part in children)
+        if is_forbidden_leaf or is_random or _class_name(node).endswith("UDF"):
             return f"the function {node.prettyName().lower()}"
     return None
 

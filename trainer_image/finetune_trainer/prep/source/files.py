@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from finetune_trainer.prep.source.location import Place
 
 _FORMATS = {"Parquet": "parquet", "JSONLines": "json", "CSV": "csv"}
-# What names the columns of text files, and what reads their lines besides.
+# Spark's options for text files: those that decide on the names of columns, and those added to read the rows.
 _HEADER: dict[str, dict[str, Any]] = {
     # NB: without it a text may have 20 million characters.
     "JSONLines": {"maxStringLen": 2**31 - 1},
-    # NB: Spark's own escape is a backslash, which is text elsewhere.
+    # NB: Spark's default escape is a backslash, which other CSV readers take for text.
     "CSV": {"header": True, "multiLine": True, "escape": '"'},
 }
 _STRICT: dict[str, dict[str, Any]] = {
@@ -39,16 +39,16 @@ _STRICT: dict[str, dict[str, Any]] = {
     "CSV": {
         # NB: without it a quote that is not closed swallows the lines up to the next one.
         "unescapedQuoteHandling": "RAISE_ERROR",
-        # NB: with it Spark names the columns of all files after those of the first.
+        # NB: with True, Spark gives the columns of all files the names in the first one.
         "enforceSchema": False,
-        # NB: with it a line with too few values passes when the missing ones are not read.
+        # NB: with True, a line with too few values passes if the missing ones are not read.
         "columnPruning": False,
     },
 }
 _CORRUPT = "_corrupt_record"
-# Spark's option to take paths as they are, also those with brackets. Source: Spark, DataSource.GLOB_PATHS_KEY.
+# Spark's option to take paths literally, also those with brackets. Source: Spark, DataSource.GLOB_PATHS_KEY.
 _LITERAL = {"__globPaths__": "false"}
-# NB: Hadoop's own reader of local files looks for a checksum beside each, and cannot name that of a file with a colon.
+# NB: Hadoop's default reader of local files looks for a checksum next to each file, and fails on a file name with a colon.
 _WITHOUT_CHECKSUMS = {
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
@@ -58,9 +58,9 @@ _WITHOUT_CHECKSUMS = {
 def read(
     spark: SparkSession, source: Source | NamedSource, place: Place, field: str
 ) -> tuple[DataFrame, str, text_files.TextFiles | None]:
-    """Read the files of a source, and return the digest of their listing too, and its text files. All columns of CSV are text.
+    """Return the rows of a source's files, the digest of their listing, and the files if they are text. All columns of CSV are text.
 
-    A line that does not parse fails the pass that reads it. Lines that are no text do not: `text_files.check` must come before.
+    A line that does not parse fails the pass that reads it. A line that is not valid text does not: call `text_files.check` first.
 
     Args:
         field: the recipe's field that holds the source, for messages.
@@ -71,11 +71,11 @@ def read(
     from pyspark.errors import AnalysisException
 
     try:
-        # NB: listed before: a file that comes meanwhile must not count as read.
+        # NB: listed before reading: a file that is added meanwhile must not count as read.
         files = _list_files(spark, place)
         paths = [file.path for file in files]
         _check_compressions(paths, source.type)
-        # NB: Spark reads the subfolders of partitions alone, unless it is told.
+        # NB: by default, Spark reads only those subfolders that are partitions.
         recursive = {"recursiveFileLookup": "true"} if has_subfolders(place.path, paths) else {}
         settings = {**place.options, **recursive}
         texts = None
@@ -106,14 +106,14 @@ def _check_compressions(files: Sequence[str], kind: str) -> None:
 
 
 def _named(source: Source | NamedSource) -> str:
-    """Return the field that says where a source is, with its value."""
+    """Return the field with the location of a source, and its value."""
     return f"table {source.table}" if source.table else f"path {source.path}"
 
 
 def _literal(settings: Mapping[str, str], paths: Sequence[str]) -> dict[str, str]:
-    """The settings of a reader that takes paths as they are.
+    """Return the settings of a reader that takes paths literally.
 
-    NB: Hadoop's clients of stores keep parts of files in local ones, and need its own reader for these.
+    NB: Hadoop's clients of object stores keep parts of files in local files, for which they need Hadoop's default reader.
     """
     is_local = all(path.startswith(("/", "file:")) for path in paths)
     own_reader = _WITHOUT_CHECKSUMS if is_local and not session.on_databricks() else {}
@@ -127,7 +127,7 @@ class _File(NamedTuple):
 
 
 def _list_files(spark: SparkSession, place: Place) -> list[_File]:
-    """List the files of a source, also those in its subfolders, but for those whose name begins with _ or a dot."""
+    """List the files of a source and of its subfolders, except those whose name begins with _ or a dot."""
     literal = _literal(place.options, [place.path])
     reader = spark.read.format("binaryFile").options(**literal, recursiveFileLookup="true")
     listed = reader.load(place.path).select("path", "length", sf.unix_micros("modificationTime"))
@@ -135,15 +135,15 @@ def _list_files(spark: SparkSession, place: Place) -> list[_File]:
 
 
 def _digest(files: Sequence[_File]) -> str:
-    """A digest of the names, sizes and modification times of files."""
-    # NB: each reading of a table of Unity Catalog has a scheme of its own.
+    """Return a digest of the names, sizes and modification times of files."""
+    # NB: each read of a Unity Catalog table has a scheme of its own.
     return digest_of(
         sorted([re.sub(f"^{OWN_SCHEME}[0-9a-f]+:", "s3a:", file.path), *file[1:]] for file in files)
     )
 
 
 def has_subfolders(root: str, paths: Sequence[str]) -> bool:
-    """Whether some files of a source are in subfolders that are no partitions of a table (`year=2024`).
+    """Return whether some files of a source are in subfolders that are not partitions of a table (`year=2024`).
 
     Raises:
         DataError: there are subfolders of both kinds.
@@ -179,8 +179,8 @@ def frame(
     """Return the rows of files of a type.
 
     Args:
-        settings: of the reader, and of Hadoop's file systems for these files.
-        files: those in the paths, where these are folders.
+        settings: settings of the reader, and of Hadoop's file systems for these files.
+        files: the files in `paths`, if these are folders.
 
     Raises:
         DataError: the types of a column differ between Parquet files.
@@ -190,13 +190,12 @@ def frame(
         return schemas.read_parquet(spark, paths, files or paths, literal)
     reader = spark.read.format(_FORMATS[kind]).options(**literal)
     options = _HEADER[kind]
-    # NB: with FAILFAST in this first look, which keeps a broken line in a column of its own, nothing would name the file.
+    # NB: this first look keeps a broken line in a column of its own: with FAILFAST, the error would not name the file.
     inferred = reader.options(**options).load(paths).schema
     schema = StructType([field for field in inferred.fields if field.name != _CORRUPT])
     strict = {**literal, **options, **_STRICT[kind], "mode": "FAILFAST"}
-    # NB: where some contents are text and some are lists, Spark takes all for text, and where some arguments are integers and some are
-    # not, it takes all for floats. Only the whole text of the conversation says which was which. And only the text of a number says how
-    # it is written.
+    # NB: if some contents are text and others are lists, Spark reads all as text; if some arguments are integers and others are not, it
+    # reads all as floats. Only the JSON text of the conversation tells them apart, and only the text of a number shows how it is written.
     conversation_columns = [field.name for field in schema.fields if content.is_conversation(field.dataType)]
     numbers = [field.name for field in schema.fields if isinstance(field.dataType, DoubleType | DecimalType)]
     lists = [
@@ -221,5 +220,5 @@ def frame(
 
 
 def _has_objects(field: StructField) -> bool:
-    """Whether a column holds lists of objects, which may be definitions of tools."""
+    """Return whether a column holds lists of objects, which may be definitions of tools."""
     return isinstance(field.dataType, ArrayType) and isinstance(field.dataType.elementType, StructType)

@@ -1,4 +1,4 @@
-"""Schemas of Parquet files by their footers, also of files with columns of types that Spark does not read."""
+"""Reads the schemas of Parquet files from their footers, also if Spark does not read the types of some columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NANOSECONDS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 """The setting with which Spark reads times in nanoseconds, as integers."""
 _MAX_THREADS = 16
-# A type of times of day in the JSON of a schema, which Spark has but reads from no file.
+# Spark's type of times of day in the JSON of a schema; Spark reads it from no file.
 _TIME_OF_DAY = re.compile(r'"time\(\d\)"')
 
 
@@ -28,9 +28,9 @@ _TIME_OF_DAY = re.compile(r'"time\(\d\)"')
 class Footer:
     """The columns of a Parquet file.
 
-    schema: those that Spark reads; times in nanoseconds are integers there.
-    nanoseconds: which these are, and whether they are in UTC.
-    unreadable: the others, with their types.
+    schema: the columns that Spark reads; times in nanoseconds are integers here.
+    nanoseconds: the columns with times in nanoseconds, and whether they are in UTC.
+    unreadable: the columns that Spark does not read, with their types.
     """
 
     schema: StructType
@@ -42,7 +42,7 @@ def read(spark: SparkSession, files: Sequence[str], options: Mapping[str, str]) 
     """Return the columns of files.
 
     Args:
-        options: of Hadoop's file systems for these files.
+        options: settings of Hadoop's file systems for these files.
     """
     with ThreadPoolExecutor(_MAX_THREADS) as threads:
         return list(threads.map(lambda file: _read(spark, file, options), files))
@@ -79,7 +79,7 @@ def _read(spark: SparkSession, file: str, options: Mapping[str, str]) -> Footer:
 
 
 def _convert(converter: Any, message: Any) -> StructType | None:
-    """The schema of a file's columns; None where Spark does not read one of them."""
+    """Return the schema of a file's columns; None if Spark does not read one of them."""
     try:
         schema = str(converter.convert(message).json())
     except (Py4JJavaError, PySparkException):

@@ -24,7 +24,7 @@ _LOGIN_ADVICE = "name a Secret with HF_TOKEN in envFrom of spec.pods.prepare or 
 
 
 def fetch(source: OneSource, scratch: Path, field: str) -> tuple[list[str], str]:
-    """Download the files of one split, and return their paths and the commit that they are of.
+    """Download the files of one split, and return their paths and their commit.
 
     Args:
         scratch: folder that they are downloaded to. Parquet is kept as it is; other formats are written as Parquet.
@@ -32,8 +32,8 @@ def fetch(source: OneSource, scratch: Path, field: str) -> tuple[list[str], str]
 
     Raises:
         RecipeRefusedError: the data set requires its own loading script.
-        DataError: the Hub does not have the data set, its revision, configuration or split, or does not open it to the
-            pod; or its files do not parse.
+        DataError: the Hub does not have the data set, its revision, configuration or split, or denies the pod
+            access; or its files do not parse.
         TrainingError: the Hub does not answer.
     """
     from datasets import disable_progress_bars
@@ -123,9 +123,9 @@ def _load_builder(source: OneSource, commit: str, scratch: Path, field: str) -> 
     """
     from datasets import config, get_dataset_config_names, load_dataset_builder
 
-    # NB: it asks a server for this, which is not the Hub.
+    # NB: counting downloads sends a request to a server other than the Hub.
     config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    # NB: without the scheme, a folder of that name in the working directory goes before the Hub.
+    # NB: without the scheme, a folder of that name in the working directory takes precedence over the Hub.
     path = f"hf://datasets/{source.dataset}"
     try:
         return load_dataset_builder(path, source.config, revision=commit, cache_dir=str(scratch / "cache"))

@@ -64,8 +64,9 @@ _UNLEARNED: dict[type[DataType], str] = {BinaryType: BYTES, MapType: MAPS, Struc
 class Corpus:
     """A source as a DataFrame, and what was read: the version of a Delta table, the commit of a Hub data set.
 
-    identity: equal for equal rows of the source, as far as can be determined without reading them. texts: the text files, whose
-    lines must be checked before the rows are read. table: what the files belong to, for messages; empty where people know the files.
+    identity: equal for equal rows of the source, as far as can be determined without reading them.
+    texts: the text files, whose lines must be checked before the rows are read.
+    table: the table or data set of the files, for messages; empty if the recipe names the files themselves.
     """
 
     frame: DataFrame
@@ -77,7 +78,7 @@ class Corpus:
 
     @property
     def at(self) -> str:
-        """What was read, for a message; it begins with a space unless it is empty."""
+        """The version or commit that was read, for a message; it begins with a space unless it is empty."""
         if self.revision is not None:
             return f" at commit {self.revision}"
         return f" version {self.version}" if self.version is not None else ""
@@ -95,11 +96,11 @@ def read(
     Args:
         scratch: folder for what is downloaded; it must stay until the rows have been read.
         field: the recipe's field that holds the source, for messages.
-        catalog: where tables are found by their names.
+        catalog: the catalog that finds tables by name.
 
     Raises:
-        RecipeRefusedError: the Hub does not have the data set, or closes it to the pod.
-        DataError: the source or its version is missing, or a catalog does not let a table be read.
+        RecipeRefusedError: the data set requires its own loading script.
+        DataError: the source or its version is missing, or the pod has no access to it.
         TrainingError: the Hub or a catalog does not answer.
     """
     if source.type == "Hub":
@@ -112,7 +113,7 @@ def read(
         table = f"the Delta table {source.address}"
         return Corpus(frame, version, identity=f"{table_id}@{version}", table=table)
     if place is None:
-        # NB: a catalog does not say which files a Parquet table had, so no other job uses what is made of it.
+        # NB: a catalog does not say which files a Parquet table had, so no other job reuses what is prepared from it.
         frame = metastore.read_parquet(spark, source.table or "", f"{field}.table")
         return Corpus(frame, identity=uuid.uuid4().hex, table=f"the table {source.table}")
     frame, listing, texts = files.read(spark, source, place, field)
@@ -123,7 +124,7 @@ def _locate(source: Source | NamedSource, field: str, catalog: Catalog | None) -
     """Return the location of a source; None for a table that the session finds by its name.
 
     Raises:
-        DataError: a table has no catalog, or Unity Catalog does not let it be read.
+        DataError: a table has no catalog, or Unity Catalog denies access to it.
         TrainingError: the catalog does not answer.
     """
     if source.path is not None:
@@ -177,7 +178,7 @@ def check(frame: DataFrame, plan: Plan, where: str) -> None:
 
 
 def _find_texts(plan: Plan) -> list[str]:
-    """The columns whose values become text, other than those that may hold conversations, tools or labels."""
+    """Return the columns whose values become text, except those that may hold conversations, tools or labels."""
     form = plan.form
     as_is = {*form.spoken, *(column for template in form.jinja for column in template.columns)}
     structured = {form.tools, form.label, *(form.required if form.judged else ())}
@@ -187,7 +188,7 @@ def _find_texts(plan: Plan) -> list[str]:
 def jinja_values(frame: DataFrame, plan: Plan) -> set[str]:
     """Return the columns that Jinja templates get as they are: numbers, booleans, lists and structures; others are text.
 
-    If values in text are to be replaced, these are only booleans: as text, false would be true.
+    If values are to be redacted, only booleans stay as they are: as text, false would count as true.
     """
     columns = {column for template in plan.form.jinja for column in template.columns}
     kinds = BooleanType if plan.prepare.redact else _NUMBERS + _NESTED
@@ -200,7 +201,7 @@ def is_nested(kind: DataType) -> bool:
 
 
 def find_conversations(frame: DataFrame, weight: str | None = None) -> dict[str, tuple[str, ...]]:
-    """Return the columns that hold lists of {role, content}, and the other fields of these that are kept.
+    """Return the columns that hold lists of {role, content}, each with the other fields of messages that are kept.
 
     Args:
         weight: the field of the source that is kept as `chat_messages.WEIGHT`. Default: the field of this name.
@@ -225,7 +226,7 @@ def require(frame: DataFrame, names: Sequence[str], where: str) -> None:
     """Check that columns exist.
 
     Raises:
-        DataError: one of them is missing, or another one has its name in another case.
+        DataError: a column is missing, or another column has its name in another case.
     """
     columns = [column.name for column in list_columns(frame)]
     missing = [name for name in names if name not in columns]
@@ -237,10 +238,10 @@ def require(frame: DataFrame, names: Sequence[str], where: str) -> None:
 
 
 def require_texts(frame: DataFrame, names: Sequence[str], where: str) -> None:
-    """Check that columns hold what has a text.
+    """Check that the values of columns can be written as text.
 
     Raises:
-        DataError: one of them does not.
+        DataError: the values of a column cannot.
     """
     for name in names:
         kind = frame.schema[name].dataType

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _CONFLICT = "CANNOT_MERGE_SCHEMAS"
 _OTHER_TYPES = ("[PARQUET_TYPE_", "[UNSUPPORTED_TIME_TYPE]", "[DECIMAL_PRECISION_EXCEEDS_MAX_PRECISION]")
-# What is not learned, by what is in the name of its type in Parquet.
+# Names of types that are not learned, by a part of the type's name in Parquet.
 _UNLEARNED = {
     "(FLOAT16)": HALF_FLOATS,
     "(TIME(": TIMES_OF_DAY,
@@ -56,14 +56,14 @@ _UNLEARNED = {
 }
 _REFUSAL = "finetune refuses: "
 _INTEGERS = (ByteType(), ShortType(), IntegerType(), LongType())
-# Types whose values all fit into a wider one, which comes behind them.
+# Types in order of width: the values of each fit into the types after it without loss.
 _WIDENED = (_INTEGERS, (*_INTEGERS[:3], DoubleType()), (FloatType(), DoubleType()))
 
 
 def read_parquet(
     spark: SparkSession, paths: Sequence[str], files: Sequence[str], settings: Mapping[str, str]
 ) -> DataFrame:
-    """Return the rows of Parquet files with the columns and fields of all of them; null where a file has none.
+    """Return the rows of Parquet files with the columns and fields of all of them; null where a file lacks one.
 
     Args:
         paths: files and folders.
@@ -77,7 +77,7 @@ def read_parquet(
     try:
         with _refusing_nanoseconds(spark):
             frame = reader.option("mergeSchema", True).load([*paths])
-            # NB: Spark Connect reads the files now, and not before.
+            # NB: Spark Connect reads the files only now.
             _ = frame.schema
             return frame
     except (Py4JJavaError, PySparkException) as error:
@@ -111,24 +111,24 @@ def _refusing_nanoseconds(spark: SparkSession) -> Iterator[None]:
 
 
 def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
-    """The rows of files whose columns are known."""
+    """Return the rows of files with the columns of all of them, by their footers."""
     groups: dict[str, list[str]] = {}
     columns: dict[str, StructField] = {}
     for file, footer in files.items():
         groups.setdefault(f"{footer.schema.json()}{footer.nanoseconds}", []).append(file)
     frames = []
-    for some in groups.values():
-        footer = files[some[0]]
-        frame = _with_times(reader.schema(footer.schema).load(some), footer)
+    for group in groups.values():
+        footer = files[group[0]]
+        frame = _with_times(reader.schema(footer.schema).load(group), footer)
         columns |= {field.name: field for field in frame.schema.fields}
         frames.append(_without_empty_columns(frame) if len(groups) > 1 else frame)
     # The schemas of the frames, and a file of each, for messages.
     (merged, first), *remaining = zip(
-        (frame.schema for frame in frames), (some[0] for some in groups.values()), strict=True
+        (frame.schema for frame in frames), (group[0] for group in groups.values()), strict=True
     )
     for schema, file in remaining:
         merged = _merge_fields(merged, schema, file, first)
-    # A column that is empty in every file is one, of whatever type.
+    # A column that is empty in every file stays, with the type that one of them has.
     empty = columns.keys() - {*merged.fieldNames()}
     merged = StructType([*merged.fields, *(field for name, field in columns.items() if name in empty)])
     frame = reduce(lambda union, part: union.unionByName(part), (frame.to(merged) for frame in frames))
@@ -136,7 +136,7 @@ def _union(reader: DataFrameReader, files: Mapping[str, Footer]) -> DataFrame:
 
 
 def _with_times(frame: DataFrame, footer: Footer) -> DataFrame:
-    """Make times of integers that are nanoseconds; what is below a microsecond is cut off."""
+    """Convert integers that are nanoseconds to times, truncated to microseconds."""
     for name, is_utc in footer.nanoseconds.items():
         time = sf.timestamp_micros(sf.expr(f"{quoted(name)} div 1000"))
         frame = frame.withColumn(name, time if is_utc else time.cast("timestamp_ntz"))
@@ -144,15 +144,17 @@ def _with_times(frame: DataFrame, footer: Footer) -> DataFrame:
 
 
 def _with_refusals(frame: DataFrame, files: Mapping[str, Footer]) -> DataFrame:
-    """Add the columns of types that Spark does not read, each of which fails the preparation that reads it."""
-    unreadable = {name: (kind, file) for file, of in files.items() for name, kind in of.unreadable.items()}
+    """Add the columns of types that Spark does not read; each of them fails a preparation that reads it."""
+    unreadable = {
+        name: (kind, file) for file, footer in files.items() for name, kind in footer.unreadable.items()
+    }
     for name, (kind, file) in unreadable.items():
         is_group = kind.startswith("group ")
         unlearned = next(
             (kind_name for mark, kind_name in _UNLEARNED.items() if mark in kind and not is_group), kind
         )
         sentence = explain_type(name, as_named(file), unlearned)
-        # NB: the type of an error alone would be that of null.
+        # NB: without the cast, the column would have the type of null.
         frame = frame.withColumn(name, sf.raise_error(sf.lit(f"{_REFUSAL}{sentence}")).cast("string"))
     return frame
 
@@ -177,7 +179,7 @@ def _check_pointers(
 
 
 def _unreadable_there(path: str, error: Exception) -> DataError:
-    """The error of types on compute without access to the JVM, where nobody can look into footers."""
+    """Return the error of types on compute without access to the JVM, where footers cannot be read."""
     return DataError(
         "WrongColumnType",
         f"{path} has columns whose types differ between files or that Spark does not read ({first_line(error)}): write the files with "
@@ -186,7 +188,7 @@ def _unreadable_there(path: str, error: Exception) -> DataError:
 
 
 def _without_empty_columns(frame: DataFrame) -> DataFrame:
-    """Leave out columns without values: a writer that sees none cannot know their type."""
+    """Leave out columns without values: a writer that sees no values cannot know their type."""
     (counts,) = frame.agg(*(sf.count(sf.col(quoted(name))).alias(name) for name in frame.columns)).collect()
     return frame.select(*(quoted(name) for name, count in counts.asDict().items() if count))
 
@@ -205,7 +207,7 @@ def _merge_fields(
 
 
 def _merge_types(left_type: DataType, right_type: DataType, file: str, first: str, name: str) -> DataType:
-    """The type that holds the values of both without a loss."""
+    """Return the type that holds the values of both without loss."""
     if left_type == right_type:
         return left_type
     if isinstance(left_type, StructType) and isinstance(right_type, StructType):

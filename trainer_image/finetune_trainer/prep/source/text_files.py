@@ -32,7 +32,7 @@ _VALUE, _FILE, _BLOCK, _BYTES, _NUMBER, _REASON = "value", "file", "block", "byt
 _POINTER_LIMIT_BYTES = 1024
 # White space of JSON.
 _JSON_BLANKS = " \t\r\n"
-# An escape of half of a surrogate pair, behind an even number of backslashes: the other half does not follow, or is not before it.
+# An escaped half of a surrogate pair, after an even number of backslashes, without the other half after or before it.
 _HALF_ESCAPED = (
     r"(?<!\\)(?:\\\\)*\\u(?:"
     r"[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
@@ -70,7 +70,7 @@ def check(
 
     Args:
         kind: JSONLines or CSV.
-        settings: of the reader.
+        settings: settings of the reader.
 
     Raises:
         DataError: a line is not text; the message names it.
@@ -94,14 +94,14 @@ def is_pointer(spark: SparkSession, file: str, settings: Mapping[str, str]) -> b
 
 
 def find_line(spark: SparkSession, file: str, settings: Mapping[str, str], row: int) -> int:
-    """Return the number of the line of a row of JSON lines, by its number: blank lines are no rows. Both count from 1."""
+    """Return the line number of a row of JSON lines, where blank lines are not rows. Both numbers begin with 1."""
     lines = spark.read.options(**settings).option("lineSep", "\n").text(file)
     is_row = lines.select((sf.trim(sf.col(_VALUE), sf.lit(_JSON_BLANKS)) != "").alias(_VALUE)).toArrow()
     return int(np.flatnonzero(is_row[_VALUE].to_numpy())[row - 1]) + 1
 
 
 def _find_pointer(lines: DataFrame) -> str | None:
-    """Return a file whose first line begins a pointer of Git LFS: a later line may be a value that quotes one.
+    """Return a file that is a pointer of Git LFS, by its first line: a later line may be a value that quotes one.
 
     NB: Spark lists the files by their size, and opens the small ones only.
     """
@@ -137,7 +137,7 @@ def _find_reason(kind: str) -> Column:
 def _find_line(lines: DataFrame, kind: str) -> tuple[int, str]:
     """Return the number of the first unreadable line of a file, from 1, and the reason.
 
-    NB: the blocks of a large file are read in any order, and the lines of each in theirs.
+    NB: Spark reads the blocks of a large file in any order, but the lines of a block in order.
     """
     numbered = lines.select(
         _BLOCK,

@@ -1,7 +1,7 @@
-"""Tables of Unity Catalog by their names: where they are, and temporary credentials that read one of them.
+"""Locates tables of Unity Catalog by name, and requests temporary credentials that read one of them.
 
-The REST API is that of the open-source server, which Databricks has too. The driver asks it; executors get the credentials of
-the files with what they read.
+The REST API is that of the open-source server, which Databricks has too. Only the driver calls it; executors get the credentials
+with the files that they read.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HTTP_TIMEOUT_SECONDS = 20.0
 _RETRY_TIMEOUT_SECONDS = 60
 _FORMATS = {"DELTA": "Delta", "PARQUET": "Parquet"}
 _TABLE_TYPES = (None, TableType.MANAGED, TableType.EXTERNAL)
-# Features of a Delta table whose newest versions only its catalog knows.
+# Features of a Delta table that only its catalog can give the newest version of.
 _CATALOG_MANAGED_FEATURES = ("delta.feature.catalogManaged", "delta.feature.catalogOwned-preview")
 _DATABRICKS_ADVICE = "use data.prepare.spark.mode Databricks"
 # A message of a server may be long.
@@ -113,7 +113,7 @@ def _build_config(catalog: Catalog) -> Config:
     """Return the configuration of the SDK for a catalog."""
     if catalog.unity_catalog:
         token = os.environ.get(TOKEN_KEY)
-        # NB: a named kind of login keeps that of another workspace, which may be in the environment, from this server.
+        # NB: auth_type keeps the SDK from sending this server the login of another workspace in the environment.
         login = {"token": token, "auth_type": "pat"} if token else {"credentials_strategy": _Anonymous()}
         return _Login(host=catalog.unity_catalog.uri, **login)
     host, token, client, secret = (os.environ.get(f"{DATABRICKS_PREFIX}{key}") for key in SECRET_KEYS)
@@ -207,7 +207,7 @@ def _check_table(info: TableInfo, kind: str, reference: _TableReference) -> None
     """Check that the files of a table hold all of its rows, and have the type that the recipe names.
 
     Raises:
-        DataError: they are not.
+        DataError: the files do not.
     """
     if info.table_type not in _TABLE_TYPES:
         raise DataError(
@@ -252,7 +252,7 @@ def _build_place(location: str, credentials: AwsCredentials | None, reference: _
     """Return the place of files in S3, with the credentials that read them.
 
     Raises:
-        DataError: they are elsewhere, or there are no credentials.
+        DataError: the files are not in S3, or there are no credentials.
     """
     url = urlsplit(location)
     if url.scheme not in ("s3", "s3a"):

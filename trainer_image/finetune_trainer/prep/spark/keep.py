@@ -1,4 +1,4 @@
-"""Keeps frames that are read more than once, where the compute lets it."""
+"""Keeps frames that are read more than once, if the compute supports it."""
 
 from __future__ import annotations
 

@@ -55,8 +55,10 @@ _DYNAMIC = "spark.dynamicAllocation."
 class Driver:
     """The prep pod as Spark's driver.
 
-    host: name at which executors find it. selector: labels of the executors. template: their pod template, as JSON. image, pull_policy:
-    those of the template.
+    host: name at which executors find it.
+    selector: labels of the executors.
+    template: pod template of the executors, as JSON.
+    image, pull_policy: those of the template.
     """
 
     pod: str
@@ -108,7 +110,7 @@ def build_settings(
     """Return Spark's settings for this mode, in addition to those of every mode.
 
     Args:
-        options: of the JVM.
+        options: options of the JVM.
         memory: heap of an executor, as the JVM reads it.
 
     Raises:
@@ -138,7 +140,7 @@ def build_executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[s
     """Return Spark's settings for executors in pods, in every mode that has them.
 
     Args:
-        options: of the JVM.
+        options: options of the JVM.
 
     Raises:
         RecipeRefusedError: the conf sets a setting that has a field, or that the driver's location determines.
@@ -156,7 +158,7 @@ def build_executor_settings(spark: Spark, *, jars: Path, options: str) -> dict[s
         "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
         # NB: a pod that a quota rejects counts as a failed executor; the operator reports it, and Spark retries.
         "spark.executor.maxNumFailures": str(2**31 - 1),
-        # What follows keeps Spark to pods: its account needs no right on anything else.
+        # With the settings below, Spark manages only pods, and its ServiceAccount needs no other rights.
         "spark.kubernetes.executor.disableConfigMap": "true",
         "spark.kubernetes.driver.service.deleteOnTermination": "false",
         "spark.kubernetes.driver.ownPersistentVolumeClaim": "false",
@@ -194,7 +196,7 @@ def delete_executors(
         url, method="DELETE", headers={"Authorization": f"Bearer {token}", "Accept": "application/json"}
     )
     trusted = ssl.create_default_context(cafile=os.fspath(account / "ca.crt"))
-    # NB: the proxy of the pod's variables is for servers outside the cluster.
+    # NB: the proxy in the pod's environment variables is for servers outside the cluster.
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
     )

@@ -1,4 +1,4 @@
-"""Tables that the session's own catalog finds by their names: a Hive metastore, or that of a Databricks run."""
+"""Finds tables by name in the session's own catalog: a Hive metastore, or the catalog of a Databricks run."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def read_parquet(spark: SparkSession, table: str, field: str) -> DataFrame:
     """
     require(spark, table, field)
     name = ".".join(quoted(part) for part in table.split("."))
-    about = {
+    properties = {
         row["col_name"]: row["data_type"] for row in spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
     }
-    provider, serde = about.get("Provider", ""), about.get("Serde Library", "")
+    provider, serde = properties.get("Provider", ""), properties.get("Serde Library", "")
     if provider.lower() != "parquet" and not (provider.lower() == "hive" and "Parquet" in serde):
         raise DataError(
             "UnreadableSource",

@@ -100,8 +100,8 @@ class Progress:
     def tell(self) -> None:
         """Show the percent of the step, if it has grown.
 
-        NB: Spark makes the later stages of a step when it knows the results of the earlier ones. So the percent only
-        grows, and a step is not at 100% before the next one begins.
+        NB: Spark adds the later stages of a step only after the earlier ones, which lowers its percent. So a lower percent is not
+        shown, and a step is not at 100% before the next one begins.
         """
         step = self._step
         if self._counter is None or not step:

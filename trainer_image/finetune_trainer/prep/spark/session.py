@@ -75,7 +75,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
     With mode SparkApplication, the session is the one that spark-submit has configured.
 
     Args:
-        catalog: where tables are found by their names.
+        catalog: the catalog that finds tables by name.
 
     Raises:
         RecipeRefusedError: the recipe's conf has a setting that is not allowed, or the recipe is for a Databricks run or a SparkApplication.
@@ -106,7 +106,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
         # NB: without it Spark resolves its host name, which fails in some networks.
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.pop("SPARK_LOCAL_DIRS", None)
-    chosen = build_settings(
+    session_settings = build_settings(
         spark,
         jars=find_jars(),
         scratch=Path(tempfile.gettempdir()),
@@ -116,7 +116,7 @@ def start(spark: Spark, catalog: Catalog | None = None) -> SparkSession:
         catalog=catalog,
     )
     builder = SparkSession.builder
-    for name, value in chosen.items():
+    for name, value in session_settings.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -147,7 +147,7 @@ def on_databricks() -> bool:
 def attach() -> SparkSession:
     """Return the session of the Databricks run, with the settings that the rows and the messages depend on.
 
-    Nothing else of it is ours: neither its jars, nor its size, nor its end.
+    Its jars, size and end are up to Databricks.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -194,9 +194,9 @@ def find_next_job(spark: SparkSession) -> int:
 
 
 def count_failures(spark: SparkSession, first_job: int) -> int | None:
-    """Return how many executors have failed, and how many tasks and stages of jobs from a number on.
+    """Return the number of lost executors, plus that of failed tasks and stages of jobs from `first_job` on.
 
-    If an action does not change the result, none of its tasks ran twice. None if Spark does not report it.
+    If the number is the same before and after an action, no task of the action ran twice. None if Spark does not report it.
 
     NB: neither number is sufficient. Stages that miss the results of an executor fail before Kubernetes reports that it is lost, and an
     executor that is lost between two stages fails no task.
@@ -280,7 +280,7 @@ def build_settings(
 
     Args:
         driver: this pod, if it creates executors in pods. None if Spark runs in this pod alone, or if spark-submit made this pod.
-        catalog: where tables are found by their names; Spark itself knows a Hive metastore.
+        catalog: the catalog that finds tables by name; it changes the settings only if it is a Hive metastore.
 
     Raises:
         RecipeRefusedError: the conf sets what the recipe has a field for, or what no recipe may set.
@@ -290,7 +290,7 @@ def build_settings(
             raise RecipeRefusedError(f"data.prepare.spark.conf may not set {name}: use {field}")
     options = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile={_LOG_SETTINGS}"
     if not spark.executor_pods and _LOG_LEVEL not in spark.conf:
-        # NB: executors in pods log the tasks that fail there, and the driver those that are tried again.
+        # NB: executors in pods log their failed tasks, and the driver logs the tasks that are retried.
         options += " -Dfinetune.log.tasks=off"
     if not spark.executor_pods and cores <= _FEW_CORES and not _names_collector(environment):
         options += f" {_SERIAL}"
@@ -308,7 +308,7 @@ def build_settings(
         _LOG_LEVEL: "ERROR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # NB: with it, each call for a column looks up the line of code that made it, in ten calls of the JVM.
+        # NB: if true, each call on a column looks up the line of code that made it, which takes ten calls of the JVM.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.sql.shuffle.partitions": str(4 * cores),
         "spark.sql.session.timeZone": "UTC",

@@ -2,7 +2,7 @@
 
 Spark's own images have a script for this; the pyspark wheel has none. Spark describes the driver in a file of properties, and
 starts the container with the argument `driver` and those of spark-submit. What depends on the image is added here: its jars, its
-Python, and the settings that the rows depend on. spark-submit then runs the preparation, which finds its session made.
+Python, and the settings that the rows depend on. spark-submit then runs the preparation, which uses the session of spark-submit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def build_command(
         TrainingError: the jars are not in the folder FINETUNE_JARS.
     """
     spark = prepare.spark
-    chosen = session.build_settings(
+    session_settings = session.build_settings(
         spark,
         jars=session.find_jars(),
         scratch=Path(tempfile.gettempdir()),
@@ -79,8 +79,8 @@ def build_command(
         environment=variables,
         catalog=prepare.catalog,
     ) | {"spark.driver.bindAddress": variables[_ADDRESS]}
-    # NB: settings here are before those of the file.
-    conf = [word for name, value in chosen.items() for word in ("--conf", f"{name}={value}")]
+    # NB: these settings take precedence over those of the file.
+    conf = [word for name, value in session_settings.items() for word in ("--conf", f"{name}={value}")]
     return [str(home / "bin" / "spark-submit"), *conf, "--deploy-mode", "client", *words]
 
 

@@ -14,8 +14,8 @@ _AZURE = "org.apache.hadoop.fs.azurebfs.oauth2"
 _AUTHORITY = "https://login.microsoftonline.com/"
 _MIB = 2**20
 GS_CLIENT = {
-    # NB: Hadoop's defaults name a connector of its own, which is not in the image, and its sizes have units, which that of
-    # Google cannot read.
+    # NB: Hadoop's defaults name Hadoop's own connector, which is not in the image, and give sizes with units, which Google's
+    # connector cannot read.
     "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
     "fs.AbstractFileSystem.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS",
     "fs.gs.block.size": str(64 * _MIB),

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-# Runs of words that this many texts share are not boilerplate, in a corpus of any size: GPT-3's decontamination leaves out those
-# that more texts share (Brown et al. 2020, appendix C).
+# Runs of words that at most this many texts share are not boilerplate, in a corpus of any size: GPT-3's decontamination leaves out
+# those that more texts share (Brown et al. 2020, appendix C).
 _MAX_TEXTS = 10
-# Of the texts of a corpus. Fewer are copies of a text, which near duplicates are.
+# Share of the texts of a corpus. A run in fewer texts is from copies of a text, which are near duplicates.
 _SHARE = 0.02
-# Texts that are counted. A run in one of fifty texts is in 400 of them.
+# Size of the sample. A run in one of fifty texts is in 400 of these texts.
 _SAMPLED_TEXTS = 20_000
 _BUCKETS = 2**30
 _TEXTS_PER_BATCH = 500
@@ -31,12 +31,12 @@ _SHINGLE, _TEXTS = "shingle", "texts"
 
 
 def limit(texts: int, share: float = _SHARE) -> int:
-    """Return in how many of several texts a run of words may be before it is boilerplate.
+    """Return how many texts may share a run of words before it is boilerplate.
 
     Args:
         texts: the number of texts.
-        share: of the texts, where that is more than ten of them. In a corpus of fewer than 20 texts it is half of them, and two
-            texts alone share no boilerplate.
+        share: the limit as a share of the texts, if that is more than ten of them. Below 20 texts, the limit is half of them, but
+            at least 2.
     """
     return max(2, min(_MAX_TEXTS, texts // 2), int(texts * share))
 

@@ -1,4 +1,4 @@
-"""What conversations need of the model's chat template."""
+"""Checks that the model's chat template can render the conversations of a recipe."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
-    """Check that a tokenizer has a chat template, and that this renders tools where the recipe names a column of them.
+    """Check that a tokenizer has a chat template, which renders tools if the recipe names a column of tools.
 
     Raises:
-        RecipeRefusedError: there is no template, it ignores tools and data.prepare.onTemplateError is Fail, or its blocks that mark
-            answers are empty.
+        RecipeRefusedError: there is no template, it ignores tools and data.prepare.onTemplateError is Fail, or its answers
+            would not be learned up to their ends.
     """
     base, columns, prepare = recipe.model.base, recipe.data.columns, recipe.data.prepare
     if tokenizer.chat_template is None:
@@ -29,8 +29,13 @@ def check(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
         loss_mask.check_template(tokenizer, base)
     if missing := answer_end.explain_missing_stop(tokenizer):
         print(f"NB: {missing}", flush=True)
-    drops = prepare is not None and prepare.on_template_error == "Drop"
-    if columns and columns.tools and not drops and not template_omissions.renders_tools(tokenizer):
+    drops_refused_rows = prepare is not None and prepare.on_template_error == "Drop"
+    if (
+        columns
+        and columns.tools
+        and not drops_refused_rows
+        and not template_omissions.renders_tools(tokenizer)
+    ):
         raise RecipeRefusedError(
             f"data.columns.tools requires a chat template that renders tools, and the one of {base} does not: set "
             "model.chatTemplate, remove data.columns.tools, or drop conversations with tools by "

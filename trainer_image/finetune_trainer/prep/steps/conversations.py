@@ -1,7 +1,7 @@
-"""Conversations among the columns of a source, and those that are made of prompts and answers, as Spark expressions.
+"""Spark expressions for conversations, both those in a source and those made of prompts and answers.
 
-A conversation is a list of {role, content}, and of the fields `Form.carried`. What is a structure in the source, such as
-tool_calls, is JSON text here, so that sources with other structures have the same columns.
+A conversation is a list of {role, content} with the fields `Form.carried`. Structures in the source, for example tool_calls,
+become JSON text, so that sources with different structures have the same columns.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _CALLS = "tool_calls"
 
 
 def parse(frame: DataFrame, form: Form) -> DataFrame:
-    """Parse the conversations of a source, which may have `messages` as JSON text. Text that is no such list becomes null.
+    """Parse the conversations of a source, which may have `messages` as JSON text. Text that is not a list of messages becomes null.
 
     Raises:
-        DataError: a column is neither.
+        DataError: a column holds neither conversations nor text.
     """
     for name in form.spoken:
         frame = frame.withColumn(name, _parse_column(name, frame.schema[name].dataType, form))
@@ -48,7 +48,7 @@ def parse(frame: DataFrame, form: Form) -> DataFrame:
 
 
 def with_tools(frame: DataFrame, form: Form) -> DataFrame:
-    """Make JSON text of the tools of a source: an empty list where a row has none, null where they are no list.
+    """Convert the tools of a source to JSON text: an empty list if a row has no tools, null if they are not a list.
 
     Raises:
         DataError: the column holds something else.
@@ -57,7 +57,7 @@ def with_tools(frame: DataFrame, form: Form) -> DataFrame:
 
 
 def tools(frame: DataFrame, name: str) -> Column:
-    """Return the tools of a source as `with_tools` makes them; errors as there."""
+    """Return the tools of a source as `with_tools` converts them, with the same errors."""
     kind = frame.schema[name].dataType
     column = sf.col(quoted(name))
     if isinstance(kind, NullType):
@@ -82,7 +82,7 @@ def tools(frame: DataFrame, name: str) -> Column:
 
 def _parse_column(name: str, kind: DataType, form: Form) -> Column:
     column, carried = sf.col(quoted(name)), form.carried
-    # The fields of a message, and what they are in the source.
+    # The fields of a message, and their names in the source.
     fields = {field: field for field in ("role", "content", *carried)}
     if form.weight and WEIGHT in fields:
         fields[WEIGHT] = form.weight
@@ -130,7 +130,7 @@ def _parse_column(name: str, kind: DataType, form: Form) -> Column:
 
 
 def _wrap_call(call: Column) -> Column:
-    """A call as a list of calls; null where it has no name, as some writers have it in messages without a call."""
+    """Return a call as a list of calls; null if it has no name: some writers add an empty call to messages without one."""
     before, after = wrap_call("\0").split("\0")
     return sf.when(
         sf.get_json_object(call, "$.name").isNotNull(), sf.concat(sf.lit(before), call, sf.lit(after))
@@ -138,7 +138,7 @@ def _wrap_call(call: Column) -> Column:
 
 
 def _build_message(fields: dict[str, Column]) -> Column:
-    """A message; an empty list of calls is none, and weights are 1 and 0, as far as they are weights."""
+    """Return a message with our roles, null for an empty list of calls, and 1 or 0 for valid weights."""
     role = fields["role"]
     for theirs, ours in ROLES.items():
         role = sf.when(fields["role"] == theirs, sf.lit(ours)).otherwise(role)
@@ -148,13 +148,13 @@ def _build_message(fields: dict[str, Column]) -> Column:
     if WEIGHT in fields:
         word = sf.lower(sf.trim(fields[WEIGHT]))
         for number, is_learned in (("1", True), ("0", False)):
-            same = [word_of_weight for word_of_weight, weight in WEIGHTS.items() if weight is is_learned]
-            fields = fields | {WEIGHT: sf.when(word.isin(same), sf.lit(number)).otherwise(fields[WEIGHT])}
+            words = [word_of_weight for word_of_weight, weight in WEIGHTS.items() if weight is is_learned]
+            fields = fields | {WEIGHT: sf.when(word.isin(words), sf.lit(number)).otherwise(fields[WEIGHT])}
     return sf.struct(*(value.alias(name) for name, value in fields.items()))
 
 
 def is_blank(name: str, form: Form) -> Column:
-    """Whether a conversation has a message without role or content, or nothing but white space; null where it is null."""
+    """Return whether a conversation has a message without role or content, or only white space; null if it is null."""
 
     def calls(turn: Column) -> Column:
         return turn[_CALLS].isNotNull() if _CALLS in form.carried else sf.lit(False)
@@ -168,7 +168,7 @@ def is_blank(name: str, form: Form) -> Column:
 
 
 def conversation_text(name: str, form: Form) -> Column:
-    """Return the text of a conversation: the fields of its messages, a line for each, but for weights."""
+    """Return the text of a conversation: the fields of its messages except weights, one per line."""
     fields = [field for field in ("role", "content", *form.carried) if field != WEIGHT]
     turns = sf.transform(
         sf.col(quoted(name)), lambda turn: sf.concat_ws("\n", *(turn[field] for field in fields))
@@ -177,7 +177,7 @@ def conversation_text(name: str, form: Form) -> Column:
 
 
 def weights(name: str) -> Column:
-    """Return the weights of the messages of a conversation as text; 1 for one without, and for one that is no answer."""
+    """Return the weights of a conversation's messages as text; 1 for messages without a weight or that are not answers."""
 
     def weight(turn: Column) -> Column:
         return sf.coalesce(sf.when(turn["role"] == "assistant", turn[WEIGHT]), sf.lit("1"))
@@ -216,7 +216,7 @@ def count_characters(name: str) -> Column:
 
 
 def build_columns(form: Form) -> list[Column]:
-    """Return the columns of the table whose examples the chat template renders."""
+    """Return the table's columns for examples that the chat template renders."""
     if form.messages is not None:
         message_columns = [sf.col(quoted(form.messages)).alias(MESSAGES)]
         return message_columns + ([sf.col(quoted(form.tools)).alias(TOOLS)] if form.tools else [])
@@ -252,8 +252,8 @@ def _build_system_turn(form: Form) -> list[Column]:
 
 
 def _build_turn(role: str, text: Column, form: Form) -> Column:
-    nothing = {name: sf.lit(None).cast("string") for name in form.carried}
-    return _build_message({"role": sf.lit(role), "content": text, **nothing})
+    empty_fields = {name: sf.lit(None).cast("string") for name in form.carried}
+    return _build_message({"role": sf.lit(role), "content": text, **empty_fields})
 
 
 def display_text(form: Form) -> Column:

@@ -47,9 +47,9 @@ _FIELD = "data.prepare.decontaminate.sources"
 _SET, _GRAM, _WORDS, _GRAMS = "set", "gram", "words", "grams"
 # Runs of words of all evaluation sets that each executor keeps in memory; more are joined by a shuffle.
 _MAX_RUNS_IN_MEMORY = 2_000_000
-# The share of a set's texts that have a run of words, from which on it is of a template.
+# A run of words in more than this share of a set's texts belongs to their template.
 _SHARE = 0.01
-# Texts that are hashed at once.
+# Texts that are hashed in one batch.
 _TEXTS_PER_BATCH = 500
 
 
@@ -63,7 +63,8 @@ class EvaluationSet(NamedTuple):
 class Shared(NamedTuple):
     """Examples that share words with evaluation sets.
 
-    examples: number of different ones, by set. samples: some of them, each with the name of a set.
+    examples: number of distinct examples, by set.
+    samples: some of the examples, each with the name of a set.
     """
 
     examples: dict[str, int]
@@ -77,11 +78,11 @@ def read(
 
     Args:
         scratch: folder for what is downloaded; it must stay until the rows have been read.
-        catalog: where tables are found by their names.
+        catalog: the catalog that finds tables by name.
 
     Raises:
-        RecipeRefusedError, DataError, TrainingError: as `source.read`.
-        DataError: a column is missing or holds no text, or no column does.
+        RecipeRefusedError, DataError, TrainingError: as `reader.read`.
+        DataError: a named column is missing or holds no text, or no column holds text.
     """
     sets = []
     for source in sources:
@@ -117,13 +118,13 @@ def build_results(sets: Sequence[EvaluationSet], shared: dict[str, int]) -> list
 def remove_contaminated(
     frame: DataFrame, sets: Sequence[EvaluationSet], prepare: Prepare, kept_frames: ExitStack
 ) -> tuple[DataFrame, Shared]:
-    """Return the frame without examples that share a run of words with a set, and what shares one.
+    """Return the frame without examples that share a run of words with a set, and a summary of those examples.
 
-    The frame is without the column of the compared text.
+    The column of the compared text is dropped.
 
     Args:
         frame: examples; it is read twice.
-        kept_frames: ends what the returned frame needs.
+        kept_frames: releases what the returned frame needs when it closes.
 
     Raises:
         DataError: a set has no text that is long enough.
@@ -173,7 +174,7 @@ def _measure_runs(
 def _hash_runs(
     sets: Sequence[EvaluationSet], decontaminate: Decontaminate, kinds: Sequence[RedactKind]
 ) -> DataFrame:
-    """Return the different runs of words by which texts of the sets are found: `set`, `gram` and `words`."""
+    """Return the distinct runs of words that identify texts of the sets, in the columns `set`, `gram` and `words`."""
     hashed = partial(
         _hash_evaluation_batches,
         ngram=decontaminate.ngram,
@@ -196,7 +197,7 @@ def _hash_runs(
             .distinct()
         )
         counts = rows.mapInArrow(hashed, f"{_GRAM} bigint, {_WORDS} int").groupBy(_GRAM, _WORDS).count()
-        # A run that many texts of a set share is of their template, which tasks of others may have too.
+        # A run that many texts of a set share belongs to their template, which unrelated tasks may use too.
         grams = counts.where(sf.col("count") <= boilerplate.limit(rows.count(), _SHARE))
         runs_of_set = grams.select(sf.lit(evaluation_set.source.name).alias(_SET), _GRAM, _WORDS)
         runs = runs_of_set if runs is None else runs.union(runs_of_set)
@@ -239,7 +240,7 @@ def _list_texts(name: str, kind: DataType) -> Column | None:
         return column
     if is_conversation(kind):
         role = FIELDS["role"] if "role" not in kind.elementType.fieldNames() else "role"
-        # NB: an instruction to the assistant is no task, and the examples of one application have the same one.
+        # NB: an instruction to the assistant is not a task, and all examples of an application share it.
         tasks = sf.filter(column, lambda turn: ~sf.coalesce(turn[role].isin(*INSTRUCTING), sf.lit(False)))
         return sf.transform(tasks, lambda turn: text_of(turn, kind.elementType, only_texts=True))
     return None

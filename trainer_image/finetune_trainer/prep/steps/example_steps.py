@@ -1,4 +1,4 @@
-"""From rows of a source to examples, for both passes over a source: that of a preparation, and the search for a row that is refused."""
+"""The steps from rows to examples that both passes over a source run: the preparation, and the search for a refused row."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def flag_rows(frame: DataFrame, plan: Plan) -> DataFrame:
-    """Mark each row that a filter drops, see `steps.flag_rows`, and parse the conversations, tools and labels of all."""
-    # NB: the filters see the tools of the source. Those of a mix are JSON text, since its sources may have other types.
-    # Its conversations are parsed too.
+    """Mark each row that a filter drops, see `steps.flag_rows`, and parse the conversations, tools and labels of all rows."""
+    # NB: the filters see tools as they are in the source. In a mix, tools are already JSON text, since its sources may have different
+    # types, and conversations are already parsed.
     is_mix = steps.MIXED_FROM in frame.columns
     frame = steps.flag_rows(frame if is_mix else conversations.parse(frame, plan.form), plan)
     return labels.with_labels(conversations.with_tools(frame, plan.form), plan.form)
@@ -33,7 +33,7 @@ def join_spoken_texts(plan: Plan) -> Column:
 
 
 def redact_texts(frame: DataFrame, plan: Plan) -> DataFrame:
-    """Replace values in the text of examples, if the recipe does; fail on text that is not UTF-8."""
+    """Redact the text of examples, if the recipe requests it; fail on text that is not UTF-8."""
     frame = steps.require_valid_text(frame, plan.form)
     return redact.redact_columns(frame, plan.form, plan.prepare.redact) if plan.prepare.redact else frame
 

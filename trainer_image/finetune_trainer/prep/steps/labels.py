@@ -20,9 +20,9 @@ COLUMN = "__finetune_label"
 
 
 def as_boolean(frame: DataFrame, name: str) -> Column:
-    """Return the labels in a column of booleans, of integers, or of texts, as booleans; null for an invalid label.
+    """Return the labels in a column of booleans, integers or texts as booleans; null for an invalid label.
 
-    True are 1 and the texts true and 1, in any case; false are 0 and the texts false and 0.
+    1 and the texts true and 1 mean True; 0 and the texts false and 0 mean False. The case of a text does not matter.
     """
     column = sf.col(quoted(name))
     kind = frame.schema[name].dataType
@@ -38,5 +38,5 @@ def as_boolean(frame: DataFrame, name: str) -> Column:
 
 
 def with_labels(frame: DataFrame, form: Form) -> DataFrame:
-    """Make booleans of the labels of a source."""
+    """Convert the labels of a source to booleans."""
     return frame if form.label is None else frame.withColumn(form.label, as_boolean(frame, form.label))

@@ -75,7 +75,7 @@ def _rename_columns(part: Part, columns: Columns) -> Part:
 
 
 def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tuple[str, ...]]:
-    """Return the columns of all parts that hold lists of {role, content}, and the other fields of these that are kept.
+    """Return the columns of all parts that hold lists of {role, content}, each with the other fields of messages that are kept.
 
     Raises:
         DataError: a column of a preference holds conversations in some parts, and text in others.
@@ -84,12 +84,12 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
     differing = [
         name
         for name in columns.named
-        if 0 < sum(name in of_part for of_part in carried_fields) < len(carried_fields)
+        if 0 < sum(name in part_fields for part_fields in carried_fields) < len(carried_fields)
     ]
     if columns.messages is None and differing:
         differences = "; ".join(
-            f"{part.source.name} has {'conversations' if differing[0] in of_part else 'text'}"
-            for part, of_part in zip(parts, carried_fields, strict=True)
+            f"{part.source.name} has {'conversations' if differing[0] in part_fields else 'text'}"
+            for part, part_fields in zip(parts, carried_fields, strict=True)
         )
         raise DataError(
             "ColumnsDiffer",
@@ -99,20 +99,20 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
             ),
         )
     fields_of_columns = [
-        {field for of_part in carried_fields for field in of_part.get(name, chat_messages.CARRIED)}
+        {field for part_fields in carried_fields for field in part_fields.get(name, chat_messages.CARRIED)}
         for name in columns.named
     ]
     return {
         name: tuple(field for field in chat_messages.CARRIED if field in fields)
         for name, fields in zip(columns.named, fields_of_columns, strict=True)
-        if any(name in of_part for of_part in carried_fields)
+        if any(name in part_fields for part_fields in carried_fields)
     }
 
 
 def mix_parts(parts: Sequence[Part], form: Form, seed: int) -> DataFrame:
     """Sample each part to its share, and return the rows of all, with the column `steps.MIXED_FROM`.
 
-    The part with the fewest rows for its weight is taken whole. A column that a part does not have is null in its rows.
+    All rows of the part with the fewest rows for its weight are taken. A column that a part does not have is null in its rows.
     Counting the rows of the parts takes a pass over them.
 
     Raises:
@@ -151,7 +151,7 @@ def _sample(frame: DataFrame, form: Form, share: float, salt: str) -> DataFrame:
 
 
 def _union(frames: list[DataFrame]) -> DataFrame:
-    """Return the rows of all frames. A column with several types becomes text, or is dropped if it cannot."""
+    """Return the rows of all frames. A column with several types becomes text, or is dropped if it cannot become text."""
     kinds: dict[str, list[DataType]] = {}
     for frame in frames:
         for field in frame.schema.fields:

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 TEXT = "plain"
 """Column with the text that is compared: what is said in an example, in lower case, its white space folded."""
 MAX_PAIRS = 100_000
-"""Removed examples whose pairs are reported, those with the least ids."""
+"""Maximum number of reported pairs, those whose removed examples have the least ids."""
 _ID = "id"
 _SHINGLES, _BANDS, _FIRST_ID = "shingles", "bands", "first"
 _SKETCH_SCHEMA = f"{_ID} string, {_SHINGLES} array<bigint>, {_BANDS} array<bigint>"
 _CLOSEST_ID, _SIMILARITY, _BEGINNING = "closest", "similarity", "beginning"
 _CLUSTER_SCHEMA = f"{_ID} string, {_FIRST_ID} string, {_CLOSEST_ID} string, {_SIMILARITY} double"
-# The examples of a band are compared with its first ones, and each with those before it: pairs grow with the number of
-# examples, not with its square.
+# Each example of a band is compared with the first ones of the band and with the ones just before it: the number of pairs grows
+# with the number of examples, not with its square.
 _MAX_FIRST_PARTNERS, _MAX_PRECEDING_PARTNERS = 8, 8
 # Examples of one band that are compared; a larger band comes from text that half of the corpus shares.
 _MAX_BAND_SIZE = 50_000
@@ -55,8 +55,11 @@ _TEXTS_PER_BATCH = 500
 class Pair(NamedTuple):
     """An example that is removed.
 
-    removed: its id. closest: the id of the example of its cluster to which it is most similar. similarity: of the two. kept: the id
-    of the example of the cluster that stays. text, closest_text: what the first two begin with, where texts are shown.
+    removed: its id.
+    closest: the id of the most similar example of its cluster.
+    similarity: the similarity of the two.
+    kept: the id of the example of the cluster that stays.
+    text, closest_text: the beginnings of the first two, if texts are shown.
     """
 
     removed: str
@@ -68,7 +71,7 @@ class Pair(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The examples of a source before near duplicates are removed, and how many of them are."""
+    """The number of examples of a source before near duplicates are removed, and the number of removed ones."""
 
     examples: int
     dropped: int
@@ -77,8 +80,10 @@ class Source(NamedTuple):
 class Clusters(NamedTuple):
     """Near duplicates.
 
-    sizes: number of clusters by their size. sources: by the name of a source, the empty name where there is one source. pairs: of the
-    removed examples. crowded: the number of examples of the largest band, if it has more than are compared; else 0.
+    sizes: number of clusters by their size.
+    sources: counts by the name of the source, which is empty if there is one source.
+    pairs: the pairs of the removed examples.
+    crowded: the number of examples of the largest band, if it has more than are compared; else 0.
     """
 
     sizes: dict[int, int]
@@ -125,8 +130,8 @@ def remove_near_duplicates(
 
     Args:
         frame: examples with distinct ids, and labels if they have any. It is read several times.
-        kept_frames: ends what the returned frame needs.
-        characters: how much of the text of a pair is reported.
+        kept_frames: releases what the returned frame needs when it closes.
+        characters: how many characters of the texts of a pair are reported.
         source: the column with the source of an example, in a mix.
     """
     shape = choose_banding(near_dedupe.threshold)
@@ -152,7 +157,7 @@ def remove_near_duplicates(
         else {"": sum((size - 1) * sizes[size] for size in sizes)}
     )
     sources = {name: Source(number, dropped.get(name, 0)) for name, number in sorted(examples.items())}
-    # NB: executors that are lost cannot change the greatest size.
+    # NB: rows that count twice because an executor was lost cannot change a maximum.
     largest = bands.read(again=False)["largest"] or 0
     clusters = Clusters(
         sizes, sources, _list_pairs(frame, duplicates, characters), largest if largest > _MAX_BAND_SIZE else 0
@@ -179,7 +184,7 @@ def describe_pair(pair: Pair) -> str:
 
 
 def describe_crowd(examples: int) -> str:
-    """Return what was not compared, in a sentence; `examples`: of the largest band."""
+    """Return what was not compared, in a sentence; `examples`: the number in the largest band."""
     return (
         f"up to {examples:,} examples share part of their text; only {_MAX_BAND_SIZE:,} of them are compared with "
         "each other"
@@ -247,10 +252,10 @@ def find_candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
     band = sf.explode(_BANDS).alias("band")
     shared = sketched.select(_ID, band).groupBy("band").agg(sf.collect_list(_ID).alias("ids"))
     shared = bands.watch(shared, largest=sf.max(sf.size("ids")))
-    met = shared.where(sf.size("ids") > 1).select(
+    compared = shared.where(sf.size("ids") > 1).select(
         sf.slice(sf.array_sort("ids"), 1, _MAX_BAND_SIZE).alias("ids")
     )
-    each = met.select("ids", sf.posexplode("ids").alias("place", "b"))
+    members = compared.select("ids", sf.posexplode("ids").alias("place", "b"))
     place = sf.col("place")
     before = sf.slice(
         "ids",
@@ -258,7 +263,7 @@ def find_candidates(sketched: DataFrame, bands: Counter) -> DataFrame:
         sf.least(place, sf.lit(_MAX_PRECEDING_PARTNERS)),
     )
     partners = sf.array_union(sf.slice("ids", 1, sf.least(place, sf.lit(_MAX_FIRST_PARTNERS))), before)
-    return each.select(sf.explode(partners).alias("a"), "b").distinct()
+    return members.select(sf.explode(partners).alias("a"), "b").distinct()
 
 
 def verify_pairs(pairs: DataFrame, sketched: DataFrame, threshold: float) -> DataFrame:
@@ -268,8 +273,8 @@ def verify_pairs(pairs: DataFrame, sketched: DataFrame, threshold: float) -> Dat
     )
     both = pairs.join(first, "a").join(second, "b")
     shared = sf.size(sf.array_intersect("a_shingles", "b_shingles"))
-    either = sf.size("a_shingles") + sf.size("b_shingles") - shared
-    similar = both.select("a", "b", shared.alias("shared"), either.alias("either"))
+    union_size = sf.size("a_shingles") + sf.size("b_shingles") - shared
+    similar = both.select("a", "b", shared.alias("shared"), union_size.alias("either"))
     alike = similar.where(sf.col("shared") >= sf.lit(threshold) * sf.col("either"))
     return alike.select("a", "b", (sf.col("shared") / sf.col("either")).alias(_SIMILARITY))
 
@@ -298,7 +303,7 @@ def _cluster_pairs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 def find_closest(starts: Longs, ends: Longs, similarity: Floats, size: int) -> tuple[Longs, Floats]:
     """Return, for each of `size` nodes, the most similar node at the other end of its edges, and the similarity.
 
-    Of several equally similar nodes, the least. Each node has an edge.
+    Of several equally similar nodes, the least one is returned. Each node must have an edge.
     """
     nodes, neighbors = np.append(starts, ends), np.append(ends, starts)
     both = np.append(similarity, similarity)
@@ -308,14 +313,14 @@ def find_closest(starts: Longs, ends: Longs, similarity: Floats, size: int) -> t
 
 
 def find_components(starts: Longs, ends: Longs, size: int) -> Longs:
-    """Return, for each of `size` nodes, the least node that the edges (one, other) connect it with."""
+    """Return, for each of `size` nodes, the least node that edges from `starts` to `ends` connect it with."""
     label: Longs = np.arange(size)
     while True:
         before = label
         label = before.copy()
         np.minimum.at(label, starts, before[ends])
         np.minimum.at(label, ends, before[starts])
-        # A label also moves to its own label: paths shrink by half each time.
+        # A label is also replaced by the label of its node, which halves the paths each time.
         np.minimum.at(label, before, label)
         label = label[label]
         if np.array_equal(label, before):

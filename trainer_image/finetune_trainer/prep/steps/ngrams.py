@@ -1,4 +1,4 @@
-"""Hashes of runs of words, by which a text is found in another one."""
+"""Hashes of runs of words, to find a text inside another one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 class Runs(NamedTuple):
     """Runs of words of texts.
 
-    hashes: of each run; equal words in the same order have the same hash, in every text.
-    owners: the index of the text of each. lengths: the words of each.
+    hashes: the hash of each run; equal words in the same order have the same hash, in every text.
+    owners: the index of the text of each run.
+    lengths: the number of words of each run.
     """
 
     hashes: Longs
@@ -32,22 +33,22 @@ class Runs(NamedTuple):
 
 
 def hash_runs(texts: Sequence[str], lengths: Collection[int]) -> Runs:
-    """Return all runs of these numbers of words. Case, punctuation and white space make no difference."""
+    """Return all runs of words whose length is one of `lengths`. Case, punctuation and white space make no difference."""
     words = [hash_words(text.lower()) for text in texts]
     hashes = np.array([word for text in words for word in text], np.uint64)
     owners = np.repeat(np.arange(len(texts)), [len(text) for text in words])
     matching = Runs(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
-    so_far = np.zeros(len(hashes), np.uint64)
+    run_hashes = np.zeros(len(hashes), np.uint64)
     for length in range(1, max(lengths, default=0) + 1):
         last = len(hashes) - length + 1
         if last <= 0:
             break
-        # The hash of the first words of a run, with one more.
-        so_far = mix_bits((so_far[:last] + hashes[length - 1 :]) * _FACTOR)
+        # Add the next word to the hash of each run.
+        run_hashes = mix_bits((run_hashes[:last] + hashes[length - 1 :]) * _FACTOR)
         if length in lengths:
             is_of_one_text = owners[:last] == owners[length - 1 :]
             more = (
-                so_far[is_of_one_text],
+                run_hashes[is_of_one_text],
                 owners[:last][is_of_one_text],
                 np.full(int(is_of_one_text.sum()), length),
             )
@@ -56,7 +57,7 @@ def hash_runs(texts: Sequence[str], lengths: Collection[int]) -> Runs:
 
 
 def hash_examples(texts: Sequence[str], lengths: Collection[int]) -> tuple[Longs, Counts]:
-    """Return the different hashes of each text's runs, one text after the other, and the end of each text's."""
+    """Return the distinct hashes of each text's runs, one text after the other, and where those of each text end."""
     distinct_runs = _deduplicate(hash_runs(texts, lengths))
     return distinct_runs.hashes, np.searchsorted(distinct_runs.owners, np.arange(len(texts)), side="right")
 
@@ -71,9 +72,9 @@ def _deduplicate(all_runs: Runs) -> Runs:
 
 
 def hash_evaluation_texts(texts: Sequence[str], ngram: int, fewest: int) -> tuple[Longs, Counts]:
-    """Return the hashes of the runs by which texts of an evaluation set are found, each once for a text, and the words of each.
+    """Return the hashes of the runs that identify texts of an evaluation set, each once per text, and their numbers of words.
 
-    Of a text of `ngram` words and more: all runs of `ngram` words. Of one with at least `fewest`: the whole text.
+    A text of `ngram` words or more gives all its runs of `ngram` words; a shorter one of at least `fewest` words gives the whole text.
     """
     distinct_runs = _deduplicate(hash_runs(texts, range(fewest, ngram + 1)))
     words = np.array([len(hash_words(text.lower())) for text in texts], np.int64)

@@ -34,7 +34,7 @@ class Pattern(NamedTuple):
     find: Callable[[str], Iterable[Span]]
 
 
-# Letters of scripts with spaces between words, and the marks on them, also where they are characters of their own (RFC 6531).
+# Letters of scripts with spaces between words, and their diacritics, also as characters of their own (RFC 6531).
 _LETTER = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0370-\u052f\u1e00-\u1fff"
 _EMAIL = re.compile(
     rf"(?<![{_LETTER}0-9._%+-])(?P<account>[{_LETTER}0-9][{_LETTER}0-9._%+-]{{0,63}})@"
@@ -44,14 +44,14 @@ _EMAIL = re.compile(
     # A call after a product of matrices (a@b.sum()), and a path after the account of a server (git@host.com:team/code).
     rf"(?![{_LETTER}0-9_(-]|\.[{_LETTER}0-9]|:[\w.~-]{{0,255}}/)"
 )
-# Accounts that servers of code have for everybody.
+# Accounts that all users of a code server share.
 _ACCOUNTS_OF_SERVERS = frozenset({"git", "hg", "svn"})
 # Commands that name a server and its account in front of a file or a repository: scp model.bin root@host.com:model.bin.
 _COPY_COMMAND = re.compile(r"\b(?:scp|sftp|rsync|git clone)\b[^\n]*\Z")
 _MAX_COMMAND_CHARS = 200
 _ACCOUNT_OF_URL = re.compile(r"://[^\s/:@]*:[^\s/:@]*\Z")
 _MAX_ACCOUNT_CHARS = 100
-# The password in a list of stolen logins: an address and a password are a whole line or field.
+# The password in a list of stolen logins: an address and a password fill a whole line or field.
 _PASSWORD_OF_EMAIL = re.compile(
     r"(?m)(?:^[ ]{0,20}|[,;\t]|\|[ ]{0,20})"
     rf"(?!(?:git|hg|svn)@)[{_LETTER}0-9._%+-]{{1,64}}@(?:[{_LETTER}0-9-]{{1,63}}\.){{1,8}}[{_LETTER}]{{2,24}}:"
@@ -64,7 +64,7 @@ _PASSWORD_OF_EMAIL = re.compile(
 
 _LABEL = "(?:tel|telephone|phone|mobile|cell|fax|telefon|handy|mobil|t\u00e9l\u00e9phone|t\u00e9l|tel\u00e9fono|telefono|whatsapp)"
 _ENDS = r"(?!\w|[.,:/-]\d)"
-# A number of seven digits and more, as far as what is between digits may be part of a number.
+# Seven digits or more, with only separators of phone numbers between them.
 _NUMBER = re.compile(r"(?:\+|\(\+?|(?<![\w+.,/-]))[0-9](?:[ \u00a0.()/\u2010-\u2013-]{0,3}[0-9]){6,18}")
 # Numbers without the code of a country: in the form of North America, or after a word that says what they are.
 _GROUPED = re.compile(
@@ -78,7 +78,7 @@ _ANNOUNCED_FROM_ZERO = re.compile(
 _AFTER_PHONE = re.compile(_ENDS)
 _MAX_LABEL_CHARS = 40
 
-# Of the networks that issue cards, with the lengths of each.
+# The number ranges of card networks, with the lengths of their numbers.
 _CARD_NETWORKS = re.compile(
     r"4\d{15}(?:\d{3})?"  # Visa
     r"|(?:5[1-5]\d{2}|222[1-9]|22[3-9]\d|2[3-6]\d{2}|27[01]\d|2720)\d{12}"  # Mastercard
@@ -96,7 +96,7 @@ _CARD_NUMBER = re.compile(
     r"(?!\w|[.:/-]\d| \d{3})"
 )
 
-# What each secret has that the expressions below find, as an expression of RE2, which is faster than they are.
+# A mark of every secret that the expressions below find, as an expression of RE2, which is faster than they are.
 _MARKS = (
     r"PRIVATE KEY|(AKIA|ASIA)[A-Z2-7]{16}|(?i:secret_?access_?key|session_?token)|\bsk-[\w-]{20}|\b[sr]k_(live|test)_"
     r"|\bgh[pousr]_\w{36}|\bgithub_pat_|\bglpat-|\bxox[a-z]-|\bAIza[\w-]{35}|\bhf_\w{34}|\bdapi[0-9a-f]{32}|\bnpm_\w{36}"
@@ -104,7 +104,7 @@ _MARKS = (
     r"|\bGOCSPX-|\bya29\.|\b1//0|\bSG\.|\bhv[bs]\.|\bpypi-"
 )
 _HAS_MARK = re2.compile(_MARKS)
-# Each with the least length that its service gives it.
+# Each secret with the minimum length that its service gives it.
 _SECRET = re.compile(
     # A private key in PEM or of OpenPGP: the whole block, or its first line.
     r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
@@ -130,7 +130,7 @@ _SECRET = re.compile(
 )
 # Secrets that are recognizable by a word before them.
 _ASSIGNED = (
-    # AWS, in a file of settings, as a variable, and in the JSON of its command line, which may be text in JSON.
+    # AWS, in a file of settings, as a variable, and in the JSON of its command line, which may itself be in a string of JSON.
     re.compile(
         r"(?i:secret_?access_?key)\\?[\"']?\s{0,3}[:=]\s{0,3}\\?[\"']?(?P<value>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])"
     ),
@@ -145,7 +145,7 @@ _ASSIGNED = (
 _PASSWORD_OF_URL = re.compile(
     r"\b[A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s/:@\"'<>]{0,64}:(?P<value>[^\s/@\"'<>]{1,128})@"
 )
-# Passwords of examples, and names of variables.
+# Placeholders for passwords, and names of variables.
 _NO_PASSWORD = re.compile(
     r"(?i:(?:your|my|db|the)?[_-]?(?:password|passwd|passwort|pass|pwd|pw|secret|token|key|user|changeme|x+|\*+|\.+|\u2026))|[$%{\[(*].*"
 )
@@ -228,11 +228,11 @@ def _has_valid_check_digit(digits: str) -> bool:
 
 
 def _is_secret(value: str) -> bool:
-    """Return whether a string is random: classes of style sheets also begin with sk-."""
+    """Return whether a string is a secret, and not the name of a CSS class, which may also begin with sk-."""
     return not value.startswith("sk-") or not _CLASS_NAME.fullmatch(value)
 
 
-# NB: the order counts. A key may hold what looks like a number or an address.
+# NB: the order matters: a key may contain what looks like a number or an address.
 PATTERNS: dict[RedactKind, Pattern] = {
     "Secret": Pattern(
         "<SECRET>",

@@ -1,4 +1,4 @@
-"""Replaces what patterns find in the texts of examples by placeholders, and counts it."""
+"""Replaces values that patterns find in the texts of examples with placeholders, and counts them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _CALLS = "tool_calls"
 
 
 def redact_columns(frame: DataFrame, form: Form, kinds: Sequence[RedactKind]) -> DataFrame:
-    """Return the frame with placeholders in the columns of an example, and the number of values in a column for each kind.
+    """Return the frame with placeholders in the columns of an example, and a column with the number of replaced values for each kind.
 
     Args:
-        frame: its columns of an example are texts, or conversations as `conversations.parse` makes them. Booleans stay.
+        frame: rows whose example columns hold texts, or conversations as `conversations.parse` returns them. Booleans stay.
     """
     ordered = sort_kinds(kinds)
     counts = [StructField(_count_column(kind), IntegerType(), nullable=False) for kind in ordered]
@@ -83,9 +83,9 @@ def _redact_column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Arr
     messages, rows = column.flatten(), pc.list_parent_indices(column).to_numpy()
     fields = [messages.field(index) for index in range(messages.type.num_fields)]
     for name in ("content", "name", *chat_messages.REASONING, _CALLS):
-        at = messages.type.get_field_index(name)
-        if at >= 0:
-            fields[at] = _redact_texts(fields[at], rows, counts, is_json=name == _CALLS)
+        field_index = messages.type.get_field_index(name)
+        if field_index >= 0:
+            fields[field_index] = _redact_texts(fields[field_index], rows, counts, is_json=name == _CALLS)
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     ends = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
     redacted_messages = pa.StructArray.from_arrays(
@@ -97,7 +97,7 @@ def _redact_column(column: pa.Array, counts: Counts, *, is_json: bool) -> pa.Arr
 def _redact_texts(
     texts: pa.Array, rows: npt.NDArray[np.int64], counts: Counts, *, is_json: bool = False
 ) -> pa.Array:
-    """Return texts with placeholders; `rows` has the row of each."""
+    """Return texts with placeholders; `rows` has the row number of each text."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -105,14 +105,14 @@ def _redact_texts(
     hinted = {kind: pc.match_substring_regex(texts, PATTERNS[kind].hint).to_pylist() for kind in counts}
     changed: dict[int, str] = {}
     for place in sorted({place for hints in hinted.values() for place, is_in in enumerate(hints) if is_in}):
-        for kind, number in counts.items():
+        for kind, row_counts in counts.items():
             if not hinted[kind][place]:
                 continue
             original = changed.get(place) or texts[place].as_py()
             text, count = (_replace_in_json if is_json else replace_values)(original, PATTERNS[kind])
             if count:
                 changed[place] = text
-                number[rows[place]] += count
+                row_counts[rows[place]] += count
     mask = np.zeros(len(texts), bool)
     mask[list(changed)] = True
     return pc.replace_with_mask(texts, mask, pa.array(changed.values(), texts.type)) if changed else texts

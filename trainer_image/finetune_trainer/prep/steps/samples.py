@@ -22,7 +22,7 @@ def sample_aggregates(step: str, number: int, text: Column, dropped: Column) -> 
         text: the text of an example; its beginning is kept.
         dropped: whether the step drops it.
     """
-    # NB: aggregates compute the text of each row, unless it is of one that is dropped.
+    # NB: without this condition, the aggregates would compute the text of every row, not only of dropped ones.
     beginning = sf.when(dropped, sf.substring(text, 1, CHARACTERS))
     return {
         _name(step, draw): sf.min_by(beginning, sf.when(dropped, sf.xxhash64(text, sf.lit(draw))))

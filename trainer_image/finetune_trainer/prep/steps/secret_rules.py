@@ -27,8 +27,8 @@ _MIN_KEYWORD = 4
 class Allowlist(NamedTuple):
     """Matches of a rule that are not secrets.
 
-    target: what the expressions are searched in: the secret, the whole match, or its line. needs_all: whether an expression and a stop
-    word must be there.
+    target: what the expressions are searched in: the secret, the whole match, or its line.
+    needs_all: whether both an expression and a stop word must match.
     """
 
     target: str
@@ -38,7 +38,7 @@ class Allowlist(NamedTuple):
 
     @classmethod
     def parse(cls, entry: Mapping[str, Any]) -> Allowlist | None:
-        """Parse an allowlist; None for one that demands a path, which texts do not have."""
+        """Parse an allowlist; None for one that requires a path, which texts do not have."""
         needs_all = entry.get("condition", "OR").upper() == "AND"
         if needs_all and entry.get("paths"):
             return None
@@ -57,10 +57,10 @@ class Allowlist(NamedTuple):
 
 
 class SecretRule(NamedTuple):
-    """A rule.
+    """What the secrets of a service look like.
 
-    group: the group with the secret; 0: the first group that matches, or the whole match if there are no groups. entropy: the
-    minimum of a secret, in bits per character.
+    group: the group with the secret; 0: the first group that matches, or the whole match if there are no groups.
+    entropy: minimum entropy of a secret, in bits per character.
     """
 
     name: str

@@ -57,7 +57,7 @@ _NO_BOILERPLATE = Boilerplate(np.empty(0, np.uint64), np.empty(0, np.bool_))
 
 
 class Banding(NamedTuple):
-    """`bands` groups of `rows` hashes: two texts meet where all hashes of a band agree."""
+    """`bands` groups of `rows` hashes: two texts meet if all hashes of one band are equal."""
 
     bands: int
     rows: int
@@ -81,7 +81,7 @@ class Sketches(NamedTuple):
 
 
 def choose_banding(threshold: float) -> Banding:
-    """Return the bands that find a pair at the threshold with a probability of 0.97, with few false candidates."""
+    """Return the banding with the fewest false candidates that finds a pair at the threshold with a probability of 0.97."""
     candidates = (Banding(_HASHES // rows, rows) for rows in range(_HASHES, 0, -1))
     return next(
         (candidate for candidate in candidates if candidate.match_probability(threshold) >= _MIN_RECALL),
@@ -93,10 +93,10 @@ def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_
     """Sketch texts in lower case. A text of fewer than SHINGLE_WORDS words is one shingle; a text without words has no shingles.
 
     Args:
-        boilerplate: shingles that count for nothing in a text that says something else: that has OWN_WORDS words in a row
-            that are in no such shingle. Other texts are copies of the boilerplate, with edited words. Shingles that most
-            texts do not have count for nothing only where a tenth of the words, without those that most texts have, is in
-            no such shingle.
+        boilerplate: shingles to ignore in a text with content of its own, that is, with OWN_WORDS words in a row outside such
+            shingles. Any other text is a copy of the boilerplate with edited words. Shingles that at most half of the texts share
+            are ignored only if, in addition, a tenth of the text's words are outside boilerplate, not counting the words in
+            shingles of more than half of the texts.
     """
     shingles, owners = hash_shingles(texts, boilerplate)
     starts = np.searchsorted(owners, np.arange(len(texts)))
@@ -105,7 +105,7 @@ def sketch(texts: Sequence[str], shape: Banding, boilerplate: Boilerplate = _NO_
 
 
 def hash_shingles(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLATE) -> tuple[Longs, Counts]:
-    """Return the distinct shingles of each text, and the index of the text of each, which is sorted.
+    """Return the distinct shingles of each text, and the index of the text of each shingle, in ascending order.
 
     Args:
         boilerplate: see `sketch`.
@@ -137,10 +137,12 @@ def hash_shingles(texts: Sequence[str], boilerplate: Boilerplate = _NO_BOILERPLA
 
 
 def _is_ignored(shingles: Longs, is_whole: Flags, owners: Counts, boilerplate: Boilerplate) -> Flags:
-    """Return which shingles are boilerplate, in texts that say something else.
+    """Return which shingles are ignored: boilerplate in texts with content of their own, see `sketch`.
 
     Args:
-        shingles: at each word but the last ones. is_whole: whether a shingle is of one text. owners: the text of each word.
+        shingles: the shingle at each word except the last ones.
+        is_whole: whether a shingle is of one text.
+        owners: the text of each word.
     """
     if not owners.size:
         return np.zeros(len(shingles), np.bool_)
@@ -152,10 +154,10 @@ def _is_ignored(shingles: Longs, is_whole: Flags, owners: Counts, boilerplate: B
     own_words, words = (np.bincount(owners[chosen], minlength=texts) for chosen in (is_own, not_of_most))
     is_mostly_shared = own_words < _MIN_OWN_SHARE * words
     text = owners[: len(shingles)]
-    counts_for_nothing: Flags = (is_of_most & _has_own_words(not_of_most, owners)[text]) | (
+    is_ignored: Flags = (is_of_most & _has_own_words(not_of_most, owners)[text]) | (
         is_shared & (_has_own_words(is_own, owners) & ~is_mostly_shared)[text]
     )
-    return counts_for_nothing
+    return is_ignored
 
 
 def _is_outside(is_chosen: Flags) -> Flags:
@@ -167,7 +169,7 @@ def _is_outside(is_chosen: Flags) -> Flags:
 
 
 def _has_own_words(is_own: Flags, owners: Counts) -> Flags:
-    """Return which texts have OWN_WORDS words of their own in a row."""
+    """Return which texts have OWN_WORDS words in a row outside boilerplate."""
     runs = is_own[: len(is_own) - OWN_WORDS + 1].copy()
     for word in range(1, OWN_WORDS):
         runs &= is_own[word : word + len(runs)] & (owners[word : word + len(runs)] == owners[: len(runs)])

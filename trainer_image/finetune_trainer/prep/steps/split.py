@@ -1,4 +1,4 @@
-"""The split of an example: by a seeded hash of its group, or by its place among the groups of its stratum."""
+"""Assigns each example to a split: by a seeded hash of its group, or by its place among the groups of its stratum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_split(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
 def _stratify(frame: DataFrame, ratios: SplitRatios) -> DataFrame:
     """Give each split its share of every stratum, in the order of the groups' hashes.
 
-    A group whose examples have several strata belongs to the least. Each stratum begins at another offset in the order of the
+    A group whose examples have several strata belongs to the least of them. Each stratum begins at another offset in the order of the
     splits: otherwise the few groups of small strata would all be in the same split.
     """
     # NB: all examples of a stratum are sorted in one task, on disk where memory does not hold them.

@@ -1,6 +1,6 @@
 """The steps on a DataFrame: filters, deduplication, templates and limit.
 
-Each step is only a plan of the JVM. Which rows a step drops never depends on partitions or order.
+Each step only extends a plan of the JVM. Which rows a step drops never depends on partitions or order.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ DROPPED_BY = "dropped_by"
 ID, FINGERPRINT, GROUP, STRATUM, TOKENS, SPLIT = "id", "fingerprint", "group", "stratum", "tokens", "split"
 COPIES = "copies"
 _CONDITION = "__finetune_condition"
-# The source of a row in a mix: among the columns of the sources, and in the table.
+# The column with the source of a row in a mix: next to the columns of the sources, and in the table.
 MIXED_FROM, SOURCE = "__finetune_source", "source"
-# Where a row is, in frames that are searched for a refused one: among the columns of the source, and of the examples.
+# Columns with the place of a row, in frames that are searched for a refused row.
 FILE, BLOCK, NUMBER = PLACE = "__finetune_file", "__finetune_block", "__finetune_number"
 _MAX_ROWS_IN_MEMORY = 10_000
-# Runs of white space, but for a single space, which replacing costs twice the time.
+# Runs of white space other than a single space: to replace those too takes twice the time.
 _WHITE_SPACE = r"(?U) ?[^\S ]\s*|  \s*"
-# The same within a line, behind its indentation; and what is around a text and before its line breaks.
+# The same within a line, after its indentation; and white space around a text and before line breaks.
 _INSIDE_A_LINE = r"(?U)(?<=\S)(?: ?[^\S \n]|  )[^\S\n]*"
 _AROUND_LINES = r"(?U)\A\s+|\s+\z|[^\S\n]+(?=\n)"
 
@@ -93,10 +93,10 @@ def _build_filters(frame: DataFrame, plan: Plan) -> list[tuple[str, Column]]:
     prompt = _length(form.prompt, form) if form.prompt else sf.lit(0)
     # NB: scores may be text, NaN or null; in ANSI mode a plain cast fails, and NaN is greater than every number.
     score = sf.expr(f"try_cast({quoted(prepare.quality_column)} AS double)")
-    good = score.isNotNull() & ~sf.isnan(score) & (score >= sf.lit(prepare.min_quality or 0.0))
+    has_quality = score.isNotNull() & ~sf.isnan(score) & (score >= sf.lit(prepare.min_quality or 0.0))
     tests = {
         "notNull": _has_blank(frame, plan),
-        "minQuality": ~good,
+        "minQuality": ~has_quality,
         "minChars": characters < sf.lit(prepare.min_chars),
         "maxChars": characters > sf.lit(prepare.max_chars),
         "minPromptChars": prompt < sf.lit(prepare.min_prompt_chars),
@@ -195,7 +195,7 @@ def _with_condition(frame: DataFrame, plan: Plan) -> DataFrame:
 def select_passed(frame: DataFrame, plan: Plan) -> DataFrame:
     """Select the rows that pass the filters, with the columns that later steps read.
 
-    These are conversations, what Jinja templates read as it is, and others as text.
+    Conversations and what Jinja templates read as it is keep their types; other columns become text.
     """
     content = dict.fromkeys([*plan.form.content, *(plan.prepare.dedupe.columns or [])])
     ratios = plan.prepare.split_ratios
@@ -224,11 +224,14 @@ def _split_column(column: str) -> str:
 def identify_examples(frame: DataFrame, plan: Plan) -> DataFrame:
     """Give the rows that passed the filters a fingerprint, and select the columns of an example.
 
-    id: a hash of the example as it is. fingerprint: what is equal for duplicates: a hash of its text, label and weights, or of the text
-    of dedupe.columns, but for case and white space within lines: programs differ in their indentation. group: the text that decides on
-    the split. stratum: the value whose share each split has, if it is stratified. plain: what the user and the assistant say, which is
-    compared for near duplicates, if they are removed. said: the text
-    that is compared with evaluation sets, if there are any. source: the source of the row, in a mix.
+    id: a hash of the example as it is.
+    fingerprint: equal for duplicates: a hash of its text, label and weights, or of the text of dedupe.columns, regardless of case and
+        white space within lines, but not of indentation, which matters in programs.
+    group: the text that decides on the split.
+    stratum: the value whose share each split has, if it is stratified.
+    plain: what the user and the assistant say, which is compared for near duplicates, if they are removed.
+    said: the text that is compared with evaluation sets, if there are any.
+    source: the source of the row, in a mix.
     """
     form, key, stratum = plan.form, plan.prepare.split_ratios.key, plan.prepare.split_ratios.stratify_by
     example = texts(form)
@@ -323,7 +326,7 @@ def _sort_columns(frame: DataFrame) -> list[str]:
 
 
 def limit_rows(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
-    """Keep at most `limit` examples, those with the least seeded hash; of several with one id, those of the least stratum."""
+    """Keep at most `limit` examples, those with the least seeded hash; of examples with equal ids, those of the least stratum."""
     if limit is None:
         return frame
     order = (hash_column(seed, "limit", ID), *_sort_columns(frame))
@@ -334,5 +337,5 @@ def limit_rows(frame: DataFrame, limit: int | None, seed: int) -> DataFrame:
 
 
 def hash_column(seed: int, purpose: str, column: str) -> Column:
-    """Return the seeded hash of a column; another purpose gives another one."""
+    """Return the seeded hash of a column; each purpose gives a different hash."""
     return sf.xxhash64(sf.concat_ws("|", sf.lit(str(seed)), sf.lit(purpose), sf.col(column)))

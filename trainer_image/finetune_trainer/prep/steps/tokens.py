@@ -59,7 +59,7 @@ def with_tokens(
 
     Args:
         loaded: the tokenizer of the model.
-        columns: of an example in the frame.
+        columns: the columns of an example in the frame.
         objective: determines the targets of the loss.
         day: the date for chat templates that write the date; None: today.
         on_template_error: Drop: an example that a template rejects gets null. Fail: it fails the task.
@@ -103,7 +103,7 @@ def select_refused(
 def _choose_loader(
     frame: DataFrame, model: Model, loaded: Loaded, columns: Columns
 ) -> Callable[[], PreTrainedTokenizerBase | TextTokenizer]:
-    """Return what loads the tokenizer in a task: the smaller one where all columns of an example are text."""
+    """Return a function that loads the tokenizer in a task: only the part for texts if all columns of an example are text."""
     of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.said)
     load = tokenizer.build_text_tokenizer_loader(loaded.tokenizer) if of_texts else None
     return load or partial(_load_tokenizer, model, ship_folder(frame.sparkSession, loaded.folder))
@@ -117,7 +117,7 @@ def ship_folder(spark: SparkSession, folder: Path) -> Callable[[], Path]:
     """Return a function that finds a folder of this pod in any task; executors elsewhere get a copy of it."""
     context = session.context(spark)
     if context is None:
-        # NB: without a context, the code of a task is all that surely reaches it.
+        # NB: without a context, only the code of a task is sure to reach it.
         return partial(_unzip, _zip_folder(folder))
     if context.master.startswith("local"):
         return partial(Path, folder)
@@ -181,7 +181,7 @@ class _AddedColumns:
         }
 
     def append(self, row: tuple[Document, ...] | None) -> None:
-        """Add a row; None is one to drop."""
+        """Add a row; None stands for a row to drop."""
         length = None if row is None else sum(len(document.tokens) for document in row)
         self.tokens += length or 0
         self._lengths.append(length)
@@ -249,7 +249,7 @@ def _select_refused_rows(
 def tokenize_rows(
     documents: Documents, rows: dict[str, list[Any]], *, drop: bool
 ) -> Iterator[tuple[Document, ...] | None]:
-    """Yield the documents of each row of a batch of columns; None for one to drop, which is refused.
+    """Yield the documents of each row of a batch of columns; None for a row with a null, and for a refused row if `drop` is set.
 
     Raises:
         ValueError: a row is refused, and `drop` is not set; `refused_rows.find_error` finds the error in what Spark says of it.
@@ -296,7 +296,7 @@ def _make_documents(documents: Documents, example: dict[str, Any]) -> tuple[Docu
     """Return the documents of an example with conversations.
 
     Raises:
-        RowError: the chat template does not take it, or its messages are invalid.
+        RowError: the chat template refuses it, or its messages are invalid.
     """
     (example_documents,) = documents.of({name: [value] for name, value in example.items()})
     if documents.columns.messages is None and not all(document.tokens for document in example_documents):
