@@ -39,7 +39,7 @@ from finetune_operator.settings import Settings, SettingsError
 
 log = logging.getLogger("finetune_operator")
 
-# NB: kopf's own format for people cuts the names of loggers at 20 characters.
+# NB: kopf's own text format cuts the names of loggers at 20 characters.
 _TEXT_LOG_FORMAT = "[%(asctime)s] %(name)s [%(levelname)s] %(message)s"
 
 
@@ -133,7 +133,7 @@ class Operator:
         await kopf.operator(
             registry=build_registry(Handlers(self._finetunejob, self._modelpromotion, self._child)),
             standalone=True,
-            # NB: kopf's default is the user's name, which the uid of a pod need not have.
+            # NB: kopf's default is the user's name, and the uid of a pod may have no name.
             identity=socket.gethostname(),  # type: ignore[arg-type]
             clusterwide=not self.settings.namespaces,
             namespaces=list(self.settings.namespaces),
@@ -203,7 +203,7 @@ def configure_logging(settings: Settings) -> None:
     """Set the format and the levels of all loggers."""
     kopf.configure(
         verbose=settings.log_level == "DEBUG",
-        # kopf takes a format as text, which its annotation leaves out.
+        # kopf also accepts a format string, although its annotation does not say so.
         log_format=kopf.LogFormat.JSON if settings.log_format == "json" else _TEXT_LOG_FORMAT,  # type: ignore[arg-type]
     )
     logging.getLogger().setLevel(settings.log_level)

@@ -1,6 +1,6 @@
-"""HTTP with servers that users name: a deadline for each request, a size limit, no redirects, and no credentials of the operator.
+"""HTTP to servers that users name: a deadline for each request, a size limit, no redirects, and no credentials of the operator.
 
-NB: messages must not contain text of a response: a user could read servers through them that only the operator can reach.
+NB: messages must not quote a response: a user could read servers that only the operator can reach.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Response:
     """A response.
 
     Attributes:
-        body: decompressed.
+        body: the decompressed body.
     """
 
     status: int
@@ -73,7 +73,7 @@ class UnsendableError(NoResponseError):
 
 
 class TooLargeError(NoResponseError):
-    """The server answered with more than the size limit."""
+    """The response is larger than the size limit."""
 
 
 async def fetch(
@@ -89,11 +89,11 @@ async def fetch(
 
     Args:
         max_bytes: size limit of the decompressed body.
-        take: receives the body of a response with status 200, a part at a time; returns whether it needs more.
+        take: receives the body of a response with status 200 in parts, and returns whether it needs more.
 
     Raises:
-        NoResponseError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
-        Exception: what `take` raises, which must not be a ValueError: that would read as a failed request.
+        NoResponseError: the request cannot be sent, the server cannot be reached, or the response exceeds a limit.
+        Exception: the error of `take`. It must not be a ValueError, which would become a NoResponseError.
     """
     sent_headers = dict(headers)
     if login.password:
@@ -113,7 +113,7 @@ async def request(
         max_bytes: size limit of the decompressed body.
 
     Raises:
-        NoResponseError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
+        NoResponseError: the request cannot be sent, the server cannot be reached, or the response exceeds a limit.
     """
     parts: list[bytes] = []
 
@@ -132,15 +132,15 @@ def request_in_thread(
     """`request` for blocking clients. Do not call it on an event loop.
 
     Raises:
-        NoResponseError: the request cannot be sent, or the server cannot be reached, takes longer, or sends more.
+        NoResponseError: the request cannot be sent, the server cannot be reached, or the response exceeds a limit.
     """
     pending = request(method, url, headers=headers, body=body, max_bytes=max_bytes)
     return asyncio.run_coroutine_threadsafe(pending, _get_loop()).result()
 
 
 def basic_authorization(login: Login) -> str:
-    """The value of the header Authorization for a name and a password."""
-    # NB: aiohttp's own function raises a ValueError where a name has a colon.
+    """The value of the Authorization header for a name and a password."""
+    # NB: aiohttp's own function raises a ValueError if the name contains a colon.
     return f"Basic {b64encode(f'{login.username}:{login.password}'.encode()).decode()}"
 
 
@@ -151,8 +151,8 @@ async def _exchange(
     """Send a request, and yield the response before its body is read. Each connection is used once.
 
     NB: servers close idle connections (MLflow after 5 s, which is also the polling interval). A request that is sent at that moment
-    fails, and nobody knows whether a write took effect: 7 of 48 requests over a kept connection failed (MLflow 3.17 on loopback,
-    November 21, 2026).
+    fails, and the client cannot know whether a write took effect: 7 of 48 requests over a kept connection failed (MLflow 3.17 on
+    loopback, November 21, 2026).
     """
     if any(_UNSENDABLE.search(value) for value in headers.values()):
         raise UnsendableError("a header contains a control character")
@@ -162,7 +162,7 @@ async def _exchange(
     except ValueError:
         raise AddressError("its address is not valid") from None
     try:
-        # NB: trust_env would also send passwords of a .netrc.
+        # NB: trust_env would also send the passwords in a .netrc.
         async with aiohttp.ClientSession(timeout=limit, trust_env=False) as session:
             # NB: aiohttp would repeat a DELETE whose response was lost, although the server may have carried it out.
             session._retry_connection = False  # noqa: SLF001
@@ -217,7 +217,7 @@ os.register_at_fork(after_in_child=_start_loop.cache_clear)
 
 @functools.cache
 def create_ssl_context() -> ssl.SSLContext:
-    """The authorities that the operator trusts: those of SSL_CERT_FILE, or of its image."""
+    """The TLS context with the authorities of SSL_CERT_FILE or, without it, of the operator's image."""
     return ssl.create_default_context()
 
 
@@ -235,14 +235,14 @@ async def _read_body(response: aiohttp.ClientResponse, max_bytes: int, take: Bod
         except StopAsyncIteration:
             return
         except RuntimeError:
-            # aiohttp raises it where the connection was closed while it paused reading.
+            # aiohttp raises it if the connection was closed while reading was paused.
             raise NoResponseError("the connection was closed") from None
         size += len(part)
         if size > max_bytes:
             raise TooLargeError(f"the response is larger than {max_bytes} bytes")
         if not take(part):
             return
-        # NB: without this, buffered parts would be read in one go, and other tasks of the loop would wait.
+        # NB: without this, all buffered parts would be read at once while other tasks of the loop wait.
         await asyncio.sleep(0)
 
 

@@ -1,4 +1,4 @@
-"""What an installation fills in where a FineTuneJob says nothing: storage, pods, queue, catalog, checkpoints."""
+"""An installation's defaults for fields that a FineTuneJob leaves out: storage, pods, queue, catalog, checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from finetune_operator.template_merge import requested_devices
 
 
 class DefaultsError(ValueError):
-    """The file with the defaults cannot be read, or does not fit."""
+    """The file with the defaults cannot be read, or is invalid."""
 
 
 def _check_pattern(values: Iterable[str | None], pattern: str, what: str) -> None:
@@ -51,7 +51,7 @@ _NAMED_LISTS = ("containers", "initContainers", "volumes")
 
 
 def _check_pods(field: str, pods: PodSettings) -> None:
-    """The rules of pods that the API server, or the operator, checks in a job."""
+    """Check the rules for pods that the API server or the operator checks in a job."""
     image = pods.image if isinstance(pods, RolePodSettings) else None
     _check_pattern([image], r"\S+", "image name")
     _check_pattern([pods.service_account_name], SUBDOMAIN, "object name")
@@ -84,7 +84,7 @@ def _check_sources(field: str, env: Iterable[EnvVar], env_from: Iterable[EnvFrom
 
 
 def _check_template(field: str, template: Json) -> None:
-    """What every job's pod template is merged with must have the shape of one."""
+    """Check that a template has the shape of a pod template, since every job's template is merged with it."""
     unknown = [name for name in template if name not in ("metadata", "spec")]
     if unknown:
         raise ValueError(f"{field} can have only the fields metadata and spec: remove {', '.join(unknown)}")
@@ -92,9 +92,9 @@ def _check_template(field: str, template: Json) -> None:
     objects = {f"{field}.metadata": template.get("metadata", {}), f"{field}.spec": spec}
     if isinstance(spec, dict):
         objects[f"{field}.spec.nodeSelector"] = spec.get("nodeSelector", {})
-    wrong = [path for path, value in objects.items() if not isinstance(value, dict)]
-    if wrong:
-        raise ValueError(f"{wrong[0]} must be an object")
+    wrong_paths = [path for path, value in objects.items() if not isinstance(value, dict)]
+    if wrong_paths:
+        raise ValueError(f"{wrong_paths[0]} must be an object")
     for name in _TEMPLATE_LISTS:
         items = spec.get(name, [])
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -110,7 +110,7 @@ def _check_template(field: str, template: Json) -> None:
 
 
 def _check_catalog(catalog: Catalog) -> None:
-    """The rules of a catalog that the API server checks in a job."""
+    """Check the rules for a catalog that the API server checks in a job."""
     parts = {"UnityCatalog": catalog.unity_catalog, "Databricks": catalog.databricks, "Hive": catalog.hive}
     configured = [kind for kind, part in parts.items() if part is not None]
     if configured != [catalog.type] and not (catalog.type == "Databricks" and not configured):
@@ -124,37 +124,37 @@ def _check_catalog(catalog: Catalog) -> None:
 
 
 class CheckpointDefaults(ApiModel):
-    """Checkpoints of jobs that do not describe their own."""
+    """Defaults for the fields of spec.checkpoint."""
 
     every_steps: Positive | None = None
     """Steps between checkpoints."""
     keep: Annotated[int, Field(ge=1, le=100)] | None = None
     """Number of complete checkpoints to keep."""
     mode: Literal["Async", "Sync"] | None = None
-    """Whether a checkpoint is written during the next steps."""
+    """Whether training goes on while a checkpoint is written (Async) or waits (Sync)."""
 
 
 class Defaults(ApiModel):
     """The defaults of an installation; every part is optional."""
 
     storage: Uri | None = None
-    """Folder of splits and checkpoints: a folder of s3://, gs:// or abfss://, or an absolute path."""
+    """Folder for splits and checkpoints: a folder of s3://, gs:// or abfss://, or an absolute path."""
     image_pull_secrets: list[ObjectReference] = Field(default_factory=list)
     """Secrets of the job's namespace with registry credentials."""
     pods: Pods = Field(default_factory=Pods)
-    """Images, variables, accounts and templates of the pods of all jobs, under those of each job."""
+    """Images, variables, accounts and templates for the pods of all jobs; a job's own settings take precedence."""
     queue_name: QueueName | None = None
     """Kueue queue."""
     catalog: Catalog | None = None
-    """Where tables are found that jobs name."""
+    """The catalog of the tables that jobs name."""
     model_cache: ModelCache | None = None
-    """Where downloaded models stay."""
+    """The volume that keeps downloaded models."""
     checkpoint: CheckpointDefaults = Field(default_factory=CheckpointDefaults)
-    """Checkpoints of jobs that do not describe their own."""
+    """Defaults for the fields of spec.checkpoint."""
 
     @model_validator(mode="after")
     def _checked(self) -> Defaults:
-        """NB: the rules of the schema are the API server's, which never sees this file."""
+        """Check the rules that the API server checks in a job. NB: the API server never sees this file."""
         objects = [secret.name for secret in self.image_pull_secrets]
         objects += [self.model_cache.claim_name] if self.model_cache else []
         _check_pattern(objects, SUBDOMAIN, "object name")
@@ -176,15 +176,15 @@ class Defaults(ApiModel):
         return self
 
     def folder(self, *parts: Name) -> str:
-        """A folder of the storage; empty without storage."""
+        """The path of a folder in the storage; empty without storage."""
         return "/".join((self.storage.rstrip("/"), *parts)) if self.storage else ""
 
     @classmethod
     def parse(cls, document: object) -> Defaults:
-        """The defaults of a document, which has no unknown fields: unlike those of a job, no API server refuses them.
+        """The defaults from a document. Unknown fields are an error, since no API server rejects them here.
 
         Raises:
-            ValidationError: the document does not fit.
+            ValidationError: the document is invalid.
         """
         return cls.model_validate(document, extra="forbid", by_alias=True, by_name=False)
 
@@ -193,7 +193,7 @@ class Defaults(ApiModel):
         """Read a file of defaults.
 
         Raises:
-            DefaultsError: the file is missing, is no YAML, or does not fit; the message says where.
+            DefaultsError: the file is missing, is not YAML, or is invalid; the message says where.
         """
         try:
             return cls.parse(yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {})

@@ -1,4 +1,4 @@
-"""The error for systems outside the cluster: MLflow, Databricks and servers of Git."""
+"""The error for systems outside the cluster: MLflow, Databricks and Git servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNREACHABLE = (
     ConditionReason.DATABRICKS_UNREACHABLE,
     ConditionReason.GIT_UNREACHABLE,
 )
-"""Reasons of problems that mean that no response came."""
+"""Reasons of problems in which the server did not respond."""
 
 PROTOCOL_CODES = frozenset(
     {
@@ -35,9 +35,9 @@ PROTOCOL_CODES = frozenset(
         "UNAUTHENTICATED",
     }
 )
-"""Error codes of mlflow/protos/databricks.proto, with which MLflow and Databricks answer.
+"""Error codes in answers of MLflow and Databricks, from mlflow/protos/databricks.proto.
 
-NB: conditions show no other text in their place, since users name the servers.
+NB: users name the servers, so conditions show only known error codes, and no other text of an answer.
 """
 
 

@@ -1,6 +1,6 @@
 """The Kubernetes API as this operator uses it: plain JSON, server-side apply, deletion by uid.
 
-The generated model classes are not used: they take more time than the requests, and drop unknown fields.
+The generated model classes are not used: they take longer than the requests, and drop unknown fields.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RESOURCES = {
     "Node": ("/api/v1", "nodes"),
     "LocalSubjectAccessReview": ("/apis/authorization.k8s.io/v1", "localsubjectaccessreviews"),
     "SparkApplication": ("/apis/sparkoperator.k8s.io/v1beta2", "sparkapplications"),
-    # Kueue's; the second for versions that do not serve v1beta2.
+    # Kueue's kinds; v1beta1 is for versions of Kueue that do not serve v1beta2.
     "Workload": ("/apis/kueue.x-k8s.io/v1beta2", "workloads"),
     "WorkloadBeta1": ("/apis/kueue.x-k8s.io/v1beta1", "workloads"),
     "LocalQueue": ("/apis/kueue.x-k8s.io/v1beta2", "localqueues"),
@@ -48,7 +48,9 @@ class KubeError(Exception):
     """The API server refused a request, or could not be reached (`status` 0).
 
     Attributes:
-        retry_after_seconds: how long the API server asks to wait before the next request, 0 where it does not.
+        status: the HTTP status; 0 without a response.
+        reason: the API server's reason in one word, such as AlreadyExists; may be empty.
+        retry_after_seconds: how long the API server asks to wait before the next request; 0 if it does not.
     """
 
     def __init__(self, status: int, message: str, reason: str = "", retry_after_seconds: float = 0.0) -> None:
@@ -84,7 +86,7 @@ class Kube:
             await self._api.close()
 
     async def get(self, kind: str, namespace: str, name: str, *, subresource: str = "") -> Json | None:
-        """An object, or a subresource of it; None when it does not exist. An empty namespace: one of the cluster."""
+        """An object or its subresource; None if it does not exist. For a cluster-scoped object, `namespace` is empty."""
         try:
             return await self._request("GET", build_path(kind, namespace, name, subresource))
         except KubeError as error:
@@ -93,7 +95,7 @@ class Kube:
             raise
 
     async def list(self, kind: str, namespace: str | None, **selectors: str) -> Listing:
-        """Every object of a kind, page by page; `selectors` are labelSelector and fieldSelector."""
+        """All objects of a kind, read page by page. `selectors` are labelSelector and fieldSelector."""
         objects: list[Json] = []
         token = ""
         while True:
@@ -106,10 +108,10 @@ class Kube:
                 return Listing(objects, int(page["metadata"].get("resourceVersion") or 0))
 
     async def create(self, body: Json, *, dry_run: bool = False) -> Json:
-        """Create an object; KubeError 409 when it exists, 400 when it has a field that the API server does not know.
+        """Create an object, and return it; KubeError 409 if it exists, 400 if the API server does not know one of its fields.
 
         Args:
-            dry_run: have the API server check it, with defaults, quotas and admission, and store nothing.
+            dry_run: only let the API server check the object, with defaults, quotas and admission.
         """
         kind, namespace = body["kind"], body["metadata"]["namespace"]
         query = {
@@ -120,9 +122,9 @@ class Kube:
         return await self._request("POST", build_path(kind, namespace), query=query, body=body)
 
     async def apply(self, body: Json, *, subresource: str = "") -> Json:
-        """Server-side apply: set the fields in `body`, and take over their ownership.
+        """Server-side apply: set the fields in `body`, take over their ownership, and return the object.
 
-        A uid and a resource version in its metadata are preconditions: KubeError 409 when they no longer hold.
+        A uid and a resource version in the metadata are preconditions: KubeError 409 if they no longer hold.
         """
         meta = body["metadata"]
         target = build_path(body["kind"], meta["namespace"], meta["name"], subresource)
@@ -132,11 +134,11 @@ class Kube:
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str, version: str = "", *, foreground: bool = False
     ) -> None:
-        """Delete an object and what it owns, if it still has this uid. It is no error when the object does not exist.
+        """Delete an object and its dependents. Does nothing if the object does not exist, or has another uid or version.
 
         Args:
-            version: the resource version that it must have too; empty for any.
-            foreground: keep the object until what it owns is deleted.
+            version: the resource version that the object must have; empty for any.
+            foreground: keep the object until its dependents are deleted.
         """
         preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         policy = "Foreground" if foreground else "Background"
@@ -187,7 +189,7 @@ def build_path(kind: str, namespace: str | None, name: str = "", subresource: st
     """The path of an object, or of all objects of a kind.
 
     Raises:
-        KubeError: this object name is not valid.
+        KubeError: the object name is not valid (400).
     """
     base, plural = RESOURCES[kind]
     scope = f"/namespaces/{quote(namespace)}" if namespace else ""
@@ -199,7 +201,7 @@ def build_path(kind: str, namespace: str | None, name: str = "", subresource: st
 
 
 def _parse_error(status: int, text: bytes, retry_after: str) -> KubeError:
-    # NB: the API server sends seconds; a proxy before it may send a date, or any number.
+    # NB: the API server sends seconds; a proxy in front of it may send a date, or any number.
     seconds = min(float(retry_after), _MAX_RETRY_AFTER_SECONDS) if retry_after.isdecimal() else 0.0
     try:
         body = json.loads(text)

@@ -1,4 +1,4 @@
-"""Names and labels of the objects that the operator creates, each with its readers."""
+"""Names and labels of the objects that the operator creates. The comments say who reads each of them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ TAG_PROMOTED_AT = "promoted_at"
 TAG_PROMOTED_FROM = "promoted_from"  # the version that the alias pointed at before
 TAG_PROMOTED_GATES = "promoted_gates"  # digest of the gates that it passed
 
-RUN_FINALIZER = f"{GROUP}/cancel-run"  # the operator: a FineTuneJob whose Databricks run may be at work
+RUN_FINALIZER = f"{GROUP}/cancel-run"  # the operator: a FineTuneJob whose Databricks run may be active
 
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"  # people
 LABEL_JOB = "finetune.dev/job"  # people: kubectl logs -l finetune.dev/job=NAME
 LABEL_UID = "finetune.dev/job-uid"  # the operator: which FineTuneJob a child belongs to
 LABEL_COMPONENT = "finetune.dev/component"  # the operator and people: prep, prep-executor, train or evaluate
 LABEL_ATTEMPT = "finetune.dev/attempt"  # the operator and people: which training attempt
-ANNOTATION_VERSION = (
-    "finetune.dev/version"  # the operator, on the evaluation's Job: the version that it evaluates
-)
-ANNOTATION_DIGEST = (
-    "finetune.dev/digest"  # the operator, there: what the numbers of a command of your own depend on
-)
+ANNOTATION_VERSION = "finetune.dev/version"  # the operator, on the evaluation's Job: the version to evaluate
+ANNOTATION_DIGEST = "finetune.dev/digest"  # the operator, on the evaluation's Job: what the results of a custom command depend on
 LABEL_CONTROLLER = "batch.kubernetes.io/controller-uid"  # Kubernetes, on pods: the uid of their Job
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"  # Kueue, on Jobs and on a SparkApplication
 
@@ -46,7 +42,7 @@ EXECUTOR = "prep-executor"
 TRAIN = "train"
 EVALUATE = "evaluate"
 
-SPARK_ACCOUNT = "finetune-spark"  # the chart, which makes it: the ServiceAccount of drivers without another
+SPARK_ACCOUNT = "finetune-spark"  # created by the chart: the default ServiceAccount of Spark drivers
 
 
 def prep_name(job: str) -> str:
@@ -65,7 +61,7 @@ def driver_name(application: str) -> str:
 
 
 def prep_lease_name(digest: str) -> str:
-    """Name of the Lease of all jobs of a namespace with the same preparation."""
+    """Name of the Lease that all jobs of a namespace with the same preparation share."""
     return f"finetune-{PREP}-{digest}"
 
 

@@ -1,4 +1,4 @@
-"""Reads the Secrets with credentials that resources refer to."""
+"""Reads the Secrets with credentials that specs name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finetune_crds.env import LocalReference
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
 
-# A Secret may hold other keys, whose values need not be text.
+# Beginnings of the keys to read. A Secret may have other keys, whose values may not be text.
 _PREFIXES = ("MLFLOW_TRACKING_", "DATABRICKS_")
 GIT_KEYS = ("username", "password")
 """Keys of a Secret with the login of a Git server, as Flux and Argo CD name them."""
@@ -27,14 +27,14 @@ async def read(
     field: str,
     prefixes: tuple[str, ...] = _PREFIXES,
 ) -> dict[str, str] | None:
-    """The credentials in a Secret; None when none is named, or when an optional one does not exist.
+    """The credentials in a Secret; None if the spec names no Secret, or an optional Secret does not exist.
 
     Args:
         field: the field that names the Secret.
         prefixes: beginnings of the keys to read.
 
     Raises:
-        ExternalError: the Secret cannot be read, does not exist, or does not hold text.
+        ExternalError: the Secret cannot be read, does not exist, or contains credentials that are not text.
         KubeError: the API server cannot be reached.
     """
     if reference is None:
@@ -67,10 +67,10 @@ async def read(
 
 
 def build_key(secret: Mapping[str, str] | None) -> Hashable:
-    """A key for credentials: equal for equal ones, and another one after they were corrected."""
+    """A cache key for credentials, which changes when the credentials are corrected."""
     return None if secret is None else frozenset(secret.items())
 
 
 def _decode(value: str) -> str:
-    # NB: files and `echo` end in a line break, which is not allowed in a header.
+    # NB: values from files and `echo` end in a line break, which a header must not contain.
     return base64.b64decode(value).decode().strip()

@@ -14,7 +14,7 @@ from finetune_crds.tracking import Tracking
 from finetune_operator.defaults import Defaults, DefaultsError
 
 DASHBOARD_FIELDS = ("namespace", "name", "runId")
-"""What a dashboard's URL may name in braces."""
+"""The placeholders that a dashboard's URL may have in braces."""
 DATABRICKS = "databricks"
 """The tracking URI of a Databricks workspace."""
 UNITY_CATALOG = "databricks-uc"
@@ -34,28 +34,28 @@ class Settings:
         trainer_image: default image of training pods.
         prep_pull_policy: pull policy of preparation pods.
         trainer_pull_policy: pull policy of training pods.
-        prep_wheels: folder with the wheel of preparations on Databricks; its images set it. Empty for none.
-        pod_user: user, group and fsGroup of pods with the product's images; 0 for none, as OpenShift assigns its own.
+        prep_wheels: folder with the wheel for preparations on Databricks, which the operator's image sets; empty for none.
+        pod_user: user, group and fsGroup of pods with the product's images; 0 to set none, as on OpenShift, which assigns them.
         tracking_uri: default MLflow server; empty for none.
         registry_uri: default model registry; empty for the tracking server.
         tracking_public_url: URL of the default MLflow server for a browser; empty for `tracking_uri`.
         dashboard_url: URL of a job's dashboard, with {namespace}, {name} and {runId}; empty for none.
         namespace: the operator's own namespace, where it keeps its Leases.
-        databricks_host: Databricks workspace of resources that name no Secret; empty for none.
-        databricks_client_id: service principal that the operator logs in as there; empty for account-wide federation.
-        databricks_token_audience: audience of the service-account tokens with which pods of jobs log in there.
-        databricks_namespaces: namespaces whose preparations may run on Databricks with that login.
-        databricks_token_file: file with the service-account token to exchange for a token of that workspace.
+        databricks_host: Databricks workspace for resources that name no Secret; empty for none.
+        databricks_client_id: service principal of the operator's login to this workspace; empty for account-wide federation.
+        databricks_token_audience: audience of the service-account tokens that pods of jobs use to log in to this workspace.
+        databricks_namespaces: namespaces whose preparations may run on Databricks with the operator's login.
+        databricks_token_file: file with the service-account token that the operator exchanges for a token of this workspace.
         namespaces: namespaces to watch; empty for all.
-        resync_seconds: how often every resource is reconciled without an event.
-        poll_seconds: how often MLflow is read for an active job.
+        resync_seconds: interval at which every resource is reconciled without an event.
+        poll_seconds: interval at which MLflow is read for an active job.
         registration_patience_seconds: how long after training a model version may take to appear.
-        workers: jobs reconciled at the same time.
+        workers: number of resources of each kind that are reconciled at the same time.
         log_level: Python's name of the level.
         log_format: plain or json.
         metrics_port: port of the Prometheus metrics; 0 for none.
         liveness: address of the probes.
-        defaults: what the installation fills in where a FineTuneJob says nothing; the variable names a YAML file.
+        defaults: defaults for fields that a FineTuneJob leaves out; the variable is the path of a YAML file.
     """
 
     prep_image: str = "finetune-prep:latest"
@@ -86,22 +86,22 @@ class Settings:
     defaults: Defaults = field(default_factory=Defaults)
 
     def servers(self, tracking: Tracking | PromotionTracking) -> tuple[str, str]:
-        """The MLflow server and the model registry of a job; both empty for none.
+        """The addresses of the MLflow server and of the model registry of a resource; empty if there is none.
 
-        The default registry belongs to the default server: the default of a job with its own server is that server. A
-        Databricks workspace has its models in Unity Catalog, and Unity Catalog its runs in the workspace.
+        The default registry applies only with the default server: for a resource with its own server, the registry defaults to that
+        server. The models of a Databricks workspace are in Unity Catalog, and the runs of these models in the workspace.
         """
         server = tracking.uri or self.tracking_uri
         default = self.registry_uri if not tracking.uri else ""
         return server, tracking.registry_uri or default or (UNITY_CATALOG if server == DATABRICKS else server)
 
     def on_databricks(self, tracking: Tracking | PromotionTracking) -> bool:
-        """Whether the runs are in a Databricks workspace."""
+        """Whether the runs of a resource are in a Databricks workspace."""
         return self.servers(tracking)[0] == DATABRICKS
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
-        """Read the FINETUNE_* variables; one that is absent or empty keeps its default.
+        """Read the FINETUNE_* variables; a variable that is absent or empty keeps its default.
 
         Raises:
             SettingsError: a value cannot be read; the message names the variable.
@@ -118,10 +118,10 @@ class Settings:
     def from_command_line(
         cls, arguments: Sequence[str], environment: Mapping[str, str] = os.environ
     ) -> Settings:
-        """The same, where `--poll-seconds=5` or `--poll-seconds 5` goes before FINETUNE_POLL_SECONDS.
+        """Read options and FINETUNE_* variables. An option such as `--poll-seconds 5` takes precedence over FINETUNE_POLL_SECONDS.
 
         Raises:
-            SettingsError: a value cannot be read, or an argument is none of the settings.
+            SettingsError: a value cannot be read, or an option is unknown.
         """
         parser = argparse.ArgumentParser(
             prog="finetune-operator",
@@ -162,7 +162,7 @@ _CHOICES = {
 
 
 def holds_password(uri: str) -> bool:
-    """Whether an address carries credentials. NB: addresses are shown in statuses, Events and logs."""
+    """Whether an address contains a password. NB: statuses, Events and logs show addresses."""
     return _WITH_PASSWORD.match(uri) is not None
 
 

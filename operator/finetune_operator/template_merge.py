@@ -1,4 +1,4 @@
-"""Pod templates: over each other, as a strategic merge patch lays them; and what is in them."""
+"""Merge pod templates like a strategic merge patch, and read what they contain."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _KEYS = {
     "volumeMounts": "mountPath",
     "imagePullSecrets": "name",
 }
-# Lists whose items are merged. Items of the others are replaced: a volume has one source, a variable one origin.
+# Lists whose items are merged. In the other lists, items are replaced: a volume has only one source, a variable only one value.
 _DEEP = {"containers", "initContainers"}
 # Lists that are concatenated.
 _JOINED = {"envFrom"}
 LOST_WITH_POD = ("emptyDir", "ephemeral")
-"""Kinds of volumes that are of one pod, and end with it."""
+"""Kinds of volumes that are deleted with their pod."""
 
 
 def merge(below: Any, above: Any, key: str = "") -> Any:
-    """`above` over `below`: maps merge, keyed lists merge by their key, anything else is replaced.
+    """Merge `above` into `below`: maps are merged, keyed lists are merged by their key, and everything else is replaced.
 
-    Users write `above`, and the API server has not validated it: null counts as absent, and what does not fit is left
-    for the API server to reject.
+    Users write `above`, and the API server has not validated it: null counts as absent, and invalid values stay, so that the API
+    server rejects them.
     """
     if above is None:
         return below
@@ -55,25 +55,25 @@ def _merge_keyed(below: list[Any], above: list[Any], key: str, *, deep: bool) ->
 
 
 def _identity(item: Any, key: str, position: int) -> str | int:
-    """The key of an item, or its position when it has none."""
+    """The key of an item, or its position if it has no key."""
     identity = item.get(key) if isinstance(item, dict) else None
     return identity if isinstance(identity, str) else position
 
 
 def items(template: Json | None, field: str) -> Iterator[Json]:
-    """The items of a list in the spec of a template that the API server has not validated: none where it has no such list."""
+    """The objects in a list of a template's spec; none without such a list. The API server has not validated the template."""
     spec = (template or {}).get("spec")
     entries = spec.get(field) if isinstance(spec, dict) else None
     yield from (item for item in (entries if isinstance(entries, list) else []) if isinstance(item, dict))
 
 
 def containers(template: Json | None, name: str) -> Iterator[Json]:
-    """The containers of a name, of such a template."""
+    """The containers with this name in a template that the API server has not validated."""
     return (item for item in items(template, "containers") if item.get("name") == name)
 
 
 def mounts(template: Json | None, container: str, *, but: Sequence[str]) -> list[str]:
-    """Where a container of such a template mounts volumes; what is no volume and no mount is left out.
+    """The paths at which a container mounts the template's volumes. Invalid volumes and mounts are left out.
 
     Args:
         but: kinds of volumes to leave out.
@@ -97,13 +97,13 @@ def mounts(template: Json | None, container: str, *, but: Sequence[str]) -> list
 
 
 def is_below(path: str, mount: str) -> bool:
-    """Whether a path is that of a mount, or in it."""
+    """Whether a path is that of a mount, or below it."""
     folder = mount.rstrip("/")
     return path == folder or path.startswith(f"{folder}/")
 
 
 def requested_devices(template: Json | None) -> list[str]:
-    """The devices that containers of such a template request: extended resources, such as GPUs, and resource claims."""
+    """The devices that a template's containers request: extended resources, such as GPUs, and resource claims."""
     every_container = [*items(template, "containers"), *items(template, "initContainers")]
     resources = [each for item in every_container if isinstance(each := item.get("resources"), dict)]
     amounts = [

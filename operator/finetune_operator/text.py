@@ -1,4 +1,4 @@
-"""Times, addresses and foreign error messages, in the form that statuses and logs show."""
+"""Formats times, addresses and error messages of other systems for statuses and logs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 
 def format_time(when: datetime | None) -> str:
-    """A time in UTC, to the second, as Kubernetes writes it; empty when there is none."""
+    """A UTC time, to the second, in the format of Kubernetes; empty for None."""
     return when.strftime("%Y-%m-%dT%H:%M:%SZ") if when else ""
 
 
 def format_duration(seconds: int) -> str:
-    """A time span by its two largest units, such as 1h20m; the seconds only below ten minutes."""
+    """A duration in its two largest units, such as 1h20m; seconds are shown only below ten minutes."""
     minutes, remainder = divmod(max(seconds, 0), 60)
     hours, days = minutes // 60, minutes // (24 * 60)
     if days:
@@ -30,14 +30,14 @@ def _join_units(large: int, unit: str, small: int, smaller: str) -> str:
     return f"{large}{unit}" + (f"{small}{smaller}" if small else "")
 
 
-# As kubectl shows ages.
+# The same limit as in kubectl's ages.
 _MINUTES_WITH_SECONDS = 10
 
 
 def shorten(text: str, limit: int = 300) -> str:
     """The text on one line, without request ids in brackets, truncated to the limit.
 
-    NB: each response has another id; with it in the message, every reconcile would write the status.
+    NB: each response has another id. If messages contained it, every reconcile would write the status.
     """
     line = _REQUEST_ID.sub("", " ".join(text.split()))
     return line if len(line) <= limit else f"{line[:limit]}..."
@@ -48,7 +48,7 @@ _REQUEST_ID = re.compile(r"\s*[\[(](?:trace|req|request|ray)[ _-]?id\b[^\])]*[\]
 
 
 def mask(text: str, secrets: Iterable[str]) -> str:
-    """The text without the secrets, also where they are quoted as by Python's repr."""
+    """The text with the secrets replaced by ***, including secrets that are escaped as in Python's repr."""
     for secret in secrets:
         text = text.replace(secret, "***").replace(repr(secret)[1:-1], "***")
     return text

@@ -1,4 +1,4 @@
-"""Events: one for each condition that changed its status or its reason."""
+"""Events: one for each condition whose status or reason changed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _WARNING_REASONS = {
     ConditionReason.DATABRICKS_ERROR,
     ConditionReason.DATABRICKS_NOT_CONFIGURED,
 }
-# Only a matter of time, also where False is a failure otherwise.
+# Reasons that only mean a wait, even in a condition for which False is a failure.
 _NORMAL_REASONS = {ConditionReason.SCALING_UP}
 _SILENT_REASONS = {
     ConditionReason.MLFLOW_NOT_CONFIGURED,
@@ -73,7 +73,7 @@ _SILENT_REASONS = {
 }
 # Conditions that often repeat the reason and message of another condition.
 _SUMMARIES = {ConditionType.FAILED, ConditionType.PROMOTED}
-# For these, a new message is a change too: it is about another version.
+# Conditions that also report a new message: it is about another version.
 _REPORTED_BY_MESSAGE = {
     ConditionType.SOURCE_READY,
     ConditionType.GATES_PASSED,
@@ -94,14 +94,14 @@ class EventTarget:
 
 
 class Change(NamedTuple):
-    """A condition before a pass, None where there was none, and after it."""
+    """A condition before a pass (None if it did not exist) and after it."""
 
     before: Condition | None
     after: Condition
 
 
 def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> list[Change]:
-    """The conditions that changed, without repetition: only Failed reports the cause of a failure."""
+    """The changes to report, without repetition: only Failed reports the cause of a failure."""
     previous = {item.type: item for item in before}
     new = [item for item in after if _is_reportable(previous.get(item.type), item)]
     failed = [item for item in new if item.type == ConditionType.FAILED]
@@ -116,7 +116,7 @@ def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> lis
 
 
 def _includes(summary: Condition, item: Condition) -> bool:
-    """Whether a summary has all of a condition. NB: Failed may say more: how a corrected job is applied."""
+    """Whether a summary repeats a condition. NB: the message of Failed may go on with how to apply a corrected job."""
     return summary.reason == item.reason and summary.message.startswith(item.message)
 
 
@@ -137,11 +137,11 @@ def _is_reportable(before: Condition | None, after: Condition) -> bool:
 def build_event(about: EventTarget, change: Change, now: datetime) -> Json:
     """A core/v1 Event. An Event about the same change of the same object has the same name."""
     condition = change.after
-    bad = condition.type == ConditionType.FAILED or (
+    is_warning = condition.type == ConditionType.FAILED or (
         condition.reason in _WARNING_REASONS and condition.type != ConditionType.SUCCEEDED
     )
-    bad = bad or (condition.status == "False" and condition.type in _WARN_WHEN_FALSE)
-    bad = bad and condition.reason not in _NORMAL_REASONS
+    is_warning = is_warning or (condition.status == "False" and condition.type in _WARN_WHEN_FALSE)
+    is_warning = is_warning and condition.reason not in _NORMAL_REASONS
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -153,7 +153,7 @@ def build_event(about: EventTarget, change: Change, now: datetime) -> Json:
             "namespace": about.namespace,
             "uid": about.uid,
         },
-        "type": "Warning" if bad else "Normal",
+        "type": "Warning" if is_warning else "Normal",
         "reason": condition.reason,
         "message": condition.message[:_MAX_MESSAGE_CHARS],
         "source": {"component": names.FIELD_MANAGER},
@@ -165,9 +165,10 @@ def build_event(about: EventTarget, change: Change, now: datetime) -> Json:
 
 
 def _build_name(about: EventTarget, change: Change) -> str:
-    """A name that a pass which repeats an interrupted one builds again.
+    """The name of an Event; a pass that repeats an interrupted pass builds the same name.
 
-    NB: the time of the new condition is another in that pass. That of the one before tells changes apart which come again.
+    NB: the digest omits the new condition's time, which differs in the repeated pass. It includes the old condition's time, so that
+    a change that occurs again later gets another name.
     """
     before, after = change
     previous = before.to_json() if before else None

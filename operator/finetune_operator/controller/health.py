@@ -36,7 +36,7 @@ class Health:
     def why_stuck(self) -> str | None:
         """Why the process has to be restarted; None while it works.
 
-        NB: the age of the queue is no reason. Workers that wait for a slow MLflow wait for it after a restart too.
+        NB: the age of the queue does not count. Workers that wait for a slow MLflow would wait for it after a restart too.
         """
         seconds = time.monotonic() - self.last_resync
         if seconds > self.resync_seconds + _STUCK_SECONDS:
@@ -53,7 +53,7 @@ class Health:
 
 @asynccontextmanager
 async def serve_probes(health: Health, address: str) -> AsyncIterator[None]:
-    """Answer the probes for the time of a block.
+    """Answer the probes while the context is open.
 
     Args:
         address: URL of the liveness probe. The readiness probe has the same host and port, and the path /readyz.

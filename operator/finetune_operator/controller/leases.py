@@ -1,4 +1,4 @@
-"""Leases: of all replicas of the operator, only the holder of a Lease writes.
+"""Leases: only the replica of the operator that holds a Lease writes.
 
 The clocks of replicas differ, so a replica does not rely on the timestamps of another: it considers a Lease expired after it
 has seen no renewal for the Lease's duration on its own clock.
@@ -18,7 +18,7 @@ from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
 
-ANNOTATION_ABOUT = "finetune.dev/about"  # people: what the Lease is held for
+ANNOTATION_ABOUT = "finetune.dev/about"  # for people: what the Lease is held for
 
 
 class LeaseBusy(Exception):  # noqa: N818
@@ -48,7 +48,7 @@ class Leases:
     seconds: int
     clock: Callable[[], float]
     _observed: dict[str, tuple[tuple[str, str], float]] = field(default_factory=dict)
-    """By name: uid and version of a Lease that another replica holds, and when this one first saw them."""
+    """By name: uid and version of a Lease that another replica holds, and when this replica first saw them."""
 
     async def acquire(self, name: str, about: str) -> HeldLease:
         """Create the Lease, or take over one that has expired.
@@ -57,7 +57,7 @@ class Leases:
             LeaseBusy: another replica holds it.
             KubeError: the API server refused, or could not be reached.
         """
-        # NB: the time counts from before the request, so that the Lease expires here no later than for other replicas.
+        # NB: the duration starts before the request, so that the Lease expires here no later than for other replicas.
         until = self.clock() + self.seconds
         body = self._body(name, about)
         try:
@@ -82,7 +82,7 @@ class Leases:
         return await self._replace(lease.body, body)
 
     async def release(self, lease: HeldLease) -> None:
-        """Delete the Lease, unless another replica took it over. If it cannot be deleted, it expires."""
+        """Delete the Lease, unless another replica took it over. A Lease that cannot be deleted expires."""
         meta = lease.body["metadata"]
         try:
             await self.kube.delete(
@@ -117,7 +117,7 @@ class Leases:
         return await self._replace(current, body)
 
     async def _replace(self, current: Json, body: Json) -> HeldLease:
-        """Write the Lease if it is unchanged since it was read."""
+        """Write the Lease if it has not changed since it was read."""
         meta = current["metadata"]
         until = self.clock() + self.seconds
         body["metadata"] |= {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}

@@ -1,4 +1,4 @@
-"""Resources from their JSON, as far as this version of the operator understands them."""
+"""Parse specs and statuses, as far as this version of the operator understands them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class UnreadableStatusError(ValueError):
 
 
 def read_spec(kind: type[Part], body: Json) -> tuple[Part | None, str | None]:
-    """The spec and None; when it does not fit the schema, None and the reason. Raises nothing."""
+    """The spec and None or, if it does not fit the schema, None and the reason."""
     try:
         return kind.model_validate(body.get("spec") or {}), None
     except ValidationError as error:
@@ -25,11 +25,14 @@ def read_spec(kind: type[Part], body: Json) -> tuple[Part | None, str | None]:
 
 
 def read_status(kind: type[Part], body: Json, what: str) -> Part:
-    """The status; `what` it is the status of, for the message.
+    """The status of a resource.
+
+    Args:
+        what: what the error message calls the resource.
 
     Raises:
-        UnreadableStatusError: a newer version of the operator wrote it. Without it work would be repeated, so the
-            operator does not act on the resource.
+        UnreadableStatusError: a newer version of the operator wrote the status. The operator then does not act on the
+            resource, since it would repeat work that the status records.
     """
     try:
         return kind.model_validate(body.get("status") or {})

@@ -17,24 +17,24 @@ from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import KubeError
 
-# Delay of the next pass while another replica writes to the same registered model.
+# Delay of the next pass while another replica holds the Lease that this one needs.
 BUSY_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
-    """The time, as the reconciler's default clock."""
+    """The current time; the reconciler's default clock."""
     return datetime.now(UTC)
 
 
 @dataclass
 class Reconciler(ABC):
-    """Reconciles the resources of one kind whose keys are in a work queue."""
+    """Reconciles resources of one kind, whose keys it gets from a work queue."""
 
     kind: ClassVar[str]
     expected: ClassVar[tuple[type[Exception], ...]] = (KubeError, ExternalError, UnreadableStatusError)
-    """Errors whose message suffices; the log shows the traceback of any other."""
+    """Errors whose message suffices; for any other error, the log shows the traceback."""
 
     store: Store
     queue: WorkQueue
@@ -54,7 +54,7 @@ class Reconciler(ABC):
             delay = self.queue.retry(key, at_least_seconds=server_delay)
             metrics.reconcile_errors.labels(self.kind).inc()
             if isinstance(error, self.expected):
-                # A conflict means that another client wrote after the pass began: the next pass reads what is new.
+                # A conflict means that another client wrote after the pass began; the next pass reads the new version.
                 conflict = isinstance(error, KubeError) and error.status == HTTPStatus.CONFLICT
                 log.log(
                     logging.INFO if conflict else logging.WARNING,
@@ -73,11 +73,11 @@ class Reconciler(ABC):
 
     @abstractmethod
     async def reconcile(self, body: Json) -> float | None:
-        """Reconcile once; the seconds until the next reconcile, or None for the next resync."""
+        """Reconcile once, and return the seconds until the next reconcile; None to wait for the next resync."""
 
     @abstractmethod
     async def report_internal_error(self, body: Json, message: str) -> None:
-        """Report in the status that the operator failed on a resource, for a reason that it does not know."""
+        """Report in the status that the operator failed on a resource with an unexpected error."""
 
     async def _try_to_report(self, key: str, body: Json, error: Exception) -> None:
         message = f"the operator failed to reconcile this resource ({type(error).__name__}) and retries: read the operator's log"

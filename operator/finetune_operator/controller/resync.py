@@ -44,7 +44,7 @@ class Resync:
 
     async def run_once(self) -> None:
         """Replace the store's content by what exists now, and put every resource on its queue."""
-        # NB: children first. A job that is listed without its children would get them created again.
+        # NB: children first. For a job without its children in the store, the operator would create them again.
         for kind in KINDS:
             selector = {"labelSelector": names.LABEL_UID} if kind in CHILDREN else {}
             lists = [

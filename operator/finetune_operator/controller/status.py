@@ -1,4 +1,4 @@
-"""Writes the status of a resource of either kind, and an Event for each change in it."""
+"""Writes the status of a FineTuneJob or a ModelPromotion, and an Event for each changed condition."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ async def write_status(
     after: Status,
     now: datetime,
 ) -> Json:
-    """Write an Event for each change in a status, then the status. Returns the resource as written.
+    """Write an Event for each changed condition, then the status. Returns the resource as written.
 
-    NB: a pass that ends between the two is repeated, and writes its Events again under the same names.
+    NB: a pass that is interrupted in between is repeated, and writes its Events again under the same names.
 
     Args:
         version: the resource version that the decision is based on.
@@ -61,7 +61,7 @@ async def write_status(
 
 
 async def _write_event(kube: Kube, about: EventTarget, change: Change, now: datetime) -> None:
-    """Write an Event, unless an interrupted pass has. A refused Event is logged: the status says the same."""
+    """Write an Event, unless an interrupted pass wrote it. A refused Event is only logged: the status says the same."""
     try:
         await kube.create(events.build_event(about, change, now))
     except KubeError as error:

@@ -29,9 +29,9 @@ def _version(body: Json) -> int:
 
 
 def _without_managed_fields(kind: str, body: Json) -> Json:
-    """Without managedFields, which are most of an object's size. A promotion keeps them: they name who changed it.
+    """An object without managedFields, which are most of its size.
 
-    A promotion names its model: its own name where its spec names none.
+    A promotion keeps them, since they name who changed it; if its spec names no model, the model is the promotion's name.
     """
     if kind == "ModelPromotion":
         return {**body, "spec": {"model": body["metadata"]["name"], **(body.get("spec") or {})}}
@@ -40,10 +40,10 @@ def _without_managed_fields(kind: str, body: Json) -> Json:
 
 
 def _keep_first_deletion(stored: Json | None, body: Json) -> Json:
-    """The object with the deletion that was requested first.
+    """The object with the deletion fields of the first request to delete it.
 
-    NB: the kubelet deletes a pod that has stopped once more, without a grace period: the pod then reads as if its deletion had been
-    requested when its containers had ended.
+    NB: the kubelet deletes a stopped pod once more, without a grace period. The new fields say that the deletion was requested only
+    after the containers had ended.
     """
     deletion = {
         name: value for name, value in (stored or {}).get("metadata", {}).items() if name in _DELETION
@@ -58,7 +58,7 @@ def _no_owner(kind: str, body: Json) -> Owner | None:
 
 
 def _no_jobs(_: Json) -> set[Owner]:
-    """The default of `recorded_jobs`: none."""
+    """The default of `recorded_jobs`: no status records a Job."""
     return set()
 
 
@@ -68,8 +68,8 @@ class Store:
 
     Attributes:
         owner_of: the FineTuneJob of a Job, or the Job of a Pod; None for a foreign object, which is not kept.
-        recorded_jobs: the Jobs that a FineTuneJob's status records. Their pods belong to it even after a Job is deleted,
-            which may happen while the operator is down.
+        recorded_jobs: the Jobs that a FineTuneJob's status records. Their pods belong to the FineTuneJob even after the Job
+            was deleted, which may happen while the operator is down.
     """
 
     owner_of: Callable[[str, Json], Owner | None] = _no_owner
@@ -79,11 +79,11 @@ class Store:
         default_factory=lambda: {kind: defaultdict(set) for kind in CHILDREN}
     )
     _jobs: set[Owner] = field(default_factory=set)
-    """The Jobs that exist."""
+    """The Jobs in the store."""
     _recorded: dict[Owner, set[Owner]] = field(default_factory=dict)
     """By FineTuneJob: the Jobs that it records."""
     _deleted_jobs: dict[Owner, dict[Owner, int]] = field(default_factory=dict)
-    """By FineTuneJob: its deleted Jobs, and the versions at which they were deleted. Their pods may outlive them."""
+    """By FineTuneJob: its deleted Jobs, and the versions at which they were deleted. The pods may outlive their Job."""
     _deletions: dict[str, dict[Key, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     """Versions at which objects were deleted, since the last list."""
     _tombstones: dict[Owner, dict[Key, Json]] = field(default_factory=dict)
@@ -127,12 +127,16 @@ class Store:
 
     def put(self, kind: str, body: Json) -> None:
         """Store an object from a watch, a list or the operator's own write; an outdated one is ignored."""
-        # An object that is not in the last list, and is older, was deleted: a late watch event does not restore it.
+        # An object that is older than the last list and not in it was deleted: a late watch event does not restore it.
         if _key(body) in self._objects[kind] or _version(body) > self._list_versions[kind]:
             self._put(kind, body)
 
     def drop(self, kind: str, body: Json) -> None:
-        """Remove a deleted object, given its last state; a newer object of the same name stays."""
+        """Remove a deleted object; a newer object of the same name stays.
+
+        Args:
+            body: the last state of the deleted object.
+        """
         key, version = _key(body), _version(body)
         stored = self._objects[kind].get(key)
         if stored is None and kind in CHILDREN and self.owner_of(kind, body) is None:
@@ -143,10 +147,13 @@ class Store:
             self._deletions[kind][key] = version
 
     def replace(self, kind: str, bodies: Iterable[Json], version: int) -> None:
-        """Replace the objects of a kind by a list of this version: what is not in the list no longer exists.
+        """Replace the objects of a kind by a list: an object that is not in the list no longer exists.
 
-        A watch that was interrupted does not report deletions in the meantime. Objects that are newer than the list, from
-        watches and own writes, stay.
+        An interrupted watch misses deletions. Objects that are newer than the list, from watches and the operator's own
+        writes, stay.
+
+        Args:
+            version: the resource version of the list.
         """
         listed = {_key(body): body for body in bodies}
         for key, stored in list(self._objects[kind].items()):
@@ -161,7 +168,7 @@ class Store:
             self._forget_deleted_jobs(version)
         elif kind == "FineTuneJob":
             self._drop_unowned("Job", set(map(_identity, self.finetunejobs.values())), version)
-            # NB: not when the Pods are listed. They come first, and FineTuneJobs record Jobs that no longer exist.
+            # NB: not when the Pods are listed: at the first list, the FineTuneJobs that record deleted Jobs are not yet known.
             existing_jobs = self._jobs.union(*self._deleted_jobs.values(), *self._recorded.values())
             self._drop_unowned("Pod", existing_jobs, self._list_versions["Job"])
 
@@ -211,7 +218,7 @@ class Store:
             self._deleted_jobs.setdefault(owner, {})[_identity(body)] = version
 
     def _forget_deleted_jobs(self, version: int) -> None:
-        """Forget the Jobs that were deleted before this version of the Pods' list and have no Pods in it."""
+        """Forget the deleted Jobs that have no Pods in the list of Pods at this version, which is newer than their deletion."""
         for ftj, jobs in list(self._deleted_jobs.items()):
             remaining = {job: at for job, at in jobs.items() if at > version or job in self._by_owner["Pod"]}
             self._deleted_jobs[ftj] = remaining
@@ -219,12 +226,16 @@ class Store:
                 del self._deleted_jobs[ftj]
 
     def _drop_unowned(self, kind: str, owners: set[Owner], version: int) -> None:
-        """Drop the children that existed at the version of their owners' list and whose owner is not in it."""
+        """Drop the children whose owner does not exist, unless they are newer than the list of owners.
+
+        Args:
+            version: the resource version of the list of owners.
+        """
         for key, body in list(self._objects[kind].items()):
             if _version(body) <= version and self.owner_of(kind, body) not in owners:
                 self._remove(kind, key, version)
 
 
 def _identity(body: Json) -> Owner:
-    """Namespace and uid of an object, by which its children refer to it."""
+    """Namespace and uid of an object; its children refer to it by them."""
     return body["metadata"]["namespace"], str(body["metadata"].get("uid"))

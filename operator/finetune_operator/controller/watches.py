@@ -26,11 +26,11 @@ class Handlers(NamedTuple):
     finetunejob: Callable[[str | None, Json], Awaitable[None]]
     modelpromotion: Callable[[str | None, Json], Awaitable[None]]
     child: Callable[[str, str | None, Json], Awaitable[None]]
-    """Its first argument is the kind of the child: Job or Pod."""
+    """Its first argument is the child's kind: Job or Pod."""
 
 
 def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
-    """Kopf's handlers, bound to this operator's own."""
+    """Kopf's registry, with its watch events bound to these handlers."""
     kopf_registry = kopf.OperatorRegistry()
 
     @kopf.on.startup(registry=kopf_registry)

@@ -17,8 +17,8 @@ _MAX_BACKOFF_SECONDS = 60.0
 class WorkQueue:
     """Keys to be handled.
 
-    A key that is added while it is being handled is handled once more afterwards: no event is missed, and two workers
-    never hold the same key.
+    A key that is added while a worker handles it is handled once more afterwards: no event is missed, and two workers
+    never handle the same key at once.
     """
 
     clock: Callable[[], float]
@@ -43,7 +43,7 @@ class WorkQueue:
             self._wake.set()
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Handle a key after a delay; the earliest of several delays counts."""
+        """Handle a key after a delay; of several delays, the one that ends first counts."""
         due = self.clock() + seconds
         if due < self._due.get(key, float("inf")):
             self._due[key] = due
@@ -51,15 +51,15 @@ class WorkQueue:
             self._wake.set()
 
     def retry(self, key: str, *, at_least_seconds: float = 0.0) -> float:
-        """Handle a key again after a delay that grows with each failure; the delay in seconds.
+        """Handle a key again after a delay that grows with each failure, and return the delay in seconds.
 
         Args:
-            at_least_seconds: the shortest delay, which a server asks for.
+            at_least_seconds: the minimum delay, which a server asks for.
         """
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         delay = min(_FIRST_BACKOFF_SECONDS * float(2 ** min(failures - 1, 10)), _MAX_BACKOFF_SECONDS)
         delay *= random.uniform(0.75, 1.25)  # noqa: S311
-        # NB: spread too, so that those that failed together do not come back together.
+        # NB: randomized too, so that keys that failed together are not retried together.
         delay = max(delay, at_least_seconds * random.uniform(1.0, 1.25))  # noqa: S311
         self.add_after(key, delay)
         return delay
@@ -77,13 +77,13 @@ class WorkQueue:
         return len(self._ready)
 
     def oldest_age_seconds(self) -> float:
-        """Seconds that the key which has waited longest has waited; 0 when none waits. Scrapes call it in their own thread."""
-        # NB: a loop in Python over the dict itself fails where the event loop adds a key meanwhile; one call in C does not.
+        """The longest wait of a key for a worker, in seconds; 0 if no key waits. Scrapes call it in their own thread."""
+        # NB: a Python loop over the dict would fail if the event loop added a key meanwhile; a single call in C does not.
         added_at = tuple(self._added_at.values())
         return self.clock() - min(added_at) if added_at else 0.0
 
     async def take(self) -> str:
-        """Wait for a key and mark it as being handled; call `done` afterwards."""
+        """Wait for a key, mark it as being handled, and return it; call `done` afterwards."""
         while True:
             self._move_due()
             if self._ready:
@@ -100,7 +100,7 @@ class WorkQueue:
                 continue
 
     def done(self, key: str) -> None:
-        """A key is no longer being handled."""
+        """Mark a key as no longer being handled."""
         self._busy.discard(key)
         if key in self._readded:
             self._readded.discard(key)
@@ -127,7 +127,7 @@ class Queues:
         return self.promotions if kind == "ModelPromotion" else self.finetunejobs
 
     def oldest_age_seconds(self) -> float:
-        """Seconds that the key which has waited longest in either has waited."""
+        """The longest wait of a key of either queue for a worker, in seconds."""
         return max(self.finetunejobs.oldest_age_seconds(), self.promotions.oldest_age_seconds())
 
 

@@ -1,4 +1,4 @@
-"""The credentials for a Databricks workspace: those of a Secret, or those of the installation."""
+"""The credentials for a Databricks workspace: from a Secret, or from the installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REQUIRED_KEYS = "DATABRICKS_HOST with DATABRICKS_TOKEN, or DATABRICKS_HOST with
 
 @dataclass(frozen=True)
 class Access:
-    """A workspace and one kind of credentials: a token, a client secret, or a service-account token to exchange."""
+    """A workspace's address and one kind of credentials: a token, a client secret, or a service-account token to exchange."""
 
     host: str
     token: str = field(default="", repr=False)
@@ -42,7 +42,7 @@ class Access:
 def resolve_access(secret: Mapping[str, str] | None, settings: Settings) -> Access:
     """The credentials from a Secret's decoded data or, without a Secret, from the installation.
 
-    NB: the installation's token is sent to the installation's host only. A Secret must hold host and credentials.
+    NB: the installation's token is sent only to the installation's host, so a Secret must have both host and credentials.
 
     Raises:
         ExternalError: something is missing; the message says what.
@@ -51,7 +51,7 @@ def resolve_access(secret: Mapping[str, str] | None, settings: Settings) -> Acce
 
 
 def find_workspace(settings: Settings, secret: Mapping[str, str] | None) -> str:
-    """The address of the workspace that a Secret or, without one, the installation is for; equal for equal workspaces.
+    """The address of the workspace in a Secret or, without a Secret, in the installation; the same workspace gives the same text.
 
     Raises:
         ExternalError: no workspace is known, or the Secret is incomplete.
@@ -77,7 +77,7 @@ def _read_settings(settings: Settings) -> Access:
 
 
 def _read_secret(secret: Mapping[str, str]) -> Access:
-    # NB: files and `echo` end in a line break, which is not allowed in a header.
+    # NB: values from files and `echo` end in a line break, which a header must not contain.
     values = {name: secret.get(name, "").strip() for name in SECRET_KEYS}
     host, token, client_id, client_secret = values.values()
     if not host:
@@ -104,13 +104,13 @@ def _normalize_host(host: str, where: str) -> str:
     full = host if "://" in host else f"https://{host}"
     try:
         parts = urlsplit(full)
-        wrong = (
+        is_invalid = (
             parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password
         )
     except ValueError:
-        wrong = True
-    if wrong:
-        # NB: the message does not show the host, which may hold a password.
+        is_invalid = True
+    if is_invalid:
+        # NB: the message does not show the host, which may contain a password.
         raise _not_configured(
             f"{where} is not a workspace address: use an address like https://example.cloud.databricks.com"
         )

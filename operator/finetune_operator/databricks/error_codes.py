@@ -1,4 +1,4 @@
-"""The error codes of Databricks, which conditions show, and the log of what a workspace answers."""
+"""Error codes of Databricks: conditions show only these, and the answer of a workspace goes to the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finetune_operator.text import mask, shorten
 
 log = logging.getLogger(__name__)
 
-# With those of https://www.rfc-editor.org/rfc/rfc6749#section-5.2 and the errors of Databricks' REST API.
+# Adds the codes of https://www.rfc-editor.org/rfc/rfc6749#section-5.2 and of Databricks' REST API.
 _CODES = PROTOCOL_CODES | {
     "access_denied",
     "invalid_client",
@@ -38,7 +38,11 @@ _CODES = PROTOCOL_CODES | {
 def log_reason(access: Access, what: str, text: str) -> None:
     """Log what a workspace answered, without the credentials.
 
-    NB: a user names the workspace, so that no text of an answer may reach a condition or an Event.
+    NB: a user names the workspace, so no text of its answers may reach a condition or an Event.
+
+    Args:
+        what: the operation that failed, as an infinitive such as "submit a run".
+        text: the answer.
     """
     log.warning("Databricks at %s failed to %s: %s", access.host, what, shorten(mask(text, access.secrets)))
 

@@ -1,4 +1,4 @@
-"""The Databricks SDK with explicit credentials. Imported only when a workspace is used."""
+"""Log in with the Databricks SDK and explicit credentials. Imported only when a workspace is used."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _JWT = "urn:ietf:params:oauth:token-type:jwt"
 _ACCOUNT_HOST = re.compile(r"accounts\.([a-z0-9-]+\.)?databricks\.com")
 _EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 
-# NB: it logs warnings on every attempt, and request bodies at level DEBUG.
+# NB: the SDK logs warnings on every attempt, and request bodies at level DEBUG.
 logging.getLogger("databricks.sdk").setLevel(logging.ERROR)
-# NB: the SDK collects the attributes once, on the first class used, which must not be the subclass.
+# NB: the SDK collects the attributes once, from the first class that is used. This must not be the subclass.
 Config.attributes()
 
 
@@ -61,19 +61,19 @@ class Login(Config):
             product="finetune-operator",
             retry_timeout_seconds=1,
             clock=_OneAttempt(),
-            # NB: it sends files by sessions of its own.
+            # NB: the experimental client sends files through sessions of its own, which are not bounded.
             disable_experimental_files_api_client=True,
             **credentials,
         )
 
     def _load_from_env(self) -> None:
-        """Reads nothing: the environment belongs to the operator, the resource to a user."""
+        """Reads nothing: the environment is the operator's, and the credentials are those of a user."""
 
     def _known_file_config_loader(self) -> None:
         """Reads nothing, for the same reason."""
 
     def _resolve_host_metadata(self) -> None:
-        """Read the workspace's id and where it logs in. Without an answer, the addresses of a workspace are assumed."""
+        """Read the workspace's ids and the address for logins. Without an answer, the usual address of a workspace is used."""
         session = _BaseClient(retry_timeout_seconds=self.retry_timeout_seconds, clock=self.clock)
         bind(session._session)  # noqa: SLF001 - the SDK takes no session
         try:
@@ -88,7 +88,7 @@ class Login(Config):
             self.discovery_url = discovery_url
 
     def wrap_debug_info(self, message: str) -> str:
-        """The message only: people who read a status must not see the configuration."""
+        """The message alone: people who read a status must not see the configuration."""
         return message
 
 
@@ -123,9 +123,9 @@ class _OAuth(CredentialsStrategy):
 
 
 class _Tokens(Refreshable):
-    """Tokens of the workspace; a new one is requested when the last one expires.
+    """Tokens of the workspace; when a token expires, a new one is requested.
 
-    NB: the SDK's own token sources do not use the bounded client, and send the secret along redirects.
+    NB: the SDK's own token sources do not use the bounded client, and send the secret to the target of a redirect.
     """
 
     def __init__(self, access: Access, cfg: Config) -> None:
@@ -193,9 +193,9 @@ def _as_text(value: object) -> str:
 
 
 def _check_login_url(host: str | None, address: object) -> str | None:
-    """An address that a workspace names for logins; None where it is neither the workspace's own nor that of a Databricks account.
+    """The address for logins that a workspace names; None unless it is on the workspace's own host or a Databricks account host.
 
-    NB: a user names the workspace, which could have the operator send requests to servers that only the operator reaches.
+    NB: a user names the workspace. It could otherwise make the operator send requests to servers that only the operator reaches.
     """
     try:
         url, workspace = URL(_as_text(address)), URL(host or "")
@@ -208,10 +208,10 @@ def _check_login_url(host: str | None, address: object) -> str | None:
 
 
 def _parse_json(answer: requests.Response) -> dict[str, Any]:
-    """The body of a response.
+    """The body of a response of the token endpoint, as a JSON object.
 
     Raises:
-        requests.ConnectionError: the response is a server error, or is not usable.
+        requests.ConnectionError: the status is not 200, or the body is not a JSON object.
     """
     if answer.status_code != 200:
         raise requests.ConnectionError(f"HTTP {answer.status_code} from the token endpoint")

@@ -1,4 +1,4 @@
-"""A preparation as a Databricks run: what is submitted, and what is known of it. Plain data, which `decide` reads."""
+"""A preparation as a Databricks run: what is submitted, and the state of the run. Plain data, which `decide` reads."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Submission:
     """A run to submit.
 
     Attributes:
-        name: its name in the workspace, by which it is found again while it is active.
-        token: equal submissions have equal tokens, of which the workspace runs one. At most 64 characters.
-        volume: where the wheel goes.
-        folder: where the recipe goes, and its result.
+        name: the run's name in the workspace, by which the operator finds an active run again.
+        token: idempotency token, at most 64 characters. Equal submissions have equal tokens, and the workspace starts only one run.
+        volume: path of the volume for the wheel.
+        folder: path of the folder for the recipe and the result.
         recipe: the recipe as YAML.
-        compute: what it runs on.
-        conf: settings of Spark, for a new cluster.
-        mlflow_run: the job's MLflow run; empty for none.
-        mlflow_host: the workspace that has it; another address for an MLflow server.
+        compute: the compute of the run.
+        conf: Spark settings for a new cluster.
+        mlflow_run: id of the job's MLflow run; empty without one.
+        mlflow_host: address of the workspace or of the MLflow server that has this run.
     """
 
     name: str
@@ -39,15 +39,15 @@ class Submission:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as the workspace and its folder have it.
+    """The state of a run, from the workspace and from the run's folder.
 
     Attributes:
-        word: what it does.
-        url: its page.
-        message: why it ended, as the workspace says it.
+        word: the state in one word.
+        url: address of the run's page.
+        message: why the run ended, in the workspace's words.
         is_final: whether the same run would fail again: its compute or its permissions are wrong.
-        progress: the step of the preparation, while it runs.
-        report: what it left in its folder; None where it left nothing.
+        progress: the step of the preparation, while the run is active.
+        report: the report in the run's folder; None if there is none.
     """
 
     run_id: str
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it does nothing any more."""
+        """Whether the run has ended."""
         return self.word in ENDED
 
 

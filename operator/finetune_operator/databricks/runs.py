@@ -1,4 +1,4 @@
-"""Runs of the preparation in a workspace: its wheel and recipe in a volume, the run, and the result that it leaves there."""
+"""Runs of the preparation in a workspace: upload the wheel and the recipe, submit the run, and read its result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _TASK = "prepare"
 _Life, _Code = RunLifecycleStateV2State, TerminationCodeCode
 _CANCELED_CODES = (_Code.CANCELED, _Code.USER_CANCELED)
-# A run that ended so would end so again: the spec or the workspace has to change.
+# A retry would end in the same way: the spec or the workspace has to change.
 _PERMANENT_CODES = (
     _Code.UNAUTHORIZED_ERROR,
     _Code.INVALID_CLUSTER_REQUEST,
@@ -52,10 +52,10 @@ _PERMANENT_CODES = (
 
 
 def submit(client: WorkspaceClient, submission: Submission, wheels: Path) -> str:
-    """Upload what the run needs, submit it unless it was before, and return its id.
+    """Upload the wheel and the recipe, submit the run unless it was submitted before, and return its id.
 
     Raises:
-        ExternalError: the workspace cannot be reached, refuses the run for good (RunRefused), or has no such volume.
+        ExternalError: the workspace cannot be reached, rejects the run permanently (RunRefused), or has no such volume.
     """
     wheel = _upload_wheel(client, submission.volume, wheels)
     _upload(
@@ -70,7 +70,7 @@ def submit(client: WorkspaceClient, submission: Submission, wheels: Path) -> str
                 environments=_build_environments(submission, wheel),
             )
         except errors.InvalidState:
-            # A cluster that starts or ends takes a run later.
+            # The cluster is starting or terminating: it accepts the run later.
             raise
         except errors.BadRequest as error:
             why = log_error(client, error, "submit a run")
@@ -83,10 +83,10 @@ def submit(client: WorkspaceClient, submission: Submission, wheels: Path) -> str
 
 
 def read(client: WorkspaceClient, run_id: str, folder: str) -> Run:
-    """A run and what it left in its folder.
+    """The state of a run, with the progress or the report in its folder.
 
     Raises:
-        ExternalError: the workspace cannot be reached, or does not let the operator read it.
+        ExternalError: the workspace cannot be reached, or does not let the operator read the run.
     """
     with translate_errors(client, f"read run {run_id}"):
         try:
@@ -107,7 +107,7 @@ def read(client: WorkspaceClient, run_id: str, folder: str) -> Run:
 
 
 def find(client: WorkspaceClient, name: str) -> str | None:
-    """The id of the active run of a name; None when there is none.
+    """The id of the active run of this name; None if there is none.
 
     Raises:
         ExternalError: the workspace cannot be reached, or does not let the operator list runs.
@@ -118,10 +118,10 @@ def find(client: WorkspaceClient, name: str) -> str | None:
 
 
 def cancel(client: WorkspaceClient, run_id: str) -> None:
-    """Ask for the end of a run, which comes later. It is no error when the run is gone.
+    """Request the end of a run, which takes a while. A run that no longer exists is not an error.
 
     Raises:
-        ExternalError: the workspace cannot be reached, or does not let the operator cancel it.
+        ExternalError: the workspace cannot be reached, or does not let the operator cancel the run.
     """
     with translate_errors(client, f"cancel run {run_id}"):
         try:
@@ -146,13 +146,13 @@ def _classify_run(run: jobs.Run) -> RunWord:
 
 
 def _explain_failure(client: WorkspaceClient, run: jobs.Run) -> str:
-    """Why a run failed that left no report: the error of its task, or what the workspace says of its end."""
+    """Why a run without a report failed: the error of its task, or the termination reason in the workspace."""
     status = run.status
     termination = status.termination_details if status else None
     reason = (termination.message if termination else None) or (
         str(termination.code.value) if termination and termination.code else "no reason"
     )
-    # NB: the output belongs to a task, whose run has an id of its own.
+    # NB: only a task has an output, and its run has an id of its own.
     for task in run.tasks or []:
         with translate_errors(client, "read the output of a run"):
             try:
@@ -165,12 +165,12 @@ def _explain_failure(client: WorkspaceClient, run: jobs.Run) -> str:
 def _build_task(submission: Submission, wheel: str, host: str) -> SubmitTask:
     compute = submission.compute
     parameters = [contract.PARAMETER_FOLDER, submission.folder]
-    # A run reaches the MLflow of its own workspace alone.
+    # A run can reach only the MLflow of its own workspace.
     if submission.mlflow_run and submission.mlflow_host == host:
         parameters += [contract.PARAMETER_MLFLOW_RUN, submission.mlflow_run]
     task = SubmitTask(
         task_key=_TASK,
-        # NB: serverless compute repeats a failed task by itself, also one whose data are wrong.
+        # NB: by default, serverless compute retries a failed task, even if its data are wrong.
         disable_auto_optimization=True,
         max_retries=0,
         python_wheel_task=PythonWheelTask(
@@ -215,12 +215,12 @@ def _build_cluster(spec: NewCluster, conf: dict[str, str]) -> ClusterSpec:
 
 
 def _upload_wheel(client: WorkspaceClient, volume: str, wheels: Path) -> str:
-    """Upload the wheel of this version unless the volume has it, and return its path there."""
+    """Upload this version's wheel unless the volume has it, and return its path in the volume."""
     wheel = next(iter(sorted(wheels.glob("*.whl"))), None)
     if wheel is None:
         message = f"the operator has no wheel in {wheels}: install an image of the operator that contains the wheel, or set FINETUNE_PREP_WHEELS"
         raise ExternalError(Problem(ConditionReason.DATABRICKS_NOT_CONFIGURED, message))
-    # NB: its name has a digest of its content. A file appears in a volume when it is whole.
+    # NB: the name contains a digest of the content, and a file appears in a volume only after its upload is complete.
     path = f"{volume}/wheels/{wheel.name}"
     with translate_errors(client, f"read volume {volume}"):
         try:
@@ -253,7 +253,7 @@ def _translate_missing_volume(client: WorkspaceClient, volume: str) -> Iterator[
 
 
 def _download(client: WorkspaceClient, path: str) -> bytes | None:
-    """The content of a file; None when it does not exist."""
+    """The content of a file; None if it does not exist."""
     with translate_errors(client, f"read {path}"):
         try:
             contents = client.files.download(path).contents

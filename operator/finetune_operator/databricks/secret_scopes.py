@@ -1,4 +1,4 @@
-"""References to secrets of a Databricks workspace ({{secrets/scope/key}}), which the workspace reads as whoever logs in.
+"""References to secrets of a Databricks workspace ({{secrets/scope/key}}), which it reads as the identity that logs in.
 
 https://docs.databricks.com/aws/en/security/secrets/secrets-spark-conf-env-var
 """
@@ -14,22 +14,22 @@ _REFERENCE = re.compile(r"\{\{\s*secrets/")
 
 
 def is_own_login(reference: LocalReference | None) -> bool:
-    """Whether the login is one of the namespace. NB: where an optional Secret is missing, it is that of the installation."""
+    """Whether the login is the namespace's own. NB: if an optional Secret is missing, the installation's login is used."""
     return reference is not None and not reference.optional
 
 
 def is_reference(value: str) -> bool:
-    """Whether a value names a secret of a workspace."""
+    """Whether a value contains a reference to a secret of a workspace."""
     return _REFERENCE.search(value) is not None
 
 
 def find_unreadable(variables: Mapping[str, str], field: str, login: str) -> Iterator[str]:
-    """Values that name secrets which the service principal of the installation would read.
+    """A message about variables that refer to secrets which the installation's service principal would read.
 
     Args:
-        variables: by name.
-        field: that holds them.
-        login: the field that names a login of the namespace.
+        variables: the values by name.
+        field: the field of the spec with the variables.
+        login: the field of the spec for a login of the namespace.
     """
     names = [name for name, value in variables.items() if is_reference(value)]
     if names:

@@ -1,6 +1,6 @@
-"""The bounded client under the Databricks SDK: a deadline for all of a request, a size limit, no redirects.
+"""The bounded client as the transport of the Databricks SDK: a deadline for a whole request, a size limit, no redirects.
 
-The SDK is built on requests, whose time-out begins anew with every byte and whose responses have any size.
+The SDK is built on requests, whose timeout starts again with every byte and whose responses have no size limit.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from finetune_operator.bounded import NoResponseError, ResponseTimeoutError, req
 
 # A page of runs or versions is some 100 KiB, and the report of a preparation less.
 _MAX_RESPONSE_BYTES = 16 * 2**20
-# About the connection, which the bounded client makes and decompresses itself.
+# Headers about the connection and its compression, both of which the bounded client handles.
 _CONNECTION_HEADERS = frozenset(
     {"accept-encoding", "connection", "content-encoding", "content-length", "transfer-encoding"}
 )
 
 
 class BoundedAdapter(BaseAdapter):
-    """Sends the requests of a session by the bounded client."""
+    """Sends the requests of a session through the bounded client."""
 
     def send(self, request: requests.PreparedRequest, *_: Any, **_options: Any) -> requests.Response:
-        """The response, whose body has been read. Options of the session, such as its time-out, change nothing.
+        """Send a request, and return the response with its body. Options of the session, such as its timeout, are ignored.
 
         Raises:
             requests.Timeout: no response came in time.
@@ -41,7 +41,7 @@ class BoundedAdapter(BaseAdapter):
         try:
             answer = request_in_thread(
                 request.method or "GET",
-                # NB: requests has quoted it.
+                # NB: requests has already quoted the URL.
                 URL(request.url or "", encoded=True),
                 headers=_drop_connection_headers(request.headers),
                 body=body.encode() if isinstance(body, str) else body,
@@ -65,11 +65,11 @@ class BoundedAdapter(BaseAdapter):
         return response
 
     def close(self) -> None:
-        """Nothing: each connection is used once."""
+        """Do nothing: each connection is used only once."""
 
 
 def bind(session: requests.Session) -> requests.Session:
-    """The session, which from now on sends by the bounded client."""
+    """Make a session send through the bounded client, and return it."""
     for scheme in ("https://", "http://"):
         session.mount(scheme, BoundedAdapter())
     return session

@@ -36,7 +36,7 @@ def open_workspace(secret: Mapping[str, str] | None, settings: Settings) -> Work
 
 
 def get_bearer_token(client: WorkspaceClient) -> str:
-    """The token that requests of this client carry now; it may request a new one.
+    """The token that this client sends now; this call may request a new one.
 
     Raises:
         ExternalError: the workspace does not accept the credentials, or cannot be reached.
@@ -69,12 +69,12 @@ class translate_errors:  # noqa: N801
         _clients.reconsider(self._access, error)
         reason, message = _classify_error(error, self._access, self._what)
         log_reason(self._access, self._what, str(error))
-        # NB: no cause: a log would show its text, which can hold the credentials.
+        # NB: without the cause, whose text may contain the credentials: a log would show it.
         raise ExternalError(Problem(reason, mask(message, self._access.secrets))) from None
 
 
 def log_error(client: WorkspaceClient, error: Exception, what: str) -> str:
-    """Return the error code and the HTTP status of an error of the SDK; its text goes to the log."""
+    """Log the text of an error of the SDK, and return its error code and HTTP status."""
     log_reason(_clients.access(client), what, str(error))
     return _describe_code(error)
 
@@ -114,7 +114,7 @@ class _Clients:
             self._cached.pop(credentials, None)
 
     def reconsider(self, credentials: Access, error: Exception) -> None:
-        """After an error, forget a client that no longer works, so that the next call creates another.
+        """After an error, discard a client that no longer works, so that the next call creates another.
 
         Either its token is no longer accepted, or the workspace did not answer discovery when the client was created.
         """
@@ -149,8 +149,8 @@ def _classify_error(error: Exception, credentials: Access, what: str) -> tuple[C
             f"Databricks at {credentials.host} is too busy to {what}: {why}",
         )
     if isinstance(error, (exceptions.Timeout, exceptions.ConnectionError)):
-        late = isinstance(error, exceptions.Timeout)
-        why = "the request timed out" if late else _find_cause(text)
+        timed_out = isinstance(error, exceptions.Timeout)
+        why = "the request timed out" if timed_out else _find_cause(text)
         return (
             ConditionReason.DATABRICKS_UNREACHABLE,
             f"Databricks at {credentials.host} cannot be reached: {why}",
@@ -186,6 +186,6 @@ _CAUSE = re.compile(
 
 
 def _find_cause(text: str) -> str:
-    """The useful part of urllib3's nested errors."""
+    """The useful part of a nested connection error."""
     match = _CAUSE.search(text)
     return match[0] if match else "the connection failed"

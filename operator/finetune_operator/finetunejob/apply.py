@@ -1,4 +1,4 @@
-"""apply: carry out a decision. Every step may be repeated; a crash between two of them is repaired by the next pass."""
+"""apply: carry out a decision. Every step may be repeated; after a crash between two steps, the next pass completes them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from finetune_operator.registry.writer import ANYWHERE, AliasWriter
 log = logging.getLogger(__name__)
 
 
-# The role in spec.pods of a Job's pods, by its component.
+# The role in spec.pods, by the component of the Job.
 _ROLES = {names.PREP: "prepare", names.TRAIN: "train", names.EVALUATE: "evaluate"}
 
 
@@ -56,7 +56,7 @@ class NameTaken(Exception):  # noqa: N818
 
 
 class Applied(NamedTuple):
-    """What became of the actions of a decision, in their order, and the error of the last of them."""
+    """The results of a decision's actions, in their order, and the error of the last one if it failed."""
 
     results: tuple[ActionResult, ...]
     failure: ExternalError | LeaseBusy | None
@@ -67,9 +67,9 @@ class FineTuneJobApplier:
     """Writes to the API server, to MLflow and to Databricks.
 
     Attributes:
-        poller: knows the MLflow server and the registry of a job.
+        poller: opens the MLflow server and the registry of a job.
         preparations: writes to the Databricks workspace of a job.
-        leases: of preparations.
+        leases: takes the Leases of preparations.
         writer: moves the aliases of registered models.
     """
 
@@ -81,12 +81,11 @@ class FineTuneJobApplier:
     writer: AliasWriter
 
     async def apply(self, ftj: FineTuneJob, decision: Decision) -> Applied:
-        """Carry out a decision: deletions, the Lease, children, MLflow and Databricks, in this order. Nothing follows an action that fails.
+        """Carry out a decision: deletions, the Lease, children, MLflow and Databricks, in this order. Stops at the first failed action.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
-            NameTaken: a child's name belongs to something else.
-            LeaseBusy: the Lease of the preparation waits for another replica's write; retry in about a second.
+            NameTaken: a child's name belongs to another object.
         """
         await self._delete(ftj, decision)
         if decision.lease:
@@ -105,7 +104,7 @@ class FineTuneJobApplier:
         return Applied(tuple(results), None)
 
     async def write_status(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
-        """Write the status, unless it is unchanged, and then the Events of its conditions.
+        """Write an Event for each changed condition and then the status, unless the status is unchanged.
 
         Raises:
             KubeError: the API server refused it, or could not be reached.
@@ -159,33 +158,33 @@ class FineTuneJobApplier:
         try:
             await self._sweep(ftj, kind)
         except KubeError as error:
-            # The operator of a custom kind may be uninstalled by then, or its resources no longer this operator's to delete.
+            # The custom kind may be uninstalled by then, or this operator may have lost the permission to delete its objects.
             if error.status not in (403, 404):
                 raise
             log.warning("%s: its children of kind %s cannot be deleted: %s", ftj.key, kind, error)
 
     async def _delete_child(self, ftj: FineTuneJob, item: Deletion) -> None:
-        # NB: foreground: a Job stays until its pods are deleted. Without it the owner of the pods would be unknown.
+        # NB: foreground: a Job stays until its pods are deleted. Without their Job, the owner of the pods would be unknown.
         foreground = item.kind == "Job"
         await self.kube.delete(item.kind, ftj.namespace, item.name, item.uid, foreground=foreground)
         log.info("deleted %s %s/%s", item.kind, ftj.namespace, item.name)
 
     async def _write_child(self, ftj: FineTuneJob, body: Json) -> None:
-        # A Job's template cannot change; an object of a custom kind that changes may start again.
+        # A Job's template is immutable; a change of a custom object may restart it.
         if body["kind"] == "Job" or backends.find_custom_kind(body["kind"]):
             await self._create_once(ftj, body)
         else:
             await self._apply_child(ftj, body)
 
     async def _create_once(self, ftj: FineTuneJob, body: Json) -> None:
-        """Create a child that is not changed afterwards, or use the one that an interrupted pass created."""
+        """Create a child that never changes, or use the one that an interrupted pass created."""
         kind, name = body["kind"], body["metadata"]["name"]
         try:
             self._keep(kind, await self.kube.create(body))
         except KubeError as error:
             if error.status in (400, 422):
                 raise KubeError(error.status, f"{error}: {_remedy(body)}", error.reason) from error
-            # NB: a ResourceQuota that changes meanwhile answers 409 too.
+            # NB: the API server also answers 409 if a ResourceQuota changes meanwhile.
             if error.reason != "AlreadyExists":
                 raise
             await self._adopt(ftj, body)
@@ -193,14 +192,14 @@ class FineTuneJobApplier:
             log.info("created %s %s/%s", kind, ftj.namespace, name)
 
     async def _apply_child(self, ftj: FineTuneJob, body: Json) -> None:
-        """Create a child or change it, unless its name belongs to something else."""
+        """Create or update a child, unless its name belongs to another object."""
         existing = await self.kube.get(body["kind"], ftj.namespace, body["metadata"]["name"])
         if existing is not None and not is_child(existing, ftj):
             raise NameTaken(_explain_taken_name(body, existing))
         await self.kube.apply(body)
 
     async def _adopt(self, ftj: FineTuneJob, body: Json) -> None:
-        """Use the existing child of this name if it is the FineTuneJob's, from a pass that was interrupted."""
+        """Use the existing child of this name if an interrupted pass created it for this FineTuneJob."""
         kind, name = body["kind"], body["metadata"]["name"]
         existing = await self.kube.get(kind, ftj.namespace, name)
         if existing is None:
@@ -210,16 +209,16 @@ class FineTuneJobApplier:
         self._keep(kind, existing)
 
     def _keep(self, kind: str, body: Json) -> None:
-        """Put a Job into the cache, which the watch would do later. Custom kinds are not watched."""
+        """Put a Job into the cache before the watch delivers it. Custom kinds are not watched."""
         if kind == "Job":
             self.store.put(kind, body)
 
     async def _act(self, ftj: FineTuneJob, action: Action) -> ActionResult:
-        """Write to MLflow or Databricks.
+        """Write to MLflow or Databricks, and return the result.
 
         Raises:
-            ExternalError: it could not be written to.
-            LeaseBusy: an alias waits for another replica's write.
+            ExternalError: the write failed.
+            LeaseBusy: another replica writes to the registered model.
         """
         match action:
             case SubmitRun():
@@ -289,7 +288,7 @@ def _tag_version(tracked: Tracked, action: TagVersion) -> None:
 
 
 def _remedy(body: Json) -> str:
-    """What to correct when the API server rejects a Job: the user writes the template of its pods."""
+    """What the user must correct when the API server rejects a Job, whose pod template users write."""
     custom_kind = backends.find_custom_kind(body["kind"])
     if custom_kind:
         return custom_kind.remedy

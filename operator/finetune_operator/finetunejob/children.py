@@ -24,7 +24,7 @@ class Owner(NamedTuple):
 
 
 def find_owner(kind: str, body: Json) -> Owner | None:
-    """The FineTuneJob that controls a Job, or the Job that controls a pod; None without one."""
+    """The FineTuneJob that controls a Job, or the Job that controls a pod; None for an object without such a controller."""
     controller_kind = (GROUP, "FineTuneJob") if kind == "Job" else ("batch", "Job")
     reference = _controller(body)
     if (
@@ -32,7 +32,7 @@ def find_owner(kind: str, body: Json) -> Owner | None:
         or (str(reference["apiVersion"]).split("/")[0], reference["kind"]) != controller_kind
     ):
         return None
-    # NB: an owner is in the namespace of what it owns, or does not exist.
+    # NB: an owner is in the namespace of its dependent; Kubernetes treats any other owner as absent.
     return Owner(body["metadata"]["namespace"], reference["uid"])
 
 
@@ -49,13 +49,13 @@ def controlling_pod(body: Json) -> str | None:
 
 
 def recorded_jobs(body: Json) -> set[tuple[str, str]]:
-    """The Jobs that a FineTuneJob's status names, by namespace and uid; they may no longer exist."""
+    """The Jobs that a FineTuneJob's status names, as namespace and uid; they may no longer exist."""
     uids: Json = (body.get("status") or {}).get("jobs") or {}
     return {Owner(body["metadata"]["namespace"], uid) for uid in uids.values()}
 
 
 def _controller(body: Json) -> Json | None:
-    """The ownerReference of an object's controller, of which there is at most one."""
+    """The ownerReference of an object's controller; None without one. There is at most one."""
     references = body["metadata"].get("ownerReferences") or []
     return next((dict(item) for item in references if item.get("controller") is True), None)
 
@@ -64,13 +64,13 @@ class ComponentChildren(NamedTuple):
     """The children of one component (preparation, training or evaluation), relative to its current Job."""
 
     current_job: Json | None
-    """The Job itself, unless it is being deleted before it is complete."""
+    """The current Job; None if it does not exist, or is being deleted and not complete."""
     pods: list[Json]
     """Its pods, by completion index."""
     stale_jobs: list[Json]
     """Jobs of earlier attempts that still run, and Jobs that are being deleted."""
     stale_pods: list[Json]
-    """Pods of other Jobs that have not ended; their Jobs may no longer exist."""
+    """Pods that have not ended and belong to other Jobs, which may no longer exist."""
     ended_jobs: list[Json]
     """Jobs of earlier attempts that are complete or failed."""
 
@@ -86,7 +86,7 @@ def classify_children(
         name: the name of the current Job, which need not exist.
     """
     component_jobs = [job for job in jobs.values() if _component(job) == component]
-    # NB: a Job may fail because it is deleted; one that is complete keeps its result.
+    # NB: a Job may fail because it is being deleted; a complete Job keeps its result.
     deleted_jobs = [
         job for job in component_jobs if is_being_deleted(job) and job_condition(job, "Complete") is None
     ]
@@ -117,12 +117,12 @@ def is_being_deleted(child: Json) -> bool:
 
 
 def is_alive(pod: Json) -> bool:
-    """Whether a pod has not ended; one that is being deleted counts."""
+    """Whether a pod has not ended, even if it is being deleted."""
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
 def job_condition(child: Json, kind: str) -> Json | None:
-    """A condition of a batch Job that is True, or None."""
+    """The condition of this type if a batch Job has it with status True; otherwise None."""
     for item in child.get("status", {}).get("conditions") or []:
         if item.get("type") == kind and item.get("status") == "True":
             return dict(item)
@@ -145,6 +145,6 @@ def pods_of_job(pods: Iterable[Json], child: Json) -> list[Json]:
 
 
 def node_rank(pod: Json) -> int | None:
-    """The completion index of a pod of an Indexed Job, which is its node rank."""
+    """The node rank of a pod, which is its completion index; None for a pod of a Job that is not Indexed."""
     index = pod["metadata"].get("annotations", {}).get(_INDEX)
     return int(index) if index is not None else None

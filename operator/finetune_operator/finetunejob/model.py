@@ -23,8 +23,9 @@ from finetune_operator.registry.base import RegisteredVersion
 class FineTuneJob:
     """A FineTuneJob as the API server holds it.
 
-    `spec` is None when it does not fit this version's schema; `invalid` then says why. It has the defaults of the
-    installation, and `written` has not. `version` is its resource version. `created` is None only where that does not matter.
+    `spec` includes the defaults of the installation, `written` is the spec without them. Both are None when the spec does not fit
+    this version's schema; `invalid` then says why. `version` is the resource version. `created` is the creation time, which the API
+    server always sets.
     """
 
     name: str
@@ -42,7 +43,7 @@ class FineTuneJob:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the job has succeeded or failed, for good."""
+        """Whether the job has succeeded or failed permanently."""
         return self.holds(ConditionType.SUCCEEDED) or self.holds(ConditionType.FAILED)
 
     def holds(self, kind: ConditionType) -> bool:
@@ -56,7 +57,7 @@ class FineTuneJob:
 
     @property
     def reference(self) -> JobReference:
-        """What its recipes say of it."""
+        """The reference to this job in its recipes."""
         created = {} if self.created is None else {"created": self.created.astimezone(UTC).date()}
         return JobReference(name=self.name, namespace=self.namespace, uid=self.uid, **created)
 
@@ -72,13 +73,13 @@ class Mlflow:
 
     @property
     def writable_run(self) -> Run | None:
-        """The run if it takes metrics, tags and a status; None where it does not exist or was deleted."""
+        """The run if it can be written to; None if it does not exist or was deleted."""
         return self.run if self.run and not self.run.is_deleted else None
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The Databricks run of a preparation; `problem` if it cannot be read."""
+    """The Databricks run of a preparation; `problem` says why it cannot be read."""
 
     run: DatabricksRun | None = None
     problem: Problem | None = None
@@ -86,9 +87,9 @@ class Preparation:
 
 @dataclass(frozen=True)
 class CustomChildren:
-    """What prepares for a job besides Jobs: objects of another operator's kind, by name, and the pods that the job itself controls.
+    """A preparation's children other than Jobs: objects of another operator's kind, by name, and pods that the FineTuneJob controls.
 
-    `problem` if they cannot be read.
+    `problem` says why they cannot be read.
     """
 
     by_name: Mapping[str, Json] = field(default_factory=dict)
@@ -98,7 +99,7 @@ class CustomChildren:
 
 @dataclass(frozen=True)
 class PreparationLease:
-    """The Lease of a preparation, and the FineTuneJob that holds it; None if either does not exist."""
+    """The Lease of a preparation, and the FineTuneJob that holds it; each is None if it does not exist."""
 
     lease: Json | None = None
     holder: Json | None = None
@@ -106,7 +107,7 @@ class PreparationLease:
 
 @dataclass(frozen=True)
 class ResumedJob:
-    """The FineTuneJob that checkpoint.resumeFrom names, None where it does not exist, and how many pods it still has."""
+    """The FineTuneJob that checkpoint.resumeFrom names (None if it does not exist), and how many of its pods have not ended."""
 
     job: FineTuneJob | None = None
     pods: int = 0
@@ -114,7 +115,7 @@ class ResumedJob:
 
 @dataclass(frozen=True)
 class AliasVersion:
-    """The version that an alias of a registered model points to, if any; `problem` if the registry cannot be read."""
+    """The version that an alias points to, if any. `exists`: whether the model exists. `problem`: why it cannot be read."""
 
     exists: bool = False
     version: str | None = None
@@ -123,7 +124,7 @@ class AliasVersion:
 
 @dataclass(frozen=True)
 class ResolvedRevision:
-    """The commit of trainer.code.git that its server reports, and the requested branch; `problem` if it cannot be resolved.
+    """The commit of trainer.code.git, and the branch if the revision is one; `problem` says why it cannot be resolved.
 
     `retry_seconds`: seconds until the next request after a problem.
     """
@@ -148,13 +149,13 @@ class QueueState:
     """The state of a Job in a queue of Kueue.
 
     Attributes:
-        installed: whether the cluster knows Kueue's Workloads.
-        workload: whether Kueue has made a Workload of the Job.
+        installed: whether the cluster has Kueue's Workloads.
+        workload: whether Kueue has created a Workload for the Job.
         admitted: whether that Workload is admitted.
-        reason: why it is not, as Kueue's one word; empty before Kueue has looked at it.
-        message: the same as a sentence.
-        position: its position in the queue, from 1; None when Kueue does not say.
-        read_at: where there is no Workload, when that was read, or earlier.
+        reason: why it is not admitted, as Kueue's reason; empty before Kueue has looked at it.
+        message: why it is not admitted, as a sentence.
+        position: position of the Workload in the queue, from 1; None if Kueue does not report it.
+        read_at: without a Workload: when the list without it was read, or earlier; None with a Workload.
     """
 
     installed: bool = True
@@ -166,8 +167,8 @@ class QueueState:
     read_at: datetime | None = None
 
 
-# Why the pods could not be created now, and neither could their Job. It may change while the spec stays: a policy, the
-# installation, a webhook.
+# Why neither the pods nor their Job could be created now. This may change without a change of the spec: by a policy, the
+# installation or a webhook.
 BLOCKING_REASONS: tuple[str, ...] = (
     ConditionReason.POD_REJECTED,
     ConditionReason.POD_TEMPLATE_INVALID,
@@ -193,19 +194,26 @@ class DryRunAnswer:
 
 @dataclass(frozen=True)
 class Observed:
-    """What exists: the job's child Jobs by name, its pods, and its run and version in MLflow.
+    """The observed state of a job.
 
-    `rejections` are the messages of Jobs whose pods the API server refused to create, by Job name. `promoted_aliases` are the
-    aliases of the job's registered model that a ModelPromotion keeps: namespace/name of it, by alias. `pod_events` are
-    the Events about pods that wait, the oldest first, by pod name. `queue_state` is what Kueue says of the suspended Job;
-    None when none is suspended, or Kueue cannot be read. `node_labels` are labels by node, as far as nodes were read.
-    `offered_resources` are the resources that any node offers, where a pod waits for a GPU; None where that is not known.
-    `dry_run_answer` is the answer to the dry runs that the decision asked for. `executors` are the pods of Spark's executors
-    while it runs. `preparation` is the Databricks run that the status names, while it is followed. `custom_children` are the
-    objects of a kind of another operator, such as SparkApplications, of a preparation that has them, until it is complete. `lease` is that of the preparation that the job is
-    about to begin; None where nothing is shared with other jobs. `resumed` is the job that checkpoint.resumeFrom names, until its
-    checkpoints are known. `alias_versions` are the versions that the aliases of the job's models point at, by the field of
-    `status.pinned`, until they are pinned. `code` is the commit of trainer.code.git, until the status has it.
+    Attributes:
+        jobs: child Jobs by name.
+        pods: pods of these Jobs, and failed pods that no longer exist.
+        mlflow: run and version in MLflow.
+        rejections: by Job name, why the API server refused to create its pods.
+        promoted_aliases: namespace/name of the ModelPromotion that manages an alias of the job's registered model, by alias.
+        pod_events: Events about waiting pods, oldest first, by pod name.
+        queue_state: Kueue's state of the suspended Job; None if no Job is suspended, or Kueue cannot be read.
+        node_labels: labels of the nodes that were read, by node.
+        offered_resources: resources that at least one node offers; None if no pod waits for a GPU, or nodes cannot be read.
+        dry_run_answer: answer to the dry runs that the decision requested.
+        executors: pods of Spark's executors, while the preparation runs.
+        preparation: the Databricks run that the status names, while it is followed.
+        custom_children: objects of another operator's kind, such as SparkApplications, until the preparation is complete.
+        lease: Lease of the preparation that the job is about to begin; None if it shares no preparation.
+        resumed: the job that checkpoint.resumeFrom names, until its checkpoints are known.
+        alias_versions: by the field of `status.pinned`, the versions that the models' aliases point at, until they are pinned.
+        code: the commit of trainer.code.git, until the status has it.
     """
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
@@ -264,7 +272,7 @@ class TagVersion:
 
 @dataclass(frozen=True)
 class LogMetrics:
-    """Log metrics of the job's MLflow run, of this step."""
+    """Log metrics of one step to the job's MLflow run."""
 
     run_id: str
     metrics: Mapping[str, float]
@@ -280,7 +288,7 @@ class SubmitRun:
 
 @dataclass(frozen=True)
 class CancelRun:
-    """Cancel a Databricks run: of this id or, where no status names it, the active one of this name."""
+    """Cancel the Databricks run with this id or, if the status has no id, the active run of this name."""
 
     name: str
     run_id: str | None = None
@@ -293,12 +301,13 @@ Action = MlflowAction | DatabricksAction
 
 @dataclass(frozen=True)
 class ActionResult:
-    """What became of an action.
+    """The result of an action.
 
     Attributes:
-        run: the MLflow run that EnsureRun found or created, at `server`.
+        run: the MLflow run that EnsureRun found or created.
+        server: address of the MLflow server that has this run.
         databricks_run_id: the run that was submitted or canceled, if there is one.
-        problem: why the action failed; None where it did not.
+        problem: why the action failed; None if it succeeded.
     """
 
     action: Action
@@ -319,7 +328,7 @@ class Deletion:
 
 @dataclass(frozen=True)
 class TakeLease:
-    """Create the Lease of a preparation, in place of one that belongs to another job."""
+    """Create the Lease of a preparation. `replaces` is the Lease of another job to delete first."""
 
     body: Json
     replaces: Json | None = None
@@ -331,13 +340,13 @@ class Decision:
 
     Attributes:
         status: the complete new status.
-        lease: the Lease to have before children are created.
+        lease: the Lease to take before children are created.
         apply: children to create or update.
         delete: children to delete.
-        sweep: whether to delete the other children too.
+        sweep: whether to delete all Services, ConfigMaps and custom children too.
         actions: writes to MLflow and Databricks.
         finalizer: whether the resource must have the operator's finalizer; None to leave it unchanged.
-        dry_runs: objects to create as dry runs. The rest of the decision counts only when it is made again with the answer.
+        dry_runs: objects to create as dry runs. If there are any, the decision is made again with the answer, and replaces this one.
         requeue_seconds: when the next pass is due if no event comes before; None for the next resync.
     """
 

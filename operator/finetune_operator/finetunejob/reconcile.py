@@ -41,7 +41,7 @@ class FineTuneJobReconciler(Reconciler):
     now: Callable[[], datetime] = utc_now
 
     async def reconcile(self, body: Json) -> float | None:
-        """One pass. Where `decide` asks for dry runs, it decides again with the API server's answer."""
+        """One pass. If `decide` asks for dry runs, it is called again with the API server's answer."""
         ftj = read_finetunejob(body, self.settings.defaults)
         if ftj.deleting:
             return await self._release(ftj)
@@ -59,12 +59,12 @@ class FineTuneJobReconciler(Reconciler):
         except (KubeError, NameTaken) as error:
             await self._report(ftj, error)
             raise
-        # What was written to MLflow or Databricks is read back at once; the end of a run takes a while.
+        # Read back at once what was written to MLflow or Databricks, except for a canceled run, whose end takes a while.
         wrote = any(not isinstance(action, CancelRun) for action in decision.actions)
         return 0.0 if wrote or decision.finalizer else decision.requeue_seconds
 
     async def _release(self, ftj: FineTuneJob) -> float | None:
-        """One pass over a job that is being deleted: its Databricks run is canceled before it goes."""
+        """One pass over a job that is being deleted: cancel its Databricks run, then remove the finalizer."""
         if names.RUN_FINALIZER not in ftj.finalizers:
             return None
         observed = Observed() if ftj.spec is None else await self.observer.observe_deletion(ftj)
@@ -89,11 +89,11 @@ class FineTuneJobReconciler(Reconciler):
         await self.applier.write_status(ftj, Decision(status=summarize_status(ftj, status, now)), now)
 
     async def _carry_out(self, ftj: FineTuneJob, decision: Decision, now: datetime) -> None:
-        """Apply a decision, and write the status with what became of it.
+        """Apply a decision, and write the status with the results.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
-            NameTaken: a child's name belongs to something else.
+            NameTaken: a child's name belongs to another object.
             ExternalError: MLflow or Databricks could not be written to; the status says so.
             LeaseBusy: another replica writes; retry in about a second.
         """

@@ -13,14 +13,14 @@ from finetune_operator.finetunejob.model import FineTuneJob
 
 
 def is_unpinned(ftj: FineTuneJob) -> bool:
-    """Whether the job still needs versions for its aliases, also while it is suspended; without them it has no run."""
+    """Whether the job still needs versions for its aliases, even while it is suspended; until then it has no MLflow run."""
     return bool(unpinned_aliases(ftj))
 
 
 def unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
     """The aliases whose versions a job lacks, by the field of `status.pinned`.
 
-    A job that an earlier version of the operator started keeps its aliases: its pods have looked them up.
+    A job that an earlier version of the operator started keeps its aliases, since its pods resolved them.
     """
     if ftj.spec is None or ftj.is_finished or ftj.deleting or ftj.status.start_time:
         return {}
@@ -32,7 +32,7 @@ def unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
 def aliases_to_resolve(ftj: FineTuneJob) -> dict[str, Aliased]:
     """The aliases to resolve, by the field of `status.pinned`; empty while the job does not run.
 
-    NB: the address of the registry in a job that is not accepted may hold a password.
+    NB: a job that is not accepted is not resolved: the registry address in its spec may contain a password.
     """
     if ftj.spec is None or ftj.spec.suspend or not ftj.holds(ConditionType.ACCEPTED):
         return {}

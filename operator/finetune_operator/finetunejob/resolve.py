@@ -1,4 +1,4 @@
-"""What a FineTuneJob leaves out, filled in from its name and from the defaults of the installation."""
+"""Fill in the fields that a FineTuneJob leaves out, from its name and from the defaults of the installation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Model
 from finetune_operator.defaults import Defaults
 from finetune_operator.template_merge import containers, merge
 
-# Few weights that start at zero learn with larger steps. 2e-4: QLoRA (arXiv:2305.14314, table 9); 1e-2: the guide to prefix
-# tuning of peft.
+# Methods with few weights, which start at zero, need a higher learning rate. 2e-4: QLoRA (arXiv:2305.14314, table 9); 1e-2: peft's
+# guide to prefix tuning.
 _LEARNING_RATES = {**dict.fromkeys(LOW_RANK, 2e-4), **dict.fromkeys(SOFT_PROMPTS, 1e-2)}
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 """Node label of NVIDIA's GPU feature discovery."""
@@ -26,11 +26,11 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 def resolve(
     spec: FineTuneJobSpec, *, namespace: str, name: str, earlier: Resolved | None, defaults: Defaults
 ) -> FineTuneJobSpec:
-    """The spec with everything that it leaves to defaults.
+    """The spec with all defaults filled in.
 
     Args:
-        earlier: what was resolved when the job was accepted, which later changes of the installation leave alone; None before.
-            What is about pods is always that of the installation now: it counts from the next pod on.
+        earlier: the values that were resolved when the job was accepted; later changes of the installation do not affect them. None
+            before. Pod settings always come from the current installation, and apply from the next pod on.
     """
     filled = earlier or resolved(spec, namespace=namespace, name=name, defaults=defaults)
     own_queue = spec.run_policy.queue_name
@@ -70,9 +70,9 @@ def pinned(spec: FineTuneJobSpec, pins: Pinned | None) -> FineTuneJobSpec:
 
 
 def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defaults) -> Resolved:
-    """What stays as it is for the life of a job. A spec that was resolved gives the same again.
+    """The values that stay the same for the life of a job. A resolved spec gives the same values again.
 
-    Of the queue only that of the installation: `runPolicy.queueName` of the job may change.
+    `queue_name` is the queue of the installation only, since the job's own `runPolicy.queueName` may change.
     """
     return Resolved(
         output=_output(spec, namespace, name, defaults),
@@ -85,7 +85,7 @@ def resolved(spec: FineTuneJobSpec, *, namespace: str, name: str, defaults: Defa
 
 
 def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
-    """The catalog of the spec; without one, that of the installation for a preparation in this cluster that names tables."""
+    """The catalog of the spec or, for a preparation in this cluster that names tables, that of the installation."""
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog:
         return prepare.catalog if prepare else None
@@ -94,12 +94,12 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
 
 
 def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults) -> str | None:
-    """The table of the spec, or one in the storage of the installation: of all jobs with the same preparation, or of this job."""
+    """The output in the spec, or a folder in the installation's storage, which jobs with the same preparation share if they may."""
     data, prepare = spec.data, spec.prepare
     if data is None or spec.model is None or prepare is None or prepare.output:
         return prepare.output if prepare else None
     shared = prepare.reuse != "Never"
-    # NB: as the prep pod gets them, with the catalog of the installation.
+    # NB: the digest is that of the settings that the prep pod gets, with the catalog of the installation.
     with_catalog = prepare.model_copy(update={"catalog": _catalog(spec, defaults)})
     prepared_data = data.model_copy(update={"prepare": with_catalog})
     folder = settings_digest(prepared_data, spec.model, spec.objective) if shared else name
@@ -107,21 +107,21 @@ def _output(spec: FineTuneJobSpec, namespace: str, name: str, defaults: Defaults
 
 
 def _with_cache(model: Model | None, defaults: Defaults) -> Model | None:
-    """The model of the spec, with the claim of the installation where it names none."""
+    """The model of the spec; without a cache of its own, it gets that of the installation."""
     return model.model_copy(update={"cache": model.cache or defaults.model_cache}) if model else None
 
 
 def _learning_rate(spec: FineTuneJobSpec) -> float:
-    """The learning rate of the spec, or the usual one of its method."""
+    """The learning rate of the spec, or the usual rate of its method."""
     if "learning_rate" in spec.training.model_fields_set:
         return spec.training.learning_rate
     return _LEARNING_RATES.get(spec.method.type, spec.training.learning_rate)
 
 
 def _checkpoint(spec: FineTuneJobSpec, defaults: Defaults) -> Checkpoint | None:
-    """The checkpoints that the spec asks for; without a word of it, those of the installation if it has storage.
+    """The checkpoint settings of the spec, with the installation's defaults; None without both settings and storage.
 
-    A command of your own writes its own checkpoints.
+    A job with a custom command gets no defaults unless it sets spec.checkpoint: the command writes its own checkpoints.
     """
     checkpoint, uri = spec.checkpoint, defaults.folder("checkpoints")
     if checkpoint is None and (not uri or spec.trainer.command):
@@ -134,33 +134,34 @@ def _checkpoint(spec: FineTuneJobSpec, defaults: Defaults) -> Checkpoint | None:
 
 
 def merged_pods(spec: FineTuneJobSpec, defaults: Defaults) -> Pods:
-    """The image and the template of each role, with what the installation and the job give all pods.
+    """The image and the template of each role, merged from the settings of the installation and of the job.
 
-    The template of a role has its variables and its ServiceAccount too. `all` stays as the job has it.
+    Each template includes the role's variables and its ServiceAccount. `all` stays as the job has it.
     """
     return spec.pods.model_copy(update={role: _merged(role, spec, defaults) for role in ROLES})
 
 
 def _merged(role: Role, spec: FineTuneJobSpec, defaults: Defaults) -> RolePodSettings:
-    below, above = defaults.pods, spec.pods
+    default_pods, job_pods = defaults.pods, spec.pods
     template = _layered(
         _pull_secrets(defaults),
-        _as_template(below.all),
-        _as_template(below.of(role)),
-        _as_template(above.all),
+        _as_template(default_pods.all),
+        _as_template(default_pods.of(role)),
+        _as_template(job_pods.all),
         _gpus(spec) if role == "train" else None,
-        _as_template(above.of(role)),
+        _as_template(job_pods.of(role)),
     )
-    return RolePodSettings(image=above.of(role).image or below.of(role).image, template=template)
+    image = job_pods.of(role).image or default_pods.of(role).image
+    return RolePodSettings(image=image, template=template)
 
 
 def _layered(*templates: Json | None) -> Json | None:
-    """Templates, each over the one before."""
+    """Merge templates; each takes precedence over those before it."""
     return functools.reduce(merge, templates, {}) or None
 
 
 def _as_template(pods: PodSettings) -> Json | None:
-    """The template of pods, over their variables and their ServiceAccount."""
+    """Pod settings as one template. Their own template takes precedence over their variables and ServiceAccount."""
     env = {
         name: [item.to_json() for item in items]
         for name, items in (("env", pods.env), ("envFrom", pods.env_from))
@@ -188,7 +189,7 @@ def _gpus(spec: FineTuneJobSpec) -> Json:
 
 
 def gpu_limit(template: Json | None, resource: str) -> int | None:
-    """The limit of a resource that a pod template gives the role's own container; None without one, or where it is no number."""
+    """The limit of a resource in the main container of a pod template; None if there is none, or it is not a whole number."""
     for item in containers(template, MAIN_CONTAINER):
         resources = item.get("resources")
         limits = resources.get("limits") if isinstance(resources, dict) else None
@@ -197,6 +198,6 @@ def gpu_limit(template: Json | None, resource: str) -> int | None:
 
 
 def whole_number(value: object) -> int | None:
-    """A quantity of an extended resource, which people write as text or as a number; None where it is none."""
+    """A quantity of an extended resource as a number, from a number or text; None if it is not a whole number."""
     text = str(value)
     return int(text) if text.isdecimal() else None

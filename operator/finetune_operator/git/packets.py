@@ -1,9 +1,9 @@
-"""Git's packet lines: a length of four hexadecimal digits, which counts itself, and then the line.
+"""Git's packet lines: a length of four hexadecimal digits, which includes these four bytes, and then the line.
 
 https://git-scm.com/docs/protocol-common
 
 NB: dulwich reads these lines too, but it keeps every ref that a server lists: 103 MiB for the 480,000 refs that fit into 30 MiB,
-where `refs` takes 0.1 MiB. Its requests can be bounded only by overriding a private method, and a line that is no ref raises an
+while `refs` takes 0.1 MiB. Its requests can be bounded only by overriding a private method, and a line that is not a ref raises an
 IndexError (dulwich 1.2.21, measured on 2026-11-27).
 """
 
@@ -15,42 +15,43 @@ from dataclasses import dataclass
 FLUSH = b"0000"
 DELIMITER = b"0001"
 _LENGTH_BYTES = 4
-# A list of refs has two packets that only separate.
+# A list of refs has two packets without a line, which are separators.
 _MAX_EMPTY_PACKETS = 16
 
 
 def encode_packet(line: str) -> bytes:
-    """A line as a packet."""
+    """Encode a line as a packet."""
     content = f"{line}\n".encode()
     return f"{len(content) + _LENGTH_BYTES:04x}".encode() + content
 
 
 def encode_request(command: Iterable[str], arguments: Iterable[str]) -> bytes:
-    """A request of version 2: a command with its capabilities, and its arguments."""
+    """Encode a request of protocol version 2: a command with its capabilities, and its arguments."""
     return b"".join([*map(encode_packet, command), DELIMITER, *map(encode_packet, arguments), FLUSH])
 
 
 class PacketError(Exception):
-    """What came is no response of a Git server."""
+    """The data are not the response of a Git server."""
 
 
 class RefusedError(PacketError):
-    """The server says that it failed. NB: its words may be anything, and are not told."""
+    """The server reports an error. NB: the server's text is not shown, since it may be anything."""
 
 
 @dataclass
 class Packets:
-    """Takes a response apart, a part at a time, so that a long one is never held as a whole."""
+    """Splits a response into lines, part by part, so that a long response is never in memory as a whole."""
 
     _buffer: bytes = b""
-    """The beginning of a packet whose end has not come."""
+    """The beginning of a packet that is not yet complete."""
     _empty: int = 0
+    """The number of packets without a line."""
 
     def feed(self, part: bytes) -> Iterator[bytes]:
-        """The lines that are complete with this part, without those that only separate. To be read to the end.
+        """The lines that this part completes, without separators. The iterator must be read to the end.
 
         Raises:
-            PacketError: it is something else.
+            PacketError: the data are not packets.
         """
         buffer, position = self._buffer + part, 0
         while position + _LENGTH_BYTES <= len(buffer):
@@ -71,7 +72,7 @@ class Packets:
         """Check that the last packet is complete.
 
         Raises:
-            PacketError: it is not.
+            PacketError: it is incomplete.
         """
         if self._buffer:
             raise PacketError("a packet ends early")

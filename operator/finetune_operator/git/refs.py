@@ -1,9 +1,9 @@
-"""What servers of Git answer about their refs, of which those are kept that are asked for.
+"""Parse the answers of Git servers about their refs, and keep only the requested refs.
 
 https://git-scm.com/docs/http-protocol, https://git-scm.com/docs/protocol-v2
 
-NB: the server is one that a user names. Each line is judged as it comes and dropped, so that neither a long list nor many small
-packets take memory, or the event loop for long.
+NB: a user names the server. Each line is parsed when it arrives, and then dropped, so that neither a long list nor many small
+packets take much memory or block the event loop for long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COMMIT = re.compile(rb"[0-9a-f]{40}([0-9a-f]{24})?")
 
 @dataclass(frozen=True)
 class Ref:
-    """What a name is at; `peeled` is the commit of an annotated tag; `target` is the branch that HEAD names."""
+    """The object that a name points at. `peeled`: the commit of an annotated tag. `target`: the branch that HEAD names."""
 
     commit: str
     peeled: str = ""
@@ -32,11 +32,12 @@ class Ref:
 
 @dataclass
 class Advertisement:
-    """The answer to `/info/refs`: that the server knows version 2, or, in version 0, all refs, unasked.
+    """The answer to `/info/refs`: in version 2 the server's capabilities, in version 0 all refs.
 
     Attributes:
-        names: the refs to keep.
-        refs: of version 0, those of them that exist.
+        names: full names of the refs to keep.
+        version_2: whether the server speaks version 2.
+        refs: in version 0, the refs to keep that exist, by name.
     """
 
     names: Collection[str]
@@ -51,11 +52,11 @@ class Advertisement:
         self._requested |= {name + _PEELED for name in self._requested}
 
     def take(self, part: bytes) -> bool:
-        """Judge a part; returns whether the rest is needed. The capabilities of a server of version 2 are not.
+        """Parse a part, and return whether the rest is needed. The capabilities in version 2 are not needed.
 
         Raises:
-            RefusedError: the server says that it failed.
-            PacketError: it is no response of a Git server.
+            RefusedError: the server reports an error.
+            PacketError: the data are not the response of a Git server.
         """
         for line in self._packets.feed(part):
             self._parse_line(line)
@@ -65,10 +66,10 @@ class Advertisement:
         return True
 
     def end(self) -> None:
-        """Check that all of a list has come.
+        """Check that the list is complete.
 
         Raises:
-            PacketError: it has not.
+            PacketError: it is incomplete.
         """
         if self.version_2:
             return
@@ -78,7 +79,7 @@ class Advertisement:
 
     def _parse_line(self, line: bytes) -> None:
         _raise_reported_error(line)
-        # NB: not every server of version 2 names the service before it.
+        # NB: some servers of version 2 do not send the line with the service before this one.
         if self._lines <= 1 and line == _VERSION_2:
             self.version_2 = True
         elif self._lines == 0:
@@ -92,7 +93,7 @@ class Advertisement:
             self._keep(line)
 
     def _keep(self, line: bytes) -> None:
-        """Keep a ref that is asked for; `^{}` follows the name of a tag's commit."""
+        """Keep a ref if it was requested. A name that ends in `^{}` is that of an annotated tag's commit."""
         commit, _, ref_name = line.partition(b" ")
         if not _COMMIT.fullmatch(commit):
             raise PacketError("no ref")
@@ -109,11 +110,11 @@ class Advertisement:
 
 @dataclass
 class Listing:
-    """The answer to `ls-refs` of version 2: in each line an object, its name, and attributes.
+    """The answer to `ls-refs` of version 2; each line has an object, its name, and attributes.
 
     Attributes:
-        names: the refs to keep.
-        refs: those of them that exist.
+        names: full names of the refs to keep.
+        refs: the refs to keep that exist, by name.
     """
 
     names: Collection[str]
@@ -124,21 +125,21 @@ class Listing:
         self._requested = {name.encode() for name in self.names}
 
     def take(self, part: bytes) -> bool:
-        """Judge a part; returns whether the rest is needed.
+        """Parse a part, and return whether the rest is needed, which it always is.
 
         Raises:
-            RefusedError: the server says that it failed.
-            PacketError: it is no response of a Git server.
+            RefusedError: the server reports an error.
+            PacketError: the data are not the response of a Git server.
         """
         for line in self._packets.feed(part):
             self._parse_line(line)
         return True
 
     def end(self) -> None:
-        """Check that all of it has come.
+        """Check that the answer is complete.
 
         Raises:
-            PacketError: it has not.
+            PacketError: it is incomplete.
         """
         self._packets.end()
 
@@ -159,7 +160,7 @@ class Listing:
 
 
 def _raise_reported_error(line: bytes) -> None:
-    """Raise an error that the server reports in place of refs, with the HTTP status 200."""
+    """Raise an error that the server reports instead of refs, with the HTTP status 200."""
     if line.startswith(_ERROR):
         raise RefusedError("an error of the server")
 
@@ -171,5 +172,5 @@ def _parse_symbolic_refs(capabilities: str) -> Mapping[str, str]:
 
 
 def _parse_pairs(items: Iterable[str]) -> Mapping[str, str]:
-    """What stands before the first colon, and what behind it."""
+    """Map the text before the first colon of each item to the text after it. Items without a colon are dropped."""
     return dict(item.split(":", 1) for item in items if ":" in item)

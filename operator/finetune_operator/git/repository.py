@@ -1,4 +1,4 @@
-"""Which commit a branch or a tag of a repository is at: Git's protocol over HTTPS, version 2 or 0.
+"""Resolve a branch or a tag of a repository to its commit: Git's protocol over HTTPS, version 2 or 0.
 
 https://git-scm.com/docs/http-protocol, https://git-scm.com/docs/protocol-v2
 """
@@ -17,8 +17,8 @@ from finetune_operator.git.refs import Advertisement, Listing, Ref
 
 _SERVICE = "git-upload-pack"
 _VERSION_2 = {"Git-Protocol": "version=2"}
-# Servers of version 0 send all their refs: those of the largest public repositories are some MB. Servers of version 2 are told
-# which prefixes are wanted, but may send the others too.
+# Servers of version 0 send all their refs, which are some MB for the largest public repositories. A request of version 2 names the
+# wanted prefixes, but the server may send other refs too.
 _MAX_RESPONSE_BYTES = 32 * 2**20
 _HEADS, _TAGS = "refs/heads/", "refs/tags/"
 _BRANCH = re.compile(r"refs/heads/[A-Za-z0-9._/+@-]{1,253}")
@@ -27,7 +27,7 @@ _SHORT_COMMIT = re.compile(r"[0-9a-fA-F]{7,39}")
 
 @dataclass(frozen=True)
 class Resolved:
-    """A commit, and the branch that was asked for, where it was one."""
+    """A commit, and the branch if the revision is a branch."""
 
     commit: str
     branch: str | None = None
@@ -41,10 +41,10 @@ class Repository:
     login: Login = ANONYMOUS
 
     async def resolve(self, revision: str) -> Resolved:
-        """The commit of a branch or a tag; of both of one name that of the branch, as `git clone --branch` takes it.
+        """The commit of a branch or a tag. If both have this name, the branch counts, as in `git clone --branch`.
 
         Raises:
-            ExternalError: the server cannot be reached, does not let the operator in, or knows no such revision.
+            ExternalError: the server cannot be reached, denies access, or has no such revision.
         """
         refs = await self._fetch_refs(revision)
         for name in _list_candidates(revision):
@@ -58,7 +58,7 @@ class Repository:
         )
 
     async def _fetch_refs(self, revision: str) -> Mapping[str, Ref]:
-        """Those of the refs that the revision may stand for which exist, by their full names."""
+        """The existing refs that the revision may stand for, by full name."""
         names = _list_candidates(revision)
         first, listing = Advertisement(names), Listing(names)
         try:
@@ -95,11 +95,11 @@ class Repository:
         self._check_status(status)
 
     def _check_status(self, status: int) -> None:
-        """Raise what a status other than 200 means."""
+        """Raise an error for a status other than 200."""
         if status == 200:
             return
         if status in (401, 403, 404):
-            # Servers say of a private repository that it does not exist.
+            # To clients without access, servers answer that a private repository does not exist.
             remedy = "check the Secret in" if self.login.password else "name a Secret in"
             raise self._error(
                 ConditionReason.GIT_FORBIDDEN,
@@ -123,12 +123,12 @@ class Repository:
 
 
 def _list_candidates(revision: str) -> list[str]:
-    """The full names that a revision may stand for, the first first."""
+    """The full names that a revision may stand for, in order of precedence."""
     if revision == "HEAD" or revision.startswith("refs/"):
         return [revision]
     return [f"{_HEADS}{revision}", f"{_TAGS}{revision}"]
 
 
 def _parse_branch(name: str) -> str | None:
-    """The branch of a ref, None where it is of something else, or of a name that nobody would choose."""
+    """The branch of a ref; None for other refs, and for a branch name of unusual characters or length."""
     return name.removeprefix(_HEADS) if _BRANCH.fullmatch(name) else None

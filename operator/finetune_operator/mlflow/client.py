@@ -2,8 +2,8 @@
 
 https://mlflow.org/docs/latest/api_reference/rest-api.html
 
-MLflow's own client is not used: it follows redirects, reads answers of any size, waits as long as a byte comes now and then,
-and needs 36 MiB of memory. NB: authors of jobs name servers, so that no text of an answer may reach a condition or an Event.
+MLflow's own client is not used: it follows redirects, reads answers of any size, has no deadline while single bytes keep arriving,
+and needs 36 MiB of memory. NB: users name the servers, so no text of an answer may reach a condition or an Event.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ EXISTS = "RESOURCE_ALREADY_EXISTS"
 _API = "/api/2.0/mlflow"
 # A run with 1,000 metrics and 500 parameters is about 0.5 MiB.
 _MAX_RESPONSE_BYTES = 4 * 2**20
-# What a header takes, and servers: they close the connection where one is too long.
+# The limit of common servers, which close the connection if a header is longer.
 _MAX_HEADER_CHARS = 8192
+# The characters that a header may contain.
 _SENDABLE = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u0100-\U0010ffff]{{0,{_MAX_HEADER_CHARS}}}")
 _FORBIDDEN_CODES = frozenset({"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"})
 # A retry would fail in the same way: the request itself must change.
@@ -53,7 +54,7 @@ _INVALID_HOST = b"Invalid Host header"
 
 @dataclass(frozen=True)
 class Credentials:
-    """How to log in to an MLflow server; all empty for none."""
+    """The login to an MLflow server; all fields are empty without a login."""
 
     username: str = ""
     password: str = field(default="", repr=False)
@@ -61,7 +62,7 @@ class Credentials:
 
     @classmethod
     def of(cls, secret: Mapping[str, str] | None) -> Credentials:
-        """From the keys of a Secret, named as MLflow's client reads them; without a Secret, anonymous."""
+        """The credentials in a Secret, whose keys are the environment variables of MLflow; anonymous without a Secret."""
         values = secret or {}
         return cls(
             username=values.get("MLFLOW_TRACKING_USERNAME", ""),
@@ -77,7 +78,7 @@ class RefusedError(ExternalError):
     """MLflow refused a request.
 
     Attributes:
-        code: MLflow's error code; empty where the answer has none that is known.
+        code: MLflow's error code; empty if the answer has no known code.
     """
 
     def __init__(self, problem: Problem, code: str) -> None:
@@ -97,7 +98,7 @@ class Client:
 
         Raises:
             RefusedError: MLflow refuses the request, and says why.
-            ExternalError: the server cannot be reached, does not let the operator in, or is no MLflow server.
+            ExternalError: the server cannot be reached, denies access, or is not an MLflow server.
         """
         return self._call("GET", path, query=fields)
 
@@ -106,7 +107,7 @@ class Client:
 
         Raises:
             RefusedError: MLflow refuses the request, and says why.
-            ExternalError: the server cannot be reached, does not let the operator in, or is no MLflow server.
+            ExternalError: the server cannot be reached, denies access, or is not an MLflow server.
         """
         return self._call("POST", path, body=json.dumps(fields).encode())
 
@@ -115,13 +116,13 @@ class Client:
 
         Raises:
             RefusedError: MLflow refuses the request, and says why.
-            ExternalError: the server cannot be reached, does not let the operator in, or is no MLflow server.
+            ExternalError: the server cannot be reached, denies access, or is not an MLflow server.
         """
         return self._call("DELETE", path, body=json.dumps(fields).encode())
 
     @contextmanager
     def parsing_answer(self) -> Iterator[None]:
-        """A context that reads an answer: JSON of another shape than MLflow's becomes an ExternalError."""
+        """A context for parsing an answer: JSON in an unexpected format becomes an ExternalError."""
         try:
             yield
         except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError):
@@ -155,7 +156,7 @@ class Client:
 
     def _authorization(self) -> dict[str, str]:
         credentials = self.credentials
-        # NB: the connection would fail, and the operator would ask the server for no job of any namespace.
+        # NB: the connection would fail, and this would count as an outage of the server for the jobs of all namespaces.
         if not _SENDABLE.fullmatch(credentials.token):
             message = (
                 f"the token for MLflow at {self.uri} contains a line break or another character that HTTP does not allow, or is too long: correct "
@@ -179,7 +180,7 @@ class Client:
         return {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}
 
     def _refusal_error(self, response: Response, answer: Json | None, path: str) -> ExternalError:
-        """What a status other than 200 means."""
+        """The error for a status other than 200."""
         status, code = response.status, str((answer or {}).get("error_code"))
         code = code if code in PROTOCOL_CODES else ""
         why = f"{code}, HTTP {status}" if code else f"HTTP {status}"
@@ -235,7 +236,7 @@ class Client:
 
 
 def _parse(body: bytes) -> Json | None:
-    """The JSON object of an answer; None where it is none. Some servers answer a write with nothing."""
+    """The JSON object of an answer; None if it is not one. An empty body, which some servers send after writes, gives {}."""
     if not body.strip():
         return {}
     try:

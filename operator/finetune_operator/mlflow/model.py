@@ -12,9 +12,9 @@ class Run:
 
     Attributes:
         metrics: the newest value of each metric.
-        steps: the step of each of those values, as MLflow counts it.
-        is_deleted: whether it was deleted, which people can undo.
-        planned_steps: the parameter max_steps; None where it is not set or not above 0.
+        steps: the step of each of these values.
+        is_deleted: whether the run was deleted, which people can undo in MLflow.
+        planned_steps: the parameter max_steps; None if it is not set or not above 0.
     """
 
     run_id: str

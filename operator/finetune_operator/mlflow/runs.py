@@ -15,7 +15,7 @@ from finetune_operator.mlflow.client import ANONYMOUS, EXISTS, MISSING, Client, 
 from finetune_operator.mlflow.model import Run
 
 _USER = "finetune-operator"
-# As MLflow allows it. NB: statuses show it, and a user may name the server.
+# The ids that MLflow allows. NB: statuses show them, and a user may name the server, so they are checked.
 _RUN_ID = re.compile(r"[A-Za-z0-9][\w-]{0,255}", re.ASCII)
 
 
@@ -30,7 +30,7 @@ class Server:
     def find_run(self, uid: str, experiment: str, run_id: str | None = None) -> Run | None:
         """The run of a job: by its id if known, otherwise by the job's uid in its experiment.
 
-        A run that was deleted is returned only where there is no other.
+        A deleted run is returned only if there is no other run.
 
         Raises:
             ExternalError: the server cannot be reached, or refuses.
@@ -55,7 +55,7 @@ class Server:
         return runs[0] if runs else recorded_run
 
     def ensure_run(self, uid: str, experiment: str, run_name: str, tags: Mapping[str, str]) -> Run:
-        """The run of a job; created if there is none.
+        """The run of a job, which is created if it does not exist.
 
         Raises:
             ExternalError: the server cannot be reached, or refuses.
@@ -85,7 +85,7 @@ class Server:
         self._client.post("runs/update", run_id=run_id, status=status, end_time=_now_milliseconds())
 
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
-        """Log metrics of a run, of a step.
+        """Log metrics of one step to a run.
 
         Raises:
             ExternalError: the server cannot be reached, or refuses.
@@ -133,7 +133,7 @@ def _parse_run(answer: Json) -> Run:
         run_id=run_id,
         experiment_id=experiment,
         status=str(info.get("status")),
-        # NB: NaN and infinity are texts in the JSON of MLflow.
+        # NB: in MLflow's JSON, NaN and infinity are strings.
         metrics={str(item["key"]): float(item.get("value") or 0.0) for item in metrics},
         tags=to_mapping(data.get("tags") or []),
         steps={str(item["key"]): int(item.get("step") or 0) for item in metrics},
@@ -184,5 +184,5 @@ def _ensure_experiment(client: Client, name: str) -> str:
 
 
 def _now_milliseconds() -> int:
-    """The time as MLflow has it, in milliseconds since 1970."""
+    """The current time in milliseconds since 1970, as MLflow expects it."""
     return int(time.time() * 1000)

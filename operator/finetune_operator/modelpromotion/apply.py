@@ -34,7 +34,7 @@ class FailedAction(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """The resource as the status was written, None where it was not; and the writes that failed."""
+    """The resource after its status was written (None if the status was unchanged), and the writes that failed."""
 
     body: Json | None
     failed_actions: tuple[FailedAction, ...]
@@ -58,7 +58,7 @@ class ModelPromotionApplier:
     moved: Callable[[str], None]
 
     async def apply(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> Applied:
-        """Carry out a decision: status, Events, the registry and the endpoint, in this order.
+        """Carry out a decision: Events, the status, the registry and the endpoint, in this order.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.
@@ -88,12 +88,12 @@ class ModelPromotionApplier:
         if spec is None:
             return
 
-        async def still() -> None:
+        async def refuse_stale() -> None:
             await self._refuse_stale(promotion, version)
 
         registry = await self.observer.registry(promotion)
         try:
-            await self.writer.move(registry, spec.model, spec.alias, action, still)
+            await self.writer.move(registry, spec.model, spec.alias, action, refuse_stale)
         finally:
             self.observer.forget(registry.uri, spec.model)
         log.info("%s: alias %s of %s points at version %s", promotion.key, spec.alias, spec.model, action.to)
@@ -108,7 +108,10 @@ class ModelPromotionApplier:
     async def write_status(
         self, promotion: Promotion, decision: PromotionDecision, now: datetime, *, onto: Json | None = None
     ) -> Json | None:
-        """Write the status if it changed, or `onto` the resource as it was just written. Returns the resource as written, or None.
+        """Write the status if it changed, and return the resource as written; None if nothing was written.
+
+        Args:
+            onto: the resource after a first status of this pass was written; the status is then written in any case.
 
         Raises:
             KubeError: the API server refused it, or could not be reached.

@@ -1,4 +1,4 @@
-"""Promotions of the same alias or endpoint: the oldest keeps it, the others report a conflict and wait."""
+"""Conflicts between promotions of the same alias or endpoint: the oldest keeps it, the others report a conflict and wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from finetune_operator.serving.choose import choose_backend
 from finetune_operator.serving.model import ServingBackend
 from finetune_operator.settings import UNITY_CATALOG, Settings
 
-# Problems of a registry that block a promotion until a user solves them.
+# Problems with a registry that block a promotion until a user solves them.
 _BLOCKING_REASONS = (
     ConditionReason.MLFLOW_FORBIDDEN,
     ConditionReason.DATABRICKS_FORBIDDEN,
@@ -38,7 +38,7 @@ AskMetastore = Callable[..., str | None]
 
 
 class Claim(NamedTuple):
-    """The alias that a promotion manages, normalized."""
+    """The alias that a promotion manages, with normalized names."""
 
     registry: str
     model: str
@@ -46,7 +46,7 @@ class Claim(NamedTuple):
 
 
 class Login(NamedTuple):
-    """The credentials of a promotion, and the address of the server that they are for."""
+    """The credentials of a promotion, and the address of their server."""
 
     address: str
     secret: Secret
@@ -61,7 +61,7 @@ class Rival(NamedTuple):
 
     @property
     def spec(self) -> Json:
-        """Its spec, which need not fit this version's schema."""
+        """The spec of the other promotion, which may not fit this version's schema."""
         return self.body.get("spec") or {}
 
 
@@ -105,7 +105,7 @@ class ConflictFinder:
         return None
 
     async def find_alias_loop(self, promotion: Promotion, spec: ModelPromotionSpec) -> str | None:
-        """The cycle of aliases that take their version from each other, as text, if this promotion's is in one.
+        """A message about a cycle of aliases that take their version from each other, if this promotion's alias is in one.
 
         Raises:
             ExternalError: this promotion's workspace is not known, or cannot be reached.
@@ -135,7 +135,7 @@ class ConflictFinder:
         return Claim(registry, model, alias)
 
     def _keeps(self, spec: Json, claim: Claim) -> bool:
-        # Most promotions are about other aliases: their registry is not looked up.
+        # Compare the alias first: most promotions are about other aliases, and the full comparison resolves the registry.
         return str(spec.get("alias")).casefold() == claim.alias.casefold() and self._claim(spec) == claim
 
     def _older(self, promotion: Promotion, matches: Callable[[Json], bool]) -> list[Rival]:
@@ -173,12 +173,12 @@ class ConflictFinder:
         field: str,
         find_address: Callable[[Settings, Secret], str],
     ) -> tuple[Login, Login] | None:
-        """The logins of both promotions; None when the other has none for any server.
+        """The logins of both promotions; None if the other promotion has no usable login.
 
         Args:
-            references: the Secret of each.
-            field: the field that names the Secret.
-            find_address: the address of the server that a Secret is for.
+            references: the Secrets of this promotion and of the other one.
+            field: the field of the spec that names the Secret.
+            find_address: returns the server address for a Secret.
         """
         login = await self._login(promotion.namespace, references[0], field, find_address)
         try:
@@ -198,11 +198,11 @@ class ConflictFinder:
         return Login(find_address(self.settings, secret), secret)
 
     async def _same_metastore(self, logins: tuple[Login, Login], rival: Rival) -> bool:
-        """Whether two workspaces share a metastore. Unknown counts as shared, so that the younger promotion waits."""
+        """Whether two workspaces share a metastore. An unknown metastore counts as shared, so that the younger promotion waits."""
         metastore_id = await asyncio.to_thread(self.metastore, self.settings, logins[0].secret)
         if metastore_id is None:
             return True
-        # NB: do not wait for a workspace that is unreachable according to its own promotion.
+        # NB: do not contact a workspace that is unreachable according to its own promotion.
         reachable = condition_state(rival.body, ConditionType.REGISTRY_READY)[0] != "False"
         try:
             rival_metastore_id = await asyncio.to_thread(
@@ -214,7 +214,7 @@ class ConflictFinder:
 
 
 def condition_state(body: Json, kind: ConditionType) -> tuple[str | None, str | None]:
-    """Status and reason of a promotion's condition; None for both when it has no such condition."""
+    """Status and reason of a promotion's condition; both are None if it has no such condition."""
     for item in (body.get("status") or {}).get("conditions") or ():
         if item.get("type") == kind:
             return item.get("status"), item.get("reason")
@@ -227,18 +227,18 @@ def _is_blocked(rival: Rival) -> bool:
 
 
 def _names_endpoint(spec: Json, serving: Serving) -> bool:
-    """Whether a spec, which need not fit this version's schema, names an endpoint of the same type and name."""
+    """Whether a spec, which may not fit this version's schema, names an endpoint of the same type and name."""
     rival_serving = spec.get("serving") or {}
     return (rival_serving.get("type"), _endpoint_of(rival_serving)) == (serving.type, serving.endpoint)
 
 
 def _endpoint_of(serving: Json) -> str | None:
-    """The name of the endpoint, also in a spec that an earlier version stored: that promotion keeps its endpoint."""
+    """The name of the endpoint, even in a spec from an earlier version of the schema: that promotion keeps its endpoint."""
     return serving.get("endpoint") or (serving.get("databricks") or {}).get("endpoint")
 
 
 def _read_backend(spec: Json) -> ServingBackend | None:
-    """The backend of a promotion; None when its spec.serving fits no version's schema, so that it changes no endpoint."""
+    """The backend of a promotion; None if its spec.serving is invalid: such a promotion changes no endpoint."""
     serving = spec["serving"]
     try:
         return choose_backend(Serving.model_validate(serving | {"endpoint": _endpoint_of(serving)}))
@@ -252,5 +252,5 @@ def _reference(part: Json) -> LocalReference | None:
 
 
 def _is_ending(meta: Json) -> bool:
-    """Whether a promotion is being deleted and no finalizer holds it to remove its alias."""
+    """Whether a promotion is being deleted without the finalizer that removes its alias."""
     return "deletionTimestamp" in meta and names.FINALIZER not in (meta.get("finalizers") or ())

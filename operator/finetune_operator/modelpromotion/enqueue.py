@@ -17,7 +17,7 @@ def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> No
     key = f"{meta['namespace']}/{meta['name']}"
     if kind == "DELETED":
         store.drop("ModelPromotion", body)
-        # Another promotion may keep the alias now.
+        # Another promotion may manage the alias now.
         on_model(store, queue, body["spec"].get("model") or meta["name"])
         queue.add(key)
         return
@@ -51,7 +51,7 @@ def _job_of(body: Json) -> str | None:
 
 
 def _without_status(body: Json) -> tuple[Json, object]:
-    """All of a promotion but its status: its spec, and the metadata that not every write changes."""
+    """A promotion's metadata and spec, without the metadata that every write changes."""
     meta = {name: value for name, value in body["metadata"].items() if name not in _EVERY_WRITE}
     return meta, body.get("spec")
 

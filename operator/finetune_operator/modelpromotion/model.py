@@ -15,10 +15,11 @@ from finetune_operator.serving.model import Endpoint, EndpointAction, ServingBac
 
 @dataclass(frozen=True)
 class Promotion:
-    """A ModelPromotion as the API server holds it.
+    """A ModelPromotion as the API server has it.
 
-    `spec` is None when it does not fit this version's schema; `invalid` then says why. `version` is its resource
-    version, `editor` the field manager that last changed its spec, `edited` when. `backend` serves it; None without spec.serving.
+    `spec` is None when it does not fit this version's schema; `invalid` then says why. `version` is the resource version.
+    `editor` is the field manager that last changed the spec, and `edited` the time of that change. `backend` is the serving
+    backend; None without spec.serving.
     """
 
     name: str
@@ -44,9 +45,9 @@ class Promotion:
 
 @dataclass(frozen=True)
 class SourceJob:
-    """The FineTuneJob that is the source: its phase, and the version it registered.
+    """The FineTuneJob that the source names: its phase, and the version that it registered.
 
-    `elsewhere` is the job's registry if it differs from the promotion's; `version` is None then.
+    `elsewhere` is the job's registry if it differs from the promotion's; then `version` is None.
     """
 
     phase: str = "Pending"
@@ -57,16 +58,16 @@ class SourceJob:
 
 @dataclass(frozen=True)
 class Observed:
-    """What exists.
+    """The observed state of a promotion.
 
     Attributes:
-        problem: why the registry could not be read; then nothing else of it is known.
-        model: the registered model; None when it does not exist.
-        versions: the versions that were read; None for those that do not exist.
-        job: the FineTuneJob that the source names; None when it does not exist.
+        problem: why the registry could not be read; then `model` and `versions` are not known.
+        model: the registered model; None if it does not exist.
+        versions: the versions that were read, by number; None for a version that does not exist.
+        job: the FineTuneJob that the source names; None if it does not exist.
         rival: namespace/name of an older ModelPromotion for the same alias.
-        loop: the cycle of aliases that take their version from each other, as text, if this promotion's is in one.
-        endpoint: the serving endpoint; None when it was not read.
+        loop: a message about a cycle of aliases that take their version from each other, if this promotion's alias is in one.
+        endpoint: the serving endpoint; None if it was not read.
     """
 
     problem: Problem | None = None

@@ -1,4 +1,4 @@
-"""observe: what exists of a promotion, from the store, the registry and the serving endpoint."""
+"""observe: the state of a promotion, from the store, the registry and the serving endpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from finetune_operator.serving.model import Endpoint, EndpointClient, ServingBac
 from finetune_operator.settings import Settings
 from finetune_operator.text import normalize_address, strip_user
 
-# A model that no promotion reads leaves the cache after this many polls.
+# The number of poll intervals after which a model that no promotion reads leaves the cache.
 _CACHE_POLLS = 10
 
 
@@ -37,7 +37,7 @@ Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registr
 
 
 def read_promotion(body: Json) -> Promotion:
-    """A ModelPromotion from its JSON. A spec that does not fit the schema raises nothing: `invalid` says why.
+    """A ModelPromotion from its JSON. If the spec does not fit the schema, `invalid` says why.
 
     Raises:
         UnreadableStatusError: a newer version of the operator wrote the status.
@@ -81,7 +81,7 @@ def last_edit(fields: Iterable[Json]) -> tuple[str, datetime | None]:
 
 @dataclass
 class _CachedModel:
-    """A registered model, when it was read, and the sequence number of the read among all reads and writes."""
+    """A registered model, when it was read, and the sequence number of that read among all reads and writes."""
 
     at: float
     number: int
@@ -98,10 +98,10 @@ class ModelPromotionObserver:
     clock: Callable[[], float]
     open: Open = open_registry
     _models: dict[tuple[str, str, str], _CachedModel] = field(default_factory=dict)
-    """By registry, model and credentials: what one Secret may read is not shown to another."""
+    """By registry, model and credentials, so that nobody sees what only another Secret may read."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _written: int = 0
-    """The number of the last write. Reads that started before it may be stale."""
+    """The sequence number of the last write. Reads that started before it may be stale."""
     _pruned: float = 0.0
 
     def __post_init__(self) -> None:
@@ -130,7 +130,7 @@ class ModelPromotionObserver:
         return Observed(model=registered[0], versions=registered[1], job=job, loop=loop, endpoint=endpoint)
 
     async def registry(self, promotion: Promotion) -> Registry:
-        """The registry of a promotion, with its credentials.
+        """Open the registry of a promotion, with its credentials.
 
         Raises:
             ExternalError: the Secret with the credentials is missing, or the registry cannot be used.
@@ -141,7 +141,7 @@ class ModelPromotionObserver:
         return await self._outages.log_in(login, partial(self.open, self.settings, tracking, secret))
 
     async def open_endpoint(self, promotion: Promotion, backend: ServingBackend) -> EndpointClient:
-        """The endpoint of a promotion, with its credentials.
+        """Open the endpoint of a promotion, with its credentials.
 
         Raises:
             ExternalError: the Secret with the credentials is missing, or the server of the endpoint is not known.
@@ -152,7 +152,7 @@ class ModelPromotionObserver:
         return await self._outages.log_in(login, partial(backend.open_client, self.settings, secret))
 
     def forget(self, registry_uri: str, model: str) -> None:
-        """Drop a model that was written to from the cache, and ignore reads that are in flight."""
+        """After a write, remove the model from the cache, and ignore the results of reads that have already started."""
         self._written = next(self._numbers)
         for key in [key for key in self._models if key[:2] == (registry_uri, model)]:
             del self._models[key]
@@ -160,7 +160,7 @@ class ModelPromotionObserver:
     async def _registered(
         self, promotion: Promotion, spec: ModelPromotionSpec, job: SourceJob | None
     ) -> tuple[RegisteredModel | None, Mapping[str, ModelVersion | None]]:
-        # NB: a version is read from its tracking server too, and a server may reject one Secret only.
+        # NB: includes the tracking server, which is read for a version, and the Secret, since a server may reject only one Secret.
         server, registry_uri = (normalize_address(uri) for uri in self.settings.servers(spec.tracking))
         place = (registry_uri, server, _credentials(promotion, spec))
         outage = self._outages.of(place)
@@ -182,8 +182,8 @@ class ModelPromotionObserver:
     ) -> RegisteredModel | None:
         key = (registry.uri, spec.model, _credentials(promotion, spec))
         cached = self._models.get(key)
-        fresh = cached is not None and self.clock() - cached.at < self.settings.poll_seconds * 0.8
-        if cached and fresh and _is_settled(promotion, spec, cached.model):
+        is_fresh = cached is not None and self.clock() - cached.at < self.settings.poll_seconds * 0.8
+        if cached and is_fresh and _is_settled(promotion, spec, cached.model):
             return cached.model
         started, number = self.clock(), next(self._numbers)
         model = await asyncio.to_thread(registry.model, spec.model)
@@ -191,15 +191,17 @@ class ModelPromotionObserver:
         return model
 
     def _keep(self, key: tuple[str, str, str], read: _CachedModel) -> None:
-        """Cache a read. NB: a slow read may end after a newer one, or after a write that it did not see."""
+        """Cache a read, unless it is outdated. NB: a slow read may end after a newer read, or after a write that it did not see."""
         cached = self._models.get(key)
         if read.number < self._written or (cached and read.number < cached.number):
             return
         self._models[key] = read
-        now, patience = self.clock(), self.settings.poll_seconds * _CACHE_POLLS
-        if now - self._pruned > patience:
+        now, cache_seconds = self.clock(), self.settings.poll_seconds * _CACHE_POLLS
+        if now - self._pruned > cache_seconds:
             self._pruned = now
-            self._models = {name: item for name, item in self._models.items() if now - item.at <= patience}
+            self._models = {
+                name: item for name, item in self._models.items() if now - item.at <= cache_seconds
+            }
 
     async def _endpoint(self, promotion: Promotion, spec: ModelPromotionSpec) -> Endpoint | None:
         backend = promotion.backend
@@ -226,19 +228,19 @@ class ModelPromotionObserver:
         phase, model = status.get("phase") or "Pending", status.get("model") or {}
         registry = resolve_registry(self.settings, (body.get("spec") or {}).get("tracking") or {})
         if registry != normalize_address(self.settings.servers(spec.tracking)[1]):
-            # NB: a message may show it, and the address in a rejected job may hold a password.
+            # NB: a message may show the address, and in a rejected job it may contain a password.
             return SourceJob(phase, model.get("name"), elsewhere=strip_user(registry))
         return SourceJob(phase, model.get("name"), model.get("version"))
 
 
 def _credentials(promotion: Promotion, spec: ModelPromotionSpec) -> str:
-    """Whose credentials a promotion uses: a Secret's, as namespace/name, or the installation's."""
+    """The credentials of a promotion: namespace/name of the Secret; empty for those of the installation."""
     reference = spec.tracking.secret_ref
     return f"{promotion.namespace}/{reference.name}" if reference else ""
 
 
 def _serving_place(promotion: Promotion, backend: ServingBackend) -> Hashable:
-    """Whose server has the endpoint: that of a Secret, as namespace/name, or that of the installation."""
+    """A key for the server of the endpoint: the type and the Secret (empty for the installation) determine it."""
     reference = backend.secret_ref
     return "serving", backend.spec.type, f"{promotion.namespace}/{reference.name}" if reference else ""
 
@@ -246,8 +248,8 @@ def _serving_place(promotion: Promotion, backend: ServingBackend) -> Hashable:
 def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: RegisteredModel | None) -> bool:
     """Whether the alias points where the status says, and no move is in progress.
 
-    NB: another replica may have moved the alias and written the status since the model was cached here. Compared with the
-    cached model, that would look like drift.
+    NB: another replica may have moved the alias and written the status after the model was cached here. With the cached model, this
+    would look like drift.
     """
     status = promotion.status
     holder = model.holder(spec.alias) if model else None
@@ -255,7 +257,7 @@ def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: Registere
 
 
 def find_needed_versions(promotion: Promotion, spec: ModelPromotionSpec, observed: Observed) -> set[str]:
-    """The versions that must be read: none while the alias is at its target and nothing is served."""
+    """The versions that must be read; empty while the alias is at its target and the promotion serves no endpoint."""
     status, holder = promotion.status, observed.alias(spec.alias)
     candidate = named_version(spec, observed)
     target = target_version(spec, status)
@@ -271,7 +273,7 @@ def find_needed_versions(promotion: Promotion, spec: ModelPromotionSpec, observe
 
 
 def _is_identified(status: ModelPromotionStatus) -> bool:
-    """Whether the status holds the identity of its version, which older versions of the operator did not write."""
+    """Whether the status has the identity of the promoted version, which older versions of the operator did not record."""
     identities = status.registry.versions if status.registry else []
     return status.promoted in {None, *(item.version for item in identities)}
 

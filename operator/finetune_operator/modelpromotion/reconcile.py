@@ -36,7 +36,7 @@ class ModelPromotionReconciler(Reconciler):
     now: Callable[[], datetime] = utc_now
 
     async def reconcile(self, body: Json) -> float | None:
-        """One pass."""
+        """One pass: observe, decide, and carry out the decision."""
         promotion = read_promotion(body)
         if promotion.deleting and not promotion.finalizers:
             return None
@@ -51,7 +51,7 @@ class ModelPromotionReconciler(Reconciler):
         except ExternalError as error:
             if error.problem.reason != ConditionReason.ENDPOINT_BUSY:
                 raise
-            # Somebody else changes the endpoint, which takes minutes.
+            # Another client is changing the endpoint, which takes minutes.
             return self.settings.poll_seconds
         # Reconcile at once to read back what was written.
         changed = any(not isinstance(action, LogRequests | StopLogging) for action in decision.actions)
@@ -68,7 +68,7 @@ class ModelPromotionReconciler(Reconciler):
         await self.applier.write_status(promotion, decision, now)
 
     async def _carry_out(self, promotion: Promotion, decision: PromotionDecision, now: datetime) -> None:
-        """Apply a decision, and write a second status where a write failed.
+        """Apply a decision; if a write fails, write the status once more.
 
         Raises:
             KubeError: the API server refused something, or could not be reached.

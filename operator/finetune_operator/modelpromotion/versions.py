@@ -1,4 +1,4 @@
-"""The versions of a registered model that a pass is about. Observers read them, and policies decide about them."""
+"""The versions of a registered model that matter in a pass. The observer reads them, and the policies decide about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finetune_operator.modelpromotion.model import Observed
 
 
 def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
-    """The version that the source names, which may not exist; None while it names none."""
+    """The version that the source names, which may not exist; None while the source names no version."""
     if spec.source.version:
         return spec.source.version
     if spec.source.alias:
@@ -21,7 +21,7 @@ def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
 
 
 def target_version(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> str | None:
-    """The version that spec.rollbackTo stands for. NB: Previous keeps the meaning that it had in its first pass."""
+    """The version that spec.rollbackTo names. NB: Previous stays the version that it named in the first pass."""
     rollback_to, rollback = spec.rollback_to, status.rollback
     if rollback_to is None or rollback_to.type == "Version":
         return rollback_to.version if rollback_to else None

@@ -1,6 +1,6 @@
 """The conditions Ready, Reconciling, Stalled and Finished: the summary that kstatus, Flux and `kubectl wait` read.
 
-Each kind decides in its own `decide/ready.py` what they say, and which condition explains that.
+Each kind decides in its own `decide/ready.py` what they say, and which other condition explains it.
 https://github.com/kubernetes-sigs/cli-utils/blob/master/pkg/kstatus/README.md
 """
 
@@ -15,18 +15,18 @@ from finetune_operator.policy.status import Status, with_condition
 
 
 class Readiness(NamedTuple):
-    """What the summary says. Reason and message are those of the condition that explains it."""
+    """The content of the summary conditions. Reason and message are those of the condition that explains them."""
 
     holds: bool
     """Whether Ready is True."""
     also: Collection[ConditionType]
-    """The other conditions of the summary that are True; those that are not are absent."""
+    """The other summary conditions that are True. The rest is removed from the status."""
     reason: str
     message: str
 
 
 def summarize(status: Status, readiness: Readiness, phase: str, *, now: datetime, generation: int) -> Status:
-    """The status with what follows from its other conditions: the phase, the summary, and their generation."""
+    """The status with its phase, its summary conditions, and the generation that they are about."""
     absent = SUMMARY - {ConditionType.READY, *readiness.also}
     conditions = [item for item in status.conditions if item.type not in absent]
     status = status.model_copy(

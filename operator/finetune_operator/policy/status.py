@@ -1,4 +1,4 @@
-"""The status that a decision writes, and when the resource is reconciled again: what both kinds share."""
+"""Building a new status, and the time of the next reconcile: shared by both kinds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finetune_crds.promotion_status import ModelPromotionStatus
 from finetune_crds.status import FineTuneJobStatus
 
 Status = TypeVar("Status", FineTuneJobStatus, ModelPromotionStatus)
-# What the schema of a condition allows.
+# The limit in the schema of a condition.
 _MAX_MESSAGE_CHARS = 32768
 
 
@@ -25,9 +25,13 @@ def with_condition(
     now: datetime,
     generation: int,
 ) -> Status:
-    """The status with one of its conditions set; the transition time moves only when the condition's status does.
+    """The status with one of its conditions set; the transition time changes only when the condition's status does.
 
-    NB: the API server keeps whole seconds: a finer time would differ from what is read back.
+    NB: the API server keeps whole seconds, so a finer time would differ from the one that is read back.
+
+    Args:
+        holds: whether the condition is True; None for Unknown.
+        generation: the generation of the spec that the condition is about.
     """
     conditions = list(status.conditions)
     before = next((item for item in conditions if item.type == kind), None)
@@ -50,7 +54,7 @@ def with_condition(
 
 
 class StatusBuilder(ABC, Generic[Status]):
-    """Builds the new status from the present one."""
+    """Builds the new status from the current one."""
 
     status: Status
     now: datetime
@@ -66,7 +70,7 @@ class StatusBuilder(ABC, Generic[Status]):
         self.status = self.status.model_copy(update=fields)
 
     def condition(self, kind: ConditionType) -> Condition | None:
-        """The condition as it now stands, or None."""
+        """The condition in the new status; None if it is not set."""
         return next((item for item in self.status.conditions if item.type == kind), None)
 
     def holds(self, kind: ConditionType) -> bool:
@@ -75,7 +79,11 @@ class StatusBuilder(ABC, Generic[Status]):
         return condition is not None and condition.status == "True"
 
     def set(self, kind: ConditionType, holds: bool | None, reason: ConditionReason, message: str) -> None:
-        """Set a condition; its transition time moves only when its status does."""
+        """Set a condition; its transition time changes only when its status does.
+
+        Args:
+            holds: whether the condition is True; None for Unknown.
+        """
         self.status = with_condition(
             self.status, kind, holds, reason, message, now=self.now, generation=self.generation
         )

@@ -1,4 +1,4 @@
-"""What Unity Catalog demands of names, which the API server cannot see where the registry is that of the installation."""
+"""Unity Catalog's rules for tags. The API server cannot check them if the installation chooses the registry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ _FORBIDDEN_IN_KEYS = re.compile(NOT_IN_UNITY_TAGS)
 
 
 def find_wrong_tags(tags: Mapping[str, str], field: str) -> Iterator[str]:
-    """Messages for tags that Unity Catalog does not take; `field` of the spec holds them."""
+    """Messages for tags that Unity Catalog does not allow.
+
+    Args:
+        field: the field of the spec with the tags.
+    """
     wrong_keys = sorted(repr(key) for key in tags if _FORBIDDEN_IN_KEYS.search(key))
     if wrong_keys:
         yield f"{UNITY_TAGS_MESSAGE}: rename {', '.join(wrong_keys)} in {field}"

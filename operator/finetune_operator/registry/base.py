@@ -14,8 +14,8 @@ from finetune_crds import contract
 class RegisteredModel:
     """A registered model, and the version that each of its aliases points at.
 
-    `created` distinguishes it from a model of the same name in another registry; None when it is unknown. `ignores_case`: whether
-    names that differ in case alone are one alias, as in Unity Catalog.
+    `created` distinguishes the model from one of the same name in another registry; None if it is unknown. `ignores_case`: whether
+    alias names are case-insensitive, as in Unity Catalog.
     """
 
     name: str
@@ -24,7 +24,7 @@ class RegisteredModel:
     ignores_case: bool = field(default=False, compare=False)
 
     def holder(self, alias: str) -> str | None:
-        """The version that an alias points at."""
+        """The version that an alias points at; None if the alias does not exist."""
         if not self.ignores_case:
             return self.aliases.get(alias)
         folded = {name.casefold(): version for name, version in self.aliases.items()}
@@ -33,17 +33,17 @@ class RegisteredModel:
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """A version of a registered model, and what is known of it.
+    """A version of a registered model.
 
     Attributes:
         ready: whether its files are complete.
-        run_id: the run that created it, which may no longer exist; None when the version names no run.
+        run_id: the run that created it, which may no longer exist; None if the version names no run.
         tags: its tags.
-        metrics: newest value of each metric of its run, and over them those that MLflow keeps of its logged model; they may be
-            NaN or infinite.
-        unread: why the metrics of its run are not known; empty when they are.
-        evaluated_on: digest of the data that the run was evaluated on; None when it is not recorded.
-        created: creation time; None when it is unknown.
+        metrics: newest value of each metric of its run; metrics of its logged model in MLflow take precedence. Values may be NaN or
+            infinite.
+        unread: why the metrics of its run are not known; empty if they are.
+        evaluated_on: digest of the data that the run was evaluated on; None if it is not recorded.
+        created: creation time; None if it is unknown.
     """
 
     version: str
@@ -68,10 +68,12 @@ class RegisteredVersion:
 
 @dataclass(frozen=True)
 class MoveAlias:
-    """Point the alias at a version, or remove it (None), if it still points at the expected version.
+    """Point the alias at a version, or remove it, if it still points at the expected version.
 
     Attributes:
-        source: the alias that the version came from, which must still point at it; None for no such condition.
+        expected: the version that the alias must point at before; None if it must not exist.
+        to: the version to point at; None to remove the alias.
+        source: the alias that the version came from, which must still point at the version; None for no such condition.
         tags: tags to set on the version.
         created: creation time of the model that the decision is about; None for any model of the name.
     """
@@ -84,19 +86,20 @@ class MoveAlias:
 
 
 def parse_milliseconds(stamp: object) -> datetime | None:
-    """A registry's time stamp, in milliseconds since 1970; None when it is missing."""
+    """The time of a registry's timestamp, which is in milliseconds since 1970; None if it is missing."""
     return datetime.fromtimestamp(int(str(stamp)) / 1000, UTC) if stamp else None
 
 
 def find_eval_digest(tags: Mapping[str, str], run_tags: Mapping[str, str]) -> str | None:
-    """The digest in a version's tags, otherwise in its run's tags. Gates look up numbers in the same order."""
+    """The digest of the evaluation data, from a version's tags or else its run's. Gates look up numbers in the same order."""
     return tags.get(contract.TAG_EVAL_DATA) or run_tags.get(contract.TAG_EVAL_DATA) or None
 
 
 def find_comparison_tag(version: ModelVersion, number: str) -> tuple[str, str | None]:
-    """The tag that says on what a number of a version is comparable, and its value; None when it is not recorded.
+    """The tag with the digest of the data that a number of a version comes from, and its value; None if it is not recorded.
 
-    Numbers of spec.evaluation are tags of the version and have a digest of their own, which those of the training do not share.
+    Two versions can be compared if these digests are equal. Numbers of spec.evaluation are tags of the version and have another
+    digest than numbers of the training.
     """
     digest = version.tags.get(contract.TAG_EVALUATION_DATA)
     if digest and number in version.tags and number not in contract.TRAINING_METRICS:

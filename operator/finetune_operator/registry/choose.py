@@ -1,4 +1,4 @@
-"""Opens the registry that a URI names."""
+"""Opens the registry that a spec or the installation names."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def open_registry(
 
 
 def find_metastore(settings: Settings, secret: Mapping[str, str] | None, *, fetch: bool = True) -> str | None:
-    """The metastore that holds the Unity Catalog models of a workspace; None when it is unknown.
+    """The metastore that has the Unity Catalog models of a workspace; None if it is unknown.
 
-    Blocks. Without `fetch` it does not, and knows only metastores that were fetched before.
+    Blocks, unless `fetch` is False: then only metastores that were fetched before are known.
 
     Raises:
         ExternalError: the workspace is not known, or cannot be reached.

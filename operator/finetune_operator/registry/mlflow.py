@@ -23,16 +23,16 @@ from finetune_operator.registry.base import (
 )
 from finetune_operator.text import normalize_address
 
-# NB: databases of MLflow hold versions in 32 bits, and PostgreSQL fails on more.
+# NB: MLflow stores versions as 32-bit numbers, and PostgreSQL fails on larger ones.
 _MAX_VERSION = 2**31 - 1
 _VERSION = re.compile(r"[0-9]{1,10}")
-# A run has few versions, and a page of MLflow hundreds.
+# A run has few versions, and a page of MLflow's answer has hundreds.
 _MAX_PAGES = 10
 
 
 @dataclass(frozen=True)
 class MlflowRegistry:
-    """The registry of an MLflow server, and the tracking server that knows the runs of its versions.
+    """The registry of an MLflow server, and the tracking server that has the runs of its versions.
 
     Every method blocks, and raises ExternalError.
     """
@@ -90,7 +90,7 @@ class MlflowRegistry:
         """The version that a run registered, the newest if there are several, with its tags, and which of `aliases` point at it."""
         client = self._registry
         with client.parsing_answer():
-            # NB: a model's name may hold quotes, which the filter's grammar cannot express.
+            # NB: a model's name may contain quotes, which the filter's grammar cannot express.
             versions = [
                 item
                 for item in _list_versions(client, f"run_id = '{run_id}'")
@@ -163,10 +163,10 @@ def _parse_aliases(model: Json) -> dict[str, str]:
 
 
 def _parse_version(item: Json) -> str:
-    """The version of an answer.
+    """The version number in an item of an answer.
 
     Raises:
-        ValueError: it is not a number of a version.
+        ValueError: it is not a valid version number.
     """
     version = str(item["version"])
     if not _VERSION.fullmatch(version):

@@ -1,4 +1,4 @@
-"""Servers and logins that lately failed: the time-out of one resource is enough for all that have the same key for the server."""
+"""Recent failures of servers and logins: after the timeout of one resource, no other resource tries the server for a while."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ATTEMPT_SECONDS = 30.0
 
 @dataclass
 class Outages:
-    """What is known of servers that cannot be reached, each by a key of the caller's.
+    """The servers that cannot be reached, by a key that the caller chooses.
 
-    NB: not for threads; only the event loop uses it.
+    NB: not thread-safe; use it on the event loop only.
 
     Attributes:
         clock: monotonic seconds.
-        seconds: how long a server that cannot be reached is left alone.
+        seconds: how long a server is not contacted after it could not be reached.
     """
 
     clock: Callable[[], float]
@@ -31,7 +31,7 @@ class Outages:
     _until: dict[Hashable, tuple[float, Problem]] = field(default_factory=dict)
 
     async def ask(self, server: Hashable, call: Callable[[], Answer]) -> Answer:
-        """The result of a call in a thread, which is not made while no response is expected from the server.
+        """Call a function in a thread, and return its result. During an outage of the server, raise the problem instead.
 
         Raises:
             ExternalError: the server cannot be reached, or refuses.
@@ -39,7 +39,7 @@ class Outages:
         return await self._attempt(server, call, lambda problem: problem.reason in UNREACHABLE)
 
     async def log_in(self, login: Hashable, call: Callable[[], Answer]) -> Answer:
-        """The result of a call in a thread that logs in, which is not made while it lately failed, for whatever reason.
+        """Call a function that logs in, in a thread, and return its result. For a while after a failure, raise its problem instead.
 
         Args:
             login: the server and the credentials, so that corrected credentials are used at once.
@@ -50,12 +50,12 @@ class Outages:
         return await self._attempt(("login", login), call, lambda _problem: True)
 
     def of(self, server: Hashable) -> Problem | None:
-        """Why a server is not contacted now; None when it is to be contacted."""
+        """Why a server is not contacted now; None if it may be contacted."""
         until, problem = self._until.get(server, (0.0, None))
         return problem if self.clock() < until else None
 
     def note(self, server: Hashable, problem: Problem) -> None:
-        """Remember a problem with a server, if it is that the server cannot be reached."""
+        """Record an outage, if the problem is that the server cannot be reached."""
         if problem.reason in UNREACHABLE:
             self._remember(server, problem)
 
@@ -66,7 +66,7 @@ class Outages:
         if problem:
             raise ExternalError(problem)
         if server in self._until:
-            # One resource tries again. The others do not wait for it: a server that lets all of them time out would keep every worker.
+            # Only this resource tries again meanwhile. If all did, a server that does not answer would occupy every worker.
             self._until[server] = (self.clock() + _ATTEMPT_SECONDS, self._until[server][1])
         try:
             answer = await asyncio.to_thread(call)

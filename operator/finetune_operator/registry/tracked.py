@@ -43,7 +43,7 @@ class Tracked:
         return UnityRegistry.of(self.workspace)
 
     def refused(self, error: ExternalError) -> None:
-        """After an error: where the workspace no longer accepts the token, log in again at the next use."""
+        """After an error: if the workspace no longer accepts the token, log in again at the next use."""
         if self.workspace is not None and error.problem.reason == ConditionReason.MLFLOW_FORBIDDEN:
             from finetune_operator.databricks.workspace import forget
 
@@ -51,7 +51,7 @@ class Tracked:
 
 
 def open_tracked(settings: Settings, tracking: Tracking, secret: Mapping[str, str] | None) -> Tracked | None:
-    """The server and the registry of a job, with the credentials of its Secret; None when it has no server. It may block.
+    """The server and the registry of a job, with the credentials of its Secret; None if it has no server. May block.
 
     Raises:
         ExternalError: the workspace is not known, its credentials are incomplete, or it does not accept them.
@@ -65,5 +65,5 @@ def open_tracked(settings: Settings, tracking: Tracking, secret: Mapping[str, st
     from finetune_operator.databricks.workspace import get_bearer_token, open_workspace
 
     client = open_workspace(secret, settings)
-    # The token is short-lived, and the SDK renews it: it is asked for again at each use.
+    # The token is short-lived, and the SDK renews it, so this function asks for it each time.
     return Tracked(Server(client.config.host, registry, Credentials(token=get_bearer_token(client))), client)

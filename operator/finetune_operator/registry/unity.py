@@ -54,7 +54,7 @@ class UnityRegistry:
 
     @property
     def uri(self) -> str:
-        """Names the metastore, which workspaces may share, or the workspace when the metastore is unknown."""
+        """The URI of the metastore, which workspaces may share, or of the workspace if the metastore is unknown."""
         return f"{UNITY_CATALOG}://{self.metastore or self.workspace.config.hostname}"
 
     def model(self, name: str) -> RegisteredModel | None:
@@ -139,9 +139,9 @@ class UnityRegistry:
                 self._request("POST", "set-tag", body)
 
     def _explain_foreign_run(self, version: Mapping[str, Any]) -> str:
-        """Why the run of a version cannot be read: another workspace has it. Empty otherwise.
+        """Why the run of a version cannot be read, if another workspace has it; otherwise empty.
 
-        NB: workspaces share a metastore, and this one may hold another run, or none, under that id.
+        NB: workspaces share a metastore. In this workspace, the id may belong to another run, or to no run.
         """
         workspace_id = self.workspace.config.workspace_id
         run_workspace_id = version.get("run_workspace_id") or version.get("run_tracking_server_id")
@@ -161,7 +161,7 @@ class UnityRegistry:
         return body
 
     def _list_versions(self, name: str) -> Iterator[dict[str, Any]]:
-        """Every version of a model, without tags: a search shows none, and filters by name only."""
+        """All versions of a model, without tags: a search does not return tags, and can filter only by name."""
         token = ""
         while True:
             fields = {"filter": f"name='{name}'"} | ({"page_token": token} if token else {})
@@ -194,9 +194,9 @@ class UnityRegistry:
 
 
 def find_metastore(workspace: WorkspaceClient, *, fetch: bool = True) -> str | None:
-    """The metastore that a workspace is attached to; None when the credentials do not permit reading it.
+    """The metastore that a workspace is attached to; None if the credentials do not permit reading it.
 
-    Without `fetch` it knows only metastores that were fetched before.
+    If `fetch` is False, only metastores that were fetched before are known.
 
     Raises:
         ExternalError: the workspace cannot be reached.
@@ -230,7 +230,7 @@ def _read_metrics(run: Run | None) -> dict[str, float]:
 
 
 def _read_model_metrics(version: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of the logged model that a version was made from: those of the latest step."""
+    """The metrics of a version's logged model; for each metric, the value of the latest step."""
     metrics = sorted(version.get("model_metrics") or [], key=lambda item: int(item.get("step") or 0))
     return {item["key"]: float(item["value"]) for item in metrics if item.get("value") is not None}
 

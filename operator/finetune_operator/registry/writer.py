@@ -28,10 +28,10 @@ T = TypeVar("T")
 ANYWHERE = "any"
 """The value of `MoveAlias.expected` that matches whatever the alias points at."""
 
-# NB: a request takes at most 10 s, and the client of Databricks may make two others before it, to log in again.
+# NB: a request takes at most 10 s, and the client of Databricks may send two other requests first, to log in again.
 _WRITE_SECONDS = 35.0
 _LEASE_SECONDS = 60
-# Responses of the API server about a Lease that repeat until a role or a policy changes.
+# HTTP statuses for a Lease that stay the same until a role or a policy changes.
 _PERMANENT_STATUSES = (400, 403, 404, 422)
 
 
@@ -40,7 +40,7 @@ class AliasMoved(ExternalError):  # noqa: N818
 
     Attributes:
         alias: the alias to be moved, or the alias that the version comes from.
-        actual: the version that it points at; None when the alias does not exist.
+        actual: the version that this alias points at; None if it does not exist.
     """
 
     def __init__(self, model: str, alias: str, actual: str | None, expected: str | None) -> None:
@@ -70,7 +70,7 @@ class VersionNotReady(ExternalError):  # noqa: N818
 
 @dataclass
 class AliasWriter:
-    """Moves aliases, one at a time for each registered model among all replicas of the operator.
+    """Moves aliases. Over all replicas of the operator, only one alias of a registered model is moved at a time.
 
     Attributes:
         identity: unique name of this process.
@@ -100,17 +100,18 @@ class AliasWriter:
         move: MoveAlias,
         check_wanted: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Tag the version and point the alias at it, or remove the alias, if the registry still is as `move` expects.
+        """Tag the version and point the alias at it, or remove the alias, if the registry's state is still as `move` expects.
 
-        Idempotent: tags and aliases that have the wanted value are not written again. NB: tags are written before the
-        alias. After a crash between the two the alias is unchanged, and the next pass repeats both.
+        Idempotent: tags and aliases that already have the right value are not written again. NB: tags are written before the
+        alias. After a crash in between, the alias is unchanged, and the next pass repeats both.
 
-        `check_wanted` is called under the Lease before every write. It raises an exception when the move is no longer wanted;
-        then nothing more is written.
+        Args:
+            check_wanted: called under the Lease before every write. If the move is no longer wanted, it raises an exception,
+                and nothing more is written.
 
         Raises:
             LeaseBusy: another process writes to the model; retry in about a second.
-            AliasMoved: the alias, or the one that the version comes from, points elsewhere.
+            AliasMoved: the alias, or the alias that the version comes from, points at another version.
             ModelReplaced: the model is not the one that the decision is about.
             VersionNotReady: the version does not exist, or its files are not complete.
             ExternalError: the registry, or the Lease, could not be read or written.
@@ -135,7 +136,7 @@ class AliasWriter:
 
 
 def build_lease_name(registry_uri: str, model: str) -> str:
-    """Name of the Lease of a registered model: a hash, because the name of a model may hold any character."""
+    """Name of the Lease of a registered model: a hash, because the name of a model may contain any character."""
     if registry_uri.startswith(UNITY_CATALOG):
         # NB: names in Unity Catalog are case-insensitive.
         model = model.casefold()
@@ -188,7 +189,7 @@ class _Session:
 
 
 async def _move(session: _Session, registry: Registry, alias: str, move: MoveAlias) -> None:
-    """Read, compare, write, and read again."""
+    """Read the model, compare it with the expected state, write, and read again to verify."""
     model = session.model
     registered = await asyncio.to_thread(registry.model, model)
     if registered and move.created and registered.created not in (None, move.created):

@@ -1,4 +1,4 @@
-"""The state of a serving endpoint, the actions on it, and what a backend of `spec.serving` must do."""
+"""The state of a serving endpoint, the actions on it, and the interface of a backend of `spec.serving`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Endpoint:
         ready: whether it answers requests.
         updating: whether a change of its configuration is in progress, by this operator or by others.
         failed: whether the last change failed or was cancelled; `message` then says why.
-        message: why the last change failed, or why an endpoint that is configured does not answer.
+        message: why the last change failed, or why a configured endpoint does not answer.
         served: the configuration in force.
-        pending: the configuration that it is changing to, or failed to change to; empty when none is reported.
+        pending: the configuration of the current or failed change; empty if none is reported.
         matches_spec: whether the configuration in force has the settings of the spec.
-        logged_to: the table that requests are logged to; None when they are not logged.
-        traffic: numbers of each served version in the last minute, by version; empty when the endpoint exports none.
-        revision: changes with every requested change, also of the logging.
-        url: where requests go.
+        logged_to: the table that requests are logged to; None if they are not logged.
+        traffic: metrics of each served version in the last minute, by version; empty if the endpoint exports none.
+        revision: differs after every requested change, including changes of the logging; None if it is not reported.
+        url: address for requests.
     """
 
     exists: bool = False
@@ -61,7 +61,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class ConfigureEndpoint:
-    """Create the endpoint, or change it, so that it serves these versions with these shares, and no others."""
+    """Create the endpoint, or change it, so that it serves exactly these versions with these shares."""
 
     served: tuple[ServedVersion, ...]
     create: bool
@@ -69,12 +69,12 @@ class ConfigureEndpoint:
 
 @dataclass(frozen=True)
 class LogRequests:
-    """Have the endpoint's requests logged to the table of the spec. Nothing may be logged to another table."""
+    """Start logging the endpoint's requests to the table of the spec. The endpoint must not be logging to another table."""
 
 
 @dataclass(frozen=True)
 class StopLogging:
-    """Have no more requests of the endpoint logged."""
+    """Stop logging the endpoint's requests."""
 
 
 EndpointAction = ConfigureEndpoint | LogRequests | StopLogging
@@ -95,7 +95,7 @@ class EndpointClient(Protocol):
 
 
 class ServingBackend(Protocol):
-    """`spec.serving` as the backend of its type reads it. Only the client that it opens does I/O."""
+    """A backend for one type of `spec.serving`. Only the client that it opens does I/O."""
 
     @property
     def spec(self) -> Serving:
@@ -107,22 +107,22 @@ class ServingBackend(Protocol):
 
     @property
     def secret_field(self) -> str:
-        """The field that names this Secret, for messages."""
+        """The field of the spec that names this Secret, for messages."""
 
     @property
     def configuration(self) -> object:
-        """What the endpoint is configured with apart from the versions that it serves, as JSON."""
+        """The configuration of the endpoint without the versions that it serves, as JSON."""
 
     @property
     def inference_table(self) -> InferenceTable | None:
-        """The table that the spec has requests logged to."""
+        """The spec's table for logged requests; None without logging."""
 
     @property
     def rejection_reasons(self) -> Collection[ConditionReason]:
-        """The reasons with which a request of the client may be rejected, apart from EndpointBusy."""
+        """The possible reasons for a rejected request of the client, other than EndpointBusy."""
 
     def find_mistakes(self, registry: str) -> Iterator[str]:
-        """What the schema cannot see, for example that the endpoint serves no models of this registry."""
+        """A message for each mistake that the schema cannot detect, such as a registry whose models the endpoint cannot serve."""
 
     def find_address(self, settings: Settings, secret: Mapping[str, str] | None) -> str:
         """The address of the server that has the endpoint.

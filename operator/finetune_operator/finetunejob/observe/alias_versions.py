@@ -1,4 +1,4 @@
-"""Reads which versions the aliases point at that FineTuneJobs start from, in the background: once in a poll interval for all of them."""
+"""Resolves the aliases that FineTuneJobs start from, in the background: all jobs share one read per model and poll interval."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AliasVersions = Mapping[str, AliasVersion]
 
 
 class _Question(NamedTuple):
-    """A registered model, and where it is looked up, with which Secret."""
+    """A registered model, its servers, and the Secret to read it with."""
 
     servers: tuple[str, str]
     namespace: str | None
@@ -37,7 +37,7 @@ class AliasVersionReader:
     """Looks aliases up in the registries of FineTuneJobs.
 
     Attributes:
-        pace: of its background reads.
+        pace: pace of the background reads.
     """
 
     poller: RunPoller
@@ -52,7 +52,7 @@ class AliasVersionReader:
         )
 
     async def read(self, ftj: FineTuneJob) -> AliasVersions:
-        """The versions as last read, by the field of `status.pinned`; empty where the job waits for none, or has no server, or there is no answer yet.
+        """The versions as last read, by the field of `status.pinned`; empty if the job needs none, has no server, or no answer yet.
 
         Raises:
             KubeError: the Secret with the credentials could not be read.
@@ -66,7 +66,7 @@ class AliasVersionReader:
         return await self._reads.read(ftj, ("aliases", servers), tuple(aliases.items()), look_up) or {}
 
     def forget(self, ftj: FineTuneJob) -> None:
-        """Discard what was read last: the versions are known, or the job was deleted."""
+        """Discard the last answer: the versions are known, or the job was deleted."""
         self._reads.forget(ftj)
 
     async def _look_up(
@@ -101,7 +101,7 @@ def _look_up(tracked: Tracked, model: str) -> RegisteredModel | None:
 
 
 def _find_version(model: RegisteredModel | Problem | None, aliased: Aliased) -> AliasVersion:
-    """What is known of the version that an alias points at."""
+    """The version that an alias points at, from the answer about its model."""
     if isinstance(model, Problem):
         return AliasVersion(problem=model)
     return AliasVersion(exists=model is not None, version=model.holder(aliased.alias) if model else None)

@@ -1,4 +1,4 @@
-"""Reads of servers in the background: a pass gets the last answer, and waits only briefly for a new one."""
+"""Background reads of servers: a pass gets the last answer, and waits only briefly for a new one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from finetune_operator.settings import Settings
 Answer = TypeVar("Answer")
 
 _PATIENCE_SECONDS = 0.25
-# NB: a pass that comes a little early, as passes at a poll interval do, asks again.
+# Poll intervals until the server is asked again. NB: less than 1, since passes at the poll interval may come a little early.
 _FRESH_SHARE = 0.8
-# Of the poll interval: how old an answer may be that counts while a newer one is read.
+# Poll intervals for which an answer counts while a newer one is read.
 _MAX_INTERVALS = 3.0
 _MAX_JOBS = 8192
 
 
 class MaxAge(NamedTuple):
-    """How long an answer counts, from when it was asked for, in seconds.
+    """How long an answer counts, in seconds since the question was asked.
 
     Attributes:
-        fresh: until then nothing is asked.
-        usable: until then it counts while a newer one is read. Policies fail a job for what is missing, and must not do so for
-            an answer of long ago.
+        fresh: age up to which the server is not asked again.
+        usable: age up to which the answer counts while a newer one is read. Policies fail a job if something is missing, and must
+            not do so because of an old answer.
     """
 
     fresh: float
@@ -37,24 +37,24 @@ class MaxAge(NamedTuple):
 
     @classmethod
     def of_polled(cls, settings: Settings) -> MaxAge:
-        """Of a server that is read once in a poll interval."""
+        """The limits for a server that is read once per poll interval."""
         return cls(settings.poll_seconds * _FRESH_SHARE, settings.poll_seconds * _MAX_INTERVALS)
 
     @classmethod
     def of_shared(cls, settings: Settings) -> MaxAge:
-        """Of answers that jobs share, which know themselves when they are asked for again."""
+        """The limits for answers that jobs share: SharedAnswers decides when the server is asked again."""
         return cls(0.0, settings.poll_seconds * _MAX_INTERVALS)
 
 
 @dataclass
 class ReadPace:
-    """What all background reads have in common: when a pass stops waiting, and how many threads they hold.
+    """Limits that all background reads share: how long a pass waits, and how many threads the reads use.
 
     Attributes:
         clock: monotonic seconds.
-        wake: queues a pass over the job with this key; called when a read ends that no pass waited for.
-        threads: the limits of reads in threads. Each may keep its thread until the deadline of its requests.
-        patience_seconds: how long a pass waits for an answer. A server that answers at once is read in the pass that asks it.
+        wake: queues a pass over the job with this key; called at the end of a read that no pass waits for.
+        threads: the limits for reads in threads. A read may use its thread until the deadline of its requests.
+        patience_seconds: how long a pass waits for an answer, so that an answer that comes at once counts in the same pass.
     """
 
     clock: Callable[[], float]
@@ -62,15 +62,15 @@ class ReadPace:
     threads: ReadLimits
     patience_seconds: float = _PATIENCE_SECONDS
     _late_reads: Counter[Hashable] = field(default_factory=Counter)
-    """By server: how many reads run that a pass has stopped waiting for."""
+    """By server: the number of running reads that no pass waits for any more."""
 
     @classmethod
     def of(cls, settings: Settings, clock: Callable[[], float], wake: Callable[[str], None]) -> ReadPace:
-        """The pace of an installation. NB: half of the threads stay free for writes."""
+        """The pace for an installation. NB: half of the threads stay free for writes."""
         return cls(clock, wake, ReadLimits.of_threads(settings.workers))
 
     async def has_ended_soon(self, server: Hashable, read: asyncio.Task[None]) -> bool:
-        """Whether a read ends while a pass waits for it. A pass does not wait for a server that lets another read wait."""
+        """Wait for a read, and return whether it ended in time. Does not wait if another read of the server is already late."""
         if not self._late_reads[server]:
             await asyncio.wait({read}, timeout=self.patience_seconds)
         if read.done():
@@ -87,11 +87,11 @@ class ReadPace:
 
 @dataclass
 class _Outcome(Generic[Answer]):
-    """An answer or an error, to which question, and when it was asked.
+    """A question, when it was asked, and the answer or the error.
 
     Attributes:
-        is_unseen: no pass has got it yet. It counts for the next one, however old it is: the pass that it woke would otherwise
-            ask again at once, and a slow server would have a job reconciled without end.
+        is_unseen: whether no pass has received the outcome yet. The next pass receives it at any age: otherwise the pass that it
+            woke would ask again at once, and a slow server would cause endless passes.
     """
 
     asked_at: float
@@ -102,7 +102,7 @@ class _Outcome(Generic[Answer]):
 
 
 class _Read(NamedTuple):
-    """A read that runs, and its question."""
+    """A running read and its question."""
 
     question: Hashable
     task: asyncio.Task[None]
@@ -110,11 +110,11 @@ class _Read(NamedTuple):
 
 @dataclass
 class BackgroundReads(Generic[Answer]):
-    """The outcomes of the last reads about FineTuneJobs, by uid, and the reads that run.
+    """The last outcomes and the running reads of FineTuneJobs, by uid.
 
     Attributes:
-        takes_turns: whether a read holds a thread from its begin to its end. False where `ask` counts itself: jobs that share an
-            answer wait for one read, and a connection is no thread.
+        takes_turns: whether a read counts against `pace.threads` from start to end. False if `ask` limits itself (jobs that share
+            an answer wait for a single read) or uses no thread.
     """
 
     pace: ReadPace
@@ -130,15 +130,15 @@ class BackgroundReads(Generic[Answer]):
         question: Hashable,
         ask: Callable[[], Coroutine[object, object, Answer]],
     ) -> Answer | None:
-        """The last answer to a question about a job; None where none is known yet, or the last one is too old.
+        """The last answer to a question about a job; None if there is none yet, or it is too old.
 
         Args:
-            server: who is asked; what lets one read of it wait is not waited for by another.
-            question: an answer to another question does not count.
+            server: the server that is asked. While one read of it is late, passes do not wait for its other reads.
+            question: what is asked. The answer to another question does not count.
             ask: reads the answer.
 
         Raises:
-            Exception: what `ask` raised in the last read, once.
+            Exception: the error of `ask` in the last read; it is raised only once.
         """
         outcome = self._find(ftj, question, self.max_age.fresh)
         if outcome is not None:
@@ -152,10 +152,10 @@ class BackgroundReads(Generic[Answer]):
         return None if outcome is None else self._take(ftj.uid, outcome)
 
     def forget(self, ftj: FineTuneJob, *, cancel: bool = False) -> None:
-        """Discard the last answer, and that of a read which runs: the server was written to, or the job was deleted.
+        """Discard the last answer and that of a running read: the server was written to, or the job was deleted.
 
         Args:
-            cancel: end the read. NB: not one in a thread, which would go on without a turn.
+            cancel: cancel the running read. NB: not for a read in a thread, which would go on without being counted.
         """
         self._outcomes.pop(ftj.uid, None)
         read = self._reads.pop(ftj.uid, None)
@@ -195,16 +195,16 @@ class BackgroundReads(Generic[Answer]):
         outcome: _Outcome[Answer],
         ask: Callable[[], Coroutine[object, object, Answer]],
     ) -> None:
-        """Keep what a read brings, unless it was forgotten or replaced by another question meanwhile."""
+        """Store the outcome of a read, unless the read was forgotten or replaced by another question meanwhile."""
         try:
             outcome.answer = await ask()
-        except Exception as error:  # noqa: BLE001 - raised in the pass that takes it
+        except Exception as error:  # noqa: BLE001 - raised in the pass that receives it
             outcome.error = error
         running = self._reads.get(ftj.uid)
         if running is None or running.task is not asyncio.current_task():
             return
         del self._reads[ftj.uid]
-        # NB: a pass that began before its job was deleted leaves its answer behind.
+        # NB: a pass that began before its job was deleted leaves an answer that nobody removes.
         if len(self._outcomes) >= _MAX_JOBS:
             self._outcomes.clear()
         self._outcomes[ftj.uid] = outcome
@@ -221,6 +221,6 @@ class BackgroundReads(Generic[Answer]):
             return await ask()
 
     def _wake(self, ftj: FineTuneJob, read: asyncio.Task[None]) -> None:
-        """Have a job looked at, now that its answer is there."""
+        """Queue a pass over a job whose answer has arrived."""
         if not read.cancelled() and ftj.uid in self._outcomes:
             self.pace.wake(ftj.key)

@@ -1,4 +1,4 @@
-"""A FineTuneJob's children, from the cache, or from the API server where two watches may disagree."""
+"""A FineTuneJob's children: from the cache or, where two watches may disagree, from the API server."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class ChildCache:
         return self.store.tombstones(Owner(ftj.namespace, ftj.uid))
 
     async def _read_ends(self, ftj: FineTuneJob, jobs: dict[str, Json]) -> None:
-        """List the pods of a Job whose end is not yet in the status.
+        """List the pods of each ended Job whose end is not yet in the status.
 
         NB: Jobs and pods come from two watches, and the end of a Job may arrive before the ends of its pods. Its result
-        would seem lost, or its failure would have no cause.
+        would seem lost, or its failure would have no known cause.
         """
         for name, job in jobs.items():
             if has_ended(job) and _is_unread(ftj, name):

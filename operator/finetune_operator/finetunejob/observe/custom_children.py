@@ -1,6 +1,6 @@
-"""Reads what a backend of the preparation has made of a kind of another operator, and the pods that the job itself controls.
+"""Reads a preparation's objects of another operator's kind, and the pods that the FineTuneJob itself controls.
 
-They are listed in each pass over a job that has any, and not watched: most clusters do not have the kind.
+They are not watched, since most clusters do not have the kind, but listed in each pass over a job that has any.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from finetune_operator.kube import Kube, KubeError
 
 @dataclass(frozen=True)
 class CustomChildReader:
-    """Lists what one job has."""
+    """Lists the custom children of one job."""
 
     kube: Kube
 
     async def read(self, ftj: FineTuneJob) -> CustomChildren | None:
-        """The objects and the pods; None for a job that has none, or whose result is known.
+        """The objects and the pods; None for a job without such children, or whose preparation has a result.
 
         Raises:
             KubeError: they could not be listed.
@@ -41,7 +41,7 @@ class CustomChildReader:
             if problem is None:
                 raise
             return CustomChildren(problem=problem)
-        # NB: after the objects: the pod of one that has ended is read in its last state.
+        # NB: list the pods after the objects, so that the pod of an object that has ended is read in its last state.
         selector = f"{job_selector},{names.LABEL_COMPONENT}={names.PREP}"
         pods = await self.kube.list("Pod", ftj.namespace, labelSelector=selector)
         return CustomChildren(
@@ -51,7 +51,7 @@ class CustomChildReader:
 
 
 def _find_problem(kind: CustomKind, error: KubeError) -> Problem | None:
-    """What keeps every job from having such objects; None where the error may pass."""
+    """Why no job can have such objects; None if the error is temporary."""
     if error.status == HTTPStatus.NOT_FOUND:
         return kind.missing
     if error.status == HTTPStatus.FORBIDDEN:

@@ -1,4 +1,7 @@
-"""Reads and writes the Databricks run of a FineTuneJob's preparation. It is read in the background: once in a poll interval, and not while the workspace is away."""
+"""Reads and writes the Databricks run of a FineTuneJob's preparation.
+
+The run is read in the background, once per poll interval, and not while the workspace is unreachable.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ _FIELD = "spec.data.prepare.spark.databricks.secretRef"
 
 @dataclass
 class PreparationReader:
-    """Follows the Databricks runs of preparations, in threads beside the event loop.
+    """Follows the Databricks runs of preparations, in threads outside the event loop.
 
     Attributes:
-        pace: of its background reads.
+        pace: pace of the background reads.
     """
 
     kube: Kube
@@ -40,7 +43,7 @@ class PreparationReader:
         self._reads = BackgroundReads[Preparation](self.pace, MaxAge.of_polled(self.settings))
 
     async def read(self, ftj: FineTuneJob) -> Preparation | None:
-        """The run as last read; None where there is none, or all of it is known, or there is no answer yet.
+        """The run as last read; None if there is no run to follow, or no answer yet.
 
         Raises:
             KubeError: the Secret with the credentials could not be read.
@@ -54,7 +57,7 @@ class PreparationReader:
         return await self._reads.read(ftj, workspace, run_id, partial(self._read, ftj, run_id))
 
     def forget(self, ftj: FineTuneJob) -> None:
-        """Discard what was read last: the run was written to, or the job was deleted."""
+        """Discard the last answer: the run was written to, or the job was deleted."""
         self._reads.forget(ftj)
 
     async def submit(self, ftj: FineTuneJob, action: SubmitRun) -> str:
@@ -69,7 +72,7 @@ class PreparationReader:
         return await asyncio.to_thread(_submit, client, action, Path(self.settings.prep_wheels))
 
     async def cancel(self, ftj: FineTuneJob, action: CancelRun) -> str | None:
-        """Cancel a run, and return its id; None where there is none to cancel.
+        """Cancel a run, and return its id; None if there is no run to cancel.
 
         Raises:
             ExternalError: the workspace refuses, or cannot be reached.

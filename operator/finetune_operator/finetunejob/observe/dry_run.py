@@ -1,4 +1,4 @@
-"""Dry runs of the Jobs of training and evaluation, and of a pod of each: what the API server would say when they are created."""
+"""Dry runs of the training and evaluation Jobs, and of a pod of each: whether the API server would create them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from finetune_operator.kube import Kube, KubeError
 
 log = logging.getLogger(__name__)
 
-# The sentences are the API server's: the RBAC authorizer's, and that of admission for webhooks with side effects.
+# Texts of the API server: of the RBAC authorizer, and of admission for webhooks with side effects.
 _UNCHECKED = re.compile(r'cannot create resource "(pods|localsubjectaccessreviews)"|does not support dry run')
 _QUOTA = re.compile(r"exceeded quota|status unknown for quota")
 # NB: kube-controller-manager creates the default service account of a new namespace only after the namespace.
 _NO_ACCOUNT = "error looking up service account"
-# Reasons by the status of a refusal: a policy, and a template that is no template.
+# Reasons by the HTTP status of a refusal: a policy (403), or an invalid template (400 and 422).
 _REASONS = {
     403: ConditionReason.POD_REJECTED,
     400: ConditionReason.POD_TEMPLATE_INVALID,
@@ -33,7 +33,7 @@ _MAX_DELAY_SECONDS = 60.0
 
 
 class _Answer(NamedTuple):
-    """What was said of which generation of a job."""
+    """An answer, and the generation of the job that it is about."""
 
     generation: int
     dry_run_answer: DryRunAnswer
@@ -41,7 +41,7 @@ class _Answer(NamedTuple):
 
 @dataclass
 class DryRunner:
-    """Makes dry runs. One that was refused is repeated after a delay, and at once when the spec is another.
+    """Makes dry runs. A refused dry run is repeated after a delay, or at once when the spec changes.
 
     Attributes:
         clock: monotonic seconds.
@@ -54,7 +54,7 @@ class DryRunner:
         self._refusals = NegativeCache[_Answer](self.clock, _MAX_DELAY_SECONDS)
 
     async def run(self, ftj: FineTuneJob, bodies: Sequence[Json]) -> DryRunAnswer:
-        """The API server's answer for a job; until a refused dry run is due again, the answer that it got."""
+        """The API server's answer for a job; after a refusal, the same answer until the delay is over."""
         last_answer, remaining_seconds = (
             self._refusals.last_answer(ftj.uid),
             self._refusals.seconds_left(ftj.uid),
@@ -76,11 +76,13 @@ class DryRunner:
 
 
 async def run_dry_runs(kube: Kube, bodies: Sequence[Json]) -> DryRunAnswer:
-    """Create objects as dry runs, and look for the queue that a Job names; the first refusal counts."""
+    """Create objects as dry runs, and check that each Job's queue exists. Returns the first refusal."""
     for body in bodies:
-        absent = await find_missing_queue(kube, body)
-        if absent:
-            return DryRunAnswer(admitted=False, reason=ConditionReason.QUEUE_INADMISSIBLE, message=absent)
+        queue_problem = await find_missing_queue(kube, body)
+        if queue_problem:
+            return DryRunAnswer(
+                admitted=False, reason=ConditionReason.QUEUE_INADMISSIBLE, message=queue_problem
+            )
         try:
             answer = await kube.create(body, dry_run=True)
         except KubeError as error:
@@ -102,7 +104,7 @@ def _component(body: Json) -> str:
 
 
 def _explain_forbidden(body: Json) -> DryRunAnswer:
-    """The answer where a ServiceAccount may not create pods."""
+    """The answer if a ServiceAccount may not create pods."""
     *_, namespace, account = body["spec"]["user"].split(":")
     message = (
         f"ServiceAccount {account} may not create pods in namespace {namespace}, which Spark's driver must do: add the namespace to "

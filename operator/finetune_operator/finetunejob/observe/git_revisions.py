@@ -26,11 +26,11 @@ from finetune_operator.registry.outages import Outages
 _MAX_DELAY_SECONDS = 30.0
 # NB: a commit counts until it is in the status, and a problem until the next request.
 _MAX_AGE = MaxAge(fresh=math.inf, usable=math.inf)
-# Concurrent requests, which are connections of the event loop and no threads: of a namespace to one server, of a namespace to all servers, and of all jobs.
+# Limits of concurrent requests, which are connections of the event loop and use no threads.
 _MAX_REQUESTS_PER_SERVER = 4
 _MAX_REQUESTS_PER_NAMESPACE = 8
 _MAX_REQUESTS = 32
-# How long the jobs of a namespace do not contact a server that did not respond.
+# After a server did not respond: how long the jobs of the namespace do not contact it.
 _OUTAGE_SECONDS = 5.0
 # The username that servers accept with a token.
 _DEFAULT_USERNAME = "git"
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class _Server(NamedTuple):
-    """A server as the jobs of a namespace ask it."""
+    """A Git server, as the jobs of one namespace see it: they share its outages and its limit of requests."""
 
     namespace: str
     host: str
@@ -50,7 +50,7 @@ class RevisionReader:
     """Resolves revisions of repositories.
 
     Attributes:
-        pace: of its background reads.
+        pace: pace of the background reads.
     """
 
     kube: Kube
@@ -63,7 +63,7 @@ class RevisionReader:
         self._outages = Outages(self.pace.clock, _OUTAGE_SECONDS)
 
     async def read(self, ftj: FineTuneJob) -> ResolvedRevision | None:
-        """The commit of a job, or why it is not known; None where there is nothing to ask, or no answer yet.
+        """The commit of a job, or why it is not known; None if there is nothing to resolve, or no answer yet.
 
         Raises:
             KubeError: the Secret could not be read.
@@ -85,7 +85,7 @@ class RevisionReader:
         return replace(revision, retry_seconds=self._problems.record(ftj.uid, revision))
 
     def forget(self, ftj: FineTuneJob) -> None:
-        """Discard what is known, and stop asking: the commit is in the status, or the job was deleted."""
+        """Discard the last answer, and stop asking: the commit is in the status, or the job was deleted."""
         self._reads.forget(ftj, cancel=True)
         self._problems.forget(ftj.uid)
 

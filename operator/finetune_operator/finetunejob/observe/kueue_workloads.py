@@ -1,4 +1,4 @@
-"""What Kueue says of Jobs that wait in its queues: their Workloads, and their positions. It is read in the background."""
+"""The state of Jobs in the queues of Kueue: their Workloads and positions, read in the background."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from finetune_operator.text import shorten
 log = logging.getLogger(__name__)
 
 _CACHE_SECONDS = 5.0
-# NB: the answers that jobs share have their age already.
+# NB: never fresh: the shared answers below decide when Kueue is asked again.
 _MAX_AGE = MaxAge(fresh=0.0, usable=3 * _CACHE_SECONDS)
 _KINDS = ("Workload", "WorkloadBeta1")
 _VISIBILITY = "pendingworkloads"
 
 
 class _Workload(NamedTuple):
-    """What is used of a Workload."""
+    """The name and the state of a Workload."""
 
     name: str
     queue_state: QueueState
 
 
 class _WorkloadList(NamedTuple):
-    """The Workloads by the uid of their Job, or why they cannot be read; and when the read began."""
+    """When a read began, and the Workloads by the uid of their Job, or why they cannot be read."""
 
     began: float
     workloads: Mapping[str, _Workload] | KubeError
@@ -45,10 +45,10 @@ class _WorkloadList(NamedTuple):
 
 @dataclass
 class WorkloadReader:
-    """Reads the Workloads of a namespace, and the positions in a queue, once in five seconds for all jobs.
+    """Reads the Workloads of a namespace and the positions in a queue, every five seconds for all jobs together.
 
     Attributes:
-        pace: of its background reads.
+        pace: pace of the background reads.
     """
 
     kube: Kube
@@ -62,7 +62,7 @@ class WorkloadReader:
         self._reads = BackgroundReads[QueueState | None](self.pace, _MAX_AGE, takes_turns=False)
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json], now: datetime) -> QueueState | None:
-        """What Kueue said last of the newest of the current Jobs; None unless that waits, or when nothing can be read."""
+        """The last state of the newest of the current Jobs in its queue; None if it does not wait, or Kueue cannot be read."""
         attempt = ftj.status.attempt or 1
         current = (
             names.evaluate_name(ftj.name),
@@ -79,7 +79,7 @@ class WorkloadReader:
         return await self._reads.read(ftj, ("Kueue", ftj.namespace, queue), uid, look_up)
 
     def forget(self, ftj: FineTuneJob) -> None:
-        """Discard what was read last: the Job no longer waits, or the FineTuneJob was deleted."""
+        """Discard the last answer: the Job no longer waits, or the FineTuneJob was deleted."""
         self._reads.forget(ftj)
 
     async def _look_up(self, namespace: str, uid: str, queue: str, now: datetime) -> QueueState | None:
@@ -117,7 +117,7 @@ class WorkloadReader:
         return failure
 
     async def _pending(self, namespace: str, queue: str) -> Mapping[str, int]:
-        """The positions in a queue, from 1; nothing where Kueue serves none."""
+        """The positions in a queue, from 1, by Workload; empty if Kueue does not serve positions."""
         try:
             pending = await self.kube.get("QueueVisibility", namespace, queue, subresource=_VISIBILITY)
         except KubeError as error:
@@ -128,7 +128,7 @@ class WorkloadReader:
 
 
 def _queue_state(workload: Json) -> QueueState:
-    """The first of the steps to admission that is not done."""
+    """The state of a Workload: admitted, or the first step to admission that is not complete."""
     conditions = {item["type"]: item for item in (workload.get("status") or {}).get("conditions") or []}
     for step in ("QuotaReserved", "Admitted"):
         condition = conditions.get(step)
@@ -143,7 +143,7 @@ def _queue_state(workload: Json) -> QueueState:
 
 
 def _describe_checks(workload: Json) -> str:
-    """The admission checks that a Workload with quota waits for."""
+    """A sentence about the admission checks that a Workload with reserved quota waits for; empty without any."""
     checks = (workload.get("status") or {}).get("admissionChecks") or []
     waiting = [item for item in checks if item.get("state") != "Ready"]
     check_states = ", ".join(

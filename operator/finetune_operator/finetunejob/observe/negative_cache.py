@@ -1,4 +1,4 @@
-"""A negative cache: the last refusal of each job, kept for a delay that doubles until the question is asked again."""
+"""A negative cache: the last refusal of each job. The question is asked again after a delay, which doubles with each refusal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_JOBS = 4096
 
 
 class _Refusal(NamedTuple, Generic[Answer]):
-    """An answer, the delay before the question is asked again, and when that is over."""
+    """An answer, the delay in seconds before the question is asked again, and the end of the delay."""
 
     answer: Answer
     delay: float
@@ -26,7 +26,7 @@ class NegativeCache(Generic[Answer]):
 
     Attributes:
         clock: monotonic seconds.
-        max_delay_seconds: the limit of the delay, which starts at a second and doubles.
+        max_delay_seconds: upper limit of the delay, which starts at one second.
     """
 
     clock: Callable[[], float]
@@ -34,19 +34,19 @@ class NegativeCache(Generic[Answer]):
     _refusals: dict[str, _Refusal[Answer]] = field(default_factory=dict)
 
     def last_answer(self, uid: str) -> Answer | None:
-        """The last answer that was a refusal; None without one."""
+        """The last refusal; None without one."""
         refusal = self._refusals.get(uid)
         return refusal.answer if refusal else None
 
     def seconds_left(self, uid: str) -> float:
-        """Seconds until the question is asked again; 0 where it is now."""
+        """Seconds until the question may be asked again; 0 if it may be asked now."""
         refusal = self._refusals.get(uid)
         return max(refusal.due - self.clock(), 0.0) if refusal else 0.0
 
     def record(self, uid: str, answer: Answer) -> float:
-        """Remember a refusal; the seconds until the question is asked again."""
+        """Record a refusal, and return the seconds until the question is asked again."""
         before = self._refusals.pop(uid, None)
-        # NB: jobs that go away while they wait leave theirs behind.
+        # NB: jobs that are deleted while they wait may leave their refusal behind.
         if len(self._refusals) >= _MAX_JOBS:
             self._refusals.clear()
         delay = min(before.delay * 2, self.max_delay_seconds) if before else _FIRST_SECONDS
@@ -54,5 +54,5 @@ class NegativeCache(Generic[Answer]):
         return delay
 
     def forget(self, uid: str) -> None:
-        """Start with the first delay again: the question is another one, or was answered."""
+        """Discard the last refusal, so that delays start again: the question changed, or was answered."""
         self._refusals.pop(uid, None)

@@ -1,4 +1,4 @@
-"""What nodes say of GPUs, as far as the operator may read nodes: labels of those with training pods, and what any offers."""
+"""GPUs of nodes, if the operator may read nodes: the labels of nodes with training pods, and the resources of all nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OFFERED_CACHE_SECONDS = 120.0
 
 @dataclass
 class NodeReader:
-    """Reads a node once an hour, also one that it may not read.
+    """Reads a node at most once an hour, even if it may not read it.
 
     Attributes:
         clock: monotonic seconds.
@@ -36,10 +36,11 @@ class NodeReader:
     """When all nodes were read, and what they offer."""
 
     async def read(self, alive: Sequence[Json], gpu_resource: str) -> dict[str, Mapping[str, str]]:
-        """The labels of the node that tells which GPU the pods have; nothing for pods without GPUs, or without nodes.
+        """The labels of a node with GPU pods, which say what GPU they have; empty for pods without GPUs or without a node.
 
         Args:
-            gpu_resource: a resource that counts as a GPU besides those with known names.
+            alive: the pods that have not ended.
+            gpu_resource: another resource that counts as a GPU, in addition to those with known names.
         """
         node = device.node_to_read(alive, gpu_resource)
         if node is None:
@@ -53,10 +54,11 @@ class NodeReader:
         return {node: cached[1]}
 
     async def offered_resources(self, alive: Sequence[Json], gpu_resource: str) -> frozenset[str] | None:
-        """The resources that any node offers; None where no pod waits for a GPU, or nodes cannot be read.
+        """The resources that at least one node offers; None if no pod waits for a GPU, or nodes cannot be read.
 
         Args:
-            gpu_resource: a resource that counts as a GPU besides those with known names.
+            alive: the pods that have not ended.
+            gpu_resource: another resource that counts as a GPU, in addition to those with known names.
         """
         if not any(
             health.unschedulable_condition(pod) and device.count_gpus(pod, gpu_resource) for pod in alive

@@ -1,4 +1,4 @@
-"""observe: what exists of a FineTuneJob, joined from the cache of the watches, MLflow, Events and ModelPromotions."""
+"""observe: the state of a FineTuneJob, joined from the cache of the watches, the API server, MLflow, Databricks, Kueue and Git."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from finetune_operator.settings import Settings
 
 
 def read_finetunejob(body: Json, defaults: Defaults) -> FineTuneJob:
-    """A FineTuneJob from its JSON, with the defaults of the installation. A spec that does not fit the schema raises nothing: `invalid` says why.
+    """A FineTuneJob from its JSON, with the defaults of the installation. If the spec does not fit the schema, `invalid` says why.
 
     Raises:
         UnreadableStatusError: a newer version of the operator wrote the status.
@@ -71,7 +71,7 @@ class FineTuneJobObserver:
     """Observes one FineTuneJob at a time.
 
     Attributes:
-        pace: of the reads in the background: MLflow, Databricks, Kueue and Git.
+        pace: pace of the background reads of MLflow, Databricks, Kueue and Git.
     """
 
     kube: Kube
@@ -104,7 +104,7 @@ class FineTuneJobObserver:
 
         Raises:
             KubeError: the API server could not be read.
-            UnreadableStatusError: a newer version of the operator wrote the status of the job that this one carries on.
+            UnreadableStatusError: a newer version of the operator wrote the status of the job that this job resumes.
         """
         mlflow = await self.poller.poll(ftj)
         jobs, pods = await self.cache.jobs_and_pods(ftj)
@@ -136,9 +136,9 @@ class FineTuneJobObserver:
         )
 
     async def _resumed(self, ftj: FineTuneJob) -> ResumedJob | None:
-        """The job whose checkpoints this one waits for; None where it waits for none.
+        """The job whose checkpoints this job waits for; None if it does not wait.
 
-        NB: not from the cache, which may not know yet that it was resumed.
+        NB: read from the API server. In the cache, the other job's status may be outdated.
         """
         name = resumed_job_name(ftj)
         if name is None:
@@ -151,7 +151,7 @@ class FineTuneJobObserver:
         return ResumedJob(job, sum(map(is_alive, pods)))
 
     def forget(self, ftj: FineTuneJob) -> None:
-        """Discard what was read about a job that was deleted."""
+        """Discard everything that was read about a deleted job."""
         self.poller.forget(ftj)
         self.preparations.forget(ftj)
         self.dry_runner.forget(ftj)

@@ -1,4 +1,4 @@
-"""Events about pods that wait: whether a node comes for them, and which volume is missing. Nothing else reports these."""
+"""Events about waiting pods. Only Events report whether a node is being added for a pod, and which volume is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONTAINER_START_TIMEOUT = timedelta(seconds=10)
 
 @dataclass
 class PodEventReader:
-    """Reads the Events about at most three pods of a job, each once in ten seconds.
+    """Reads the Events about at most three pods of a job, at most every ten seconds for each pod.
 
     Attributes:
         clock: monotonic seconds.
@@ -36,7 +36,7 @@ class PodEventReader:
     async def read(
         self, ftj: FineTuneJob, alive: Sequence[Json], now: datetime
     ) -> dict[str, tuple[PodEvent, ...]]:
-        """The Events about pods that wait, the oldest first, by pod name."""
+        """The Events about waiting pods, oldest first, by pod name."""
         self._forget_old()
         events_by_pod: dict[str, tuple[PodEvent, ...]] = {}
         for pod in _pods_to_ask_about(alive, now):
@@ -46,7 +46,7 @@ class PodEventReader:
         return events_by_pod
 
     async def _of(self, ftj: FineTuneJob, pod: Json) -> tuple[PodEvent, ...] | None:
-        """None when they cannot be read."""
+        """The Events about a pod, oldest first; None if they cannot be read."""
         uid = pod["metadata"]["uid"]
         if uid not in self._known:
             try:
@@ -68,7 +68,7 @@ class PodEventReader:
 
 
 def _pods_to_ask_about(alive: Sequence[Json], now: datetime) -> Iterator[Json]:
-    """The first and the last pod without a node, and the first one that has a node and does not start."""
+    """The first and the last pod without a node, and the first pod that has a node but does not start."""
     unschedulable = [pod for pod in alive if health.unschedulable_condition(pod)]
     yield from unschedulable[:1]
     yield from unschedulable[1:][-1:]
@@ -81,7 +81,7 @@ def _is_late(pod: Json, now: datetime) -> bool:
 
 
 def _parse_event(body: Json) -> PodEvent:
-    # NB: recorders of events.k8s.io write eventTime and series, the others lastTimestamp.
+    # NB: recorders of events.k8s.io write eventTime and series, other recorders lastTimestamp.
     series: Json = body.get("series") or {}
     times = (series.get("lastObservedTime"), body.get("lastTimestamp"), body.get("eventTime"))
     at = next((time for time in times if time), body["metadata"]["creationTimestamp"])

@@ -1,4 +1,4 @@
-"""Reads and takes the Lease that says which of several jobs with the same preparation prepares."""
+"""Reads and takes the Lease of a preparation: of several jobs with the same preparation, its holder runs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PreparationLeases:
     store: Store
 
     async def read(self, ftj: FineTuneJob, jobs: Mapping[str, Json]) -> PreparationLease | None:
-        """The Lease of a job that is about to prepare; None of any other job, or where the operator may not read it.
+        """The Lease of a job that is about to prepare; None for any other job, or if the operator may not read Leases.
 
         Args:
             jobs: the job's child Jobs, by name.
@@ -40,7 +40,7 @@ class PreparationLeases:
         except KubeError as error:
             if error.status != 403:
                 raise
-            # NB: an installation may have a role of its own, of an earlier release.
+            # NB: an installation may use its own role, written for an earlier release.
             log.warning(
                 "%s: cannot check whether another job prepares the same data, so this job prepares it: %s",
                 ftj.key,
@@ -50,14 +50,14 @@ class PreparationLeases:
         return PreparationLease(lease, await self._holder(lease) if lease else None)
 
     async def _holder(self, lease: Json) -> Json | None:
-        """The FineTuneJob that a Lease belongs to; None where it no longer exists."""
+        """The FineTuneJob that a Lease belongs to; None if it no longer exists."""
         lease_owner = find_owner("Job", lease)
         if lease_owner is None:
             return None
         name = str((lease.get("spec") or {}).get("holderIdentity"))
         holder = self.store.finetunejobs.get((lease_owner.namespace, name))
         if holder is None or holder["metadata"]["uid"] != lease_owner.uid:
-            # NB: the job of another name's Lease may be newer than the cache.
+            # NB: the holder may be so new that the cache does not have it yet.
             holder = await self.kube.get("FineTuneJob", lease_owner.namespace, name)
         return (
             holder
@@ -66,10 +66,10 @@ class PreparationLeases:
         )
 
     async def take(self, ftj: FineTuneJob, request: TakeLease) -> None:
-        """Create the Lease, in place of the one that was seen. Of several jobs that try, one succeeds.
+        """Create the Lease, after deleting the one to replace. If several jobs try at once, only one succeeds.
 
         Raises:
-            KubeError: 409 where another job was faster.
+            KubeError: another job was faster (409), or the API server refused or could not be reached.
         """
         name = request.body["metadata"]["name"]
         if request.replaces:

@@ -1,4 +1,4 @@
-"""The aliases of a FineTuneJob's model that ModelPromotions keep: the job does not set them."""
+"""The aliases of a FineTuneJob's model that ModelPromotions manage. The job does not set these."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from finetune_operator.text import normalize_address
 
 
 def promoted_aliases(store: Store, settings: Settings, ftj: FineTuneJob) -> dict[str, str]:
-    """The ModelPromotions of the job's model in the same registry: namespace/name, by alias as the job spells it."""
+    """The ModelPromotions of the job's model in the same registry: namespace/name, by the alias as the job spells it."""
     if ftj.spec is None or ftj.spec.register_ is None:
         return {}
     registration, registry = ftj.spec.register_, normalize_address(settings.servers(ftj.spec.tracking)[1])
-    plain = str.casefold if registry == UNITY_CATALOG else str
+    normalize = str.casefold if registry == UNITY_CATALOG else str
     promotions: dict[str, str] = {}
     for (namespace, name), body in sorted(store.of("ModelPromotion").items()):
         spec = body.get("spec") or {}
         if (
-            plain(str(spec.get("model"))) == plain(registration.model)
+            normalize(str(spec.get("model"))) == normalize(registration.model)
             and resolve_registry(settings, spec.get("tracking") or {}) == registry
             and _keeps_its_alias(body)
         ):
             promoted_alias = str(spec.get("alias"))
-            spellings = [alias for alias in registration.aliases if plain(alias) == plain(promoted_alias)]
+            spellings = [
+                alias for alias in registration.aliases if normalize(alias) == normalize(promoted_alias)
+            ]
             for alias in spellings or [promoted_alias]:
                 promotions.setdefault(alias, f"{namespace}/{name}")
     return promotions
 
 
 def _keeps_its_alias(promotion: Json) -> bool:
-    """Whether a promotion is in force: not deleted, not refused, and its registry has answered once."""
+    """Whether a promotion manages its alias: not being deleted, accepted, and its registry has answered at least once."""
     status = promotion.get("status") or {}
     states = {item["type"]: item["status"] for item in status.get("conditions") or ()}
     reached = states.get(ConditionType.REGISTRY_READY) == "True" or status.get("promoted") is not None

@@ -1,4 +1,4 @@
-"""Whether the queue of Kueue exists that a training Job names."""
+"""Whether a training Job's Kueue queue exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from finetune_operator.kube import Kube, KubeError
 log = logging.getLogger(__name__)
 
 _KINDS = ("LocalQueue", "LocalQueueBeta1")
-# Queues that a message lists.
+# The number of queues that a message lists.
 _MAX_NAMES = 5
 
 

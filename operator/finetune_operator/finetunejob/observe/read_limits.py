@@ -1,4 +1,4 @@
-"""How many reads of servers run at a time, so that servers which do not answer keep no job from the others."""
+"""Limits of concurrent reads, so that servers that do not answer cannot block reads of other servers."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from weakref import WeakValueDictionary
 
 @dataclass
 class ReadLimits:
-    """How many reads run at a time.
+    """Limits of concurrent reads.
 
     Attributes:
-        total: of all namespaces.
-        per_namespace: of a namespace.
-        per_server: of a namespace to one server. NB: not of all namespaces: a slow server of one would keep the jobs of the
-            others from a server that many share.
+        total: maximum for all namespaces together.
+        per_namespace: maximum for one namespace.
+        per_server: maximum for one server and one namespace. NB: not for a server and all namespaces: reads of one namespace
+            would block those of the others, many of which use the same server.
     """
 
     total: int
     per_namespace: int
     per_server: int
     _turns: WeakValueDictionary[Hashable, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
-    """By namespace, and by namespace and server."""
+    """Semaphores by namespace, and by namespace and server."""
 
     def __post_init__(self) -> None:
         self._turns_of_all = asyncio.Semaphore(self.total)
 
     @classmethod
     def of_threads(cls, total: int) -> ReadLimits:
-        """Half of the threads for each namespace, also where it has one server: most installations have one MLflow server."""
+        """Limits for a number of threads: half of them per namespace and per server, since most installations have one MLflow server."""
         half = max(total // 2, 1)
         return cls(total, half, half)
 
     @asynccontextmanager
     async def turn(self, namespace: str, server: Hashable) -> AsyncIterator[None]:
-        """Wait until few enough reads run, and count as one of them."""
-        # NB: who waits for a server holds no turn that the jobs of another server or namespace need.
+        """Wait until the limits allow another read, and count as a read while the context is open."""
+        # NB: in this order, a read that waits for its server takes no place that reads of other servers or namespaces need.
         async with (
             self._turns.setdefault((namespace, server), asyncio.Semaphore(self.per_server)),
             self._turns.setdefault(namespace, asyncio.Semaphore(self.per_namespace)),

@@ -20,7 +20,7 @@ _POD_CREATION_TIMEOUT = timedelta(seconds=5)
 async def read_rejections(
     kube: Kube, ftj: FineTuneJob, jobs: Mapping[str, Json], pods: Sequence[Json], now: datetime
 ) -> dict[str, str]:
-    """For each Job that lacks pods, by name: the API server's last refusal."""
+    """The API server's last refusal to create pods, by name of the Job that lacks pods."""
     refusals: dict[str, str] = {}
     for name, job in jobs.items():
         if not _lacks_pods(job, pods, now):
@@ -38,7 +38,7 @@ async def read_rejections(
 
 
 def _lacks_pods(job: Json, pods: Sequence[Json], now: datetime) -> bool:
-    """Whether a Job that should run has had fewer pods than it wants for longer than it takes to create them."""
+    """Whether a Job that should run has too few pods, although there was enough time to create them."""
     if job["spec"].get("suspend") or has_ended(job) or is_being_deleted(job):
         return False
     age = now - datetime.fromisoformat(job["metadata"]["creationTimestamp"])

@@ -1,4 +1,7 @@
-"""Reads a FineTuneJob's run and version from MLflow, in the background: once in a poll interval, and not while its server is unreachable."""
+"""Reads a FineTuneJob's run and version from MLflow in the background.
+
+They are read once per poll interval, and not while the server is unreachable.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,16 @@ from finetune_operator.text import normalize_address
 
 
 class _Query(NamedTuple):
-    """What to read: the run, by its id when that is known, and whether to read the version too."""
+    """What to read: the run (by its id, if known), and whether to read the version too."""
 
     run_id: str | None
     want_version: bool
 
 
 class Place(NamedTuple):
-    """Who answers a question: a server by its address, or a workspace by its address and the Secret of the job's login.
+    """What an outage is recorded for: the address of a server, or the address of a workspace and the Secret of the login.
 
-    NB: a login to Databricks may go by another server, which only the Secret names.
+    NB: a login to Databricks may involve another server, which only the Secret names.
     """
 
     address: str
@@ -40,10 +43,10 @@ class Place(NamedTuple):
 
 
 def find_place(ftj: FineTuneJob, tracked: Tracked, uri: str) -> Place:
-    """Who answers a question of a job.
+    """The place whose outages concern a question of a job.
 
     Args:
-        uri: of the tracking server or of the registry; a workspace is both.
+        uri: address of the tracking server or of the registry; a workspace is both.
     """
     if tracked.workspace is None:
         return Place(normalize_address(uri))
@@ -54,11 +57,11 @@ def find_place(ftj: FineTuneJob, tracked: Tracked, uri: str) -> Place:
 
 @dataclass
 class RunPoller:
-    """Reads the runs and versions of FineTuneJobs, in threads beside the event loop.
+    """Reads the runs and versions of FineTuneJobs, in threads outside the event loop.
 
     Attributes:
-        pace: of its background reads.
-        outages: of servers, by `Place`, and of logins.
+        pace: pace of the background reads.
+        outages: outages of servers, by `Place`, and of logins.
     """
 
     kube: Kube
@@ -70,7 +73,7 @@ class RunPoller:
         self._reads = BackgroundReads[Mlflow | None](self.pace, MaxAge.of_polled(self.settings))
 
     async def poll(self, ftj: FineTuneJob) -> Mlflow | None:
-        """The run and version as last read; None when there is nothing to read, or no server, or no answer yet.
+        """The run and version as last read; None if there is nothing to read, no server, or no answer yet.
 
         Raises:
             KubeError: the Secret with the credentials could not be read.
@@ -87,7 +90,7 @@ class RunPoller:
         self._reads.forget(ftj)
 
     async def tracked(self, ftj: FineTuneJob) -> Tracked | None:
-        """The server and the registry of a job, with its credentials; None when it has none.
+        """The tracking server and the registry of a job, with its credentials; None if it has no server.
 
         Raises:
             ExternalError: the Secret with the credentials is missing, or the workspace does not accept them.
@@ -103,11 +106,11 @@ class RunPoller:
     async def ask(
         self, ftj: FineTuneJob, tracked: Tracked, uri: str, question: Callable[[], Answer]
     ) -> Answer:
-        """The answer to a question of a job, which is not asked while no response is expected from the server.
+        """Ask a server a question of a job, and return the answer. During an outage of the server, it is not asked.
 
         Args:
-            uri: of the tracking server or of the registry, whichever is asked.
-            question: may block.
+            uri: address of the tracking server or of the registry, whichever is asked.
+            question: the function that asks; it may block.
 
         Raises:
             ExternalError: the server cannot be reached, or refuses.
@@ -135,7 +138,7 @@ class RunPoller:
 
 
 def _build_query(ftj: FineTuneJob) -> _Query | None:
-    """What to read from MLflow; None when the status has all of it, or the job has no run before its models are known."""
+    """What to read from MLflow; None if the status is complete, or the job cannot have a run before its aliases are pinned."""
     closed = any(
         item.type == ConditionType.TRACKED and item.reason == ConditionReason.RUN_FINISHED
         for item in ftj.status.conditions

@@ -1,4 +1,4 @@
-"""Answers to questions that several FineTuneJobs have."""
+"""Answers that several FineTuneJobs share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Answer = TypeVar("Answer")
 
 
 class _Request(NamedTuple, Generic[Answer]):
-    """When a question was asked, and what gets the answer."""
+    """When a question was asked, and the task that gets the answer."""
 
     at: float
     answer: asyncio.Task[Answer]
@@ -19,11 +19,11 @@ class _Request(NamedTuple, Generic[Answer]):
 
 @dataclass
 class SharedAnswers(Generic[Answer]):
-    """Answers to questions that several jobs have: each is asked once per interval, also by concurrent passes.
+    """Answers that several jobs share: each question is asked once per interval, even by concurrent passes.
 
     Attributes:
         clock: monotonic seconds.
-        seconds: how long an answer counts, from when it was asked for.
+        seconds: how long an answer counts, from when the question was asked.
     """
 
     clock: Callable[[], float]
@@ -33,10 +33,10 @@ class SharedAnswers(Generic[Answer]):
     async def answer(
         self, question: Hashable, ask: Callable[[], Coroutine[object, object, Answer]]
     ) -> Answer:
-        """The answer to a question. Those that wait for one get it however long it takes.
+        """The answer to a question. Callers that wait for an answer receive it, however long it takes.
 
         Raises:
-            Exception: what `ask` raises, in all passes that wait for it; the next one asks again.
+            Exception: the error of `ask`, for all callers that wait; the next caller asks again.
         """
         now = self.clock()
         oldest = now - self.seconds

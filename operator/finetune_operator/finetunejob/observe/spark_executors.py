@@ -1,4 +1,4 @@
-"""Reads the Spark executors of a preparation, which are pods of the prep pod and not of a Job."""
+"""Reads the Spark executors of a preparation: pods whose owner is the driver's pod, not a Job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFUSAL_STATUSES = (400, 403, 422)
 
 
 class Executors(NamedTuple):
-    """The executors of a job, and why the API server refuses the ones that are missing; None where it does not."""
+    """The executors of a job, and why the API server refuses to create the missing ones; None if it does not."""
 
     pods: tuple[Json, ...] = ()
     refusal: str | None = None
@@ -37,7 +37,7 @@ class ExecutorReader:
     settings: Settings
 
     async def read(self, ftj: FineTuneJob, pods: Sequence[Json], now: datetime) -> Executors:
-        """The executors of a preparation that runs; none of any other job, or when they cannot be listed."""
+        """The executors of a running preparation; empty for any other job, or if they cannot be listed."""
         if ftj.spec is None or not executors.count_executors(ftj.spec) or ftj.holds(ConditionType.PREPARED):
             return Executors()
         drivers = [pod for pod in pods if _is_driver(pod) and is_alive(pod)]
@@ -53,7 +53,7 @@ class ExecutorReader:
         return Executors(tuple(executor_pods), await self._refusal(ftj, lacks) if lacks else None)
 
     async def _refusal(self, ftj: FineTuneJob, lacks: executors.MissingExecutors) -> str | None:
-        """Why the API server would not create another executor, as a dry run says. Nobody records why Spark's were refused."""
+        """Why the API server would not create another executor, from a dry run: nothing records why it refused Spark's requests."""
         try:
             await self.kube.create(driver_pod.build_executor_trial(ftj, self.settings), dry_run=True)
         except KubeError as error:

@@ -1,4 +1,4 @@
-"""All policy of promotions. Pure: no I/O, no clock of its own; the same input gives the same decision."""
+"""The policies of promotions. Pure: no I/O, no clock of their own; the same input gives the same decision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from finetune_operator.modelpromotion.model import Observed, Promotion, Promotio
 from finetune_operator.policy.result import run_policies
 from finetune_operator.settings import Settings
 
-# In this order; a policy that returns Stop ends the pass.
+# The policies run in this order; one that returns Stop ends the pass.
 POLICIES = (
     accept.accept,
     preconditions.require_registry,
@@ -49,7 +49,7 @@ POLICIES = (
 
 
 def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Settings) -> PromotionDecision:
-    """What to do for a promotion, and its new status."""
+    """Decide what to do for a promotion, and its new status."""
     draft = Draft(promotion, observed, now.replace(microsecond=0), settings)
     if promotion.deleting:
         remove.remove(draft)
@@ -66,16 +66,16 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
 
 
 def _serve(draft: Draft) -> None:
-    """The endpoint follows the alias, independent of the candidate; it goes back also while the alias cannot be written."""
+    """Make the endpoint follow the alias, whatever the candidate is. A rollback goes on even while the alias cannot be written."""
     promotion = draft.promotion
     if promotion.spec is None:
-        # What is known of the endpoint still counts once the spec can be read again.
+        # Keep the status of the endpoint: it counts again once the spec can be read.
         return
     if promotion.backend is None:
         draft.unset(ConditionType.SERVED)
         draft.update(serving=None)
     elif draft.observed.model is None and draft.status.registry:
-        # The model may come back, or the spec lead to another registry for a time.
+        # The model may come back, or the spec may point to another registry for a time.
         return
     elif draft.holds(ConditionType.SUSPENDED) or not (
         draft.holds(ConditionType.ACCEPTED) and draft.holds(ConditionType.REGISTRY_READY)

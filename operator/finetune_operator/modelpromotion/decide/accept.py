@@ -1,4 +1,4 @@
-"""Whether the promotion can be carried out: its spec is valid, and no other promotion keeps its alias."""
+"""Whether the promotion can be carried out: its spec is valid, and no older promotion manages its alias."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def accept(draft: Draft) -> Outcome:
             draft, ConditionReason.INVALID_SPEC, draft.promotion.invalid or "the spec cannot be read"
         )
     draft.update(model=draft.spec.model)
-    wrong = [*mistakes(draft.spec, draft.promotion.backend, draft.settings)]
-    if wrong:
-        return _refuse(draft, ConditionReason.INVALID_SPEC, "; ".join(wrong))
+    messages = [*mistakes(draft.spec, draft.promotion.backend, draft.settings)]
+    if messages:
+        return _refuse(draft, ConditionReason.INVALID_SPEC, "; ".join(messages))
     if not draft.settings.servers(draft.spec.tracking)[1]:
         return _refuse(draft, ConditionReason.MLFLOW_NOT_CONFIGURED, _NO_REGISTRY)
     if draft.observed.rival:
@@ -35,7 +35,7 @@ def accept(draft: Draft) -> Outcome:
             f"ModelPromotion {draft.observed.rival} is older and manages alias {draft.spec.alias} of {draft.spec.model}: delete one of the "
             "two"
         )
-        # Moves by the older promotion are not drift: once it is deleted, this one starts from where the alias is.
+        # Moves by the older promotion are not drift: once it is deleted, this promotion starts from where the alias is.
         draft.update(promoted=None, current=None, watch_start_time=None)
         draft.remember(move=None, abandoned=None)
         return _refuse(draft, ConditionReason.CONFLICT, message)
@@ -53,7 +53,7 @@ def _refuse(draft: Draft, reason: ConditionReason, message: str) -> Outcome:
 
 
 def mistakes(spec: ModelPromotionSpec, backend: ServingBackend | None, settings: Settings) -> Iterator[str]:
-    """What the schema cannot see."""
+    """A message for each mistake that the schema cannot detect."""
     server, registry = settings.servers(spec.tracking)
     yield from find_passwords(spec.tracking)
     if backend:

@@ -1,4 +1,4 @@
-"""Questions about the history of a version: how it got the alias, and whether it may get it again."""
+"""Questions about the history of the alias: how a version got it, and whether the version may get it again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RETURN_REASONS = ("Withdrawn", "Repaired", "Overtaken")
 
 
 def skips_canary(draft: Draft, version: str) -> bool:
-    """Whether the version skips the canary: it was served before, and the version served now must be replaced."""
+    """Whether the version skips the canary: it was served before, and the version that is served now must be replaced."""
     last = next(iter(draft.status.history), None)
     returned = last is not None and last.to_version == version and last.reason in _REASONS_WITHOUT_CANARY
     return returned or _replaces_bad_version(draft, version)
@@ -29,19 +29,24 @@ def _replaces_bad_version(draft: Draft, version: str) -> bool:
     last = next(gained, None)
     if last is None or last.reason != "Reverted":
         return last is not None and last.reason == "RolledBack"
-    # NB: the revert of a revert moves forward again, to a version that may never have completed its canary.
-    both = (version, last.from_version)
-    promoted = (move.to_version for move in history if move.reason == "Promoted" and move.to_version in both)
+    # NB: the revert of a revert moves forward again, to the version that was promoted last and may never have completed its canary.
+    reverted = (version, last.from_version)
+    promoted = (
+        move.to_version for move in history if move.reason == "Promoted" and move.to_version in reverted
+    )
     return next(promoted, None) != version
 
 
 def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | None:
-    """The version that gets the alias after a failure: the one that the endpoint goes back to, if it ever had the alias.
+    """The version that gets the alias after a failure: the one that the endpoint is restored to, if it ever had the alias.
 
-    NB: not simply the previous version, which may have been overtaken during its canary.
+    NB: not simply the previous version, which may have been replaced during its canary. None if the alias must stay.
+
+    Args:
+        saved: the routes to restore.
     """
     main, previous = main_version(saved), draft.status.previous
-    # The version is not to blame for another change, such as one of the machine size.
+    # If the endpoint already served this version, another change failed, such as one of the machine size.
     if main in (None, version) or draft.spec.rollback_to is not None:
         return None
     earlier = main if _had_alias(draft, main) else previous
@@ -49,7 +54,11 @@ def find_fallback(draft: Draft, version: str, saved: Sequence[Route]) -> str | N
 
 
 def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
-    """Whether this promotion created the alias, for a version that fails while another one is served."""
+    """Whether this promotion created the alias for the version, which fails while the endpoint serves another version.
+
+    Args:
+        saved: the routes to restore.
+    """
     if main_version(saved) in (None, version) or draft.spec.rollback_to is not None:
         return False
     moves = (move for move in draft.status.history if move.reason not in ("Repaired", "Overtaken"))
@@ -60,7 +69,7 @@ def was_first(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
 
 
 def _had_alias(draft: Draft, version: str | None) -> bool:
-    """Whether the version had the alias, other than by drift, and did not lose it through a failure."""
+    """Whether the version had the alias, other than by drift, and did not lose it because it failed."""
     for move in draft.status.history:
         if move.reason not in ("Repaired", "Overtaken"):
             if version == move.to_version:

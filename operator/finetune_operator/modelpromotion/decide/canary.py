@@ -1,4 +1,4 @@
-"""The canary: the traffic of a new version grows in steps, which are taken automatically while its gates pass."""
+"""The canary: the traffic of a new version grows in steps, automatically while its gates pass."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from finetune_operator.text import format_time
 
 @dataclass(frozen=True)
 class Verdicts:
-    """The verdicts of the canary gates; both empty if all passed."""
+    """The messages of the canary gates that failed or are inconclusive; both are empty if all gates passed."""
 
     failed: str = ""
     unclear: str = ""
 
 
 def step_fields(number: int | None) -> dict[str, Any]:
-    """Fields of status.serving for a step, whose time starts when it is in force; None for no step."""
+    """Fields of status.serving at the start of a step (None for no step). Its time starts only when its routes are in force."""
     return {"step": number, "step_start_time": None, "next_step_time": None}
 
 
@@ -34,12 +34,12 @@ NO_STEP = step_fields(None) | {"steps": None}
 
 
 def is_possible(draft: Draft, version: str, saved: Sequence[Route]) -> bool:
-    """Whether there are steps, and another version to share the traffic with."""
+    """Whether the spec has a canary, and the saved routes have another version to share the traffic with."""
     return _canary(draft) is not None and main_version(saved) not in (None, version)
 
 
 def canary_routes(draft: Draft, version: str) -> list[Route] | None:
-    """The routes of the current step; None when there is no step, or no longer in the spec."""
+    """The routes of the current step, which the status records; None without a step, or if the spec no longer has a canary."""
     status, canary = serving_status(draft), _canary(draft)
     base = main_version(status.saved or [])
     if canary is None or base is None or not status.step:
@@ -55,7 +55,7 @@ def canary_routes(draft: Draft, version: str) -> list[Route] | None:
 
 
 def judge_step(draft: Draft, version: str) -> Verdicts:
-    """The gates' verdicts on the version; empty when there is no step."""
+    """The verdicts of the canary gates on the version; empty without a step."""
     canary = _canary(draft)
     if canary is None or not serving_status(draft).step or not canary.gates:
         return Verdicts()
@@ -68,20 +68,20 @@ def judge_step(draft: Draft, version: str) -> Verdicts:
     candidate, holder = _add_traffic(candidate, traffic), _add_traffic(holder, traffic) if holder else None
     judged = gates.judge(canary.gates, candidate, holder, which="which receives the rest of the traffic")
 
-    def listed(verdict: str) -> str:
+    def join_messages(verdict: str) -> str:
         return "; ".join(f"{item.name}: {item.message}" for item in judged if item.verdict == verdict)
 
-    return Verdicts(failed=listed("Failed"), unclear=listed("Inconclusive"))
+    return Verdicts(failed=join_messages("Failed"), unclear=join_messages("Inconclusive"))
 
 
 def _add_traffic(version: ModelVersion, traffic: Mapping[str, Mapping[str, float]]) -> ModelVersion:
-    """A version with the numbers of its requests, which the endpoint exports. A tag of the version goes before them."""
+    """A version with the metrics of its requests, which the endpoint exports. Tags of the version take precedence over metrics."""
     metrics = {**version.metrics, **traffic.get(version.version, {})}
     return dataclasses.replace(version, metrics=metrics)
 
 
 def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
-    """Take the next step if the time of the step in force is over and its gates passed. Returns whether it was taken."""
+    """Take the next step if the time of the current step is over and its gates passed. Returns whether the step was taken."""
     status, canary = serving_status(draft), _canary(draft)
     if canary is None or not status.step:
         return False
@@ -109,7 +109,7 @@ def take_next_step(draft: Draft, verdicts: Verdicts) -> bool:
 
 
 def describe_step(draft: Draft) -> str | None:
-    """The share of traffic of the current step, as text; None when there is no step."""
+    """The current step and its share of the traffic, as text; None without a step."""
     status, canary = serving_status(draft), _canary(draft)
     if canary is None or not status.step or status.step > len(canary.steps):
         return None
@@ -122,5 +122,5 @@ def _canary(draft: Draft) -> Canary | None:
 
 
 def serving_status(draft: Draft) -> ServingStatus:
-    """status.serving, empty when it is not set."""
+    """status.serving; an empty one if it is not set."""
     return draft.status.serving or ServingStatus()

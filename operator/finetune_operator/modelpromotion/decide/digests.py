@@ -1,4 +1,4 @@
-"""Digests of the requirements that a version was judged by."""
+"""Digests of the requirements on a version."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def terms_digest(spec: ModelPromotionSpec) -> str:
 
 
 def digest(content: object) -> str:
-    """Digest of content that JSON can hold, in 12 hexadecimal digits."""
+    """Digest of content that can be written as JSON, in 12 hexadecimal digits."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -20,7 +20,7 @@ MAX_MESSAGE_CHARS = 4096
 
 
 def truncate(message: str) -> str:
-    """A sentence as the status can hold it."""
+    """A message, shortened to the length that the status allows."""
     return message if len(message) <= MAX_MESSAGE_CHARS else f"{message[: MAX_MESSAGE_CHARS - 3]}..."
 
 
@@ -34,7 +34,7 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     settings: Settings
     status: ModelPromotionStatus = field(init=False)
     begun: Move | None = None
-    """The move that the status had in its journal when the pass began, unless it was made."""
+    """The move in the status's journal at the start of the pass; None without one, or if the move was made meanwhile."""
     actions: list[PromotionAction] = field(default_factory=list)
     finalizer: bool | None = None
     requeue_seconds: float | None = None
@@ -49,14 +49,14 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
 
     @property
     def spec(self) -> ModelPromotionSpec:
-        """The spec; only read after `accept` has let the promotion through."""
+        """The spec. Read it only if the promotion has one, which `accept` checks."""
         if self.promotion.spec is None:
             raise ValueError(f"the spec of {self.promotion.key} was not accepted")
         return self.promotion.spec
 
     @property
     def serving(self) -> Serving | None:
-        """spec.serving as the backend has it; None where nothing is served."""
+        """spec.serving; None if the promotion serves no endpoint."""
         return self.promotion.backend.spec if self.promotion.backend else None
 
     @property
@@ -86,9 +86,11 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
         self.set(ConditionType.PROMOTED, False, reason, message)
 
     def withdraw(self, back: str | None, message: str) -> None:
-        """Withhold the version that has the alias, which failed at its endpoint.
+        """Withhold the version that has the alias, because it failed at its endpoint.
 
-        `back` gets the alias; None: the alias is removed.
+        Args:
+            back: the version that gets the alias; None to remove the alias.
+            message: why the version is withheld.
         """
         failed = Withheld(
             version=self.status.promoted or "",
@@ -103,12 +105,18 @@ class Draft(StatusBuilder[ModelPromotionStatus]):
     def move_alias(
         self, to: str | None, source: str | None = None, tags: Mapping[str, str] | None = None
     ) -> MoveAlias:
-        """A move of the alias from where it is, in the registry as it was observed."""
+        """Build a move of the alias from its observed version, for the observed model.
+
+        Args:
+            to: the version that gets the alias; None to remove the alias.
+            source: the alias that the version came from, if it must still point at the version.
+            tags: tags to set on the version.
+        """
         model = self.observed.model
         return MoveAlias(self.holder, to, source, tags or {}, created=model.created if model else None)
 
     def watch_from_now(self) -> None:
-        """Take the version that the alias points at now as the start."""
+        """Record the version that the alias points at now as promoted, and watch the alias from now on."""
         self.update(promoted=self.holder, watch_start_time=self.now)
         self.unset(ConditionType.DRIFTED)
 

@@ -13,7 +13,7 @@ SOMEBODY = "somebody else, in the registry"
 
 
 def handle_drift(draft: Draft) -> Outcome:
-    """Compare the alias with its target, and repair, warn or adopt. Stops unless the alias is in place or adopted."""
+    """Compare the alias with its target, and repair, warn or adopt. Stops the pass unless the alias is in place or adopted."""
     promoted = draft.status.promoted
     if promoted and draft.observed.lacks(promoted):
         _record_lost_version(draft, promoted)
@@ -24,7 +24,7 @@ def handle_drift(draft: Draft) -> Outcome:
     if abandoned is not None and has_arrived_late(draft):
         if draft.status.promoted is not None:
             return _repair(draft, f"a move to version {draft.holder} took effect after it was abandoned")
-        # The version met every requirement when the move was recorded, and there is no version to move back to.
+        # Accept the move: the version met every requirement when it was recorded, and there is no version to move back to.
         complete(draft, abandoned)
         draft.remember(abandoned=None)
         draft.unset(ConditionType.DRIFTED)
@@ -41,7 +41,7 @@ def _replaces_lost_version(draft: Draft) -> bool:
     """Whether, after the promoted version was deleted, the alias was set to a version that had it before."""
     history = draft.status.history
     past_versions = {move.to_version for move in history if move.reason != "Overtaken"}
-    # A version that another client gave the alias to has no entry of its own; the move away from it names it.
+    # If another client gave the alias to a version, no move records that; only the move away from the version names it.
     past_versions |= {
         move.from_version for move in history if move.reason in ("Promoted", "Reverted", "Adopted")
     }
@@ -69,7 +69,7 @@ def _describe_drift(draft: Draft) -> tuple[ConditionReason, str]:
 
 
 def _report_without_target(draft: Draft, what: str) -> Outcome:
-    """Without a version to move the alias back to, only report the drift: a repair never removes an alias."""
+    """Only report the drift: there is no version to move the alias back to, and a repair never removes an alias."""
     message = (
         f"{what}, and no earlier version is recorded: to keep the alias there, set spec.rollbackTo to {{type: Version, version: "
         f"{draft.holder}}} or spec.onDrift to Adopt; otherwise remove the alias"
@@ -121,13 +121,13 @@ def _adopt(draft: Draft) -> Outcome:
         and status.candidate not in (None, holder)
         and status.candidate == previous_candidate
     ):
-        passed_over = Withheld(
+        skipped_candidate = Withheld(
             version=status.candidate,
             reason="Adopted",
             digest=terms_digest(spec),
             message=f"{message}: version {status.candidate} is skipped until the source names another version",
         )
-        draft.remember(withheld=passed_over)
+        draft.remember(withheld=skipped_candidate)
     return Continue
 
 

@@ -1,4 +1,4 @@
-"""The endpoint as it was read, compared with the spec and with the change that the status records."""
+"""Compare the endpoint as it was read with the spec and with the change that the status records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def update_status(draft: Draft, **fields: Any) -> None:
 
 
 def record_endpoint(draft: Draft, spec: Serving) -> Endpoint | None:
-    """The endpoint, copied into the status; None when it cannot be read, or serves another model."""
+    """Copy the endpoint's state into the status, and return the endpoint; None if it cannot be read or serves another model."""
     endpoint = draft.observed.endpoint
     if endpoint is None:
         return None
@@ -57,7 +57,7 @@ def _state(endpoint: Endpoint) -> str:
 
 
 def _is_foreign(draft: Draft, spec: Serving, endpoint: Endpoint) -> bool:
-    """Whether the endpoint serves another model, which is reported. NB: it is never overwritten: the spec may have a wrong name."""
+    """Whether the endpoint serves another model; if so, report it. NB: it is never overwritten: the spec may have a wrong name."""
     served = {item.model for item in (*endpoint.served, *endpoint.pending)}
     foreign_models = {name for name in served if not _is_same_model(draft, name)}
     if not foreign_models:
@@ -80,7 +80,7 @@ def _is_same_model(draft: Draft, name: str) -> bool:
 
 
 def is_ours(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bool:
-    """Whether the change to these routes that is in progress or failed at the endpoint is the one that the status records.
+    """Whether the endpoint's current or last change is the operator's own: to these routes, and recorded in the status.
 
     NB: `change.revision` is the endpoint's revision before the change was sent, so another revision shows that the change arrived. A new
     endpoint may have no revision while its first update is pending.
@@ -111,7 +111,7 @@ def is_in_place(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> bo
     if endpoint.revision is None or (status.settings is None and status.change is None):
         return endpoint.matches_spec
     if is_ours(draft, endpoint, routes):
-        # The change was applied, even if the settings are reported in another form.
+        # The change was applied, even if the endpoint reports its settings in another form.
         return True
     return status.settings == settings and (endpoint.matches_spec or endpoint.revision == status.revision)
 
@@ -123,7 +123,7 @@ def configuration_digest(draft: Draft) -> str:
 
 
 def routes_of(served: Sequence[ServedVersion]) -> list[Route]:
-    """The share of each version, the largest first."""
+    """The routes of these versions, largest share first."""
     shares: dict[str, int] = {}
     for item in served:
         shares[item.version] = shares.get(item.version, 0) + item.percent

@@ -1,7 +1,7 @@
 """A change of the endpoint: recorded in the status by one pass, requested by the next.
 
-Because the status is written first, a change that fails is known as the operator's own, the routes to restore are known
-before the endpoint is touched, and a restart loses nothing.
+Because the status is written first, the operator recognizes its own change if it fails, the routes to restore are known before
+the endpoint is touched, and a restart loses nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, ServedV
 
 
 def request(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
-    """Record the change to these routes or, when the written status records it, request it."""
+    """Record the change to these routes in the status or, if the written status already records it, request it."""
     written_status = draft.promotion.status.serving
     change = EndpointChange(
         routes=list(routes), settings=configuration_digest(draft), revision=endpoint.revision
@@ -44,14 +44,14 @@ def request(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
 
 
 def was_refused(draft: Draft) -> bool:
-    """Whether the last request was rejected: `failed_action` says so in the condition, until a request is accepted."""
+    """Whether the last request was rejected, as `failed_action` reports in the condition until a request is accepted."""
     condition, backend = draft.condition(ConditionType.SERVED), draft.promotion.backend
     rejections = (ConditionReason.ENDPOINT_BUSY, *(backend.rejection_reasons if backend else ()))
     return condition is not None and condition.reason in rejections
 
 
 def wait(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
-    """Wait until the change that is in progress, the operator's own or another client's, is complete."""
+    """Wait until the current change, the operator's own or another client's, is complete."""
     if is_ours(draft, endpoint, routes):
         _report_updating(draft, routes)
     else:
@@ -61,7 +61,7 @@ def wait(draft: Draft, endpoint: Endpoint, routes: Sequence[Route]) -> None:
 
 
 def complete(draft: Draft, endpoint: Endpoint) -> None:
-    """Record that the endpoint is as requested."""
+    """Record that the endpoint has the requested configuration."""
     update_status(draft, change=None, settings=configuration_digest(draft), revision=endpoint.revision)
 
 

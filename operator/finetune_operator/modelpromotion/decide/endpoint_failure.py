@@ -1,4 +1,4 @@
-"""A version that its endpoint cannot serve: restore the saved routes, and withdraw the alias if that helps."""
+"""The endpoint cannot serve a version: restore the saved routes, and withdraw the alias if the version is the cause."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FAILURES = {"EndpointFailed": ConditionReason.ENDPOINT_FAILED, "CanaryFailed": 
 def fail(
     draft: Draft, endpoint: Endpoint, reason: Literal["EndpointFailed", "CanaryFailed"], why: str
 ) -> None:
-    """Record the failure, restore the routes, and withdraw the alias unless the version is not to blame."""
+    """Record the failure, restore the routes, and withdraw the alias if the version is the cause."""
     status, version = canary.serving_status(draft), draft.status.promoted or ""
     saved = status.saved or []
     stays = "the endpoint stays as it is" if endpoint.served else "there are no routes to restore"
@@ -51,7 +51,7 @@ def fail(
 
 
 def go_back(draft: Draft, endpoint: Endpoint) -> None:
-    """After a failure restore the saved routes, once; then do nothing until the spec or the alias changes."""
+    """After a failure, restore the saved routes once; then do nothing until the spec or the alias changes."""
     status = canary.serving_status(draft)
     failure, saved = status.failure, status.saved or []
     if failure is None:

@@ -1,7 +1,7 @@
-"""Where the endpoint's requests are logged: to the table of the spec, and to no table that the spec had before.
+"""Log the endpoint's requests to the table of the spec, and never to a table that was removed from the spec.
 
-The status records a table before the operator has requests logged to it. So a table that is removed from the spec is known as
-the operator's own, and what another client has logged without a word of the spec is left alone.
+The status records a table before the operator starts logging to it. So the operator recognizes its own table after the table was
+removed from the spec, and leaves alone the logging that another client set up.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, LogRequ
 
 
 def stop_logging(draft: Draft, endpoint: Endpoint) -> None:
-    """Have no more requests logged to a table that the spec no longer names.
+    """Stop logging requests to a table that the spec no longer names.
 
-    It waits for no rollout: after the spec says so, nobody may find requests in that table.
+    This does not wait for a rollout: once the table is removed from the spec, no more requests may appear in it.
     """
     table = endpoint.logged_to
     if table is None or not _is_stale(draft, table):
@@ -30,13 +30,13 @@ def stop_logging(draft: Draft, endpoint: Endpoint) -> None:
         message = f"endpoint {name_of(draft)} is being configured to stop logging requests to {where}"
         draft.set(ConditionType.SERVED, False, ConditionReason.ENDPOINT_UPDATING, message)
     _expect_revision(draft, endpoint)
-    # NB: after the other actions. An endpoint that goes back must not wait for a gateway that refuses.
+    # NB: the last action. A rollback of the endpoint must not wait for a gateway that rejects the request.
     draft.actions.append(StopLogging())
     draft.requeue_after(draft.settings.poll_seconds)
 
 
 def is_logging(draft: Draft, endpoint: Endpoint) -> bool:
-    """Whether the endpoint logs requests as in the spec; requests it if not."""
+    """Whether the endpoint logs requests as in the spec; requests the change if not."""
     spec_table, table = _spec_table(draft), endpoint.logged_to
     if table is not None and _is_stale(draft, table):
         return False
@@ -64,7 +64,7 @@ def _spec_table(draft: Draft) -> InferenceTable | None:
 
 
 def _is_stale(draft: Draft, table: InferenceTable) -> bool:
-    """Whether requests are logged to another table than the spec names, or to one that it named before."""
+    """Whether the table is not that of the spec or, if the spec names none, is the one that the operator set up before."""
     spec_table, recorded_table = _spec_table(draft), canary.serving_status(draft).inference_table
     if spec_table is None:
         return recorded_table is not None and _is_table(table, recorded_table)
@@ -72,20 +72,20 @@ def _is_stale(draft: Draft, table: InferenceTable) -> bool:
 
 
 def _is_table(table: InferenceTable, expected: InferenceTable) -> bool:
-    """Whether a table is the expected one. Without a prefix in the spec, the endpoint chooses it."""
-    same = (table.catalog, table.schema_) == (expected.catalog, expected.schema_)
-    return same and expected.table_prefix in (None, table.table_prefix)
+    """Whether a table is the expected one. Any prefix fits if the spec has none, since the endpoint then chooses it."""
+    same_schema = (table.catalog, table.schema_) == (expected.catalog, expected.schema_)
+    return same_schema and expected.table_prefix in (None, table.table_prefix)
 
 
 def _expect_revision(draft: Draft, endpoint: Endpoint) -> None:
-    """Record that the endpoint's revision is about to change though its routes are not."""
+    """Record that the endpoint's revision is about to change, although its routes stay the same."""
     status, is_configuring = (
         canary.serving_status(draft),
         any(isinstance(item, ConfigureEndpoint) for item in draft.actions),
     )
     if status.change is not None:
         if not is_configuring and status.change.revision == endpoint.revision:
-            # It was not requested yet, and is recorded anew with the new revision.
+            # The recorded change was not requested yet; a later pass records it again with the new revision.
             update_status(draft, change=None)
     elif status.settings is not None and not endpoint.failed and not endpoint.updating:
         routes = routes_of(endpoint.served)

@@ -1,4 +1,4 @@
-"""What a write that failed means for the status of a promotion."""
+"""The status of a promotion after a failed write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from finetune_operator.modelpromotion.model import Promotion, PromotionAction, P
 from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import MoveAlias
 
-# Problems that pass without a change by people.
+# Problems that usually end without intervention.
 _TRANSIENT_REASONS = (*UNREACHABLE, ConditionReason.MLFLOW_ERROR)
 
 
@@ -24,7 +24,7 @@ def record_failed_action(
     *,
     now: datetime,
 ) -> PromotionDecision:
-    """The decision, whose status now says which write failed and why."""
+    """The decision with a status that says which write failed and why."""
     spec, status = promotion.spec, decision.status
     if isinstance(action, MoveAlias):
         what = f"alias {spec.alias} of {spec.model}" if spec else "the alias"

@@ -72,7 +72,7 @@ def _join_verdicts(verdicts: Sequence[GateVerdict]) -> str:
 
 @dataclass(frozen=True)
 class _Baseline:
-    """What a version is compared with; see the arguments of `judge`."""
+    """The version to compare with; see the arguments of `judge`."""
 
     version: ModelVersion | None
     lost: str | None
@@ -90,9 +90,9 @@ def judge(
     """The verdict of each gate on a version.
 
     Args:
-        holder: what it is compared with, such as the version that has the alias; None when there is none.
-        lost: the version that had the alias until it was deleted, when there is no holder for that reason.
-        which: what the holder is, for the messages.
+        holder: the version to compare the candidate with, usually the one that has the alias; None if there is none.
+        lost: the version that had the alias until it was deleted, if this is why there is no holder.
+        which: a clause that describes the holder in messages.
     """
     baseline = _Baseline(holder, lost, which)
     return [_judge_gate(gate, candidate, baseline) for gate in gates]
@@ -110,9 +110,9 @@ def _judge_gate(gate: Gate, candidate: ModelVersion, baseline: _Baseline) -> Gat
 
 def _judge_metric(name: str, gate: MetricGate, candidate: ModelVersion) -> GateVerdict:
     low, high = gate.min, gate.max
-    parts = [f">= {format_number(low)}"] if low is not None else []
-    parts += [f"<= {format_number(high)}"] if high is not None else []
-    limit = " and ".join(parts)
+    bounds = [f">= {format_number(low)}"] if low is not None else []
+    bounds += [f"<= {format_number(high)}"] if high is not None else []
+    limit = " and ".join(bounds)
     value = _read_number(candidate, gate.name)
     if isinstance(value, str):
         return GateVerdict(name=name, verdict="Inconclusive", limit=limit, message=value)
@@ -185,7 +185,7 @@ def _judge_comparison(
 
 
 def _judge_alone(name: str, gate: ComparisonGate, value: float, baseline: _Baseline) -> GateVerdict:
-    """The verdict without a baseline: a first version passes, one whose predecessor was deleted does not."""
+    """The verdict without a baseline: the first version passes; a version whose predecessor was deleted is inconclusive."""
     if baseline.lost is None:
         message = f"{gate.metric} is {format_number(value)}, and no version has the alias to compare with"
         return GateVerdict(name=name, verdict="Passed", value=format_number(value), message=message)
@@ -197,7 +197,7 @@ def _judge_alone(name: str, gate: ComparisonGate, value: float, baseline: _Basel
 
 
 def _bounds(gate: ComparisonGate, baseline_value: float) -> tuple[float | None, float | None]:
-    """The lowest and the highest value that pass, given the holder's."""
+    """The lowest and the highest value that pass, given the baseline's value; None for no limit."""
     margin = (
         _margin(gate.better_by, baseline_value)
         if gate.better_by
@@ -215,15 +215,16 @@ def _explain_incomparable(
     tag, candidate_data = find_comparison_tag(candidate, gate.metric)
     holder_tag, holder_data = find_comparison_tag(holder, gate.metric)
     if candidate_data is None or holder_data is None:
-        silent = candidate if candidate_data is None else holder
+        untagged = candidate if candidate_data is None else holder
         needs = f"the version needs the tag {contract.TAG_EVAL_DATA}"
-        why = f"{needs}, as {silent.unread}" if silent.unread else f"its run or {needs}"
-        return f"version {silent.version} does not record the data it was evaluated on: {why}"
+        why = f"{needs}, as {untagged.unread}" if untagged.unread else f"its run or {needs}"
+        return f"version {untagged.version} does not record the data it was evaluated on: {why}"
     if tag != holder_tag:
-        judged, plain = (candidate, holder) if tag == contract.TAG_EVALUATION_DATA else (holder, candidate)
+        is_candidate_evaluated = tag == contract.TAG_EVALUATION_DATA
+        evaluated, other = (candidate, holder) if is_candidate_evaluated else (holder, candidate)
         return (
-            f"{gate.metric} of version {judged.version} is from spec.evaluation of its job, and that of version "
-            f"{plain.version} is not: evaluate both in the same way"
+            f"{gate.metric} of version {evaluated.version} is from spec.evaluation of its job, and that of version "
+            f"{other.version} is not: evaluate both in the same way"
         )
     if candidate_data != holder_data:
         otherwise = "in another way" if tag == contract.TAG_EVALUATION_DATA else "with another objective"
@@ -251,9 +252,9 @@ def _at_most(low: float, high: float) -> bool:
 
 
 def _read_number(version: ModelVersion, name: str) -> float | str:
-    """A number of a version, or a message that says why there is none.
+    """A number of a version, or a message that says why it has none.
 
-    NB: tags take precedence. They describe exactly these weights; a run's last metric may be from a later step.
+    NB: tags take precedence. They describe exactly these weights, while a run's last metric may be from a later step.
     """
     text = version.tags.get(name)
     if text is None and name in version.metrics:
@@ -268,7 +269,7 @@ def _read_number(version: ModelVersion, name: str) -> float | str:
 
 
 def format_number(value: float | None) -> str:
-    """A number as messages and the status show it."""
+    """A number in the format of messages and the status; empty for None."""
     return f"{value:.6g}" if value is not None else ""
 
 

@@ -1,7 +1,7 @@
-"""Whether the registry still holds the model and the versions that the status is about.
+"""Whether the registry still has the model and the versions that the status is about.
 
 A registry has no identity of its own. The same spec points to another registry when the chart's URI, the host in a Secret or
-the database behind an address changes. Its versions have the same numbers, but did not pass the gates.
+the database behind an address changes. Versions there may have the same numbers, but did not pass the gates.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 
 
 def check_identity(draft: Draft) -> Outcome:
-    """End the pass when the registry holds another model, or another version of a known number.
+    """End the pass if the registry has another model, or another version under a recorded number.
 
-    The user then decides: setting `onDrift: Adopt` after the status reports the difference starts over, as a new promotion
-    would. An Adopt that was set before is about drift, and does not count.
+    The user then decides: if `onDrift: Adopt` is set after the status reports the difference, the promotion starts over like a new
+    one. An Adopt that was set before is about drift, and does not count.
     """
     difference = find_difference(draft)
     if difference is None:
@@ -61,9 +61,9 @@ def _is_answered(draft: Draft) -> bool:
 
 
 def find_difference(draft: Draft) -> str | None:
-    """How the model and the versions in the registry differ from those in the status, as text; None when they are the same.
+    """How the model and the versions in the registry differ from those in the status, as text; None if they do not.
 
-    An unknown value, such as that of a model that does not exist, does not differ.
+    Unknown values do not count as a difference, for example those of a model that does not exist.
     """
     recorded, model = draft.status.registry, draft.observed.model
     if recorded is None or model is None:
@@ -108,7 +108,7 @@ def record_identity(draft: Draft) -> None:
 
 
 def recorded_versions(status: ModelPromotionStatus) -> set[str]:
-    """The versions that a status names, to which the alias may therefore be moved."""
+    """The versions that a status names. The alias may be moved to any of them."""
     return set(_iterate_versions(status))
 
 
@@ -149,5 +149,5 @@ def _describe_origin(created: datetime | None, run_id: str | None) -> str:
 
 
 def _format_time(time: datetime | None) -> str:
-    """NB: two registries may be created in the same second."""
+    """A time with milliseconds. NB: two registries may be created in the same second."""
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z") if time else "an unknown time"

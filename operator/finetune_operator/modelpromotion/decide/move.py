@@ -1,8 +1,8 @@
 """The move of the alias: journalled in the status, executed, and recorded in the history.
 
 The first pass only writes the journal into the status. The next pass decides again and, if the result is the same, requests
-the write; a later pass finds the alias moved and writes the history. So whichever pass is interrupted, the status holds the
-previous version, and every write was journalled before.
+the write; a later pass finds the alias moved and writes the history. Whichever pass is interrupted, the status has the previous
+version, and every write is in the journal before it is made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LATE_WRITE_TIMEOUT = timedelta(minutes=10)
 
 
 def finish_move(draft: Draft) -> Outcome:
-    """Remove the journal from the status, and record its move in the history if it was made. Never ends the pass."""
+    """Remove the move from the journal, and record it in the history if it was made. Never ends the pass."""
     move = draft.status.move
     if draft.observed.model is None:
         # Whether the move was made is unknown.
@@ -36,14 +36,14 @@ def finish_move(draft: Draft) -> Outcome:
         if draft.holder == move.to_version:
             complete(draft, move)
         else:
-            # NB: the move was overwritten after it was made, or was never made. These look the same, so it is recorded.
+            # NB: either the move was made and then overwritten, or it was never made. Both look the same, so it is recorded.
             overtaken = truncate(f"{move.message}; somebody else moved the alias to {draft.holder} since")
             record(draft, move.model_copy(update={"message": overtaken, "reason": "Overtaken"}))
     return Continue
 
 
 def complete(draft: Draft, move: Move) -> None:
-    """Record a move that was made in the history, and where the alias is now."""
+    """Record in the history that a move was made, and record where the alias is now."""
     known_previous = draft.status.previous
     previous = {
         "Promoted": move.from_version,
@@ -62,26 +62,26 @@ def complete(draft: Draft, move: Move) -> None:
 
 
 def _find_predecessor(history: list[Move], version: str | None) -> str | None:
-    """The version that had the alias before this one got it, unless it was withdrawn or rolled back since."""
+    """The version that had the alias before this version got it, unless it was withdrawn or rolled back."""
     failed = {item.from_version for item in history if item.reason in ("Withdrawn", "RolledBack")}
-    gained = ("Promoted", "Reverted", "Adopted")
+    gain_reasons = ("Promoted", "Reverted", "Adopted")
     predecessors = (
-        item.from_version for item in history if item.to_version == version and item.reason in gained
+        item.from_version for item in history if item.to_version == version and item.reason in gain_reasons
     )
     return next((before for before in predecessors if before not in failed), None)
 
 
 def record_abandoned(draft: Draft) -> None:
-    """Record a journalled move that is no longer wanted.
+    """Record as abandoned a move that was in the journal and is no longer wanted.
 
-    NB: its write may have been sent without a response, and may still take effect.
+    NB: its write may have been sent without getting a response, and may still take effect.
     """
     if draft.begun is not None and draft.status.move != draft.begun:
         draft.remember(abandoned=draft.begun.model_copy(update={"time": draft.now}))
 
 
 def has_arrived_late(draft: Draft) -> bool:
-    """Whether the alias is where an abandoned move was to take it."""
+    """Whether an abandoned move took effect after all: the alias is at its target, and it was abandoned not long ago."""
     move = draft.status.abandoned
     ends = (draft.status.promoted, draft.holder)
     return (
@@ -106,7 +106,7 @@ def begin(
     gates: str | None = None,
     approved: bool | None = None,
 ) -> Outcome:
-    """Begin a move of the alias: write the journal in this reconcile, and the alias in the next. Stops."""
+    """Begin a move of the alias: write the journal in this pass, and the alias in the next. Always returns Stop."""
     before = draft.begun
     requested = (draft.holder, to, reason)
     if before is None or (before.from_version, before.to_version, before.reason) != requested:
@@ -125,7 +125,7 @@ def begin(
         draft.requeue_after(0)
         return Stop
     draft.remember(move=before)
-    # NB: the source alias is compared again just before the write; only a promotion has one.
+    # NB: the source alias is compared again just before the write; only moves of reason Promoted have one.
     source = draft.spec.source.alias if reason == "Promoted" else None
     tags = {} if reason == "Repaired" else {**draft.spec.tags, **_version_tags(draft, before)}
     announce(draft, _describe_move(draft, to))
@@ -141,9 +141,9 @@ def _describe_move(draft: Draft, to: str | None) -> str:
 
 
 def announce(draft: Draft, message: str) -> None:
-    """Report that the alias is being moved, unless a failed move is reported: that stays until the move succeeds.
+    """Report that the alias is being moved. A reported failure of the move stays until the move succeeds.
 
-    NB: alternating between two messages would write the status in every pass.
+    NB: otherwise the message would alternate, and every pass would write the status.
     """
     promoted = draft.condition(ConditionType.PROMOTED)
     if promoted is None or promoted.reason not in (

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.promotion_status import PromotionPhase
 
-# Of a condition Accepted or Promoted that is not True. Blocked: the promotion must change, or what it names. Where a server or its
-# administrator must change (MlflowNotConfigured, MoveRefused), the operator tries again, and nothing is Blocked.
+# The phase by the reason of Accepted or Promoted, if it is not True. Blocked: the promotion, or something that it names, must change.
+# If a server or its administrator must act (MlflowNotConfigured, MoveRefused), the operator retries, and the phase is not Blocked.
 _PHASES: dict[str, PromotionPhase] = {
     ConditionReason.MLFLOW_NOT_CONFIGURED: "Pending",
     ConditionReason.GATE_INCONCLUSIVE: "Pending",
@@ -28,8 +28,8 @@ _PHASES: dict[str, PromotionPhase] = {
     ConditionReason.ALIAS_MOVED: "Blocked",
     ConditionReason.ALIAS_REMOVED: "Blocked",
 }
-# Of a condition Served that is not True. The operator tries again for all other reasons, though some of them need a person too, for
-# example one who grants a right (DatabricksForbidden).
+# Reasons of Served, if it is not True, that mean Blocked. For all other reasons the operator retries, although some of them need a
+# person too, for example to grant a permission (DatabricksForbidden).
 _BLOCKED_ENDPOINT = (
     ConditionReason.ENDPOINT_FAILED,
     ConditionReason.CANARY_FAILED,
@@ -38,7 +38,7 @@ _BLOCKED_ENDPOINT = (
 
 
 def phase(conditions: Sequence[Condition]) -> PromotionPhase:
-    """The phase that the conditions amount to."""
+    """The phase that follows from the conditions."""
     by_type = {item.type: item for item in conditions}
     accepted, suspended = by_type.get(ConditionType.ACCEPTED), by_type.get(ConditionType.SUSPENDED)
     if accepted and accepted.status == "False":

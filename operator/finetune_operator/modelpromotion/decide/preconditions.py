@@ -1,4 +1,4 @@
-"""Preconditions of every other policy: the registry answers, and the promotion is not suspended."""
+"""Preconditions of the policies that follow: the registry answers, and the promotion is not suspended."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def require_registry(draft: Draft) -> Outcome:
 
 
 def _retry_seconds(draft: Draft) -> float:
-    """Half the time that the registry has been away, but at least a poll and at most a resync."""
+    """Half of the outage so far, but at least the poll interval and at most the resync interval."""
     condition = draft.condition(ConditionType.REGISTRY_READY)
-    away = (draft.now - condition.last_transition_time).total_seconds() if condition else 0.0
-    return max(draft.settings.poll_seconds, min(away / 2, draft.settings.resync_seconds))
+    outage_seconds = (draft.now - condition.last_transition_time).total_seconds() if condition else 0.0
+    return max(draft.settings.poll_seconds, min(outage_seconds / 2, draft.settings.resync_seconds))
 
 
 def suspend(draft: Draft) -> Outcome:
-    """End the pass while the promotion is suspended. A move that was only journalled is not made."""
+    """End the pass while the promotion is suspended. A move that is only in the journal is not made."""
     if draft.spec.suspend:
         message = "spec.suspend is true: no alias is moved, and no endpoint changed"
         draft.set(ConditionType.SUSPENDED, True, ConditionReason.SUSPENDED, message)

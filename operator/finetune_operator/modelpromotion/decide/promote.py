@@ -1,4 +1,4 @@
-"""The candidate after source, drift and rollback: in place, reverted, withdrawn or promoted."""
+"""Policies for the candidate, after source, drift and rollback: it is withdrawn, in place, reverted or promoted."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from finetune_operator.modelpromotion.decide.gates import judge
 from finetune_operator.modelpromotion.decide.move import begin
 from finetune_operator.policy.result import Continue, Outcome, Stop
 
-# A version that lost the alias for one of these reasons is judged again. NB: a deleted version may return as another one.
+# A version that lost the alias for one of these reasons is judged again. NB: the number of a deleted version may be used again.
 _LOSS_REASONS: tuple[MoveReason, ...] = ("Withdrawn", "RolledBack", "VersionDeleted")
 
 
 def withdraw(draft: Draft) -> Outcome:
-    """Move or remove the alias of a version whose endpoint failed, and do not promote what is withheld."""
+    """Take the alias from a version whose endpoint failed, and do not promote a withheld version."""
     withheld = draft.status.withheld
     if withheld is None:
         return Continue
@@ -39,11 +39,12 @@ def withdraw(draft: Draft) -> Outcome:
 
 
 def _has_expired(draft: Draft, withheld: Withheld) -> bool:
-    """Whether the source names another version, or the gates or the serving of a withdrawn one changed."""
-    another = (
+    """Whether the source names another version, or the gates or spec.serving changed after a version was withdrawn."""
+    has_other_candidate = (
         draft.status.candidate not in (None, withheld.version) and draft.status.promoted != withheld.version
     )
-    return another or (withheld.reason == "Withdrawn" and withheld.digest != terms_digest(draft.spec))
+    have_terms_changed = withheld.reason == "Withdrawn" and withheld.digest != terms_digest(draft.spec)
+    return has_other_candidate or have_terms_changed
 
 
 def _take_back(draft: Draft, withheld: Withheld, back: str | None) -> Outcome:
@@ -55,7 +56,7 @@ def _take_back(draft: Draft, withheld: Withheld, back: str | None) -> Outcome:
 
 
 def settle(draft: Draft) -> Outcome:
-    """Stop if the alias is at the candidate."""
+    """Stop if the alias already points at the candidate."""
     if draft.status.candidate != draft.status.promoted:
         return Continue
     forget_waits(draft)
@@ -76,7 +77,7 @@ def settle(draft: Draft) -> Outcome:
 
 
 def revert(draft: Draft) -> Outcome:
-    """Go back at once to a version, named by its number, that had the alias before on the same gates: a git revert."""
+    """Move the alias back at once if spec.source.version names a version that had it before with the same gates: a git revert."""
     version = draft.spec.source.version
     gates = gates_digest(draft.spec.gates)
     passed = _passed_before(draft, gates)
@@ -92,7 +93,7 @@ def revert(draft: Draft) -> Outcome:
 
 
 def _passed_before(draft: Draft, gates: str) -> Move | None:
-    """The move that promoted the source's version; None if the version lost the alias since and must be judged again."""
+    """The earlier move of the alias to the source's version; None if there is none, or the version must be judged again."""
     for move in draft.status.history:
         if move.from_version == draft.spec.source.version and move.reason in _LOSS_REASONS:
             return None
@@ -102,14 +103,14 @@ def _passed_before(draft: Draft, gates: str) -> Move | None:
 
 
 def _still_passes(draft: Draft, version: str) -> bool:
-    """Whether the version passes the gates that need no other version; its tags may have changed since."""
+    """Whether the version passes the gates without a comparison; its tags may have changed since it was promoted."""
     candidate = draft.observed.versions.get(version)
-    alone = [gate for gate in draft.spec.gates if not gate.comparison]
-    return candidate is not None and all(item.verdict == "Passed" for item in judge(alone, candidate, None))
+    gates = [gate for gate in draft.spec.gates if not gate.comparison]
+    return candidate is not None and all(item.verdict == "Passed" for item in judge(gates, candidate, None))
 
 
 def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
-    """Whether this move promoted the source's version, on the same gates, and with an approval if one is required."""
+    """Whether this move promoted the source's version with the same gates, and with an approval if the spec requires one."""
     since = draft.status.watch_start_time
     approved = move.approved or draft.spec.approval is None
     passed = move.reason in ("Promoted", "Reverted") and move.gates == gates and approved
@@ -119,7 +120,7 @@ def _may_go_back(draft: Draft, move: Move, gates: str) -> bool:
 
 
 def promote(draft: Draft) -> Outcome:
-    """Move the alias to the candidate, which met every requirement."""
+    """Move the alias to the candidate, which meets every requirement."""
     version = draft.status.candidate or ""
     gates = draft.status.gates
     passed = f", which passed {gates.summary} gates" if gates and gates.verdicts else ""

@@ -1,7 +1,8 @@
-"""The summary of a ModelPromotion. Ready: its alias is at a version that passed, and the endpoint serves it.
+"""The summary conditions of a ModelPromotion.
 
-A candidate that is judged, waits or was refused does not change that: the alias stays where it is. Reconciling: the promotion
-is under way, or waits for something that may come. Stalled: it cannot make progress until its spec or its source changes.
+Ready: the alias points at a version that passed its gates, and the endpoint serves it. A candidate that is judged, waits or was
+refused does not change that, since the alias stays. Reconciling: the promotion is in progress, or waits for something that may
+still happen. Stalled: it cannot make progress until its spec or its source changes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _APPROVED_REASONS: tuple[MoveReason, ...] = ("Promoted", "Reverted", "RolledBack
 def summarize_status(
     promotion: Promotion, status: ModelPromotionStatus, now: datetime
 ) -> ModelPromotionStatus:
-    """The status with what follows from it: `passed`, the phase, the summary, and the generation that they are about."""
+    """The status with the fields that are derived from it: `passed`, the phase, the summary conditions and their generation."""
     status, word = status.model_copy(update={"passed": _passed_version(status)}), phase(status.conditions)
     return summarize(
         status, _assess_readiness(promotion, status, word), word, now=now, generation=promotion.generation
@@ -31,12 +32,12 @@ def summarize_status(
 
 
 def _assess_readiness(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPhase) -> Readiness:
-    """What the summary says.
+    """The content of the summary conditions.
 
     Args:
-        promotion: the resource as this reconcile found it.
-        status: its new status, complete but for the phase and the summary. Every reconcile sets one condition before.
-        word: its phase.
+        promotion: the resource at the start of the pass.
+        status: the new status, complete except for the phase and the summary. It has at least one condition.
+        word: the new phase.
     """
     by_type = {item.type: item for item in status.conditions}
     explanation, holds = next(_explanations(by_type)), _is_at_passed_version(promotion, status, word)
@@ -50,7 +51,7 @@ def _assess_readiness(promotion: Promotion, status: ModelPromotionStatus, word: 
 
 
 def _companions(word: PromotionPhase, explanation: Condition, *, holds: bool) -> tuple[ConditionType, ...]:
-    """Whether the promotion is in progress or stalled; empty at rest."""
+    """Reconciling or Stalled; empty if the promotion is at rest."""
     if _is_blind(explanation):
         return (ConditionType.RECONCILING,)
     if word in ("Refused", "Suspended") and holds:
@@ -63,7 +64,7 @@ def _companions(word: PromotionPhase, explanation: Condition, *, holds: bool) ->
 
 
 def _is_blind(explanation: Condition) -> bool:
-    """Whether what else the conditions say may be outdated: the registry does not answer, or the operator failed."""
+    """Whether the other conditions may be outdated, because the registry does not answer or the operator failed."""
     if explanation.type == ConditionType.REGISTRY_READY:
         return explanation.status != "True" and explanation.reason != ConditionReason.REGISTRY_CHANGED
     return explanation.type == ConditionType.ACCEPTED and explanation.status == "Unknown"
@@ -77,7 +78,7 @@ def _describe_alias(promotion: Promotion, status: ModelPromotionStatus) -> str:
 
 
 def _explanations(by_type: Mapping[str, Condition]) -> Iterator[Condition]:
-    """The conditions that explain where the promotion stands, the most specific first."""
+    """The conditions that explain the state of the promotion, most specific first."""
     accepted, suspended = by_type.get(ConditionType.ACCEPTED), by_type.get(ConditionType.SUSPENDED)
     if accepted and accepted.status != "True":
         yield accepted
@@ -91,7 +92,7 @@ def _explanations(by_type: Mapping[str, Condition]) -> Iterator[Condition]:
 
 
 def _is_at_passed_version(promotion: Promotion, status: ModelPromotionStatus, word: PromotionPhase) -> bool:
-    """Whether the alias is at a version that passed."""
+    """Whether the alias points at a version that passed its gates, or that a person chose."""
     if _is_elsewhere(status):
         return False
     if promotion.spec is None or word in ("Promoted", "Blocked"):
@@ -100,18 +101,18 @@ def _is_at_passed_version(promotion: Promotion, status: ModelPromotionStatus, wo
 
 
 def _is_elsewhere(status: ModelPromotionStatus) -> bool:
-    """Whether the registry was another one when it was last read."""
+    """Whether the last read of the registry showed that it is another registry."""
     by_type = {item.type: item for item in status.conditions}
     registry, promoted = by_type.get(ConditionType.REGISTRY_READY), by_type.get(ConditionType.PROMOTED)
     if registry is None or registry.status == "True":
         return False
-    # NB: while the registry is away, only Promoted still says what was found there.
+    # NB: while the registry does not answer, only Promoted still says that it was another one.
     reasons = {item.reason for item in (registry, promoted) if item}
     return ConditionReason.REGISTRY_CHANGED in reasons
 
 
 def _is_settled(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:
-    """Whether the alias is where this promotion left it, and has no version to go back to."""
+    """Whether the alias is where this promotion put it, and no rollback or withdrawal is due."""
     if status.current is None or status.current != status.promoted:
         return False
     if spec.rollback_to is not None:
@@ -125,14 +126,14 @@ def _is_settled(spec: ModelPromotionSpec, status: ModelPromotionStatus) -> bool:
 
 
 def _passed_version(status: ModelPromotionStatus) -> str | None:
-    """The version that the alias should be at, if it passed its gates or a person chose it.
+    """The version that the alias should point at, if it passed its gates or a person chose it; otherwise None.
 
-    NB: no move of the history leads to a version that was in place from the start, and the history has an end: what the
-    status said before counts, for as long as the version stays.
+    NB: the history has no move to a version that had the alias from the start, and old moves are dropped. So the earlier value of
+    `passed` counts as long as the version stays.
     """
     promoted = any(
         item.type == ConditionType.PROMOTED and item.status == "True" for item in status.conditions
     )
-    rightful = (move.to_version for move in status.history if move.reason in _APPROVED_REASONS)
-    has_passed = promoted or status.promoted in rightful or status.passed == status.promoted
+    approved_versions = (move.to_version for move in status.history if move.reason in _APPROVED_REASONS)
+    has_passed = promoted or status.promoted in approved_versions or status.passed == status.promoted
     return status.promoted if has_passed else None

@@ -1,4 +1,4 @@
-"""Deletion: by default the alias stays; with `onDelete: RemoveAlias` a finalizer holds the resource until it is removed."""
+"""Deletion: by default the alias stays; with `onDelete: RemoveAlias`, a finalizer keeps the resource until the alias is removed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from finetune_operator.modelpromotion.decide.move import announce
 def set_finalizer(draft: Draft) -> None:
     """Set the operator's finalizer if the alias is to be removed with the resource; otherwise remove the finalizer.
 
-    A spec that cannot be read changes nothing.
+    If the spec cannot be read, nothing changes.
     """
     spec = draft.promotion.spec
     if spec is None:
@@ -23,7 +23,7 @@ def set_finalizer(draft: Draft) -> None:
 
 
 def remove(draft: Draft) -> None:
-    """Remove the alias if it is still where this resource put, found or adopted it; then let the resource go."""
+    """Remove the alias if it is still where this promotion put, found or adopted it; then remove the finalizer."""
     if names.FINALIZER not in draft.promotion.finalizers:
         return
     spec, problem = draft.promotion.spec, draft.observed.problem

@@ -39,13 +39,13 @@ def roll_back(draft: Draft) -> Outcome:
     if wrong := _explain_unusable(draft, target):
         return _reject(draft, f"{wrong}: set spec.rollbackTo to another version")
     if draft.status.promoted == target:
-        # It was rolled back before, and somebody else moved the alias since.
+        # The rollback was made before, and then somebody else moved the alias: drift handles this.
         return Continue
     return begin(draft, target, "RolledBack", _describe_hold(draft, target), by=draft.promotion.editor)
 
 
 def _record_arrival(draft: Draft, target: str) -> None:
-    """Record that the alias is at the target, even if another client moved it there; clear an adopted version's hold."""
+    """Record that the alias is at the target, even if another client moved it there; forget a candidate that Adopt withheld."""
     previous_version = draft.status.promoted
     if previous_version != target:
         moved = Move(
@@ -69,7 +69,7 @@ def hold(draft: Draft) -> Outcome:
 
 
 def _explain_unusable(draft: Draft, target: str) -> str | None:
-    """Why the alias cannot point at the version; None when it can, as far as is known."""
+    """Why the alias cannot point at the version; None if no reason is known."""
     if draft.observed.lacks(target):
         return f"{draft.spec.model} has no version {target}"
     registered = draft.observed.versions.get(target)

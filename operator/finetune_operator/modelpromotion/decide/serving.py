@@ -37,9 +37,9 @@ def serve(draft: Draft) -> None:
 
 
 def hold(draft: Draft) -> None:
-    """While the alias is being moved, or has drifted, take no further step, but roll back what fails.
+    """While the alias is being moved or has drifted, take no further step, but roll back a failed rollout.
 
-    NB: this may last long: the registry may reject the move, or the drift may wait for a decision.
+    NB: this may take long: the registry may reject the move, or the drift may wait for a decision.
     """
     spec = draft.serving
     endpoint = endpoints.record_endpoint(draft, spec) if spec else None
@@ -85,17 +85,17 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     ):
         return
     if status.version != version or failure:
-        # NB: a rollout that is cut short was never in place: the routes that were saved for it stay the ones to restore.
+        # NB: an interrupted rollout was never in place: the routes that were saved before it are still the ones to restore.
         saved = endpoints.routes_of(endpoint.served) if status.saved is None else status.saved
-        stepwise = not alias_history.skips_canary(draft, version) and canary.is_possible(
+        has_canary = not alias_history.skips_canary(draft, version) and canary.is_possible(
             draft, version, saved
         )
         endpoints.update_status(
             draft,
             version=version,
             saved=saved,
-            **canary.step_fields(1 if stepwise else None),
-            # A change in progress that restores the routes after a failure also suits the version that gets the alias back.
+            **canary.step_fields(1 if has_canary else None),
+            # Keep a current change that restores the routes after a failure: it suits the version that gets the alias back.
             change=status.change if failure and endpoint.updating and status.version != version else None,
             failure=None,
         )

@@ -1,4 +1,4 @@
-"""The candidate: which version the source names now."""
+"""The candidate: the version that the source names now."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def resolve_candidate(draft: Draft) -> Outcome:
 def require_model(draft: Draft) -> Outcome:
     """End the pass while the model does not exist.
 
-    NB: a missing model does not count as deleted, since the spec may point to another registry for a time. `identity`
-    decides whether a model that appears is the same.
+    NB: a missing model does not count as deleted, since the spec may point to another registry for a time. When a model appears,
+    `identity` decides whether it is the same.
     """
     if draft.observed.model is not None:
         return Continue
@@ -61,14 +61,14 @@ def require_model(draft: Draft) -> Outcome:
 
 
 def require_candidate(draft: Draft) -> Outcome:
-    """End the pass while the source names no version, unless the last version that it named is already promoted."""
+    """End the pass while the source names no usable version, unless its last version is already promoted."""
     if draft.holds(ConditionType.SOURCE_READY):
         return Continue
     condition = draft.condition(ConditionType.SOURCE_READY)
     status = draft.status
     is_promoted = status.promoted is not None and status.promoted == status.candidate
     is_same_source = status.source == _describe_source(draft.spec)
-    # An alias or a job may be deleted once its version is promoted; a missing version is always reported.
+    # The source alias or job may be deleted once its version is promoted; a missing version is always reported.
     is_dispensable = condition is not None and condition.reason in (
         ConditionReason.WAITING_FOR_ALIAS,
         ConditionReason.WAITING_FOR_JOB,
@@ -102,7 +102,7 @@ def _describe_candidate(spec: ModelPromotionSpec, version: str) -> str:
 
 
 def _explain_missing_model(spec: ModelPromotionSpec, job: SourceJob | None) -> tuple[ConditionReason, str]:
-    """What a promotion waits for whose model does not exist: the job that is to register its first version, or somebody else."""
+    """Why the model does not exist yet: the source job has not registered its first version, or nobody has created the model."""
     if spec.source.fine_tune_job_ref and (job is None or job.phase != "Succeeded"):
         return _explain_job(spec.source.job_name, spec.model, job)
     return ConditionReason.WAITING_FOR_MODEL, f"registered model {spec.model} does not exist"

@@ -1,4 +1,4 @@
-"""What `spec.serving` says of an endpoint of Databricks Model Serving."""
+"""The backend of `spec.serving` for endpoints of Databricks Model Serving."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DatabricksBackend:
 
     @property
     def configuration(self) -> object:
-        """The machines or the reserved throughput, and the environment of the served model."""
+        """The machines or the provisioned throughput, and the environment variables of the served model."""
         options = self.spec.databricks
         reserved = options.provisioned_throughput
         machines = reserved.to_json() if reserved else dataclasses.asdict(resolve_workload(options))
@@ -55,11 +55,11 @@ class DatabricksBackend:
 
     @property
     def inference_table(self) -> InferenceTable | None:
-        """The table that the spec has requests logged to."""
+        """The spec's table for logged requests; None without logging."""
         return self.spec.databricks.inference_table
 
     def find_mistakes(self, registry: str) -> Iterator[str]:
-        """A registry that Databricks does not serve from, and secrets that the installation would read."""
+        """Messages about a registry that Databricks cannot serve, and about secrets that the installation's login would read."""
         if registry and registry != UNITY_CATALOG:
             yield (
                 f"a Databricks endpoint can serve only models in Unity Catalog, but the registry is {strip_user(registry)}: set "
@@ -79,7 +79,7 @@ class DatabricksBackend:
         return find_workspace(settings, secret)
 
     def open_client(self, settings: Settings, secret: Mapping[str, str] | None) -> EndpointClient:
-        """The endpoint in the workspace that a Secret names or, without one, in that of the installation.
+        """Open the endpoint in the workspace that a Secret names or, without a Secret, in the installation's workspace.
 
         Raises:
             ExternalError: no workspace is known, or the Secret is incomplete.

@@ -59,7 +59,7 @@ def request_change(workspace: WorkspaceClient, spec: Serving, action: EndpointAc
             raise ExternalError(Problem(ConditionReason.ENDPOINT_BUSY, busy)) from None
 
 
-# NB: not only HTTP 409: some changes in progress are a bad request, which only its text tells from a mistake.
+# NB: for some changes in progress, Databricks answers not 409 but a bad request; only its text distinguishes it from a mistake.
 _UPDATE_IN_PROGRESS = re.compile(
     r"(being|currently) updat|(update|change|deployment)( is)?( already)? in progress", re.IGNORECASE
 )
@@ -92,7 +92,7 @@ def _configure(
         config = api.EndpointCoreConfigInput(name, served_entities=entities, traffic_config=traffic)
         serving.create(name, config=config, tags=tags)
     else:
-        # NB: this PUT removes whatever it omits from the endpoint.
+        # NB: this PUT removes from the endpoint everything that it omits.
         serving.update_config(name, served_entities=entities, traffic_config=traffic)
 
 
@@ -100,7 +100,7 @@ def _stop_logging(workspace: WorkspaceClient, name: str) -> None:
     gateway = workspace.serving_endpoints.get(name).ai_gateway
     table = gateway.inference_table_config if gateway else None
     if table is not None:
-        # NB: Databricks refuses another catalog, schema or prefix in the request that ends the logging.
+        # NB: Databricks rejects a request to stop logging that has another catalog, schema or prefix.
         _put_table(workspace, name, dataclasses.replace(table, enabled=False))
 
 
@@ -108,7 +108,7 @@ def _put_table(
     workspace: WorkspaceClient, name: str, table: api.AiGatewayInferenceTableConfig | None
 ) -> None:
     gateway = workspace.serving_endpoints.get(name).ai_gateway
-    # NB: this PUT removes omitted settings, so it repeats the limits and guardrails that exist.
+    # NB: this PUT removes omitted settings, so it repeats the existing limits and guardrails.
     workspace.serving_endpoints.put_ai_gateway(
         name,
         fallback_config=gateway.fallback_config if gateway else None,

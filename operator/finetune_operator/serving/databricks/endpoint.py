@@ -36,10 +36,10 @@ def read_endpoint(workspace: WorkspaceClient, spec: Serving) -> Endpoint:
             except NotFound:
                 return Endpoint()
             state = _parse_endpoint(details, spec, workspace.config.host)
-            gated = spec.canary is not None and bool(spec.canary.gates)
-            return (
-                dataclasses.replace(state, traffic=_read_traffic(workspace, spec, state)) if gated else state
-            )
+            has_canary_gates = spec.canary is not None and bool(spec.canary.gates)
+            if not has_canary_gates:
+                return state
+            return dataclasses.replace(state, traffic=_read_traffic(workspace, spec, state))
     except ExternalError as error:
         return Endpoint(problem=error.problem)
 
@@ -47,7 +47,7 @@ def read_endpoint(workspace: WorkspaceClient, spec: Serving) -> Endpoint:
 def _read_traffic(
     workspace: WorkspaceClient, spec: Serving, state: Endpoint
 ) -> dict[str, Mapping[str, float]]:
-    """The numbers of each served version; none where the endpoint exports no metrics."""
+    """The metrics of each served version, by version; empty if the endpoint exports no metrics."""
     from databricks.sdk.errors import NotFound, PermissionDenied
 
     try:
@@ -55,7 +55,7 @@ def _read_traffic(
         text = contents.read().decode() if contents else ""
         return {item.version: parse_traffic(text, build_entity_name(item.version)) for item in state.served}
     except (NotFound, PermissionDenied, ValueError) as error:
-        # Gates that need them are inconclusive, and say so.
+        # Gates that need these metrics become inconclusive, and say so.
         log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
         return {}
 
@@ -95,16 +95,18 @@ def _parse_served_versions(
     shares = {
         (route.served_entity_name or route.served_model_name): route.traffic_percentage for route in routes
     }
-    everything = 100 if len(entities) == 1 and not routes else 0
+    default_percent = 100 if len(entities) == 1 and not routes else 0
     return tuple(
         # External and foundation models have no name in a registry.
-        ServedVersion(item.entity_name or "", item.entity_version or "", shares.get(item.name, everything))
+        ServedVersion(
+            item.entity_name or "", item.entity_version or "", shares.get(item.name, default_percent)
+        )
         for item in entities
     )
 
 
 def _matches_options(config: api.EndpointCoreConfigOutput | None, options: DatabricksServing) -> bool:
-    """Whether every field that Databricks reports of the served versions is as in the spec; it may omit some."""
+    """Whether every field that Databricks reports about the served versions is as in the spec. It may omit fields."""
     throughput = options.provisioned_throughput
     for entity in (config.served_entities if config else None) or []:
         item = ServedVersion(entity.entity_name or "", entity.entity_version or "")
@@ -141,7 +143,7 @@ def _parse_table(gateway: api.AiGatewayConfig | None) -> InferenceTable | None:
 
 
 def _describe_failure(details: api.ServingEndpointDetailed) -> str:
-    """Databricks' messages about the served entities that it could not deploy."""
+    """Databricks' messages about the served versions that it could not deploy."""
     from databricks.sdk.service import serving as api
 
     failed = (
@@ -163,7 +165,7 @@ def _describe_failure(details: api.ServingEndpointDetailed) -> str:
 
 
 def _describe_recovery(config: api.EndpointCoreConfigOutput | None) -> str:
-    """Databricks' messages about the served versions that it starts again."""
+    """Databricks' messages about the served versions that it is restarting; empty without any."""
     from databricks.sdk.service import serving as api
 
     recovering = api.ServedModelStateDeployment.DEPLOYMENT_RECOVERING

@@ -1,4 +1,4 @@
-"""What an endpoint serves, in the words of the API of Databricks Model Serving."""
+"""Translates served versions into entities of Databricks' Model Serving API."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workload:
-    """The machines behind each version, where no throughput is reserved.
+    """The machines of each served version, without provisioned throughput.
 
     Attributes:
-        size: Databricks' name of a range of concurrent requests; None where `concurrency` is set.
+        size: Databricks' name of a range of concurrent requests; None if `concurrency` is set.
+        kind: Databricks' name of the workload type.
+        scale_to_zero: whether machines stop while there are no requests.
         concurrency: the smallest and the largest number of concurrent requests.
     """
 
@@ -42,7 +44,7 @@ _WORKLOAD_TYPES = {
 
 
 def resolve_workload(options: DatabricksServing) -> Workload:
-    """The machines in a spec, with defaults."""
+    """The machines of a spec, with defaults."""
     concurrency = (options.concurrency.min, options.concurrency.max) if options.concurrency else None
     return Workload(
         options.workload_size or (None if concurrency else Workload.size),
@@ -53,12 +55,12 @@ def resolve_workload(options: DatabricksServing) -> Workload:
 
 
 def build_entity_name(version: str) -> str:
-    """The name of a version among the endpoint's served entities, by which routes name it."""
+    """The name of a version's served entity, which routes refer to."""
     return f"version-{version}"
 
 
 def build_entity(options: DatabricksServing, item: ServedVersion) -> api.ServedEntityInput:
-    """A version as a served entity, on machines."""
+    """The served entity of a version without provisioned throughput."""
     from databricks.sdk.service import serving as api
 
     machines = resolve_workload(options)
@@ -76,7 +78,7 @@ def build_entity(options: DatabricksServing, item: ServedVersion) -> api.ServedE
 
 
 def build_provisioned_entity(throughput: ProvisionedThroughput, item: ServedVersion) -> api.PtServedModel:
-    """A version as a served entity, with reserved throughput."""
+    """The served entity of a version with provisioned throughput."""
     from databricks.sdk.service import serving as api
 
     return api.PtServedModel(

@@ -1,4 +1,4 @@
-"""What an endpoint of Model Serving exports of its traffic, for the gates of a canary."""
+"""Parses the traffic metrics that an endpoint of Model Serving exports, for the gates of a canary."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LATENCY = "request_latency_ms"
 
 
 def parse_traffic(text: str, entity: str) -> Mapping[str, float]:
-    """The numbers of one served entity in the last minute, from the endpoint's metrics in Prometheus' or OpenMetrics' text.
+    """The metrics of one served entity in the last minute, from the endpoint's metrics in Prometheus or OpenMetrics text format.
 
-    `request_count`, `error_rate` (the share of requests with a 4xx or 5xx answer), `server_error_rate` (5xx alone) and
-    `latency_ms` (the mean). A number that the text does not hold is left out, also the rates without a request.
+    These are `request_count`, `error_rate` (the share of requests with a 4xx or 5xx answer), `server_error_rate` (5xx only) and
+    `latency_ms` (the mean). A metric without data is left out; without requests, so are the rates.
 
     Raises:
-        ValueError: the text is neither.
+        ValueError: the text has another format.
     """
     samples = [sample for sample in _parse_samples(text) if entity in sample.labels.values()]
     requests = _sum_samples(samples, _REQUESTS)
@@ -37,7 +37,7 @@ def parse_traffic(text: str, entity: str) -> Mapping[str, float]:
 
 
 def _parse_samples(text: str) -> list[Sample]:
-    # NB: gauges keep the suffix _total in their names, counters lose it in those of their families only.
+    # NB: sample names always keep the suffix _total. The names of counters' families lose it, so families are not compared.
     return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
 
