@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 from finetune_trainer.pod import exit_status
 
@@ -30,6 +31,12 @@ _METRICS_PER_CALL = 500
 _MAX_PAUSE_SECONDS = 15.0
 # How long a rank that ends with an error waits for MLflow; the pod's grace period limits it.
 _CLOSE_SECONDS = 5.0
+# MLflow's classes of data sources, by the scheme of an address.
+_STORE_SOURCES = {
+    "s3": "S3ArtifactDatasetSource",
+    "gs": "GCSArtifactDatasetSource",
+    "abfss": "AzureDataLakeArtifactDatasetSource",
+}
 # Error codes for which a retry cannot succeed.
 _FINAL_CODES = frozenset(
     {
@@ -297,14 +304,16 @@ class Tracker:
 
 
 def _build_dataset(address: str, version: int | None, *, name: str, digest: str) -> MetaDataset:
+    from mlflow.data import sources
     from mlflow.data.meta_dataset import MetaDataset
-    from mlflow.data.sources import DeltaDatasetSource, LocalArtifactDatasetSource, S3ArtifactDatasetSource
 
     if version is not None:
         place = {"path" if "/" in address else "delta_table_name": address}
-        return MetaDataset(DeltaDatasetSource(**place, delta_table_version=version), name=name, digest=digest)
-    source = LocalArtifactDatasetSource if address.startswith("/") else S3ArtifactDatasetSource
-    return MetaDataset(source(address), name=name, digest=digest)
+        return MetaDataset(
+            sources.DeltaDatasetSource(**place, delta_table_version=version), name=name, digest=digest
+        )
+    source_name = _STORE_SOURCES.get(urlsplit(address).scheme, "LocalArtifactDatasetSource")
+    return MetaDataset(getattr(sources, source_name)(address), name=name, digest=digest)
 
 
 def first_line(error: Exception) -> str:

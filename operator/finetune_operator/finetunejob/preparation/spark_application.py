@@ -177,8 +177,9 @@ def _begin(draft: Draft, applications: CustomChildren, *, failures: int, why: st
     status = draft.ftj.status.spark_application
     attempt = status.attempt + 1 if status else 1
     name = names.application_name(draft.ftj.name, attempt)
-    if name not in applications.by_name and driver_pod.wait_for_correction(
-        draft, _find_pod_mistakes(draft.spec)
+    if name not in applications.by_name and (
+        pending_run.wait_for_run(draft)
+        or driver_pod.wait_for_correction(draft, _find_pod_mistakes(draft.spec))
     ):
         return
     if preparation_lease.wait_for_lease(draft):
@@ -189,8 +190,6 @@ def _begin(draft: Draft, applications: CustomChildren, *, failures: int, why: st
         _report_progress(draft, f"{why}preparation starts when {waits_for} has stopped")
         return
     if name not in applications.by_name:
-        if pending_run.wait_for_run(draft):
-            return
         health.forget_refusal(draft)
         draft.apply += [driver_pod.build_recipe(draft), _build_application(draft, name)]
     draft.update(

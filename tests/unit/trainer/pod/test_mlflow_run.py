@@ -172,7 +172,8 @@ def test_a_table_is_a_dataset_by_its_path_or_its_name(mlflow: Mlflow) -> None:
 
 def test_files_are_named_as_the_dataset_too(mlflow: Mlflow) -> None:
     tracker = Tracker(mlflow.run_id, connect=mlflow.client)
-    for uri in ("/data/train.jsonl", "s3://bucket/train"):
+    azure = "abfss://lake@account.dfs.core.windows.net/train"
+    for uri in ("/data/train.jsonl", "s3://bucket/train", "gs://bucket/train", azure):
         tracker.dataset(uri, name=uri, digest="72-examples-936-tokens")
     tracker.close(30)
     used = [each.dataset for each in mlflow.client().get_run(mlflow.run_id).inputs.dataset_inputs]
@@ -180,6 +181,8 @@ def test_files_are_named_as_the_dataset_too(mlflow: Mlflow) -> None:
         (each.name, each.digest, each.source_type, json.loads(each.source)["uri"]) for each in used
     ) == [
         ("/data/train.jsonl", "72-examples-936-tokens", "local", "/data/train.jsonl"),
+        (azure, "72-examples-936-tokens", "abfss", azure),
+        ("gs://bucket/train", "72-examples-936-tokens", "gs", "gs://bucket/train"),
         ("s3://bucket/train", "72-examples-936-tokens", "s3", "s3://bucket/train"),
     ]
 

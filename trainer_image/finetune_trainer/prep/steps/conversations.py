@@ -163,7 +163,7 @@ def is_blank(name: str, form: Form) -> Column:
     is_complete = sf.forall(
         column, lambda turn: turn["role"].isNotNull() & (turn["content"].isNotNull() | calls(turn))
     )
-    has_text = sf.exists(column, lambda turn: turn["content"].rlike(r"\S") | calls(turn))
+    has_text = sf.exists(column, lambda turn: turn["content"].rlike(r"(?U)\S") | calls(turn))
     return ~(is_complete & has_text)
 
 

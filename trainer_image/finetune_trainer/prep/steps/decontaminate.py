@@ -239,11 +239,16 @@ def _list_texts(name: str, kind: DataType) -> Column | None:
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StringType):
         return column
     if is_conversation(kind):
-        role = FIELDS["role"] if "role" not in kind.elementType.fieldNames() else "role"
+        role_fields = [name for name in ("role", FIELDS["role"]) if name in kind.elementType.fieldNames()]
         # NB: an instruction to the assistant is not a task, and all examples of an application share it.
-        tasks = sf.filter(column, lambda turn: ~sf.coalesce(turn[role].isin(*INSTRUCTING), sf.lit(False)))
+        tasks = sf.filter(column, lambda turn: ~_is_instruction(turn, role_fields))
         return sf.transform(tasks, lambda turn: text_of(turn, kind.elementType, only_texts=True))
     return None
+
+
+def _is_instruction(turn: Column, role_fields: list[str]) -> Column:
+    role = sf.coalesce(*(turn[name] for name in role_fields))
+    return sf.coalesce(role.isin(*INSTRUCTING), sf.lit(False))
 
 
 def _hash_evaluation_batches(

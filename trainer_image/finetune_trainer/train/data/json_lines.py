@@ -77,20 +77,23 @@ def infer_columns(files: AbstractFileSystem, paths: list[str]) -> list[Column]:
 
 
 def _parse_objects(lines: BinaryIO, where: str) -> Iterator[dict[str, Any]]:
-    number, line = 0, b""
+    number, line = 1, b""
     try:
-        for number, line in enumerate(lines, start=1):  # noqa: B007 - the number is for the error
+        for next_line in lines:
+            line = next_line
             if line.strip():
                 row = parse_json(line)
                 if not isinstance(row, dict):
                     raise TypeError("it is not a JSON object")  # noqa: TRY301
                 yield row
+            # NB: reading a line can fail too, in a file that is cut off.
+            number, line = number + 1, b""
     except (ValueError, TypeError, RecursionError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and not is_corrupt(error):
             raise
         raise DataError(
             "CorruptData",
-            explain_unreadable_line(max(number, 1), where, find_other_format(line) or first_line(error)),
+            explain_unreadable_line(number, where, find_other_format(line) or first_line(error)),
         ) from error
 
 

@@ -12,7 +12,13 @@ from finetune_crds.status import FineTuneJobStatus, SplitCounts
 from finetune_crds.status_parts import SparkApplicationStatus
 from finetune_operator import names
 from finetune_operator.errors import Problem
-from finetune_operator.finetunejob.model import CustomChildren, Decision, FineTuneJob, Observed
+from finetune_operator.finetunejob.model import (
+    CustomChildren,
+    Decision,
+    FineTuneJob,
+    Observed,
+    PreparationLease,
+)
 from finetune_operator.finetunejob.preparation import backends
 from unit.operator.finetunejob.preparation.test_spark_manifest import data
 from worlds.memory.decisions import (
@@ -22,6 +28,7 @@ from worlds.memory.decisions import (
     FAILED,
     NOW,
     PREPARED,
+    SETTINGS,
     SUCCEEDED,
     UID,
     applied,
@@ -429,6 +436,18 @@ def test_a_resumed_job_has_another() -> None:
         [],
         "Preparing",
         "",
+    )
+
+
+def test_it_takes_no_lease_and_does_not_start_while_its_mlflow_run_is_pending() -> None:
+    job = ftj(status(ACCEPTED, ADMITTED), data=data())
+    observation = Observed(custom_children=seen(), lease=PreparationLease())
+    decision = conclude(job, observation, settings=SETTINGS)
+    assert (decision.lease, decision.apply, decision.status.start_time) == (None, (), None)
+    assert said(decision, ConditionType.PREPARED) == (
+        "False",
+        ConditionReason.PREPARING,
+        "preparation waits for an answer of MLflow",
     )
 
 

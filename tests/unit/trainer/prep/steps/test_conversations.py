@@ -255,8 +255,9 @@ DROPPED: dict[str, tuple[str, list[Json], Json]] = {
             AS_TEXT[0],
             AS_TEXT[1] | {"tools": '{"name": "weather"'},
             AS_TEXT[2] | {"messages": '[{"role": "assistant", "tool_calls": []}]'},
+            AS_TEXT[2] | {"messages": '[{"role": "assistant", "content": "\u00a0"}]'},
         ],
-        {"notNull": 2, "dedupe": 0, "onTemplateError": 0},
+        {"notNull": 3, "dedupe": 0, "onTemplateError": 0},
     ),
 }
 

@@ -124,9 +124,9 @@ def test_what_the_texts_of_a_set_share_is_no_task(prepare: Preparer, tmp_path: P
     instruction = (
         "below is an instruction that describes a task so write a response that completes the request"
     )
-    tasks = [
-        {"text": f"{instruction} {task}", "chat": [{"role": "system", "content": SYSTEM}]} for task in TASKS
-    ]
+    # A message has its role in either field, also where the set has both.
+    system = [{"role": "system", "content": SYSTEM}, {"from": "system", "content": SYSTEM}]
+    tasks = [{"text": f"{instruction} {task}", "chat": system} for task in TASKS]
     pq.write_table(pa.Table.from_pylist(tasks), tmp_path / "set.parquet")
     source = {"name": "tasks", "type": "Parquet", "path": str(tmp_path / "set.parquet")}
     rows = [row(f"{instruction} {SYSTEM} say {number}") for number in range(3)] + [

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 # Dense bf16 FLOP/s by a part of the device's name, from NVIDIA's data sheets.
 _PEAK_FLOPS = {
+    "H200 NVL": 835e12,
     "H200": 989e12,
+    "H100 NVL": 835e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
     "A100": 312e12,
