@@ -103,7 +103,10 @@ def _record_failure(draft: Draft, failure: LastFailure, *, seconds: float) -> ba
     # NB: an attempt that starts from the beginning reports steps that an earlier attempt already reached.
     furthest_step = max(status.progress.step if status.progress else 0, before.step or 0) or None
     draft.update(last_failure=failure.model_copy(update={"checkpoint_step": step, "step": furthest_step}))
-    return backoff.Attempt(seconds, step, before.checkpoint_step, furthest_step, before.step)
+    attempt = backoff.Attempt(seconds, step, before.checkpoint_step, furthest_step, before.step)
+    if attempt.has_progressed:
+        draft.update(no_progress_since=None)
+    return attempt
 
 
 def _restart_uncounted(draft: Draft, number: int, why: str) -> None:

@@ -79,8 +79,9 @@ def record_delay(draft: Draft, attempt: Attempt) -> None:
     """Record when the next attempt may start, and since when there has been no progress."""
     idle = idle_restarts(draft.status.idle_restarts or 0, attempt)
     at = draft.now + timedelta(seconds=wait_seconds(idle)) if idle else None
-    since = None if attempt.has_progressed else draft.status.no_progress_since or draft.now
-    draft.update(idle_restarts=idle or None, restart_time=at, no_progress_since=since)
+    draft.update(idle_restarts=idle or None, restart_time=at)
+    if not attempt.has_progressed and draft.status.no_progress_since is None:
+        draft.update(no_progress_since=draft.now)
 
 
 def find_idle_seconds(draft: Draft) -> float:

@@ -201,6 +201,18 @@ def test_restarts_without_progress_end_with_their_window() -> None:
     assert (decision.status.restarts, applied(decision)) == (0, [])
 
 
+def test_progress_before_a_failure_that_counts_starts_the_window_anew() -> None:
+    before = running(attempt=2, last_failure=FAILED_AT_5, no_progress_since=later(20))
+    failed = child("tune-train-2", "Failed", lived=2 * HOUR)
+    observation = observed(
+        failed, pods=[ended("tune-train-2", 0, 1)], mlflow=tracked(metrics={"checkpoint_step": 9.0})
+    )
+    counted = conclude(ftj(before, **WINDOW), observation, at=later(2 * HOUR)).status
+    assert (counted.restarts, counted.no_progress_since) == (1, None)
+    again = conclude(ftj(counted, **WINDOW), preempted(3, step=9), at=later(2 * HOUR + 60)).status
+    assert (again.phase, again.no_progress_since) == ("Starting", later(2 * HOUR + 60))
+
+
 def test_a_wait_is_no_time_without_progress() -> None:
     before = running(attempt=2, no_progress_since=later(20), waiting_since=later(50))
     at_work = observed(child("tune-train-2"), pods=[pod("tune-train-2")])
