@@ -16,6 +16,7 @@ from finetune_crds.status_parts import JobUsage, Usage
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob.draft import device
 from finetune_operator.finetunejob.draft.draft import Draft
+from finetune_operator.finetunejob.pods import pod_state
 
 EARLIER_JOBS = "earlier"
 """The uid of the entry that sums up Jobs that no longer exist."""
@@ -152,7 +153,7 @@ def running_span(pod: Json) -> Span | None:
         return None
     if not children.is_alive(pod):
         return Span(start, _end_time(status) or start)
-    return Span(start, _stop_request_time(pod))
+    return Span(start, pod_state.find_deletion_request_time(pod))
 
 
 def _end_time(status: Json) -> datetime | None:
@@ -167,13 +168,6 @@ def _end_time(status: Json) -> datetime | None:
         if (time := _parse_time(item.get("lastTransitionTime")))
     ]
     return max(ends or changes, default=None)
-
-
-def _stop_request_time(pod: Json) -> datetime | None:
-    """When the deletion of a pod was requested: its deletionTimestamp minus the grace period; None if it was not."""
-    meta = pod["metadata"]
-    deadline = _parse_time(meta.get("deletionTimestamp"))
-    return deadline - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0) if deadline else None
 
 
 def _parse_time(text: str | None) -> datetime | None:

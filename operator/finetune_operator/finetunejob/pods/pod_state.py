@@ -134,7 +134,7 @@ def _exit(pod: Json, container: str) -> Exit | None:
             finished_at=terminated.get("finishedAt") or "",
             text=terminated.get("message") or "",
             evicted=evicted,
-            deletion_request_time=_deletion_request_time(pod),
+            deletion_request_time=find_deletion_request_time(pod),
             is_outlived=name == container and _is_outlived(status, failed=bool(terminated.get("exitCode"))),
         )
     if status.get("phase") == "Failed":
@@ -153,7 +153,8 @@ def _exit(pod: Json, container: str) -> Exit | None:
     return None
 
 
-def _deletion_request_time(pod: Json) -> datetime | None:
+def find_deletion_request_time(pod: Json) -> datetime | None:
+    """When the deletion of a pod was requested; None if it was not."""
     meta = pod["metadata"]
     if "deletionTimestamp" not in meta:
         return None
