@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
 
 import pytest
 
 from finetune_crds import contract
 from finetune_crds.conditions import ConditionReason, ConditionType
-from finetune_crds.status import FineTuneJobStatus, MlflowStatus, ModelStatus, Progress
+from finetune_crds.status import ModelStatus, Progress
 from finetune_crds.status_parts import PlanStatus
-from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import Mlflow
+from unit.operator.finetunejob.decide.mlflow_runs import AWAY, KNOWN, follow
 from worlds.memory.decisions import (
     ADMITTED,
     NOW,
@@ -26,23 +25,10 @@ from worlds.memory.decisions import (
     ftj,
     later,
     observed,
-    pod,
     running,
     status,
     tracked,
 )
-
-AWAY = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://m cannot be reached: no"))
-KNOWN = MlflowStatus(experiment_id="e1", run_id="r1", url="http://mlflow:5000/#/experiments/e1/runs/r1")
-
-
-def follow(mlflow: Mlflow | None, before: FineTuneJobStatus | None = None, **parts: Any) -> Any:
-    """The decision about a job that trains."""
-    observation = observed(
-        child("tune-train-1"), pods=[pod("tune-train-1", 0), pod("tune-train-1", 1)], mlflow=mlflow
-    )
-    return conclude(ftj(before or running(), **parts), observation, at=later(30), settings=SETTINGS)
-
 
 STEP = {contract.TAG_PREPARATION: "near duplicates 40%"}
 SHOWN = Progress(summary="near duplicates 40%", update_time=NOW)

@@ -9,11 +9,11 @@ import pytest
 
 from finetune_crds.base import Json
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
-from finetune_crds.status import FineTuneJobStatus, MlflowStatus, Progress
-from finetune_operator.errors import Problem
+from finetune_crds.status import MlflowStatus, Progress
 from finetune_operator.finetunejob.decide.created_run import record_run
 from finetune_operator.finetunejob.model import EnsureRun, Mlflow
 from finetune_operator.mlflow.model import Run
+from unit.operator.finetunejob.decide.mlflow_runs import AWAY, KNOWN, follow
 from worlds.memory.decisions import (
     ADMITTED,
     NOW,
@@ -27,23 +27,11 @@ from worlds.memory.decisions import (
     ftj,
     later,
     observed,
-    pod,
     running,
     said,
     status,
     tracked,
 )
-
-AWAY = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://m cannot be reached: no"))
-KNOWN = MlflowStatus(experiment_id="e1", run_id="r1", url="http://mlflow:5000/#/experiments/e1/runs/r1")
-
-
-def follow(mlflow: Mlflow | None, before: FineTuneJobStatus | None = None, **parts: Any) -> Any:
-    """The decision about a job that trains."""
-    observation = observed(
-        child("tune-train-1"), pods=[pod("tune-train-1", 0), pod("tune-train-1", 1)], mlflow=mlflow
-    )
-    return conclude(ftj(before or running(), **parts), observation, at=later(30), settings=SETTINGS)
 
 
 def test_without_an_mlflow_server_training_goes_on_and_says_so() -> None:

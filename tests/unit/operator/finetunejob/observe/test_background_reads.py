@@ -165,7 +165,7 @@ async def test_a_server_slower_than_its_answers_count_has_no_job_reconciled_with
     assert world.questions == ["run 1", "run 1"]
 
 
-async def test_a_job_beside_one_that_waits_for_the_same_server_is_woken_once() -> None:
+async def test_a_job_is_woken_once_while_another_waits_for_the_same_server() -> None:
     world = slow_world(max_age=MaxAge(fresh=0.0, usable=15.0))
     await world.read()
     world.answers_at_once = True
