@@ -20,8 +20,8 @@ from e2e.conftest import CLUSTER
 from e2e.hand import Hand, reaching
 from e2e.jobs import Jobs, condition
 from e2e.workspace import Place, create_bucket, create_secrets, create_table, parquet, reachable
-from standins.databricks import Workspace
-from standins.databricks.endpoints import exported
+from fixtures.fake_databricks import Workspace
+from fixtures.fake_databricks.endpoints import exported
 from support.waiting import wait_for
 
 MODEL, ENDPOINT = "ml.prod.support_qwen", "support-qwen"

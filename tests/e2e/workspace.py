@@ -23,8 +23,8 @@ from cluster import backends
 from demo.install import BASE_MODEL, NAMESPACE
 from demo.kubectl import Json, Kubectl
 from e2e.hand import Hand
-from standins.databricks import Workspace, running
-from standins.hub import Hub, Repository
+from fixtures.fake_databricks import Workspace, running
+from fixtures.fake_hub import Hub, Repository
 from support.http_server import serving
 from support.jars import jars_folder
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-# What the worlds assert is shown as what a test asserts is.
-pytest.register_assert_rewrite("worlds")
+# What the fixtures assert is shown as what a test asserts is.
+pytest.register_assert_rewrite("fixtures.operator_in_memory", "fixtures.operator_processes")
 
-from worlds.processes.fixtures import *  # noqa: E402, F403 - pytest finds fixtures in a conftest
+from fixtures.operator_processes.pytest_fixtures import *  # noqa: E402, F403 - pytest finds fixtures in a conftest

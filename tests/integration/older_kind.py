@@ -9,9 +9,9 @@ from typing import Any
 
 from kubernetes.dynamic.exceptions import DynamicApiError, ResourceNotFoundError
 
+from fixtures.operator_processes.servers import CRDS
 from support.api import Api
 from support.manifests import parse
-from worlds.processes.servers import CRDS
 
 Json = dict[str, Any]
 

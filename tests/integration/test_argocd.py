@@ -13,12 +13,12 @@ import yaml
 from cluster import argocd, binaries
 from cluster.argocd import ArgoCD
 from cluster.gitops import CHART, SAMPLE, GitOps, Repository, teach_health
+from fixtures.operator_processes.jobs import TRAINED, error, splits_given
+from fixtures.operator_processes.servers import Plane
+from fixtures.operator_processes.world import World
 from support.api import Api
 from support.process import running
 from support.waiting import wait_for
-from worlds.processes.jobs import TRAINED, error, splits_given
-from worlds.processes.servers import Plane
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 KEYS = [f"resource.customizations.health.finetune.dev_{kind}" for kind in ("FineTuneJob", "ModelPromotion")]

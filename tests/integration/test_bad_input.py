@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from fixtures.operator_processes.jobs import PREPARED, TRAINED, error, job, splits_given
+from fixtures.operator_processes.servers import Plane
+from fixtures.operator_processes.world import World
 from integration.schema.jobs import prepared
 from support.api import Api
 from support.mlflow_server import Mlflow
@@ -18,9 +21,6 @@ from support.operator_process import forked_operator, watching
 from support.ports import free_port
 from support.process import running
 from support.waiting import wait_for
-from worlds.processes.jobs import PREPARED, TRAINED, error, job, splits_given
-from worlds.processes.servers import Plane
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 

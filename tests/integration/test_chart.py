@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from fixtures.operator_processes.servers import Plane
 from integration.chart import CHART, KUBE_VERSION, environment, helm, objects, parts, rendered
-from worlds.processes.servers import Plane
 
 RESOURCES = ("finetunejobs", "modelpromotions")
 Json = dict[str, Any]

@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from fixtures.operator_processes.servers import Plane
 from integration.chart import environment, objects, rendered
-from worlds.processes.servers import Plane
 
 WORKSPACE = (
     "databricks.host=https://example.cloud.databricks.com",

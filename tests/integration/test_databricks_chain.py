@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fixtures.operator_processes.jobs import TRAINED, splits_given
+from fixtures.operator_processes.world import World
 from support.waiting import wait_for
-from worlds.processes.jobs import TRAINED, splits_given
-from worlds.processes.world import World
 
 if TYPE_CHECKING:
     # NB: imported by the fixture alone: the SDK of Databricks takes a second to import, in each worker.
-    from standins.databricks import Workspace
+    from fixtures.fake_databricks import Workspace
 
 SECRETS = {"databricks": "dapi-good", "databricks-trainer": "dapi-trainer"}
 TRACKING = {
@@ -28,7 +28,7 @@ SIGNATURE = {"inputs": '[{"type": "string"}]', "outputs": '[{"type": "string"}]'
 
 @pytest.fixture
 def workspace(world: World) -> Iterator[Workspace]:
-    from standins.databricks import running
+    from fixtures.fake_databricks import running
 
     with running() as state:
         state.tracking.open()

@@ -13,16 +13,16 @@ import pytest
 import yaml
 
 from finetune_operator import names
+from fixtures.operator_processes.jobs import job
+from fixtures.operator_processes.world import World
 from support.jars import jars_folder
 from support.operator_process import operator_process, watching
 from support.process import running as running_process
 from support.waiting import wait_for
-from worlds.processes.jobs import job
-from worlds.processes.world import World
 
 if TYPE_CHECKING:
     # NB: imported by the fixture alone: the SDK of Databricks takes a second to import, in each worker.
-    from standins.databricks import Workspace
+    from fixtures.fake_databricks import Workspace
 
 Json = dict[str, Any]
 REPOSITORY = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ COMMIT = "0123456789012345678901234567890123456789"
 @pytest.fixture
 def workspace(tmp_path: Path, namespace: str, api: Any) -> Iterator[Workspace]:
     """A workspace with a volume, a table of questions and answers, a bucket, and a model in the cache of its clusters."""
-    from standins.databricks import Workspace, running
+    from fixtures.fake_databricks import Workspace, running
     from support.small_tokenizer import save_tokenizer
 
     state = Workspace()

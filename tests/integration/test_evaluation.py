@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
+from fixtures.operator_processes.jobs import EVALUATED, TRAINED, splits_given
+from fixtures.operator_processes.world import OwnWorld, World
 from support.refusals import refused
-from worlds.processes.jobs import EVALUATED, TRAINED, splits_given
-from worlds.processes.world import OwnWorld, World
 
 Json = dict[str, Any]
 TAGS = {"eval_accuracy": "0.75", "base_eval_accuracy": "0.5", "finetune_evaluation_data": "d1"}

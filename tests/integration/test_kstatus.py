@@ -20,7 +20,7 @@ def kstatus(objects: list[Json]) -> list[Json]:
 
 
 async def test_kstatus_says_what_the_table_says() -> None:
-    from worlds.memory.verdicts import VERDICTS, bodies
+    from fixtures.operator_in_memory.verdicts import VERDICTS, bodies
 
     resources = await bodies()
     statuses = {
@@ -30,7 +30,7 @@ async def test_kstatus_says_what_the_table_says() -> None:
 
 
 async def test_kstatus_repeats_the_message_of_what_explains_it() -> None:
-    from worlds.memory.verdicts import bodies
+    from fixtures.operator_in_memory.verdicts import bodies
 
     resources = await bodies()
     silent = ("Resource is Ready", "Resource scheduled for deletion")

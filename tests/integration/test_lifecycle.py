@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import yaml
 
+from fixtures.operator_processes.jobs import PREPARED, TRAINED, error, job, splits_given
+from fixtures.operator_processes.world import OwnWorld, World
 from support.waiting import wait_for
-from worlds.processes.jobs import PREPARED, TRAINED, error, job, splits_given
-from worlds.processes.world import OwnWorld, World
 
 
 def finish_training(world: World, name: str, attempt: int = 1) -> str:

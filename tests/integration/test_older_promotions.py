@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from fixtures.operator_processes.operators import new_namespace
 from integration.older_kind import OlderKind, is_taken
 from integration.schema.promotions import promotion
 from support.api import Api
 from support.refusals import refused
 from support.waiting import wait_for
-from worlds.processes.operators import new_namespace
 
 Json = dict[str, Any]
 

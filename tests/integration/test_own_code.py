@@ -6,14 +6,14 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from standins.git import git_server
+from fixtures.git_server import git_server
+from fixtures.operator_processes.jobs import error, splits_given
+from fixtures.operator_processes.world import World
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import operator_process, watching
 from support.process import running
 from support.waiting import wait_for
-from worlds.processes.jobs import error, splits_given
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 

@@ -11,14 +11,14 @@ import pytest
 
 from finetune_crds.contract import PrepResult, TerminationMessage
 from finetune_crds.status import SplitCounts
+from fixtures.operator_processes.jobs import PREPARED, TRAINED, job, splits_given
+from fixtures.operator_processes.operators import new_namespace
+from fixtures.operator_processes.world import World
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import forked_operator
 from support.process import running
 from support.waiting import wait_for
-from worlds.processes.jobs import PREPARED, TRAINED, job, splits_given
-from worlds.processes.operators import new_namespace
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 FORGED_SPLITS = TerminationMessage(

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from worlds.processes.jobs import splits_given
-from worlds.processes.world import World
+from fixtures.operator_processes.jobs import splits_given
+from fixtures.operator_processes.world import World
 
 Json = dict[str, Any]
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from finetune_operator.registry.writer import build_lease_name
+from fixtures.operator_processes.registry import DATA, GATES, NO_WORSE, Registry
+from fixtures.operator_processes.servers import Plane
+from fixtures.operator_processes.world import World
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import forked_operator, metric, watching
 from support.process import Process, running
 from support.waiting import PATIENCE, wait_for
-from worlds.processes.registry import DATA, GATES, NO_WORSE, Registry
-from worlds.processes.servers import Plane
-from worlds.processes.world import World
 
 
 @dataclass

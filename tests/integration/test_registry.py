@@ -24,11 +24,11 @@ from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredM
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.writer import ANYWHERE, AliasMoved, AliasWriter, build_lease_name
 from finetune_operator.settings import Settings
+from fixtures.operator_processes.proxy import Failure, Proxy, proxy
 from integration.postgres import postgres
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.process import running
-from worlds.processes.proxy import Failure, Proxy, proxy
 
 # NB: MLflow's own imports warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

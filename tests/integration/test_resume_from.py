@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
+from fixtures.operator_processes.jobs import error, splits_given
+from fixtures.operator_processes.world import World
 from support.waiting import wait_for
-from worlds.processes.jobs import error, splits_given
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fixtures.operator_processes.jobs import PREPARED, error, job
+from fixtures.operator_processes.world import World
 from support.waiting import wait_for
-from worlds.processes.jobs import PREPARED, error, job
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 WAITS = "prepares the same data: this job waits for its table and uses it"

@@ -18,11 +18,11 @@ from finetune_crds.reference import SAMPLES as FOLDER
 from finetune_crds.reference import sample_files
 from finetune_crds.serving import DatabricksServing, Serving
 from finetune_crds.training import MethodType
+from fixtures.operator_processes.operators import SharedOperator
+from fixtures.operator_processes.servers import Plane
+from fixtures.operator_processes.world import World
 from support.manifests import parse
 from support.waiting import wait_for
-from worlds.processes.operators import SharedOperator
-from worlds.processes.servers import Plane
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 SAMPLES = sample_files()

@@ -14,11 +14,11 @@ from cluster.crds import SPARK_APPLICATION
 from finetune_crds.contract import TerminationMessage
 from finetune_crds.reference import SAMPLES
 from finetune_operator import names
+from fixtures.operator_processes.jobs import PREPARED, error, job
+from fixtures.operator_processes.servers import Plane
+from fixtures.operator_processes.world import OwnWorld, World
 from support.api import Api
 from support.waiting import wait_for
-from worlds.processes.jobs import PREPARED, error, job
-from worlds.processes.servers import Plane
-from worlds.processes.world import OwnWorld, World
 
 Json = dict[str, Any]
 

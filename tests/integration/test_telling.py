@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from finetune_crds.contract import TerminationMessage
+from fixtures.operator_processes.jobs import PREPARED, error, job, splits_given
+from fixtures.operator_processes.servers import Plane
+from fixtures.operator_processes.world import OwnWorld, World
 from support.api import Api
 from support.waiting import wait_for
-from worlds.processes.jobs import PREPARED, error, job, splits_given
-from worlds.processes.servers import Plane
-from worlds.processes.world import OwnWorld, World
 
 Json = dict[str, Any]
 

@@ -9,14 +9,14 @@ import pytest
 
 from finetune_crds import JobReference, Recipe
 from finetune_crds.finetunejob import FineTuneJobSpec
+from fixtures.operator_processes.jobs import error, job, splits_given
+from fixtures.operator_processes.world import World
 from integration.schema import dry_run
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import forked_operator
 from support.process import running
 from support.refusals import refused
-from worlds.processes.jobs import error, job, splits_given
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 

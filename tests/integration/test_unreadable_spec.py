@@ -9,10 +9,10 @@ from typing import Any
 
 from kubernetes.dynamic.exceptions import UnprocessibleEntityError
 
+from fixtures.operator_processes.jobs import TRAINED, splits_given
+from fixtures.operator_processes.world import World
 from support.api import Api
 from support.waiting import wait_for
-from worlds.processes.jobs import TRAINED, splits_given
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 CRD = "finetunejobs.finetune.dev"

@@ -7,13 +7,13 @@ from pathlib import Path
 import yaml
 
 from finetune_crds.pods import ROLES
+from fixtures.operator_processes.jobs import EVALUATED, PREPARED, TRAINED, job
+from fixtures.operator_processes.world import World
 from support.api import Api
 from support.canary import CANARY, VARIABLES, read_files, read_objects, select_leaks
 from support.mlflow_server import Mlflow
 from support.operator_process import forked_operator, watching
 from support.process import running
-from worlds.processes.jobs import EVALUATED, PREPARED, TRAINED, job
-from worlds.processes.world import World
 
 
 def test_values_of_variables_stay_in_the_pods(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from worlds.processes.scripts import run_sample
+from fixtures.operator_processes.scripts import run_sample
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from finetune_trainer.models.output_folder import ModelFolder
 from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.storage import filesystems
 from finetune_trainer.train.data import read
-from standins import databricks
+from fixtures import fake_databricks
 from support.training import eval_loss_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_a_job_begins_goes_on_and_ends_in_a_volume_of_unity_catalog(
     pod: Pod, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     volume = "/Volumes/main/llm/work"
-    with databricks.running() as workspace:
+    with fake_databricks.running() as workspace:
         workspace.files.volumes.add(volume)
         for name, value in workspace.secret.items():
             monkeypatch.setenv(name, value)

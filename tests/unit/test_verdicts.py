@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fixtures.operator_in_memory.verdicts import SAME, VERDICTS, bodies, waits_ended
 from unit.test_argocd_health import health
-from worlds.memory.verdicts import SAME, VERDICTS, bodies, waits_ended
 
 
 async def test_argocd_says_what_the_table_says() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.controlplane import ControlPlane
+from fixtures.operator_processes.servers import Plane
 from support.process import running
-from worlds.processes.servers import Plane
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,12 @@ from typing import Any
 import requests
 import yaml
 
+from fixtures.operator_processes.servers import Plane
 from integration.chart import CHART, environment_of, helm
 from support.api import Api
 from support.operator_process import forked_operator
 from support.ports import free_port
 from support.process import Process
-from worlds.processes.servers import Plane
 
 Json = dict[str, Any]
 RELEASE, SYSTEM = "finetune-operator", "finetune-system"

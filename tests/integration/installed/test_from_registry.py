@@ -15,13 +15,13 @@ from cluster import registry
 from cluster.release import chart
 from cluster.release.make import publish_chart
 from cluster.release.target import Target
+from fixtures.operator_processes.servers import Plane
 from integration.chart import helm
 from integration.installed.installation import RELEASE, SYSTEM
 from support.api import Api
 from support.ports import free_port, listens
 from support.process import running
 from support.waiting import wait_for
-from worlds.processes.servers import Plane
 
 Json = dict[str, Any]
 VERSION = "0.2.0-rc.1"

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from finetune_crds.__main__ import DIGEST
+from fixtures.operator_processes.jobs import TRAINED, job, splits_given
+from fixtures.operator_processes.operators import new_namespace
+from fixtures.operator_processes.servers import Plane
+from fixtures.operator_processes.world import World
 from integration.installed.installation import RELEASE, SYSTEM, Installation
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.operator_process import metric
 from support.waiting import wait_for
-from worlds.processes.jobs import TRAINED, job, splits_given
-from worlds.processes.operators import new_namespace
-from worlds.processes.servers import Plane
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 CRDS = ("finetunejobs.finetune.dev", "modelpromotions.finetune.dev")

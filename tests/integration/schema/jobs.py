@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worlds.processes.jobs import job
+from fixtures.operator_processes.jobs import job
 
 Json = dict[str, Any]
 PREFERENCES: Json = {"type": "Preference", "prompt": "p", "chosen": "c", "rejected": "r"}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from fixtures.operator_processes.jobs import job
+from fixtures.operator_processes.servers import Plane
 from integration.schema import dry_run
 from support.api import Api
 from support.refusals import refused
-from worlds.processes.jobs import job
-from worlds.processes.servers import Plane
 
 Json = dict[str, Any]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from fixtures.operator_processes.jobs import job
 from integration.schema import dry_run
 from integration.schema.jobs import DPO, UNITY, prepared
 from support.api import Api
 from support.refusals import refused
-from worlds.processes.jobs import job
 
 Json = dict[str, Any]
 

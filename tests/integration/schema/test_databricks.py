@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.operator_processes.jobs import job
 from integration.schema import dry_run
 from integration.schema.jobs import (
     AT_DATABRICKS,
@@ -19,7 +20,6 @@ from integration.schema.jobs import (
 )
 from support.api import Api
 from support.refusals import refused
-from worlds.processes.jobs import job
 
 Json = dict[str, Any]
 IN_WORKSPACE = (

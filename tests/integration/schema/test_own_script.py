@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from fixtures.operator_processes.jobs import job
 from integration.schema import dry_run
 from support.api import Api
 from support.refusals import refused
-from worlds.processes.jobs import job
 
 Json = dict[str, Any]
 

@@ -9,12 +9,12 @@ import pytest
 from finetune_crds.base import REPLACED
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
+from fixtures.operator_processes.jobs import job
 from integration.schema import dry_run
 from integration.schema.promotions import promotion
 from support.api import Api
 from support.documents import Page
 from support.refusals import refused
-from worlds.processes.jobs import job
 
 Json = dict[str, Any]
 # The values of fields of an earlier version.

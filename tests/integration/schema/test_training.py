@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from fixtures.operator_processes.jobs import job
 from integration.schema import dry_run
 from integration.schema.jobs import DPO, KTO, NO_PACKS, PREFERENCES, UNPAIRED, prepared
 from support.api import Api
 from support.refusals import refused
-from worlds.processes.jobs import job
 
 Json = dict[str, Any]
 OF_ANSWERS_AND_METHODS = "objectives DPO, KTO, ORPO, SimPO work with method Full, LoRA, QLoRA or DoRA"

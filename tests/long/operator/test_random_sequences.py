@@ -6,8 +6,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 
+from fixtures.operator_in_memory import finetunejob_sequences, promotion_sequences, serving_sequences
 from long.amounts import SEQUENCES
-from worlds.memory import finetunejob_sequences, promotion_sequences, serving_sequences
 
 Json = dict[str, Any]
 RANDOM = settings(

@@ -17,12 +17,12 @@ from typing import Any
 
 from finetune_crds.contract import EXIT_PREEMPTED
 from finetune_operator import names
+from fixtures.operator_processes.jobs import PREPARED, TRAINED, error, job, splits_given
+from fixtures.operator_processes.registry import GATES, Registry
+from fixtures.operator_processes.world import World
 from support.api import Api
 from support.mlflow_server import Mlflow
 from support.waiting import PATIENCE, wait_for
-from worlds.processes.jobs import PREPARED, TRAINED, error, job, splits_given
-from worlds.processes.registry import GATES, Registry
-from worlds.processes.world import World
 
 Json = dict[str, Any]
 # NB: an operator may be killed many times meanwhile, and a Lease that it held then expires after a minute.

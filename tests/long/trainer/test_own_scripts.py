@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from worlds.processes.scripts import run_sample
+from fixtures.operator_processes.scripts import run_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable

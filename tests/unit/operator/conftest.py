@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from standins.databricks import Workspace, running
+from fixtures.fake_databricks import Workspace, running
 
-# What the worlds assert is shown as what a test asserts is.
-pytest.register_assert_rewrite("worlds")
+# What the fixtures assert is shown as what a test asserts is.
+pytest.register_assert_rewrite("fixtures.operator_in_memory", "fixtures.operator_processes")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from finetune_operator import secrets
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import KubeError
 from finetune_operator.mlflow.client import Credentials
-from standins.kube import StandIn
+from fixtures.fake_kube import StandIn
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ import pytest
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_operator.controller import events
 from finetune_operator.controller.events import Change
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     FAILED,
     NOW,

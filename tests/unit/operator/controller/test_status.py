@@ -13,7 +13,7 @@ from finetune_crds.status import FineTuneJobStatus, Phase
 from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.status import write_status
 from finetune_operator.controller.store import Store
-from worlds.memory.decisions import NOW, UID, condition
+from fixtures.operator_in_memory.decisions import NOW, UID, condition
 
 
 class FakeKube:

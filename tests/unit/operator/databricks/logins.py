@@ -11,7 +11,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.workspace import open_workspace, translate_errors
 from finetune_operator.errors import ExternalError
 from finetune_operator.settings import Settings
-from standins.databricks import Workspace
+from fixtures.fake_databricks import Workspace
 
 ENDPOINT = "/api/2.0/serving-endpoints/support"
 

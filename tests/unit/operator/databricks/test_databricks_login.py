@@ -12,7 +12,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.databricks.login import _check_login_url
 from finetune_operator.databricks.workspace import open_workspace
 from finetune_operator.settings import Settings
-from standins.databricks import Fault, Workspace
+from fixtures.fake_databricks import Fault, Workspace
 from support.http_server import Answer, Request, serving
 from unit.operator.databricks.logins import (
     ENDPOINT,

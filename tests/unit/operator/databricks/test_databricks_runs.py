@@ -19,7 +19,7 @@ from finetune_operator.databricks.model import Run, Submission
 from finetune_operator.databricks.workspace import open_workspace
 from finetune_operator.errors import ExternalError
 from finetune_operator.settings import Settings
-from standins.databricks import Fault, Workspace
+from fixtures.fake_databricks import Fault, Workspace
 
 Json = dict[str, Any]
 VOLUME = "/Volumes/main/llm/work"

@@ -12,7 +12,7 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator import bounded
 from finetune_operator.databricks import transport
 from finetune_operator.errors import ExternalError
-from standins.databricks import Fault, Workspace
+from fixtures.fake_databricks import Fault, Workspace
 from support.http_server import Answer, serving
 from unit.operator.databricks.logins import (
     ENDPOINT,

@@ -18,7 +18,7 @@ from finetune_operator.finetunejob.children import (
     find_owner,
     is_child,
 )
-from worlds.memory.decisions import UID, child, controller, ended, ftj, pod
+from fixtures.operator_in_memory.decisions import UID, child, controller, ended, ftj, pod
 
 Json = dict[str, Any]
 OWNED, OF_A_JOB = controller(API_VERSION, "FineTuneJob", UID), controller("batch/v1", "Job", "j1")

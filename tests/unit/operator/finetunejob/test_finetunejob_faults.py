@@ -20,9 +20,9 @@ from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.tracked import Tracked
-from worlds.memory.decisions import NODES, SETTINGS, SOURCE, UID, child, ended, pod
-from worlds.memory.parts import parts
-from worlds.memory.promotions import ApiServer, KilledError, Writes
+from fixtures.operator_in_memory.decisions import NODES, SETTINGS, SOURCE, UID, child, ended, pod
+from fixtures.operator_in_memory.parts import parts
+from fixtures.operator_in_memory.promotions import ApiServer, KilledError, Writes
 
 Json = dict[str, Any]
 KEY = ("FineTuneJob", "team", "tune")

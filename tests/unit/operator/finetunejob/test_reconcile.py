@@ -37,8 +37,8 @@ from finetune_operator.policy.status import with_condition
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.writer import build_lease_name
-from standins.kube import StandIn
-from worlds.memory.decisions import (
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     NO_MLFLOW,
     NOW,
@@ -56,7 +56,7 @@ from worlds.memory.decisions import (
     status,
     tracked,
 )
-from worlds.memory.parts import parts
+from fixtures.operator_in_memory.parts import parts
 
 Json = dict[str, Any]
 KEY = "team/tune"

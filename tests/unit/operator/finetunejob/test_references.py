@@ -16,7 +16,7 @@ from finetune_operator.finetunejob.references import (
     resumed_job_name,
 )
 from finetune_operator.finetunejob.resolve import pinned
-from worlds.memory.decisions import ACCEPTED, ADMITTED, FAILED, ftj, running, status
+from fixtures.operator_in_memory.decisions import ACCEPTED, ADMITTED, FAILED, ftj, running, status
 
 Json = dict[str, Any]
 TEACHER: Json = {"type": "Distillation", "distillation": {"teacher": "models:/ml.prod.large@champion"}}

@@ -17,9 +17,9 @@ from finetune_crds.status import MlflowStatus
 from finetune_operator.controller.workqueue import work
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
 from finetune_operator.mlflow.runs import Server
-from standins.kube import StandIn
-from worlds.memory.decisions import SETTINGS, SPLITS, UID, child, ended, running
-from worlds.memory.parts import parts
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import SETTINGS, SPLITS, UID, child, ended, running
+from fixtures.operator_in_memory.parts import parts
 
 Json = dict[str, Any]
 JOBS = 40

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionType
 from finetune_operator.kube import KubeError
-from standins.kube import StandIn
+from fixtures.fake_kube import StandIn
 from unit.operator.finetunejob.preparation.test_spark_application import driver
 from unit.operator.finetunejob.preparation.test_spark_manifest import data
 from unit.operator.finetunejob.test_reconcile import World, submitted

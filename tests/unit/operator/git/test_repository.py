@@ -20,7 +20,7 @@ from finetune_operator import bounded
 from finetune_operator.bounded import ANONYMOUS, Login
 from finetune_operator.errors import ExternalError
 from finetune_operator.git.repository import Repository, Resolved
-from standins.git import GitServer, git_server
+from fixtures.git_server import GitServer, git_server
 from support.http_server import Answer
 
 

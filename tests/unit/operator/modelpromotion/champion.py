@@ -6,7 +6,7 @@ from typing import Any
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import Problem
-from worlds.memory.promotions import World
+from fixtures.operator_in_memory.promotions import World
 
 GATES = [
     {"name": "loss", "type": "Metric", "metric": {"name": "eval_loss", "max": 2.5}},

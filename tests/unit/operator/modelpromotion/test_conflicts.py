@@ -15,8 +15,8 @@ from finetune_operator.modelpromotion.conflicts import ConflictFinder
 from finetune_operator.modelpromotion.observe import read_promotion
 from finetune_operator.registry import unity
 from finetune_operator.settings import Settings
-from standins.databricks import Fault, Workspace, running
-from standins.kube import Json, StandIn
+from fixtures.fake_databricks import Fault, Workspace, running
+from fixtures.fake_kube import Json, StandIn
 
 SETTINGS = Settings(tracking_uri="http://mlflow:5000")
 CATALOG = {"uri": "databricks", "registryUri": "databricks-uc", "secretRef": {"name": "login"}}

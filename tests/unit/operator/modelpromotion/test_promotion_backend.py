@@ -14,7 +14,7 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.serving import choose
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, EndpointAction
 from finetune_operator.settings import Settings
-from worlds.memory.promotions import World
+from fixtures.operator_in_memory.promotions import World
 
 CANARY = {"steps": [{"percent": 10, "durationSeconds": 600}]}
 

@@ -11,8 +11,8 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.controller.reconciler import BUSY_SECONDS
 from finetune_operator.errors import Problem
+from fixtures.operator_in_memory.promotions import Json, KilledError, Operator, World
 from unit.operator.modelpromotion.champion import GATES
-from worlds.memory.promotions import Json, KilledError, Operator, World
 
 Story = Callable[[World], Awaitable[None]]
 

@@ -10,8 +10,8 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.settings import Settings
+from fixtures.operator_in_memory.promotions import World
 from unit.operator.modelpromotion.champion import AWAY, world
-from worlds.memory.promotions import World
 
 
 async def test_it_waits_for_the_model_the_alias_and_then_moves() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import Problem
-from worlds.memory.promotions import World
+from fixtures.operator_in_memory.promotions import World
 
 NO_WORSE = [
     {

@@ -11,7 +11,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import Problem
-from worlds.memory.promotions import Memory, World
+from fixtures.operator_in_memory.promotions import Memory, World
 
 DIFFERENCE = (
     "registered model support-llama was created at 2026-07-02T00:00:00.000Z, but status.registry records a model created at "

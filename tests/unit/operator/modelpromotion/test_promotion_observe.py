@@ -13,7 +13,7 @@ from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.modelpromotion.model import SourceJob
 from finetune_operator.modelpromotion.observe import read_promotion
 from finetune_operator.registry.base import ModelVersion, RegisteredModel, Registry
-from worlds.memory.promotions import MODEL, Json, Operator, World
+from fixtures.operator_in_memory.promotions import MODEL, Json, Operator, World
 
 AWAY = Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://runs:5000 cannot be reached: HTTP 429")
 

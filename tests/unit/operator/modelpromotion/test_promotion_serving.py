@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from finetune_operator.serving.model import ConfigureEndpoint, ServedVersion
-from standins.databricks import Fault, Workspace, running
-from worlds.memory.promotions import KilledError
-from worlds.memory.serving import ALIASES, GATE, MODEL, PATH, STEPS, Databricks
+from fixtures.fake_databricks import Fault, Workspace, running
+from fixtures.operator_in_memory.promotions import KilledError
+from fixtures.operator_in_memory.serving import ALIASES, GATE, MODEL, PATH, STEPS, Databricks
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 
 from finetune_operator.registry.mlflow import MlflowRegistry
+from fixtures.operator_in_memory.promotions import MODEL, World, back_to
 from support.mlflow_server import Mlflow, serving_here
-from worlds.memory.promotions import MODEL, World, back_to
 
 # NB: MLflow's own imports warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

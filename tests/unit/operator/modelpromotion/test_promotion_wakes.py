@@ -13,10 +13,10 @@ import pytest
 from finetune_crds.conditions import ConditionReason
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.modelpromotion import enqueue
-from standins.databricks import Workspace, running
+from fixtures.fake_databricks import Workspace, running
+from fixtures.operator_in_memory.promotions import Json, World
+from fixtures.operator_in_memory.serving import GATE, MODEL, STEPS, Databricks
 from unit.operator.modelpromotion.test_promotion_faults import STORIES, Story, outcome
-from worlds.memory.promotions import Json, World
-from worlds.memory.serving import GATE, MODEL, STEPS, Databricks
 
 # Far less than any test needs that does not go round in circles.
 MOST = 200

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 
-from worlds.memory.serving_sequences import BAD, EDITS, SEQUENCES, check
+from fixtures.operator_in_memory.serving_sequences import BAD, EDITS, SEQUENCES, check
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

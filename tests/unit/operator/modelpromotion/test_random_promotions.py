@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 
-from worlds.memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, Json, check
+from fixtures.operator_in_memory.promotion_sequences import LOOSE, SEQUENCES, SPECS, STRICT, Json, check
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -11,7 +11,7 @@ from finetune_operator.mlflow.model import Run
 from finetune_operator.registry.base import RegisteredVersion
 from finetune_operator.registry.tracked import Tracked, open_tracked
 from finetune_operator.settings import Settings
-from standins.databricks import Workspace
+from fixtures.fake_databricks import Workspace
 
 MODEL = "main.llm.support"
 TRACKING = Tracking(uri="databricks")

@@ -17,7 +17,7 @@ from finetune_operator.registry.base import ModelVersion, RegisteredModel, Regis
 from finetune_operator.registry.unity import UnityRegistry, find_metastore
 from finetune_operator.registry.writer import build_lease_name
 from finetune_operator.settings import Settings
-from standins.databricks import Fault, Workspace
+from fixtures.fake_databricks import Fault, Workspace
 
 MODEL = "main.llm.support"
 METASTORE = "/api/2.1/unity-catalog/current-metastore-assignment"

@@ -24,7 +24,7 @@ from finetune_operator.registry.writer import (
     build_lease_name,
 )
 from finetune_operator.settings import Settings
-from standins.kube import StandIn
+from fixtures.fake_kube import StandIn
 
 LEASE = build_lease_name("http://r", "m")
 AWAY = ExternalError(Problem(ConditionReason.MLFLOW_UNREACHABLE, "away"))

@@ -21,8 +21,8 @@ from finetune_operator.serving.model import (
     StopLogging,
 )
 from finetune_operator.settings import Settings
-from standins.databricks import Fault, Workspace
-from standins.databricks.endpoints import BUSY
+from fixtures.fake_databricks import Fault, Workspace
+from fixtures.fake_databricks.endpoints import BUSY
 
 MODEL = "main.llm.support"
 PATH = "/api/2.0/serving-endpoints"

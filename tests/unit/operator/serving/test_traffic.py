@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finetune_operator.serving.databricks.traffic import parse_traffic
-from standins.databricks.endpoints import exported
+from fixtures.fake_databricks.endpoints import exported
 
 LATENCY = """\
 # TYPE request_latency_ms histogram

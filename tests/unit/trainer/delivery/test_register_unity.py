@@ -12,7 +12,7 @@ from finetune_trainer.pod import mlflow_run
 from finetune_trainer.pod.exit_status import RecipeRefusedError, TrainingError
 from finetune_trainer.train.delivery import signature
 from finetune_trainer.train.delivery.register import Registry
-from standins.databricks import Workspace, running
+from fixtures.fake_databricks import Workspace, running
 
 MODEL = "main.llm.support"
 TEXT = '[{"type": "string", "required": true}]'

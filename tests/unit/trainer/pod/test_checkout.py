@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from finetune_trainer.pod import checkout
-from standins.git import GitServer, git_server
+from fixtures.git_server import GitServer, git_server
 from support.http_server import Answer
 
 

@@ -27,8 +27,8 @@ from finetune_trainer.prep.source import condition
 from finetune_trainer.prep.spark import session
 from finetune_trainer.prep.spark.keep import keep
 from finetune_trainer.prep.steps import tokens
-from standins.databricks import Workspace, running
-from standins.databricks.files import FileRefusal
+from fixtures.fake_databricks import Workspace, running
+from fixtures.fake_databricks.files import FileRefusal
 from unit.trainer.prep.recipes import commit_without_spark, prepare_quickly, recipe
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.storage import filesystems, unity_volumes
 from finetune_trainer.storage.unity_volumes import VolumesFileSystem
 from finetune_trainer.train.checkpoint.folder import CheckpointFolder, Marker
-from standins.databricks import Fault, Workspace, running
+from fixtures.fake_databricks import Fault, Workspace, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,16 @@ from finetune_crds.conditions import ConditionReason
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import Mlflow
-from worlds.memory.decisions import SETTINGS, child, conclude, ftj, later, observed, pod, running
+from fixtures.operator_in_memory.decisions import (
+    SETTINGS,
+    child,
+    conclude,
+    ftj,
+    later,
+    observed,
+    pod,
+    running,
+)
 
 AWAY = Mlflow(problem=Problem(ConditionReason.MLFLOW_UNREACHABLE, "MLflow at http://m cannot be reached: no"))
 KNOWN = MlflowStatus(experiment_id="e1", run_id="r1", url="http://mlflow:5000/#/experiments/e1/runs/r1")

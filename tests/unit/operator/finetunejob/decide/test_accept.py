@@ -12,7 +12,7 @@ from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.finetunejob.decide.accept import unsupported_fields
 from finetune_operator.finetunejob.model import Decision
 from finetune_operator.settings import Settings
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     NO_MLFLOW,
     NOW,
     PREPARED,

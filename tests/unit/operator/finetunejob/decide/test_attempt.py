@@ -11,7 +11,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import CheckpointStatus, JobUids, LastFailure
 from finetune_operator.finetunejob.model import Observed
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     EVICTED,
     NOW,
     applied,

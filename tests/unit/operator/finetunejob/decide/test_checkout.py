@@ -10,7 +10,7 @@ from finetune_crds.code import CodeStatus
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import EnsureRun, FineTuneJob, Mlflow, ResolvedRevision
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
     SETTINGS,

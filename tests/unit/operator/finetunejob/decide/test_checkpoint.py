@@ -12,7 +12,7 @@ from finetune_crds.contract import TAG_CHECKPOINT_ERROR, TerminationMessage
 from finetune_operator.controller import events
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import Mlflow
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     UID,
     child,
     conclude,

@@ -10,7 +10,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.finetunejob.model import Observed
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     NOW,
     SOURCE,
     child,

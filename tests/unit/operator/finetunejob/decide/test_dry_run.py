@@ -12,7 +12,7 @@ from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.model import Decision, DryRunAnswer, FineTuneJob
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
     FINE,

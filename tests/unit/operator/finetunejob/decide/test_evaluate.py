@@ -15,7 +15,7 @@ from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import Decision, LogMetrics, Mlflow, QueueState, SetAlias, TagVersion
 from finetune_operator.registry.base import RegisteredVersion
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     EVALUATED,
     NOW,

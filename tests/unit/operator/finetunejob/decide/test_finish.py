@@ -10,7 +10,7 @@ from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, Condit
 from finetune_crds.status import FineTuneJobStatus, MlflowStatus
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import FinishRun, Mlflow, Observed
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     FAILED,
     NOW,

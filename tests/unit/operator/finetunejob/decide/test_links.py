@@ -11,7 +11,15 @@ from finetune_crds.status import ModelStatus
 from finetune_crds.status_parts import Links
 from finetune_operator.finetunejob.model import Mlflow
 from finetune_operator.settings import Settings
-from worlds.memory.decisions import NO_MLFLOW, SETTINGS, conclude, ftj, observed, running, tracked
+from fixtures.operator_in_memory.decisions import (
+    NO_MLFLOW,
+    SETTINGS,
+    conclude,
+    ftj,
+    observed,
+    running,
+    tracked,
+)
 
 Json = dict[str, Any]
 INSIDE = Settings(tracking_uri="http://mlflow:5000", tracking_public_url="https://mlflow.example.org/")

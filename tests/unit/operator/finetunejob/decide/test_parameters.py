@@ -8,7 +8,16 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.decide import parameters
-from worlds.memory.decisions import CORRECTED, NO_MLFLOW, applied, conclude, failure_of, ftj, said, spec
+from fixtures.operator_in_memory.decisions import (
+    CORRECTED,
+    NO_MLFLOW,
+    applied,
+    conclude,
+    failure_of,
+    ftj,
+    said,
+    spec,
+)
 
 Json = dict[str, Any]
 COMMAND: Json = {"command": ["torchrun", "train.py"]}

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.conditions import Condition, ConditionReason, ConditionType
 from finetune_operator.finetunejob.decide.phase import phase
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     EVALUATED,
     FAILED,

@@ -12,8 +12,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import ModelStatus, Progress
 from finetune_crds.status_parts import PlanStatus
 from finetune_operator.finetunejob.model import Mlflow
-from unit.operator.finetunejob.decide.mlflow_runs import AWAY, KNOWN, follow
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ADMITTED,
     NOW,
     SETTINGS,
@@ -29,6 +28,7 @@ from worlds.memory.decisions import (
     status,
     tracked,
 )
+from unit.operator.finetunejob.decide.mlflow_runs import AWAY, KNOWN, follow
 
 STEP = {contract.TAG_PREPARATION: "near duplicates 40%"}
 SHOWN = Progress(summary="near duplicates 40%", update_time=NOW)

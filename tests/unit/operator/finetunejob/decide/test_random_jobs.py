@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from worlds.memory.decisions import NODES, SOURCE, SPLITS
-from worlds.memory.finetunejob_sequences import (
+from fixtures.operator_in_memory.decisions import NODES, SOURCE, SPLITS
+from fixtures.operator_in_memory.finetunejob_sequences import (
     JOBS,
     STORIES,
     Json,

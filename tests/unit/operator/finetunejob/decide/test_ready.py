@@ -8,7 +8,7 @@ from finetune_crds.conditions import SUMMARY, Condition, ConditionReason, Condit
 from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.finetunejob.decide.phase import phase
 from finetune_operator.finetunejob.decide.ready import assess_readiness, summarize_status
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     FAILED,
     NOW,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from finetune_crds.status import FineTuneJobStatus, JobUids
-from worlds.memory.decisions import child, conclude, ftj, observed, running, status
+from fixtures.operator_in_memory.decisions import child, conclude, ftj, observed, running, status
 
 PREP, FIRST, SECOND = child("tune-prep"), child("tune-train-1"), child("tune-train-2")
 OF_PREP, OF_FIRST, OF_SECOND = "uid-of-tune-prep", "uid-of-tune-train-1", "uid-of-tune-train-2"

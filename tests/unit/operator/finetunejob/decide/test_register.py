@@ -12,7 +12,7 @@ from finetune_crds.status import CheckpointStatus, FineTuneJobStatus, MlflowStat
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import FinishRun, Mlflow, SetAlias
 from finetune_operator.registry.base import RegisteredVersion
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     NOW,
     PREPARED,

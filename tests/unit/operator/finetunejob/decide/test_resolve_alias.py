@@ -13,7 +13,7 @@ from finetune_crds.status import FineTuneJobStatus, Pinned
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import AliasVersion, Decision, FineTuneJob, Mlflow
 from finetune_operator.finetunejob.resolve import pinned
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
     NO_MLFLOW,

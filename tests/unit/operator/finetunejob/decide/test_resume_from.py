@@ -13,7 +13,7 @@ from finetune_crds.status import CheckpointStatus, ResumedFrom
 from finetune_operator.defaults import Defaults
 from finetune_operator.finetunejob.model import FineTuneJob, ResumedJob
 from finetune_operator.finetunejob.resolve import resolve
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ADMITTED,
     CORRECTED,
     FAILED,

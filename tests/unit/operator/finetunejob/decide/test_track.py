@@ -13,8 +13,7 @@ from finetune_crds.status import MlflowStatus, Progress
 from finetune_operator.finetunejob.decide.created_run import record_run
 from finetune_operator.finetunejob.model import EnsureRun, Mlflow
 from finetune_operator.mlflow.model import Run
-from unit.operator.finetunejob.decide.mlflow_runs import AWAY, KNOWN, follow
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ADMITTED,
     NOW,
     SETTINGS,
@@ -32,6 +31,7 @@ from worlds.memory.decisions import (
     status,
     tracked,
 )
+from unit.operator.finetunejob.decide.mlflow_runs import AWAY, KNOWN, follow
 
 
 def test_without_an_mlflow_server_training_goes_on_and_says_so() -> None:

@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.contract import TerminationMessage, TrainResult
 from finetune_crds.status import LastFailure, ModelStatus, Nodes, Progress
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     NOW,
     PREPARED,

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.status_parts import JobUsage, Usage
 from finetune_operator.finetunejob.decide.usage import EARLIER_JOBS, add_usage
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     PREPARED,
     TRAINING,

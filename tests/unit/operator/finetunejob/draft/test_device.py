@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.status_parts import DeviceStatus
 from finetune_operator.finetunejob.draft import device
-from worlds.memory.decisions import child, conclude, ended, ftj, observed, pod, running
+from fixtures.operator_in_memory.decisions import child, conclude, ended, ftj, observed, pod, running
 
 Json = dict[str, Any]
 JOB = "tune-train-1"

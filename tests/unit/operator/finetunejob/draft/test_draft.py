@@ -8,7 +8,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.children import has_ended
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import Deletion
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     NOW,
     SETTINGS,
     child,

@@ -11,7 +11,7 @@ from finetune_crds.env import NO_SCOPE_IN_PODS
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator.finetunejob.decide.accept import mistakes_of_pods
 from finetune_operator.finetunejob.draft import mistakes
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     SOURCE,
     applied,
     child,

@@ -20,10 +20,10 @@ from finetune_operator.finetunejob.observe.run_poller import RunPoller, find_pla
 from finetune_operator.kube import KubeError
 from finetune_operator.registry.outages import Outages
 from finetune_operator.settings import Settings
-from standins.databricks import Workspace
-from standins.kube import StandIn
-from worlds.memory.decisions import ACCEPTED, condition, ftj, status
-from worlds.memory.reads import wait_for_answers
+from fixtures.fake_databricks import Workspace
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import ACCEPTED, condition, ftj, status
+from fixtures.operator_in_memory.reads import wait_for_answers
 
 MODEL = "main.llm.support"
 TRACKING = {"uri": "databricks", "secretRef": {"name": "databricks"}}

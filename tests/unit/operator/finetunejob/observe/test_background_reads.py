@@ -12,7 +12,7 @@ import pytest
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.observe.background_reads import BackgroundReads, MaxAge, ReadPace
 from finetune_operator.finetunejob.observe.read_limits import ReadLimits
-from worlds.memory.decisions import ftj
+from fixtures.operator_in_memory.decisions import ftj
 
 POLLED = MaxAge(fresh=4.0, usable=15.0)
 

@@ -11,10 +11,10 @@ from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import CustomChildren
 from finetune_operator.finetunejob.observe.custom_children import CustomChildReader
 from finetune_operator.kube import KubeError
-from standins.kube import StandIn
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import UID, condition, controller, ftj, status
 from unit.operator.finetunejob.preparation.test_spark_application import application, driver
 from unit.operator.finetunejob.preparation.test_spark_manifest import data
-from worlds.memory.decisions import UID, condition, controller, ftj, status
 
 Json = dict[str, Any]
 OWNER = [controller("finetune.dev/v1alpha1", "FineTuneJob", UID)]

@@ -15,10 +15,10 @@ from finetune_crds.status import SplitCounts
 from finetune_operator import names
 from finetune_operator.kube import KubeError
 from finetune_operator.settings import Settings
-from standins.databricks import Workspace
-from standins.kube import StandIn
-from worlds.memory.decisions import UID
-from worlds.memory.parts import parts
+from fixtures.fake_databricks import Workspace
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import UID
+from fixtures.operator_in_memory.parts import parts
 
 Json = dict[str, Any]
 VOLUME = "/Volumes/main/llm/work"

@@ -11,8 +11,8 @@ from finetune_crds.conditions import ConditionReason
 from finetune_operator.finetunejob.model import DryRunAnswer, FineTuneJob
 from finetune_operator.finetunejob.observe.dry_run import DryRunner, run_dry_runs
 from finetune_operator.kube import KubeError
-from standins.kube import StandIn
-from worlds.memory.decisions import ftj
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import ftj
 
 Json = dict[str, Any]
 BODIES: list[Json] = [

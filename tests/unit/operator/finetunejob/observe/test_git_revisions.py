@@ -22,9 +22,9 @@ from finetune_operator.finetunejob.observe.git_revisions import RevisionReader
 from finetune_operator.finetunejob.observe.read_limits import ReadLimits
 from finetune_operator.git.repository import Repository, Resolved
 from finetune_operator.kube import KubeError
-from standins.git import git_server
-from standins.kube import StandIn
-from worlds.memory.decisions import ACCEPTED, ftj, status
+from fixtures.fake_kube import StandIn
+from fixtures.git_server import git_server
+from fixtures.operator_in_memory.decisions import ACCEPTED, ftj, status
 
 Json = dict[str, Any]
 

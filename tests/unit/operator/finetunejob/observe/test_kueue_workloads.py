@@ -11,9 +11,9 @@ import pytest
 from finetune_operator.finetunejob.model import QueueState
 from finetune_operator.finetunejob.observe.kueue_workloads import WorkloadReader
 from finetune_operator.kube import KubeError, Listing
-from standins.kube import StandIn
-from worlds.memory.decisions import NOW, child, controller, ftj, later, running
-from worlds.memory.reads import wait_for_answers
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import NOW, child, controller, ftj, later, running
+from fixtures.operator_in_memory.reads import wait_for_answers
 
 Json = dict[str, Any]
 JOB = "tune-train-1"

@@ -8,8 +8,8 @@ import pytest
 
 from finetune_operator.finetunejob.observe.nodes import NodeReader
 from finetune_operator.kube import KubeError
-from standins.kube import StandIn
-from worlds.memory.decisions import pod
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import pod
 
 Json = dict[str, Any]
 LABELS = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}

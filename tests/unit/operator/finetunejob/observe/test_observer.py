@@ -17,8 +17,8 @@ from finetune_operator.finetunejob.model import ResumedJob
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.kube import KubeError
 from finetune_operator.settings import Settings
-from standins.kube import StandIn
-from worlds.memory.decisions import (
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import (
     FAILED,
     NO_MLFLOW,
     PREPARED,
@@ -33,7 +33,7 @@ from worlds.memory.decisions import (
     running,
     status,
 )
-from worlds.memory.reads import wait_for_answers
+from fixtures.operator_in_memory.reads import wait_for_answers
 
 Json = dict[str, Any]
 JOB = "tune-train-1"

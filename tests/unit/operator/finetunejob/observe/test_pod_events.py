@@ -9,8 +9,8 @@ import pytest
 from finetune_operator.finetunejob.model import PodEvent
 from finetune_operator.finetunejob.observe.pod_events import PodEventReader
 from finetune_operator.kube import KubeError
-from standins.kube import StandIn
-from worlds.memory.decisions import ftj, later, pod, stamped
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import ftj, later, pod, stamped
 
 Json = dict[str, Any]
 JOB = "tune-train-1"

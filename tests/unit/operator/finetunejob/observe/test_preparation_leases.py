@@ -13,8 +13,8 @@ from finetune_operator.finetunejob.model import FineTuneJob, PreparationLease, T
 from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
 from finetune_operator.finetunejob.preparation import preparation_lease
 from finetune_operator.kube import KubeError
-from standins.kube import StandIn
-from worlds.memory.decisions import ADMITTED, SOURCE, UID, child, controller, ftj, status
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import ADMITTED, SOURCE, UID, child, controller, ftj, status
 
 Json = dict[str, Any]
 JOB = ftj(status(ADMITTED), data=SOURCE)

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_operator.controller.store import Store
 from finetune_operator.finetunejob.observe.promoted_aliases import promoted_aliases
-from worlds.memory.decisions import SETTINGS, ftj
+from fixtures.operator_in_memory.decisions import SETTINGS, ftj
 
 Json = dict[str, Any]
 

@@ -8,7 +8,7 @@ import pytest
 
 from finetune_operator.finetunejob.observe.queues import find_missing_queue
 from finetune_operator.kube import KubeError
-from standins.kube import StandIn
+from fixtures.fake_kube import StandIn
 
 Json = dict[str, Any]
 NOT_FOUND = KubeError(404, "the server could not find the requested resource")

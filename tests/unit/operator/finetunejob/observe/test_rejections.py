@@ -8,8 +8,8 @@ import pytest
 
 from finetune_operator.finetunejob.observe.rejections import read_rejections
 from finetune_operator.kube import KubeError
-from standins.kube import StandIn
-from worlds.memory.decisions import child, ftj, later, pod
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import child, ftj, later, pod
 
 Json = dict[str, Any]
 JOB = "tune-train-1"

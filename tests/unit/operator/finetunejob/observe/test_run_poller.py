@@ -26,9 +26,9 @@ from finetune_operator.mlflow.runs import Server
 from finetune_operator.registry.mlflow import MlflowRegistry
 from finetune_operator.registry.tracked import Tracked
 from finetune_operator.settings import Settings
-from standins.databricks import Workspace
-from standins.kube import StandIn
-from worlds.memory.decisions import (
+from fixtures.fake_databricks import Workspace
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import (
     FAILED,
     NO_MLFLOW,
     PREPARED,
@@ -41,7 +41,7 @@ from worlds.memory.decisions import (
     status,
     tracked,
 )
-from worlds.memory.reads import wait_for_answers
+from fixtures.operator_in_memory.reads import wait_for_answers
 
 Json = dict[str, Any]
 

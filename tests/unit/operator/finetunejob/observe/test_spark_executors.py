@@ -10,9 +10,9 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator import names
 from finetune_operator.finetunejob.observe.spark_executors import ExecutorReader, Executors
 from finetune_operator.kube import KubeError
-from standins.kube import StandIn
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import SETTINGS, UID, condition, ftj, later, pod, status
 from unit.operator.finetunejob.preparation.test_executors import data, executor, running
-from worlds.memory.decisions import SETTINGS, UID, condition, ftj, later, pod, status
 
 Json = dict[str, Any]
 PREPARED = condition(ConditionType.PREPARED, "True", ConditionReason.PREPARED)

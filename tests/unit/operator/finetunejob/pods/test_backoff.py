@@ -10,7 +10,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import CheckpointStatus, FineTuneJobStatus, LastFailure
 from finetune_operator.finetunejob.model import Observed
 from finetune_operator.finetunejob.pods.backoff import Attempt, idle_restarts, wait_seconds
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     applied,
     child,
     conclude,

@@ -12,7 +12,17 @@ from finetune_crds.status import DataStatus, MlflowStatus, ModelStatus, SplitCou
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import evaluation_pod
 from finetune_operator.registry.base import RegisteredVersion
-from worlds.memory.decisions import ACCEPTED, NOW, SETTINGS, SOURCE, SPLITS, TRAINED, ftj, observed, status
+from fixtures.operator_in_memory.decisions import (
+    ACCEPTED,
+    NOW,
+    SETTINGS,
+    SOURCE,
+    SPLITS,
+    TRAINED,
+    ftj,
+    observed,
+    status,
+)
 
 Json = dict[str, Any]
 URI = "models:/tuned/4"

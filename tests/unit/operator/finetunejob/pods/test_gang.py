@@ -11,7 +11,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.data import Columns
 from finetune_crds.status import DataStatus
 from finetune_operator.settings import Settings
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     SOURCE,
     UID,
     conclude,

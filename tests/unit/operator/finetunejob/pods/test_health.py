@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.model import PodEvent
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     NOW,
     SOURCE,
     child,

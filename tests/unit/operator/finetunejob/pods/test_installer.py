@@ -16,7 +16,7 @@ import pytest
 
 from finetune_crds import contract
 from finetune_operator.finetunejob.pods import installer
-from standins.git import GitServer, git_server
+from fixtures.git_server import GitServer, git_server
 from support.http_server import Answer, Request, serving
 from support.ports import free_port
 from support.wheels import sdist, wheel

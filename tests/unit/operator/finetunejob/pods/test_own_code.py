@@ -11,7 +11,7 @@ from finetune_crds.code import CodeStatus
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_operator.finetunejob.pods import installer, own_code
 from finetune_operator.settings import Settings
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
     CORRECTED,

@@ -13,7 +13,18 @@ from finetune_crds.status import FineTuneJobStatus
 from finetune_operator.controller.events import EventTarget, build_event, find_changes
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.settings import Settings
-from worlds.memory.decisions import NOW, child, conclude, ended, ftj, later, observed, pod, running, said
+from fixtures.operator_in_memory.decisions import (
+    NOW,
+    child,
+    conclude,
+    ended,
+    ftj,
+    later,
+    observed,
+    pod,
+    running,
+    said,
+)
 
 Json = dict[str, Any]
 SETTINGS = Settings(trainer_image="trainer:1")

@@ -7,7 +7,7 @@ from typing import Any
 from finetune_crds.status import Nodes
 from finetune_crds.status_parts import MAX_PODS, PlacedPod
 from finetune_operator.finetunejob.pods import placement
-from worlds.memory.decisions import child, conclude, ended, ftj, observed, pod, running
+from fixtures.operator_in_memory.decisions import child, conclude, ended, ftj, observed, pod, running
 
 Json = dict[str, Any]
 JOB = "tune-train-1"

@@ -10,7 +10,7 @@ from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import LastFailure
 from finetune_operator.finetunejob.children import pods_of_job
 from finetune_operator.finetunejob.pods import pod_state
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     EVICTED,
     child,
     ended,

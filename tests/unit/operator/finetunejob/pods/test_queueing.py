@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import Resolved
 from finetune_operator.finetunejob.model import QueueState
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     SOURCE,
     child,

@@ -9,7 +9,7 @@ import pytest
 from finetune_crds.distributed import Distributed
 from finetune_crds.env import CODE_ENV, RESERVED_ENV
 from finetune_operator.finetunejob.pods.rendezvous import rendezvous_env, run_env
-from worlds.memory.decisions import ADMITTED, SETTINGS, conclude, ftj, observed, status, tracked
+from fixtures.operator_in_memory.decisions import ADMITTED, SETTINGS, conclude, ftj, observed, status, tracked
 
 Json = dict[str, Any]
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}

@@ -12,7 +12,7 @@ from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import FineTuneJobStatus, ModelStatus
 from finetune_operator import names
 from finetune_operator.registry.base import RegisteredVersion
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
     EVALUATED,
@@ -37,7 +37,7 @@ from worlds.memory.decisions import (
     status,
     tracked,
 )
-from worlds.processes.jobs import PREPARED as PREPARED_DATA
+from fixtures.operator_processes.jobs import PREPARED as PREPARED_DATA
 
 Json = dict[str, Any]
 JOB = "tune-train-1"

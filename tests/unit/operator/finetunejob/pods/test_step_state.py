@@ -24,7 +24,7 @@ from finetune_operator.finetunejob.pods.step_state import (
     StepState,
     Succeeded,
 )
-from worlds.memory.decisions import NOW, SETTINGS, child, ended, ftj, later, observed, pod
+from fixtures.operator_in_memory.decisions import NOW, SETTINGS, child, ended, ftj, later, observed, pod
 
 Json = dict[str, Any]
 PREP, TRAIN = "tune-prep", "tune-train-1"

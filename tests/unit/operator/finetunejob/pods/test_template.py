@@ -9,7 +9,7 @@ import pytest
 from finetune_operator import names
 from finetune_operator.settings import Settings
 from finetune_operator.template_merge import merge
-from worlds.memory.decisions import SOURCE, UID, conclude, ftj
+from fixtures.operator_in_memory.decisions import SOURCE, UID, conclude, ftj
 
 Json = dict[str, Any]
 

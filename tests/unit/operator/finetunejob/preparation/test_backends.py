@@ -20,9 +20,9 @@ from finetune_operator.finetunejob.preparation import backends, result
 from finetune_operator.finetunejob.preparation.backend import Backend, CustomKind
 from finetune_operator.kube import KubeError
 from finetune_operator.policy.result import Continue, Outcome, Stop
-from standins.kube import StandIn
+from fixtures.fake_kube import StandIn
+from fixtures.operator_in_memory.decisions import SOURCE
 from unit.operator.finetunejob.test_reconcile import World, submitted
-from worlds.memory.decisions import SOURCE
 
 Json = dict[str, Any]
 RAY_JOB = ("RayJob", "team", "tune-prep")

@@ -30,7 +30,7 @@ from finetune_operator.finetunejob.model import (
 from finetune_operator.finetunejob.preparation import databricks, databricks_submission
 from finetune_operator.mlflow.model import Run as MlflowRun
 from finetune_operator.settings import Settings
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
     NO_MLFLOW,

@@ -12,7 +12,7 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.finetunejob.preparation import executors
 from finetune_operator.settings import Settings
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
     NOW,

@@ -13,7 +13,7 @@ from finetune_crds.status_parts import DatabricksRunStatus, SparkApplicationStat
 from finetune_operator import names
 from finetune_operator.finetunejob.model import CustomChildren, FineTuneJob, PreparationLease, TakeLease
 from finetune_operator.finetunejob.preparation import backends, preparation_lease
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
     NOW,

@@ -17,7 +17,7 @@ from finetune_crds.status_parts import MAX_DROPPED, Dropped, EvaluationSet, Reda
 from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.model import Mlflow
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ADMITTED,
     NOW,
     SETTINGS,

@@ -20,8 +20,7 @@ from finetune_operator.finetunejob.model import (
     PreparationLease,
 )
 from finetune_operator.finetunejob.preparation import backends
-from unit.operator.finetunejob.preparation.test_spark_manifest import data
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
     EVICTED,
@@ -41,6 +40,7 @@ from worlds.memory.decisions import (
     stamped,
     status,
 )
+from unit.operator.finetunejob.preparation.test_spark_manifest import data
 
 Json = dict[str, Any]
 NAME = "tune-prep-1"

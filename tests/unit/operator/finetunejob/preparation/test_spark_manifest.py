@@ -10,7 +10,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.status import MlflowStatus
 from finetune_operator.finetunejob.model import Mlflow
 from finetune_operator.finetunejob.preparation import backends
-from worlds.memory.decisions import (
+from fixtures.operator_in_memory.decisions import (
     ACCEPTED,
     ADMITTED,
     SETTINGS,

@@ -19,7 +19,7 @@ from finetune_operator.registry.base import ModelVersion, MoveAlias, RegisteredM
 from finetune_operator.serving.choose import choose_backend
 from finetune_operator.serving.model import ConfigureEndpoint, Endpoint, EndpointClient, ServedVersion
 from finetune_operator.settings import Settings
-from standins.databricks import Workspace
+from fixtures.fake_databricks import Workspace
 
 Json = dict[str, Any]
 NOW = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)

@@ -9,7 +9,7 @@ import pytest
 
 from finetune_crds.serving import Route
 from finetune_operator.registry.base import ModelVersion
-from standins.databricks import Workspace
+from fixtures.fake_databricks import Workspace
 from unit.operator.modelpromotion.decide.rollout import CANARY, Rollout, changed, served, serving
 
 Json = dict[str, Any]

@@ -11,8 +11,8 @@ from finetune_crds.promotion_status import ModelPromotionStatus, PromotionPhase
 from finetune_operator.modelpromotion.decide.phase import phase
 from finetune_operator.modelpromotion.decide.ready import summarize_status
 from finetune_operator.modelpromotion.observe import read_promotion
+from fixtures.operator_in_memory.decisions import condition
 from unit.operator.modelpromotion.decide.rollout import NOW, promotion
-from worlds.memory.decisions import condition
 
 METADATA = {
     "name": "champion",

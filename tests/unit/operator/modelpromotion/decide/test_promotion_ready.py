@@ -17,8 +17,8 @@ from finetune_crds.promotion_status import (
     Withheld,
 )
 from finetune_operator.modelpromotion.decide.ready import summarize_status
+from fixtures.operator_in_memory.decisions import condition
 from unit.operator.modelpromotion.decide.rollout import NOW, promotion
-from worlds.memory.decisions import condition
 
 ACCEPTED = condition(ConditionType.ACCEPTED, "True", ConditionReason.ACCEPTED)
 SUSPENDED = condition(ConditionType.SUSPENDED, "True", ConditionReason.SUSPENDED)

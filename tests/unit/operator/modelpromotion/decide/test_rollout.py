@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from standins.databricks import Fault, Workspace
-from standins.databricks.endpoints import exported
+from fixtures.fake_databricks import Fault, Workspace
+from fixtures.fake_databricks.endpoints import exported
 from unit.operator.modelpromotion.decide.rollout import CANARY, MODEL, Rollout, changed, served, serving
 
 Json = dict[str, Any]

@@ -13,7 +13,7 @@ import pytest
 from finetune_crds.source import Source
 from finetune_trainer.pod.exit_status import PodFailure
 from finetune_trainer.prep.source import hub
-from standins.hub import Hub, Repository, running
+from fixtures.fake_hub import Hub, Repository, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

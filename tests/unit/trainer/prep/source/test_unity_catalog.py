@@ -27,9 +27,8 @@ from finetune_trainer.pod.exit_status import DataError, PodFailure, TrainingErro
 from finetune_trainer.prep import spark_errors
 from finetune_trainer.prep.plan import build_plan
 from finetune_trainer.prep.source import reader, unity_catalog
-from standins import databricks, s3
-from standins import unity_catalog as server
-from standins.databricks.tables import Tables
+from fixtures import fake_databricks, fake_s3, fake_unity_catalog
+from fixtures.fake_databricks.tables import Tables
 from unit.trainer.prep.recipes import prepare_quickly, recipe, table_of
 
 if TYPE_CHECKING:
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from standins.databricks import Workspace
-    from standins.s3 import Store
+    from fixtures.fake_databricks import Workspace
+    from fixtures.fake_s3 import Store
     from unit.trainer.prep.recipes import Preparer
 
 TABLE = "main.support.chats"
@@ -62,7 +61,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iter
     (tables / "files").mkdir()
     pq.write_table(pa.Table.from_pylist(ROWS), tables / "files" / "a.parquet")
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
-    with s3.running(s3.Store(folder)) as running_store:
+    with fake_s3.running(fake_s3.Store(folder)) as running_store:
         settings = {
             "endpoint": running_store.uri,
             "path.style.access": "true",
@@ -91,7 +90,7 @@ def tables(store: Store) -> Tables:
 def catalog(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
     """An open-source server that wants a token, and has it."""
     monkeypatch.setenv("UNITY_CATALOG_TOKEN", "good")
-    with server.running(tables, "good") as address:
+    with fake_unity_catalog.running(tables, "good") as address:
         yield at(address)
 
 
@@ -277,8 +276,8 @@ def test_a_secret_that_is_not_whole_is_not_completed_from_the_environment(
 
 @pytest.fixture
 def workspace(tables: Tables) -> Iterator[Workspace]:
-    running_workspace = databricks.Workspace(tables=tables, federated={"projected": "principal"})
-    with databricks.running(running_workspace):
+    running_workspace = fake_databricks.Workspace(tables=tables, federated={"projected": "principal"})
+    with fake_databricks.running(running_workspace):
         yield running_workspace
 
 
@@ -308,7 +307,7 @@ def test_a_server_without_logins_is_asked_without_one(
 ) -> None:
     # That of the run, which is not for this server.
     monkeypatch.setenv("DATABRICKS_TOKEN", "of-the-run")
-    with server.running(tables) as address:
+    with fake_unity_catalog.running(tables) as address:
         assert unity_catalog.locate(TABLE, "Delta", "data.source.table", at(address)).options
 
 
@@ -413,7 +412,7 @@ def test_a_table_that_cannot_be_read_is_said(
 
 def test_a_login_that_is_refused_is_said(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNITY_CATALOG_TOKEN", "stale")
-    with server.running(tables, "good") as address, pytest.raises(PodFailure) as failed:
+    with fake_unity_catalog.running(tables, "good") as address, pytest.raises(PodFailure) as failed:
         unity_catalog.locate(TABLE, "Delta", "data.source.table", at(address))
     assert (failed.value.exit_code, failed.value.message) == (
         65,
