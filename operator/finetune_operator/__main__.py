@@ -199,6 +199,21 @@ async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> No
         log.warning("%s was deleted; its MLflow run %s stays open: %s", ftj.key, run_id, error)
 
 
+class _RepeatedRequests(logging.Filter):
+    """Lowers the level of requests that kopf repeats: only the last failed attempt is an error.
+
+    A server that answers with 429 names the time of the next attempt, as it does for a moment after a CRD was
+    installed: that is information. Any other failure that is repeated is a warning.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if record.levelno == logging.ERROR and "failed; will retry: " in message:
+            record.levelno = logging.INFO if "APITooManyRequestsError" in message else logging.WARNING
+            record.levelname = logging.getLevelName(record.levelno)
+        return record.levelno >= logging.getLogger().level
+
+
 def configure_logging(settings: Settings) -> None:
     """Set the format and the levels of all loggers."""
     kopf.configure(
@@ -207,6 +222,8 @@ def configure_logging(settings: Settings) -> None:
         log_format=kopf.LogFormat.JSON if settings.log_format == "json" else _TEXT_LOG_FORMAT,  # type: ignore[arg-type]
     )
     logging.getLogger().setLevel(settings.log_level)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_RepeatedRequests())
     for chatty in ("kopf.objects", "aiohttp.access", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 

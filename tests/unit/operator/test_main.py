@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import re
 from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
@@ -43,3 +45,23 @@ def test_a_line_of_the_log_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     line = json.loads(capsys.readouterr().err)
     del line["timestamp"]
     assert line == {"message": "demo/nobase is Failed", "severity": "warn"}
+
+
+@pytest.mark.parametrize(
+    ("log_level", "severities"), [("INFO", ["info", "warn", "error", "error"]), ("ERROR", ["error", "error"])]
+)
+def test_a_request_that_kopf_repeats_is_no_error(
+    log_level: str, severities: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "failed; will retry: " in inspect.getsource(import_module("kopf._cogs.clients.api"))
+    configure_logging(Settings(log_format="json", log_level=log_level))
+    kopf_log = logging.getLogger("kopf._cogs.clients.watching")
+    for line in (
+        "Request attempt #1/9 failed; will retry: GET /apis -> APITooManyRequestsError('storage is (re)initializing')",
+        "Request attempt #1/9 failed; will retry: GET /apis -> APIServerError('')",
+        "Request attempt #9/9 failed; escalating: GET /apis -> APITooManyRequestsError('')",
+        "Watching failed",
+    ):
+        kopf_log.error(line)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["severity"] for line in lines] == severities
