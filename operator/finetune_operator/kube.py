@@ -19,6 +19,7 @@ _TIMEOUT_SECONDS = 30
 _MAX_RETRY_AFTER_SECONDS = 60
 _PAGE_OBJECTS = 500
 JSON_TYPE = "application/json"
+_METADATA_TYPE = f"{JSON_TYPE};as=PartialObjectMetadataList;v=v1;g=meta.k8s.io"
 APPLY_TYPE = "application/apply-patch+yaml"
 
 # kind -> (path before the namespace, plural)
@@ -94,15 +95,25 @@ class Kube:
                 return None
             raise
 
-    async def list(self, kind: str, namespace: str | None, **selectors: str) -> Listing:
-        """All objects of a kind, read page by page. `selectors` are labelSelector and fieldSelector."""
+    async def list(
+        self, kind: str, namespace: str | None, *, metadata_only: bool = False, **selectors: str
+    ) -> Listing:
+        """All objects of a kind, read page by page.
+
+        Args:
+            metadata_only: let the API server leave out everything but the metadata of the objects.
+            selectors: labelSelector and fieldSelector.
+        """
         objects: list[Json] = []
         token = ""
         while True:
             query = {"limit": str(_PAGE_OBJECTS), **selectors, **({"continue": token} if token else {})}
-            page = await self._request("GET", build_path(kind, namespace), query=query)
-            # NB: the items of a list carry neither kind nor apiVersion.
-            objects += page["items"]
+            accepted_type = _METADATA_TYPE if metadata_only else JSON_TYPE
+            page = await self._request(
+                "GET", build_path(kind, namespace), query=query, accepted_type=accepted_type
+            )
+            # NB: the items of a list carry neither kind nor apiVersion. Without any, those of a list of metadata are null.
+            objects += page["items"] or []
             token = page["metadata"].get("continue", "")
             if not token:
                 return Listing(objects, int(page["metadata"].get("resourceVersion") or 0))
@@ -157,10 +168,11 @@ class Kube:
         query: dict[str, str] | None = None,
         body: Json | None = None,
         content_type: str = JSON_TYPE,
+        accepted_type: str = JSON_TYPE,
     ) -> Json:
         if self._api is None:
             raise RuntimeError("Kube is used outside of `async with`")
-        headers: dict[str, Any] = {"Accept": JSON_TYPE, "Content-Type": content_type}
+        headers: dict[str, Any] = {"Accept": accepted_type, "Content-Type": content_type}
         await self._api.update_params_for_auth(headers, [], ["BearerToken"], target, method, body)
         url = self._api.configuration.host + target + (f"?{urlencode(query)}" if query else "")
         try:

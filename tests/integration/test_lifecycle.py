@@ -17,10 +17,27 @@ def finish_training(world: World, name: str, attempt: int = 1) -> str:
     return version
 
 
+def check_restored(world: World, kind: str, name: str) -> None:
+    """Delete a child of a running step: the operator creates it again, with the same content."""
+    before = world.api.get(kind, world.namespace, name)
+    assert before is not None
+    world.api.delete(kind, world.namespace, name)
+
+    def restored() -> bool:
+        after = world.api.get(kind, world.namespace, name)
+        return after is not None and after["metadata"]["uid"] != before["metadata"]["uid"]
+
+    wait_for(f"{kind} {name} is there again", restored)
+    after = world.api.get(kind, world.namespace, name)
+    assert after is not None
+    assert after.get("data") == before.get("data")
+
+
 def test_a_job_is_prepared_trained_registered_and_done(world: World) -> None:
     world.submit(job())
     world.run_pods("tune-prep", 1)
     world.wait_phase("tune", "Preparing")
+    check_restored(world, "ConfigMap", "tune-prep")
     world.end_pods("tune-prep", [0], [PREPARED])
 
     pods = world.run_pods("tune-train-1", 2)
@@ -38,6 +55,9 @@ def test_a_job_is_prepared_trained_registered_and_done(world: World) -> None:
         "path": "/data/splits",
         "version": 7,
     }
+    for kind, name in (("ConfigMap", "tune-train"), ("Service", "tune")):
+        check_restored(world, kind, name)
+
     run_id = status["mlflow"]["runId"]
     environment = {item["name"]: item.get("value") for item in pods[0]["spec"]["containers"][0]["env"]}
     expected = {

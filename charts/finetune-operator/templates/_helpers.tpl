@@ -251,7 +251,7 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
   resources: [services, configmaps]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 # Pods are created as dry runs only, which tell before the preparation what would keep those of the training Job from being
 # created. Without the right, they are not checked. A Job that the operator creates can run the same pods.
 - apiGroups: [""]

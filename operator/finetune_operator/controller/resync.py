@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from finetune_crds.conditions import ConditionType
 from finetune_operator import metrics, names
 from finetune_operator.controller.health import Health
-from finetune_operator.controller.store import CHILDREN, KINDS, RESOURCES, Store
+from finetune_operator.controller.store import CHILDREN, COMPANIONS, KINDS, RESOURCES, Store
 from finetune_operator.controller.workqueue import Queues
 from finetune_operator.kube import Kube, KubeError
 from finetune_operator.settings import Settings
@@ -48,7 +48,7 @@ class Resync:
         for kind in KINDS:
             selector = {"labelSelector": names.LABEL_UID} if kind in CHILDREN else {}
             lists = [
-                await self.kube.list(kind, namespace, **selector)
+                await self.kube.list(kind, namespace, metadata_only=kind in COMPANIONS, **selector)
                 for namespace in self.settings.namespaces or (None,)
             ]
             bodies = [body for listing in lists for body in listing.objects]

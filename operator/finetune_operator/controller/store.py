@@ -1,4 +1,4 @@
-"""The operator's cache: FineTuneJobs with their Jobs and Pods, and ModelPromotions.
+"""The operator's cache: FineTuneJobs with their children, and ModelPromotions.
 
 Three sources write to it independently: the watches, the periodic lists, and the operator's own writes. Resource versions
 order them: an older object never replaces a newer one, and a deleted object does not return.
@@ -15,7 +15,8 @@ from finetune_crds.base import Json
 Key = tuple[str, str]  # namespace, name
 Owner = tuple[str, str]  # namespace, uid
 RESOURCES = ("FineTuneJob", "ModelPromotion")
-CHILDREN = ("Job", "Pod")
+COMPANIONS = ("Service", "ConfigMap")  # what the pods of a Job need besides it; only their metadata is kept
+CHILDREN = ("Job", "Pod", *COMPANIONS)
 KINDS = (*CHILDREN, *RESOURCES)
 _DELETION = ("deletionTimestamp", "deletionGracePeriodSeconds")
 
@@ -28,15 +29,15 @@ def _version(body: Json) -> int:
     return int(body["metadata"].get("resourceVersion") or 0)
 
 
-def _without_managed_fields(kind: str, body: Json) -> Json:
-    """An object without managedFields, which are most of its size.
+def _shrink(kind: str, body: Json) -> Json:
+    """An object without managedFields, which are most of its size, and without the content of a Service or ConfigMap.
 
     A promotion keeps them, since they name who changed it; if its spec names no model, the model is the promotion's name.
     """
     if kind == "ModelPromotion":
         return {**body, "spec": {"model": body["metadata"]["name"], **(body.get("spec") or {})}}
     meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-    return {**body, "metadata": meta}
+    return {"metadata": meta} if kind in COMPANIONS else {**body, "metadata": meta}
 
 
 def _keep_first_deletion(stored: Json | None, body: Json) -> Json:
@@ -54,7 +55,7 @@ def _keep_first_deletion(stored: Json | None, body: Json) -> Json:
 
 
 def _no_owner(kind: str, body: Json) -> Owner | None:
-    """The default of `owner_of`: every Job and Pod is foreign."""
+    """The default of `owner_of`: every child is foreign."""
 
 
 def _no_jobs(_: Json) -> set[Owner]:
@@ -67,7 +68,7 @@ class Store:
     """The cache. Not thread-safe: use it on the event loop only.
 
     Attributes:
-        owner_of: the FineTuneJob of a Job, or the Job of a Pod; None for a foreign object, which is not kept.
+        owner_of: the Job of a Pod, or the FineTuneJob of any other child; None for a foreign object, which is not kept.
         recorded_jobs: the Jobs that a FineTuneJob's status records. Their pods belong to the FineTuneJob even after the Job
             was deleted, which may happen while the operator is down.
     """
@@ -108,6 +109,12 @@ class Store:
     def jobs_of(self, ftj: Owner) -> list[Json]:
         """The Jobs of a FineTuneJob."""
         return [self._objects["Job"][key] for key in sorted(self._by_owner["Job"].get(ftj, ()))]
+
+    def companions_of(self, ftj: Owner) -> frozenset[tuple[str, str]]:
+        """Kind and name of each Service and ConfigMap of a FineTuneJob."""
+        return frozenset(
+            (kind, name) for kind in COMPANIONS for _namespace, name in self._by_owner[kind].get(ftj, ())
+        )
 
     def pods_of(self, ftj: Owner) -> list[Json]:
         """The Pods of a FineTuneJob's Jobs, including its deleted Jobs."""
@@ -167,7 +174,9 @@ class Store:
         if kind == "Pod":
             self._forget_deleted_jobs(version)
         elif kind == "FineTuneJob":
-            self._drop_unowned("Job", set(map(_identity, self.finetunejobs.values())), version)
+            owners = set(map(_identity, self.finetunejobs.values()))
+            for child in ("Job", *COMPANIONS):
+                self._drop_unowned(child, owners, version)
             # NB: not when the Pods are listed: at the first list, the FineTuneJobs that record deleted Jobs are not yet known.
             existing_jobs = self._jobs.union(*self._deleted_jobs.values(), *self._recorded.values())
             self._drop_unowned("Pod", existing_jobs, self._list_versions["Job"])
@@ -191,7 +200,7 @@ class Store:
             if stored:
                 self._recorded.pop(_identity(stored), None)
             self._recorded[_identity(body)] = self.recorded_jobs(body)
-        self._objects[kind][key] = _without_managed_fields(kind, _keep_first_deletion(stored, body))
+        self._objects[kind][key] = _shrink(kind, _keep_first_deletion(stored, body))
 
     def _keep_tombstone(self, kind: str, body: Json) -> None:
         """Keep the last state of a failed pod while its Job exists; forget it when the Job is deleted."""
@@ -200,7 +209,7 @@ class Store:
         elif kind == "Pod" and body.get("status", {}).get("phase") == "Failed":
             job = self.owner_of(kind, body)
             if job in self._jobs:
-                self._tombstones.setdefault(job, {})[_key(body)] = _without_managed_fields(kind, body)
+                self._tombstones.setdefault(job, {})[_key(body)] = _shrink(kind, body)
 
     def _remove(self, kind: str, key: Key, version: int) -> None:
         body = self._objects[kind].pop(key, None)

@@ -26,7 +26,7 @@ class Handlers(NamedTuple):
     finetunejob: Callable[[str | None, Json], Awaitable[None]]
     modelpromotion: Callable[[str | None, Json], Awaitable[None]]
     child: Callable[[str, str | None, Json], Awaitable[None]]
-    """Its first argument is the child's kind: Job or Pod."""
+    """Its first argument is the child's kind: Job, Pod, Service or ConfigMap."""
 
 
 def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
@@ -40,8 +40,9 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
         settings.networking.request_timeout = 30
         settings.watching.server_timeout = 300
         settings.watching.chunk_size = 500
-        settings.watching.label_selectors["jobs"] = names.LABEL_UID
-        settings.watching.label_selectors["pods"] = names.LABEL_UID
+        settings.watching.label_selectors.update(
+            dict.fromkeys(("jobs", "pods", "services", "configmaps"), names.LABEL_UID)
+        )
         # NB: must be shorter than the pod's grace period. Nothing is lost: the next start lists everything.
         settings.process.ultimate_exiting_timeout = 20
         settings.persistence.finalizer = f"{GROUP}/unused"
@@ -69,6 +70,14 @@ def build_registry(handlers: Handlers) -> kopf.OperatorRegistry:
     @kopf.on.event("", "v1", "pods", labels={names.LABEL_UID: kopf.PRESENT}, registry=kopf_registry)
     async def pod_event(event: kopf.RawEvent, **_: Any) -> None:
         await handlers.child("Pod", event["type"], _to_json(event))
+
+    @kopf.on.event("", "v1", "services", labels={names.LABEL_UID: kopf.PRESENT}, registry=kopf_registry)
+    async def service_event(event: kopf.RawEvent, **_: Any) -> None:
+        await handlers.child("Service", event["type"], _to_json(event))
+
+    @kopf.on.event("", "v1", "configmaps", labels={names.LABEL_UID: kopf.PRESENT}, registry=kopf_registry)
+    async def config_map_event(event: kopf.RawEvent, **_: Any) -> None:
+        await handlers.child("ConfigMap", event["type"], _to_json(event))
 
     return kopf_registry
 

@@ -15,7 +15,7 @@ from finetune_operator import names
 from finetune_operator.controller import status as status_writer
 from finetune_operator.controller.events import EventTarget
 from finetune_operator.controller.leases import LeaseBusy
-from finetune_operator.controller.store import Store
+from finetune_operator.controller.store import CHILDREN, COMPANIONS, Store
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.finetunejob.children import is_being_deleted, is_child
 from finetune_operator.finetunejob.model import (
@@ -140,7 +140,7 @@ class FineTuneJobApplier:
 
     async def _delete(self, ftj: FineTuneJob, decision: Decision) -> None:
         if decision.sweep:
-            for kind in ("Service", "ConfigMap"):
+            for kind in COMPANIONS:
                 await self._sweep(ftj, kind)
             for kind in backends.list_leftover_kinds(ftj):
                 await self._sweep_leftovers(ftj, kind)
@@ -196,7 +196,7 @@ class FineTuneJobApplier:
         existing = await self.kube.get(body["kind"], ftj.namespace, body["metadata"]["name"])
         if existing is not None and not is_child(existing, ftj):
             raise NameTaken(_explain_taken_name(body, existing))
-        await self.kube.apply(body)
+        self._keep(body["kind"], await self.kube.apply(body))
 
     async def _adopt(self, ftj: FineTuneJob, body: Json) -> None:
         """Use the existing child of this name if an interrupted pass created it for this FineTuneJob."""
@@ -209,8 +209,8 @@ class FineTuneJobApplier:
         self._keep(kind, existing)
 
     def _keep(self, kind: str, body: Json) -> None:
-        """Put a Job into the cache before the watch delivers it. Custom kinds are not watched."""
-        if kind == "Job":
+        """Put a child into the cache before the watch delivers it. Custom kinds are not watched."""
+        if kind in CHILDREN:
             self.store.put(kind, body)
 
     async def _act(self, ftj: FineTuneJob, action: Action) -> ActionResult:

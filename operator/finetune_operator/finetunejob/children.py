@@ -1,7 +1,7 @@
-"""Which batch Jobs and pods belong to a FineTuneJob, and what state they are in.
+"""Which objects belong to a FineTuneJob, and what state its batch Jobs and pods are in.
 
-A child belongs to the job by its controller ownerReference, in the job's namespace: a Job by the FineTuneJob's uid, a
-pod through its Job's uid. Labels only select candidates, since any user can write them.
+A child belongs to the job by its controller ownerReference, in the job's namespace: a pod through its Job's uid, any
+other child by the FineTuneJob's uid. Labels only select candidates, since any user can write them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 class Owner(NamedTuple):
-    """What controls an object: a FineTuneJob controls its Jobs, and each Job its pods."""
+    """What controls an object: a Job controls its pods, and a FineTuneJob its other children."""
 
     namespace: str
     uid: str
 
 
 def find_owner(kind: str, body: Json) -> Owner | None:
-    """The FineTuneJob that controls a Job, or the Job that controls a pod; None for an object without such a controller."""
-    controller_kind = (GROUP, "FineTuneJob") if kind == "Job" else ("batch", "Job")
+    """The Job that controls a pod, or the FineTuneJob that controls another child; None for an object without such a controller."""
+    controller_kind = ("batch", "Job") if kind == "Pod" else (GROUP, "FineTuneJob")
     reference = _controller(body)
     if (
         reference is None

@@ -16,7 +16,7 @@ def on_event(store: Store, queue: WorkQueue, kind: str | None, body: Json) -> No
 
 
 def on_child(store: Store, queue: WorkQueue, child: str, kind: str | None, body: Json) -> None:
-    """Store a Job or a Pod that a watch delivers, and queue a pass over the FineTuneJob that its label names."""
+    """Store a child that a watch delivers, and queue a pass over the FineTuneJob that its label names."""
     _update_store(store, child, kind, body)
     meta = body["metadata"]
     if find_owner(child, body):

@@ -199,6 +199,7 @@ class Observed:
     Attributes:
         jobs: child Jobs by name.
         pods: pods of these Jobs, and failed pods that no longer exist.
+        companions: kind and name of the job's Services and ConfigMaps; None if they are not known.
         mlflow: run and version in MLflow.
         rejections: by Job name, why the API server refused to create its pods.
         promoted_aliases: namespace/name of the ModelPromotion that manages an alias of the job's registered model, by alias.
@@ -218,6 +219,7 @@ class Observed:
 
     jobs: Mapping[str, Json] = field(default_factory=dict)
     pods: tuple[Json, ...] = ()
+    companions: frozenset[tuple[str, str]] | None = None
     mlflow: Mlflow | None = None
     rejections: Mapping[str, str] = field(default_factory=dict)
     promoted_aliases: Mapping[str, str] = field(default_factory=dict)

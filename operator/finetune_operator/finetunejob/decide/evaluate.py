@@ -13,6 +13,7 @@ from finetune_operator.finetunejob.decide import evaluation_result
 from finetune_operator.finetunejob.decide.evaluation_result import InvalidMetricsError
 from finetune_operator.finetunejob.decide.version import wait_for_lost_version
 from finetune_operator.finetunejob.draft import mistakes
+from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import LogMetrics, Mlflow, TagVersion
 from finetune_operator.finetunejob.pods import (
@@ -61,9 +62,11 @@ def _run_in_pod(draft: Draft) -> EvaluationStatus | None:
         case step_state.Failed():
             _handle_failure(draft, state)
         case step_state.Queued():
+            _restore_companions(draft)
             queueing.report_queue(draft, ConditionType.EVALUATED, "the evaluation", state.job)
             draft.requeue_after(draft.settings.poll_seconds)
         case step_state.Starting() | step_state.Blocked() | step_state.Running():
+            _restore_companions(draft)
             _follow(draft, state)
     return None
 
@@ -122,6 +125,14 @@ def _wait_for_version(draft: Draft, mlflow: Mlflow | None, message: str) -> None
         draft.requeue_after(draft.settings.poll_seconds)
         return
     _wait(draft, f"{message}: {mlflow.problem.message}" if mlflow and mlflow.problem else message)
+
+
+def _restore_companions(draft: Draft) -> None:
+    """Create the ConfigMap again if somebody deleted it. Its recipe needs the version, so it waits for MLflow."""
+    version = _observed_version(draft)
+    if version:
+        config_map = ("ConfigMap", names.evaluate_name(draft.ftj.name))
+        restore_companions(draft, [config_map], lambda: [evaluation_pod.build_recipe(draft, version)])
 
 
 def _follow(draft: Draft, state: step_state.AtWork) -> None:

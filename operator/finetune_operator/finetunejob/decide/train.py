@@ -10,6 +10,7 @@ from finetune_operator.finetunejob.children import job_condition
 from finetune_operator.finetunejob.decide import attempt as attempts
 from finetune_operator.finetunejob.decide import checkpoint, progress, track
 from finetune_operator.finetunejob.draft import device, mistakes
+from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.pods import (
     backoff,
@@ -61,9 +62,11 @@ def train(draft: Draft) -> Outcome:
         case step_state.Failed():
             attempts.after_failure(draft, number, state)
         case step_state.Queued():
+            _restore_companions(draft)
             draft.requeue_after(draft.settings.poll_seconds)
             queueing.report_queue(draft, ConditionType.TRAINED, f"attempt {number}", state.job)
         case step_state.Starting() | step_state.Blocked() | step_state.Running():
+            _restore_companions(draft)
             draft.requeue_after(draft.settings.poll_seconds)
             step_state.report_pods(draft, state)
             _follow(draft, number, state)
@@ -91,7 +94,7 @@ def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
         return
     _delete_old_jobs(draft, number, state.children.ended_jobs)
     health.forget_refusal(draft)
-    draft.apply += [gang.build_service(draft), gang.build_recipe(draft), gang.build_job(draft, number)]
+    draft.apply += [*gang.build_companions(draft), gang.build_job(draft, number)]
     nodes = draft.spec.distributed.nodes
     draft.update(nodes=placement.summarize_nodes([], desired=nodes))
     starting = "1 pod is starting" if nodes == 1 else f"{nodes} pods are starting"
@@ -110,6 +113,10 @@ def _delete_old_jobs(draft: Draft, number: int, ended_jobs: list[Json]) -> None:
     for job in ended_jobs:
         if job["metadata"]["name"] not in kept_names:
             draft.remove(job)
+
+
+def _restore_companions(draft: Draft) -> None:
+    restore_companions(draft, gang.companions(draft), lambda: gang.build_companions(draft))
 
 
 def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:

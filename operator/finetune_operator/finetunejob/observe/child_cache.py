@@ -15,7 +15,7 @@ from finetune_operator.kube import Kube
 
 @dataclass
 class ChildCache:
-    """The Jobs and pods of FineTuneJobs."""
+    """The children of FineTuneJobs."""
 
     kube: Kube
     store: Store
@@ -30,6 +30,10 @@ class ChildCache:
         jobs = {job["metadata"]["name"]: job for job in self.store.jobs_of(owner)}
         await self._read_ends(ftj, jobs)
         return jobs, self.store.pods_of(owner)
+
+    def companions(self, ftj: FineTuneJob) -> frozenset[tuple[str, str]]:
+        """Kind and name of each Service and ConfigMap of the job."""
+        return self.store.companions_of(Owner(ftj.namespace, ftj.uid))
 
     def failed_pods(self, ftj: FineTuneJob) -> list[Json]:
         """Pods that failed and no longer exist, each in its last state."""

@@ -119,6 +119,7 @@ class FineTuneJobObserver:
         return Observed(
             jobs=jobs,
             pods=(*pods, *self.cache.failed_pods(ftj)),
+            companions=self.cache.companions(ftj),
             mlflow=mlflow,
             rejections=refused,
             promoted_aliases=promoted_aliases(self.store, self.settings, ftj),

@@ -37,7 +37,18 @@ def build_step(draft: Draft, attempt: int) -> Step:
     )
 
 
-def build_service(draft: Draft) -> Json:
+def companions(draft: Draft) -> list[tuple[str, str]]:
+    """Kind and name of the Service and the ConfigMap, which every attempt uses."""
+    job = draft.ftj.name
+    return [("Service", names.service_name(job)), ("ConfigMap", names.train_config_name(job))]
+
+
+def build_companions(draft: Draft) -> list[Json]:
+    """The Service and the ConfigMap, which every attempt uses."""
+    return [_build_service(draft), build_recipe(draft)]
+
+
+def _build_service(draft: Draft) -> Json:
     """The headless Service whose name is the domain of the pods."""
     ftj, ports = draft.ftj, {"rendezvous": draft.spec.distributed.port}
     return template.build_headless_service(ftj, names.service_name(ftj.name), names.TRAIN, ports)

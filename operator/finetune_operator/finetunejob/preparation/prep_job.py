@@ -9,6 +9,7 @@ from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_operator import names
 from finetune_operator.finetunejob.draft import pending_run
+from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import FineTuneJob
 from finetune_operator.finetunejob.pods import health, pod_state, queueing, sidecars, step_state, template
@@ -55,9 +56,11 @@ class JobBackend(Backend):
             case step_state.Failed():
                 _fail(draft, state, step)
             case step_state.Queued():
+                _restore_companions(draft)
                 queueing.report_queue(draft, ConditionType.PREPARED, "the preparation", state.job)
                 draft.requeue_after(draft.settings.poll_seconds)
             case step_state.Starting() | step_state.Blocked() | step_state.Running():
+                _restore_companions(draft)
                 _follow(draft, state)
         return Stop
 
@@ -77,19 +80,30 @@ class JobBackend(Backend):
             return
         draft.record_start()
         health.forget_refusal(draft)
-        draft.apply += _build_children(draft)
+        draft.apply += [*_build_companions(draft), _build_job(draft)]
         draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, "the prep pod is starting")
 
 
-def _build_children(draft: Draft) -> list[Json]:
-    ftj, spec = draft.ftj, draft.spec
-    service, driver_env = [], []
+def _build_job(draft: Draft) -> Json:
+    ftj, spec, driver_env = draft.ftj, draft.spec, []
     if executors.count_executors(spec):
         executor = driver_pod.build_executor(ftj, spec, draft.settings)
-        service, driver_env = [executors.build_service(ftj)], executors.build_driver_env(ftj, executor)
+        driver_env = executors.build_driver_env(ftj, executor)
     metadata = template.metadata(ftj, names.prep_name(ftj.name), names.PREP)
     job = template.retried_job(metadata, driver_pod.build_driver(draft, driver_env), _CONTAINER)
-    return [*service, driver_pod.build_recipe(draft), queueing.enqueue(draft, job)]
+    return queueing.enqueue(draft, job)
+
+
+def _build_companions(draft: Draft) -> list[Json]:
+    """The ConfigMap with the recipe, and the Service by whose name executors find the driver."""
+    services = [executors.build_service(draft.ftj)] if executors.count_executors(draft.spec) else []
+    return [*services, driver_pod.build_recipe(draft)]
+
+
+def _restore_companions(draft: Draft) -> None:
+    kinds = ["ConfigMap", *(["Service"] if executors.count_executors(draft.spec) else [])]
+    name = names.prep_name(draft.ftj.name)
+    restore_companions(draft, [(kind, name) for kind in kinds], lambda: _build_companions(draft))
 
 
 def _build_step(draft: Draft) -> step_state.Step:

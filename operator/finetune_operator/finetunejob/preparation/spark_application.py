@@ -20,6 +20,7 @@ from finetune_operator import names
 from finetune_operator.errors import Problem
 from finetune_operator.finetunejob.children import is_being_deleted
 from finetune_operator.finetunejob.draft import pending_run
+from finetune_operator.finetunejob.draft.companions import restore_companions
 from finetune_operator.finetunejob.draft.draft import Draft
 from finetune_operator.finetunejob.model import CustomChildren, FineTuneJob
 from finetune_operator.finetunejob.pods import health, pod_state
@@ -126,6 +127,8 @@ class SparkApplicationBackend(Backend):
             draft.remove(application, _KIND.name)
             _report_progress(draft, f"SparkApplication {status.name} was changed and is being replaced")
         else:
+            config_map = ("ConfigMap", names.prep_name(draft.ftj.name))
+            restore_companions(draft, [config_map], lambda: [driver_pod.build_recipe(draft)])
             _follow(draft, applications, status, application)
         return Stop
 

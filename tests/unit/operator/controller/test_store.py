@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finetune_operator.controller.store import Store
+from finetune_operator.controller.store import KINDS, Store
 
 Json = dict[str, Any]
 
@@ -220,7 +220,7 @@ def test_nothing_is_kept_of_jobs_that_are_gone() -> None:
     store.drop("FineTuneJob", ftj(3, jobs=["j1"]))
     store.drop("Job", child(4))
     store.drop("Pod", pod(4))
-    for kind in ("Job", "Pod", "FineTuneJob", "ModelPromotion"):
+    for kind in KINDS:
         store.replace(kind, [], 5)
     empty = Store(owner_of, recorded_jobs)
     empty._list_versions = dict.fromkeys(empty._list_versions, 5)
@@ -332,3 +332,20 @@ def test_managed_fields_are_left_out_and_the_callers_object_is_untouched() -> No
     store.put("FineTuneJob", body)
     assert store.of("FineTuneJob")["team", "tune"] == ftj(1, status={"phase": "Training"})
     assert "managedFields" in body["metadata"]
+
+
+def test_of_services_and_config_maps_only_the_metadata_is_kept() -> None:
+    store = Store(owner_of, recorded_jobs)
+    store.put("ConfigMap", {**child(2, "tune-train"), "data": {"recipe.yaml": "a: 1"}})
+    store.put("Service", {**child(3, "tune"), "spec": {"clusterIP": "None"}})
+    store.put("Service", child(4, "foreign", owner=None))
+    assert store.companions_of(FTJ) == {("ConfigMap", "tune-train"), ("Service", "tune")}
+    assert [*store.of("ConfigMap").values(), *store.of("Service").values()] == [
+        child(2, "tune-train"),
+        child(3, "tune"),
+    ]
+    store.drop("Service", child(5, "tune"))
+    store.put("Service", child(3, "tune"))
+    assert store.companions_of(FTJ) == {("ConfigMap", "tune-train")}
+    store.replace("ConfigMap", [], 6)
+    assert store.companions_of(FTJ) == frozenset()

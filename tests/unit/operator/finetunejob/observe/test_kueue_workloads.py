@@ -168,8 +168,10 @@ class Slow(StandIn):
         super().__init__(*objects)
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
 
-    async def list(self, kind: str, namespace: str | None, **selectors: str) -> Listing:
-        listing = await super().list(kind, namespace, **selectors)
+    async def list(
+        self, kind: str, namespace: str | None, *, metadata_only: bool = False, **selectors: str
+    ) -> Listing:
+        listing = await super().list(kind, namespace, metadata_only=metadata_only, **selectors)
         self.is_asked.set()
         await self.may_answer.wait()
         return listing

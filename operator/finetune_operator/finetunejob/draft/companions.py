@@ -1,0 +1,24 @@
+"""Creates the Services and ConfigMaps of a running step again when somebody has deleted them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from finetune_crds.base import Json
+from finetune_operator.finetunejob.draft.draft import Draft
+
+
+def restore_companions(
+    draft: Draft, expected: Iterable[tuple[str, str]], build: Callable[[], list[Json]]
+) -> None:
+    """Apply the companions of a step whose Job exists, unless all of them exist.
+
+    Pods that start later, in the same Job, mount the ConfigMap, and find each other by the Service.
+
+    Args:
+        expected: kind and name of each companion.
+        build: builds all companions of the step.
+    """
+    existing = draft.observed.companions
+    if existing is not None and not existing.issuperset(expected):
+        draft.apply += build()
