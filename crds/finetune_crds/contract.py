@@ -137,6 +137,7 @@ METRIC_KL = "kl"  # KTO: the estimate of the divergence from the reference
 # Catalog allows none of . , - = / : in the key of a tag.
 TAG_JOB_UID = "finetune.dev/uid"  # operator, when it makes the run: how it finds the run again
 TAG_JOB = "finetune.dev/job"  # operator: namespace/name
+TAG_NAMESPACE_UID = "finetune.dev/namespace-uid"  # operator: uid of the namespace of the job
 TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
 TAG_PREPARATION = (
     "finetune.dev/preparation"  # prep pod, on the run: the step and its percent, such as writing 40%

@@ -25,8 +25,10 @@ from finetune_operator.controller.workqueue import Queues, WorkQueue, work
 from finetune_operator.errors import ExternalError
 from finetune_operator.finetunejob import children
 from finetune_operator.finetunejob import enqueue as finetunejob_events
+from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns
 from finetune_operator.finetunejob.apply import FineTuneJobApplier
 from finetune_operator.finetunejob.observe.background_reads import ReadPace
+from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.observer import FineTuneJobObserver, read_finetunejob
 from finetune_operator.finetunejob.reconcile import FineTuneJobReconciler
 from finetune_operator.kube import Kube, KubeError
@@ -85,6 +87,7 @@ class Operator:
     observer: FineTuneJobObserver
     finetunejobs: FineTuneJobReconciler
     promotions: ModelPromotionReconciler
+    abandoned_runs: AbandonedRuns
 
     @classmethod
     def of(cls, kube: Kube, settings: Settings) -> Operator:
@@ -96,8 +99,9 @@ class Operator:
             kube, store, settings, ReadPace.of(settings, time.monotonic, queues.finetunejobs.add)
         )
         writer = AliasWriter(kube, settings, identity=f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}")
+        namespaces = NamespaceReader(kube, time.monotonic)
         applier = FineTuneJobApplier(
-            kube, store, observer.poller, observer.preparations, observer.leases, writer
+            kube, store, observer.poller, observer.preparations, observer.leases, writer, namespaces
         )
         finetunejobs = FineTuneJobReconciler(store, queues.finetunejobs, observer, applier, settings)
         return cls(
@@ -109,6 +113,7 @@ class Operator:
             observer=observer,
             finetunejobs=finetunejobs,
             promotions=_promotions(kube, store, queues, settings, writer),
+            abandoned_runs=AbandonedRuns(kube, settings, namespaces),
         )
 
     async def run(self) -> None:
@@ -144,6 +149,7 @@ class Operator:
         """Start the workers once the store is complete."""
         await self.resync.first.wait()
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.abandoned_runs.run())
             for _ in range(self.settings.workers):
                 group.create_task(work(self.queues.finetunejobs, self.finetunejobs.handle))
                 group.create_task(work(self.queues.promotions, self.promotions.handle))
@@ -181,7 +187,7 @@ def _measure(queues: Queues) -> None:
 
 
 async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> None:
-    """Close the MLflow run of a job that was deleted before its end; if MLflow cannot be reached, the run stays open."""
+    """Close the MLflow run of a job that was deleted before its end. If MLflow cannot be reached, `AbandonedRuns` closes it later."""
     ftj = read_finetunejob(body, observer.settings.defaults)
     observer.forget(ftj)
     run_id = ftj.status.run_id
@@ -196,7 +202,12 @@ async def _close_run_of_deleted(observer: FineTuneJobObserver, body: Json) -> No
             )
             log.info("%s was deleted: closed its MLflow run %s", ftj.key, run_id)
     except (ExternalError, KubeError) as error:
-        log.warning("%s was deleted; its MLflow run %s stays open: %s", ftj.key, run_id, error)
+        log.warning(
+            "%s was deleted; its MLflow run %s stays open until the operator starts again: %s",
+            ftj.key,
+            run_id,
+            error,
+        )
 
 
 class _RepeatedRequests(logging.Filter):

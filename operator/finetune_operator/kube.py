@@ -34,6 +34,7 @@ RESOURCES = {
     "Event": ("/api/v1", "events"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "Node": ("/api/v1", "nodes"),
+    "Namespace": ("/api/v1", "namespaces"),
     "LocalSubjectAccessReview": ("/apis/authorization.k8s.io/v1", "localsubjectaccessreviews"),
     "SparkApplication": ("/apis/sparkoperator.k8s.io/v1beta2", "sparkapplications"),
     # Kueue's kinds; v1beta1 is for versions of Kueue that do not serve v1beta2.

@@ -135,6 +135,21 @@ def test_killing_the_operator_at_every_phase_loses_and_repeats_nothing(own_world
     assert jobs == {"tune-prep", "tune-train-1"}
 
 
+def test_the_run_of_a_job_that_was_deleted_while_the_operator_was_down_is_closed(own_world: OwnWorld) -> None:
+    for name in ("deleted", "kept"):
+        own_world.submit(splits_given(name))
+        own_world.wait_condition(name, "Tracked", "RunReady")
+    uids = {name: own_world.job(name)["metadata"]["uid"] for name in ("deleted", "kept")}
+    own_world.operator.kill()
+    own_world.api.delete("FineTuneJob", own_world.namespace, "deleted")
+    own_world.operator.start()
+
+    def states() -> dict[str, str]:
+        return {name: own_world.mlflow.runs_of(uid)[0]["info"]["status"] for name, uid in uids.items()}
+
+    wait_for("the run is closed", lambda: states() == {"deleted": "KILLED", "kept": "RUNNING"})
+
+
 def test_a_failed_rank_restarts_the_gang_and_exit_75_does_not_count(world: World) -> None:
     world.submit(splits_given())
     world.run_pods("tune-train-1", 2)

@@ -252,6 +252,10 @@ http://{{ include "finetune.mlflowName" . }}.{{ .Release.Namespace }}.svc:5000
 - apiGroups: [""]
   resources: [services, configmaps]
   verbs: [get, list, watch, create, patch, delete]
+# The uid of a job's namespace is a tag of its MLflow run: it tells the runs of this cluster from those of others.
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [get]
 # Pods are created as dry runs only, which tell before the preparation what would keep those of the training Job from being
 # created. Without the right, they are not checked. A Job that the operator creates can run the same pods.
 - apiGroups: [""]

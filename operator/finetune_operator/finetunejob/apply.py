@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from finetune_operator.finetunejob.model import (
     TagVersion,
 )
 from finetune_operator.finetunejob.observe.databricks_preparations import PreparationReader
+from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
 from finetune_operator.finetunejob.observe.preparation_leases import PreparationLeases
 from finetune_operator.finetunejob.observe.run_poller import RunPoller
 from finetune_operator.finetunejob.preparation import backends
@@ -71,6 +72,7 @@ class FineTuneJobApplier:
         preparations: writes to the Databricks workspace of a job.
         leases: takes the Leases of preparations.
         writer: moves the aliases of registered models.
+        namespaces: reads the uids of namespaces, which are tags of runs.
     """
 
     kube: Kube
@@ -79,6 +81,7 @@ class FineTuneJobApplier:
     preparations: PreparationReader
     leases: PreparationLeases
     writer: AliasWriter
+    namespaces: NamespaceReader
 
     async def apply(self, ftj: FineTuneJob, decision: Decision) -> Applied:
         """Carry out a decision: deletions, the Lease, children, MLflow and Databricks, in this order. Stops at the first failed action.
@@ -240,8 +243,9 @@ class FineTuneJobApplier:
         server = tracked.server
         match action:
             case EnsureRun():
+                tags = {**action.tags, **await self.namespaces.build_tags(ftj.namespace)}
                 run = await self.poller.ask(
-                    ftj, tracked, server.uri, partial(_ensure_run, server, ftj, action)
+                    ftj, tracked, server.uri, partial(_ensure_run, server, ftj, replace(action, tags=tags))
                 )
                 return ActionResult(action, run=run, server=server.uri)
             case FinishRun():

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from finetune_crds import contract
 from finetune_crds.base import Json
@@ -17,6 +18,10 @@ from finetune_operator.mlflow.model import Run
 _USER = "finetune-operator"
 # The ids that MLflow allows. NB: statuses show them, and a user may name the server, so they are checked.
 _RUN_ID = re.compile(r"[A-Za-z0-9][\w-]{0,255}", re.ASCII)
+_EXPERIMENTS_PER_PAGE = 1000
+_EXPERIMENTS_PER_SEARCH = 200
+# NB: the client refuses an answer of more than 4 MiB, and a run may have 0.5 MiB.
+_RUNS_PER_PAGE = 5
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,30 @@ class Server:
         """
         self._client.post("runs/update", run_id=run_id, status=status, end_time=_now_milliseconds())
 
+    def find_open_runs(self, tag: str) -> list[Run]:
+        """The runs of all experiments that have this tag and were not closed.
+
+        Raises:
+            ExternalError: the server cannot be reached, or refuses.
+        """
+        client = self._client
+        experiments = [
+            _experiment_id(client, item)
+            for item in _read_pages(client, "experiments", max_results=_EXPERIMENTS_PER_PAGE)
+        ]
+        open_runs: list[Run] = []
+        for start in range(0, len(experiments), _EXPERIMENTS_PER_SEARCH):
+            answers = _read_pages(
+                client,
+                "runs",
+                experiment_ids=experiments[start : start + _EXPERIMENTS_PER_SEARCH],
+                filter=f"attributes.status = 'RUNNING' and tags.`{tag}` LIKE '%'",
+                max_results=_RUNS_PER_PAGE,
+            )
+            with client.parsing_answer():
+                open_runs += [_parse_run(item) for item in answers]
+        return open_runs
+
     def log_metrics(self, run_id: str, metrics: Mapping[str, float], step: int) -> None:
         """Log metrics of one step to a run.
 
@@ -115,6 +144,20 @@ def get_run(client: Client, run_id: str) -> Run | None:
         raise
     with client.parsing_answer():
         return _parse_run(answer["run"])
+
+
+def _read_pages(client: Client, plural: str, **query: Any) -> list[Json]:
+    """All experiments or runs that a search finds, without deleted ones."""
+    objects: list[Json] = []
+    token: str | None = None
+    while True:
+        page_query = query if token is None else {**query, "page_token": token}
+        answer = client.post(f"{plural}/search", **page_query)
+        with client.parsing_answer():
+            objects += [dict(item) for item in answer.get(plural) or []]
+            token = answer.get("next_page_token") or None
+        if token is None:
+            return objects
 
 
 def to_mapping(entries: Iterable[Json]) -> dict[str, str]:

@@ -1,0 +1,103 @@
+"""The MLflow runs of jobs that were deleted while the operator was down."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from finetune_crds import contract
+from finetune_operator.errors import ExternalError
+from finetune_operator.finetunejob.abandoned_runs import AbandonedRuns
+from finetune_operator.finetunejob.observe.namespaces import NamespaceReader
+from finetune_operator.kube import KubeError
+from finetune_operator.settings import Settings
+from fixtures.fake_kube import StandIn
+from support.http_server import Answer, Request, serving
+
+Json = dict[str, Any]
+NAMESPACE: Json = {"kind": "Namespace", "metadata": {"name": "team", "namespace": "", "uid": "n1"}}
+OTHER: Json = {"kind": "Namespace", "metadata": {"name": "other", "namespace": "", "uid": "n2"}}
+JOB: Json = {"kind": "FineTuneJob", "metadata": {"name": "tune", "namespace": "team", "uid": "j1"}}
+
+
+def build_run(run_id: str, job: str, uid: str, namespace_uid: str = "n1") -> Json:
+    tags = {
+        contract.TAG_JOB: job,
+        contract.TAG_JOB_UID: uid,
+        contract.TAG_NAMESPACE_UID: namespace_uid,
+    }
+    return {
+        "info": {"run_id": run_id, "experiment_id": "1", "status": "RUNNING"},
+        "data": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
+    }
+
+
+RUNS = [
+    build_run("of-a-job-that-exists", "team/tune", "j1"),
+    build_run("of-a-deleted-job", "team/gone", "j2"),
+    build_run("of-an-earlier-job-of-the-name", "team/tune", "j0"),
+    build_run("of-another-cluster", "team/gone", "j3", namespace_uid="n9"),
+    build_run("of-a-namespace-that-is-not-watched", "other/gone", "j4", namespace_uid="n2"),
+    build_run("of-no-job", "", "j5"),
+]
+
+
+class Mlflow:
+    """Answers searches with one run a page, and records the runs that were closed."""
+
+    def __init__(self) -> None:
+        self.closed: list[tuple[str, str]] = []
+        self.searches: list[Json] = []
+
+    def respond(self, request: Request) -> Answer:
+        body = json.loads(request.body)
+        match request.target.removeprefix("/api/2.0/mlflow/"):
+            case "experiments/search" if body.get("page_token"):
+                return Answer(200, {"experiments": [{"experiment_id": "2"}]})
+            case "experiments/search":
+                return Answer(200, {"experiments": [{"experiment_id": "1"}], "next_page_token": "more"})
+            case "runs/search":
+                self.searches.append(body)
+                page = int(body.get("page_token", "0"))
+                more = {"next_page_token": str(page + 1)} if page + 1 < len(RUNS) else {}
+                return Answer(200, {"runs": RUNS[page : page + 1], **more})
+            case _:
+                self.closed.append((body["run_id"], body["status"]))
+                return Answer(200, {})
+
+
+async def test_runs_are_closed_whose_job_no_longer_exists_in_this_cluster() -> None:
+    kube, mlflow = StandIn(NAMESPACE, OTHER, JOB), Mlflow()
+    with serving(mlflow.respond) as uri:
+        settings = Settings(tracking_uri=uri, namespaces=("team",))
+        await AbandonedRuns(kube, settings, NamespaceReader(kube, lambda: 0.0)).run()
+    assert mlflow.closed == [("of-a-deleted-job", "KILLED"), ("of-an-earlier-job-of-the-name", "KILLED")]
+    assert [search["experiment_ids"] for search in mlflow.searches] == [["1", "2"]] * len(RUNS)
+    assert kube.done("get").count("Namespace/team") == 1
+
+
+async def test_no_run_is_closed_while_namespaces_cannot_be_read() -> None:
+    kube, mlflow = StandIn(NAMESPACE), Mlflow()
+    kube.refuse["get", "Namespace"] = KubeError(403, "no")
+    namespaces = NamespaceReader(kube, lambda: 0.0)
+    with serving(mlflow.respond) as uri:
+        await AbandonedRuns(kube, Settings(tracking_uri=uri), namespaces).close()
+    assert mlflow.closed == []
+    assert await namespaces.build_tags("team") == {}
+
+
+async def test_nothing_is_searched_without_a_server() -> None:
+    kube = StandIn()
+    await AbandonedRuns(kube, Settings(), NamespaceReader(kube, lambda: 0.0)).run()
+    assert kube.asked == []
+
+
+async def test_a_server_that_is_away_is_an_error_that_is_retried() -> None:
+    kube = StandIn()
+    abandoned_runs = AbandonedRuns(
+        kube, Settings(tracking_uri="http://127.0.0.1:1"), NamespaceReader(kube, lambda: 0.0)
+    )
+    with pytest.raises(ExternalError):
+        await abandoned_runs.close()
