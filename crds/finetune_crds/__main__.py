@@ -62,7 +62,7 @@ def chart_template(resource: Resource) -> str:
     text = text.replace("{{", "{{ `{{` }}")
     anchor = "  annotations:\n"
     text = text.replace(anchor, _LABELS + anchor + _KEEP, 1)
-    template_arguments = f'(dict "root" . "name" "{_name(resource)}")'
+    template_arguments = f'(dict "root" . "name" "{_crd_name(resource)}")'
     condition = (
         f'{{{{- if and .Values.crds.enabled (not (include "finetune.crdIsThere" {template_arguments})) }}}}\n'
     )
@@ -71,12 +71,12 @@ def chart_template(resource: Resource) -> str:
 
 def chart_digests() -> str:
     """The helper template with the digest of each CRD, which the chart compares with those in the cluster."""
-    rows = "".join(f"{_name(item)}: {json.dumps(digest(item))}\n" for item in RESOURCES)
+    rows = "".join(f"{_crd_name(item)}: {json.dumps(digest(item))}\n" for item in RESOURCES)
     header = HEADER.removeprefix("# ").strip()
     return f'{{{{- /* {header} */ -}}}}\n{{{{- define "finetune.crdDigests" -}}}}\n{rows}{{{{- end -}}}}\n'
 
 
-def _name(resource: Resource) -> str:
+def _crd_name(resource: Resource) -> str:
     return f"{resource.PLURAL}.{GROUP}"
 
 

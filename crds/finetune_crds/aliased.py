@@ -15,7 +15,7 @@ class Aliased(NamedTuple):
     alias: str
 
     @classmethod
-    def of(cls, uri: str | None) -> Aliased | None:
+    def parse(cls, uri: str | None) -> Aliased | None:
         """What models:/name@alias names; None for any other URI."""
         match = _ALIASED.fullmatch(uri or "")
         return cls(**match.groupdict()) if match else None

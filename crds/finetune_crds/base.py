@@ -1,4 +1,4 @@
-"""What every part of the API shares: the model base class, CEL rules and bounded string types."""
+"""Shared parts of the API: the base class of its models, CEL rules, and bounded types."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 VALIDATIONS = "x-kubernetes-validations"
 REPLACED = "x-replaced-fields"
-"""Fields of an earlier version in the schema of a model; `structural` turns each into a field that the API server refuses."""
-BY_RULE = "x-required-by-rule"
-"""Fields that a model requires, and that `structural` leaves out of `required`, since a rule requires them."""
-LATE: dict[str, Any] = {"x-late-default": True}
-"""Schema of a field without a default in the CRD: the operator fills it in, after that of the installation. The description names it."""
+"""Schema key of a model: the fields that an earlier version had. `structural` adds them as fields that the API server
+refuses."""
+REQUIRED_BY_RULE = "x-required-by-rule"
+"""Schema key of a model: required fields that `structural` leaves out of `required`, because a CEL rule requires them."""
+OPERATOR_DEFAULT: dict[str, Any] = {"x-operator-default": True}
+"""Schema of a field whose default is not in the CRD: the operator applies it, after the defaults of the chart. The
+description names the default."""
 
 Json = dict[str, Any]
 """A Kubernetes object, or a part of one, as plain JSON."""
@@ -28,13 +30,14 @@ class Rule(NamedTuple):
     """A CEL rule.
 
     Attributes:
-        expression: what must hold.
-        message: what the API server says when it does not.
-        field: the field that is at fault, as a path below the object, such as `.warmupSteps`; empty for the object.
-        computed: a CEL expression that makes the message from the values; `message` stands in the documentation. NB: the
-            API server takes the text of a number to be of any length, so a message with a number costs too much.
-        at_creation: whether objects that exist are not held to it. For rules of fields that cannot change, which an earlier version
-            did not have: an object that it took could not be changed in any other field.
+        expression: the CEL expression that must be true.
+        message: the error of the API server if the expression is false.
+        field: the path of the field to change, below the object with the rule, such as `.warmupSteps`; empty for the object
+            itself.
+        computed: a CEL expression that builds the error from values of the object; the documentation shows `message`. NB: the
+            API server assumes that a number as text has any length, so a message with a number exceeds the cost limit.
+        at_creation: whether the rule is checked only when its object is set for the first time. Use it for a new rule on a
+            field that cannot change: otherwise, an object that an earlier version accepted could not be updated at all.
     """
 
     expression: str
@@ -44,7 +47,7 @@ class Rule(NamedTuple):
     at_creation: bool = False
 
     def to_json(self) -> dict[str, str | bool]:
-        """The rule as it stands in a CustomResourceDefinition."""
+        """Return the rule as JSON of a CustomResourceDefinition."""
         validation: dict[str, str | bool] = {"rule": self.expression, "message": self.message}
         if self.at_creation:
             validation = {
@@ -57,35 +60,59 @@ class Rule(NamedTuple):
 
 
 def join_names(names: Sequence[str], conjunction: str = "and") -> str:
-    """Return names as they stand in a sentence: `a`, `a and b`, or `a, b and c`; empty without a name."""
+    """Join names for a sentence: `a`, `a and b`, or `a, b and c`; empty without names."""
     *leading, last = names or [""]
     return f"{', '.join(leading)} {conjunction} {last}" if leading else last
 
 
 def rules(*entries: Rule | tuple[str, str] | tuple[str, str, str]) -> dict[str, Any]:
-    """CEL rules, as (expression, message, field), for a model's ``json_schema_extra``."""
+    """Return the ``json_schema_extra`` of a model with CEL rules. A tuple is (expression, message, field)."""
     return {VALIDATIONS: [Rule(*entry).to_json() for entry in entries]}
 
 
-def replaced(**fields: tuple[str, str]) -> dict[str, Any]:
-    """Fields of an earlier version, as (type, message), for a model's ``json_schema_extra``: the API server refuses them.
+class ReplacedField(NamedTuple):
+    """A field that an earlier version had, and that the API server refuses.
 
-    Without them it would drop the field, and the job would run without its GPUs or credentials.
+    Attributes:
+        kind: the JSON type of the field.
+        path: the path of the field in the error, such as training.overlong.
+        outcome: the rest of the error after `path was`, such as replaced by training.truncation.
+    """
+
+    kind: str
+    path: str
+    outcome: str
+
+    @property
+    def message(self) -> str:
+        """The error of the API server."""
+        return f"{self.path} was {self.outcome}"
+
+    @property
+    def description(self) -> str:
+        """The description of the field in the CRD."""
+        return f"{self.outcome[:1].upper()}{self.outcome[1:]}."
+
+
+def replaced(**fields: ReplacedField) -> dict[str, Any]:
+    """Return the ``json_schema_extra`` of a model with fields that an earlier version had.
+
+    Without it, the API server would drop such a field, and the job would run without its GPUs or credentials.
     """
     return {REPLACED: fields}
 
 
 def required_by_rule(*fields: str) -> dict[str, Any]:
-    """Required fields that a rule requires in the CRD, for a model's ``json_schema_extra``.
+    """Return the ``json_schema_extra`` of a model with required fields that a CEL rule requires, and not `required` of the CRD.
 
-    The API server reads no rule of an object that lacks a field of the schema's `required`, and would not say where that field was
-    in an earlier version.
+    If an object lacks a field of `required`, the API server evaluates none of its rules. The error would not name the field of an earlier version
+    that this field replaces.
     """
-    return {BY_RULE: list(fields)}
+    return {REQUIRED_BY_RULE: list(fields)}
 
 
-# NB: the API server estimates the cost of a CEL rule from the longest value a field may hold, and refuses a
-# CRD whose rules could cost too much. So every string, list and map of the API has a bound.
+# NB: the API server estimates the cost of a CEL rule from the longest value that a field accepts, and refuses a CRD whose rules
+# cost too much. So every string, list and map of the API has a maximum size.
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
 """The value of a label."""
@@ -94,7 +121,7 @@ LongText = Annotated[str, Field(min_length=1, max_length=16384)]
 Uri = Annotated[str, Field(min_length=1, max_length=1024)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[int, Field(ge=0)]
-# A zero that is written out is not another setting.
+# An explicit zero is the same setting as an absent field.
 NONE_FOR_ZERO = AfterValidator(lambda value: value or None)
 Positive = Annotated[int, Field(ge=1)]
 StringMap = Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)]
@@ -102,22 +129,23 @@ Quantity = Annotated[
     str,
     Field(min_length=1, max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$"),
 ]
-"""An amount of memory, as Kubernetes writes it."""
+"""An amount of memory as a Kubernetes quantity, such as 2Gi."""
 Passthrough = Annotated[
     dict[str, Any], Field(json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True})
 ]
 
 
-PLACES = "s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path"
-"""What a folder may be, for messages."""
-STORED_FOLDER = "^(/.|(s3a?|gs)://[^/ ]+/.|abfss://[^/@ ]+@[^/@ ]+/.)"
-"""What a folder that jobs write matches: one in an object store, or an absolute path."""
+FOLDER_FORMATS = "s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path"
+"""Formats of a folder's address, for messages."""
+STORED_FOLDER_PATTERN = "^(/.|(s3a?|gs)://[^/ ]+/.|abfss://[^/@ ]+@[^/@ ]+/.)"
+"""Pattern of a folder that jobs write: a folder in an object store, or an absolute path."""
 
 
-# Names that Kubernetes checks when it gets them in a child: here the API server refuses them with the resource itself.
+# Names of child objects. Kubernetes checks them when the operator creates the child; these rules refuse a wrong name earlier, in
+# the resource itself.
 _LABEL = "[a-z0-9]+(-+[a-z0-9]+)*"
 SUBDOMAIN = "[a-z0-9]+((-+|[.])[a-z0-9]+)*"
-_LETTERS = "lowercase letters and digits, with '-' and '.' only between them"
+_NAME_CHARACTERS = "lowercase letters and digits, with '-' and '.' only between them"
 ENV_NAME = "([-_a-zA-Z]|[.][-_a-zA-Z0-9])[-._a-zA-Z0-9]*"
 _ENV_MESSAGE = "an environment variable's name can contain letters, digits, '_', '-' and '.', and cannot begin with a digit or '..'"
 
@@ -131,7 +159,7 @@ ObjectName = Annotated[
     Field(
         min_length=1,
         max_length=253,
-        json_schema_extra=_matching(SUBDOMAIN, f"an object's name must consist of {_LETTERS}"),
+        json_schema_extra=_matching(SUBDOMAIN, f"an object's name must consist of {_NAME_CHARACTERS}"),
     ),
 ]
 """The name of a Secret, a ConfigMap, a claim or another object of the namespace."""
@@ -139,10 +167,10 @@ QueueName = Annotated[
     str,
     Field(
         max_length=63,
-        json_schema_extra=_matching(f"({SUBDOMAIN})?", f"a queue's name must consist of {_LETTERS}"),
+        json_schema_extra=_matching(f"({SUBDOMAIN})?", f"a queue's name must consist of {_NAME_CHARACTERS}"),
     ),
 ]
-"""The name of a Kueue LocalQueue, which becomes the value of a label; empty for none."""
+"""The name of a Kueue LocalQueue; empty for no queue. It becomes the value of a label."""
 VolumeName = Annotated[
     str,
     Field(
@@ -163,7 +191,7 @@ EnvName = Annotated[
         json_schema_extra=_matching(ENV_NAME, _ENV_MESSAGE),
     ),
 ]
-"""The name of an environment variable, or the beginning of one."""
+"""The name of an environment variable, or a prefix of such names."""
 EnvMap = Annotated[
     dict[str, Annotated[str, Field(max_length=4096)]],
     Field(
@@ -171,7 +199,7 @@ EnvMap = Annotated[
         json_schema_extra=rules((f"self.all(name, name.matches('^{ENV_NAME}$'))", _ENV_MESSAGE)),
     ),
 ]
-"""Environment variables by their names."""
+"""Environment variables by name."""
 Image = Annotated[
     str,
     Field(
@@ -184,14 +212,14 @@ Image = Annotated[
 
 
 def first_mistake(error: ValidationError) -> tuple[str, str]:
-    """Where the first mistake of a document is, as a path of fields, and what it is."""
+    """Return the path of the first invalid field of a document, and the error."""
     first = error.errors()[0]
-    what = "unknown field" if first["type"] == "extra_forbidden" else first["msg"]
-    return ".".join(str(part) for part in first["loc"]) or "the top", what
+    problem = "unknown field" if first["type"] == "extra_forbidden" else first["msg"]
+    return ".".join(str(part) for part in first["loc"]) or "the top", problem
 
 
 class ApiModel(BaseModel):
-    """A part of the API: snake_case in Python, camelCase in YAML; unknown fields are ignored."""
+    """A model of the API. Fields are snake_case in Python and camelCase in YAML; unknown fields are ignored."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -203,21 +231,21 @@ class ApiModel(BaseModel):
     )
 
     def to_json(self) -> dict[str, Any]:
-        """The part as in YAML: camelCase, without fields that are not set."""
+        """Return the model as in YAML: camelCase names, without fields that are not set."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-A_SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
-"""Schema of a list without an order, whose items are unique: several writers can each apply their own."""
+LIST_TYPE_SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
+"""Schema of a list with unique items and no order. With server-side apply, several writers can each apply their own items."""
 
 
-def by_key(name: str) -> dict[str, Any]:
-    """Schema of a list whose items are unique by a field: several writers can each apply their own."""
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [name]}
+def list_type_map(key: str) -> dict[str, Any]:
+    """Return the schema of a list whose items are unique by a key. With server-side apply, several writers can each apply their own items."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 def immutable(field: str, message: str) -> Rule:
-    """The rule that a field never changes: neither its value, nor whether it is set."""
-    both = f"has(self.{field}) == has(oldSelf.{field})"
-    unchanged = f"{both} && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+    """Return the rule that a field cannot be changed, set or removed after creation."""
+    same_presence = f"has(self.{field}) == has(oldSelf.{field})"
+    unchanged = f"{same_presence} && (!has(self.{field}) || self.{field} == oldSelf.{field})"
     return Rule(unchanged, message, f".{field}")

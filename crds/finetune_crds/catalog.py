@@ -17,8 +17,8 @@ DATABRICKS_PREFIX = "FINETUNE_CATALOG_"
 
 HTTP_SERVER = "https?://[^/@ ]+(/[^@ ]*)?"
 METASTORES = "thrift://[^/@, ]+:[0-9]+(,thrift://[^/@, ]+:[0-9]+)*"
-_TWO_NAMES = "matches('^[^. ]+[.][^. ]+$')"
-_THREE_NAMES = "matches('^[^. ]+[.][^. ]+[.][^. ]+$')"
+_HAS_TWO_NAMES = "matches('^[^. ]+[.][^. ]+$')"
+_HAS_THREE_NAMES = "matches('^[^. ]+[.][^. ]+[.][^. ]+$')"
 
 
 def _address(pattern: str, sentence: str) -> Any:
@@ -33,7 +33,7 @@ class UnityCatalogServer(ApiModel):
         Uri,
         _address(
             HTTP_SERVER,
-            "uri must be an http or https address; put a token into the Secret of secretRef",
+            "uri must be an http or https address without credentials: put a token into the Secret of secretRef",
         ),
     ]
     """Address of the server, such as http://unity.data.svc:8080."""
@@ -70,17 +70,17 @@ class Catalog(ApiModel):
         json_schema_extra=rules(
             (
                 "self.type == 'UnityCatalog' ? has(self.unityCatalog) : !has(self.unityCatalog)",
-                "set unityCatalog if, and only if, type is UnityCatalog",
+                "unityCatalog is required when type is UnityCatalog, and forbidden otherwise",
                 ".unityCatalog",
             ),
             (
                 "self.type == 'Databricks' || !has(self.databricks)",
-                "databricks needs type Databricks",
+                "databricks can be set only when type is Databricks",
                 ".databricks",
             ),
             (
                 "self.type == 'Hive' ? has(self.hive) : !has(self.hive)",
-                "set hive if, and only if, type is Hive",
+                "hive is required when type is Hive, and forbidden otherwise",
                 ".hive",
             ),
         )
@@ -102,26 +102,26 @@ class Catalog(ApiModel):
         return self.type != "Hive"
 
 
-def _fits(part: str) -> str:
+def _fits_levels(part: str) -> str:
     """CEL: the table of a source has as many names as the catalog has levels."""
     return (
-        f"(!has({part}.table) || (self.prepare.catalog.type == 'Hive' ? {part}.table.{_TWO_NAMES} "
-        f": {part}.table.{_THREE_NAMES}))"
+        f"(!has({part}.table) || (self.prepare.catalog.type == 'Hive' ? {part}.table.{_HAS_TWO_NAMES} "
+        f": {part}.table.{_HAS_THREE_NAMES}))"
     )
 
 
-_NO_CATALOG = "!has(self.prepare) || !has(self.prepare.catalog) || !has(self.source) || "
+_NO_CATALOG_OR = "!has(self.prepare) || !has(self.prepare.catalog) || !has(self.source) || "
 DATA_RULES = (
     Rule(
-        f"{_NO_CATALOG}has(self.source.table) || (has(self.source.sources) && self.source.sources.exists(part, has(part.table))) "
+        f"{_NO_CATALOG_OR}has(self.source.table) || (has(self.source.sources) && self.source.sources.exists(part, has(part.table))) "
         "|| (has(self.prepare.decontaminate) && self.prepare.decontaminate.sources.exists(part, has(part.table)))",
-        "prepare.catalog needs a source with a table: set the table, or remove the catalog",
+        "prepare.catalog applies only to sources with table: set table in a source, or remove prepare.catalog",
         ".prepare.catalog",
     ),
     Rule(
-        f"{_NO_CATALOG}({_fits('self.source')} && (!has(self.source.sources) || self.source.sources.all(part, {_fits('part')})) "
-        f"&& (!has(self.prepare.decontaminate) || self.prepare.decontaminate.sources.all(part, {_fits('part')})))",
-        "write a table as catalog.schema.table, or as database.table if prepare.catalog has type Hive",
+        f"{_NO_CATALOG_OR}({_fits_levels('self.source')} && (!has(self.source.sources) || self.source.sources.all(part, {_fits_levels('part')})) "
+        f"&& (!has(self.prepare.decontaminate) || self.prepare.decontaminate.sources.all(part, {_fits_levels('part')})))",
+        "table must be catalog.schema.table, or database.table when prepare.catalog.type is Hive",
         ".source",
     ),
 )
@@ -130,7 +130,7 @@ DATA_RULES = (
 PREPARE_RULES = (
     Rule(
         "!has(self.catalog) || self.spark.mode != 'Databricks'",
-        "spark.mode Databricks finds tables in its workspace: remove catalog",
+        "catalog must not be set when spark.mode is Databricks",
         ".catalog",
     ),
 )

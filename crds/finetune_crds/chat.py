@@ -16,7 +16,7 @@ class ChatTemplate(ApiModel):
         json_schema_extra=rules(
             (
                 "(self.type == 'Jinja') == has(self.jinja)",
-                "set chatTemplate.jinja if, and only if, type is Jinja",
+                "jinja is required when type is Jinja, and forbidden otherwise",
                 ".jinja",
             ),
         )

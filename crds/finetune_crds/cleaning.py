@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import A_SET, ApiModel, Name, Rule, by_key, rules
+from finetune_crds.base import LIST_TYPE_SET, ApiModel, Name, Rule, list_type_map, rules
 from finetune_crds.source import NamedSource, SourceName
 
 # NB: a result with all names and versions must fit into a termination message.
@@ -25,11 +25,11 @@ Language = Literal[
 # fmt: on
 """A language by its code of ISO 639-1, of those that the detector knows."""
 
-Languages = Annotated[list[Language], Field(min_length=1, max_length=32, json_schema_extra=A_SET)]
+Languages = Annotated[list[Language], Field(min_length=1, max_length=32, json_schema_extra=LIST_TYPE_SET)]
 
 RedactKind = Literal["Email", "Phone", "CardNumber", "Secret"]
 
-Redact = Annotated[list[RedactKind], Field(min_length=1, max_length=4, json_schema_extra=A_SET)]
+Redact = Annotated[list[RedactKind], Field(min_length=1, max_length=4, json_schema_extra=LIST_TYPE_SET)]
 
 
 class EvaluationSource(NamedSource):
@@ -37,7 +37,9 @@ class EvaluationSource(NamedSource):
 
     name: SourceName
     """Name of the set; status.data.evaluationSets has it."""
-    columns: Annotated[list[Name], Field(min_length=1, max_length=16, json_schema_extra=A_SET)] | None = None
+    columns: (
+        Annotated[list[Name], Field(min_length=1, max_length=16, json_schema_extra=LIST_TYPE_SET)] | None
+    ) = None
     """Columns whose texts no example may share: texts, lists of texts, and conversations. Default: all columns of these types."""
 
 
@@ -56,7 +58,7 @@ class Decontaminate(ApiModel):
 
     sources: Annotated[
         list[EvaluationSource],
-        Field(min_length=1, max_length=MAX_EVALUATION_SETS, json_schema_extra=by_key("name")),
+        Field(min_length=1, max_length=MAX_EVALUATION_SETS, json_schema_extra=list_type_map("name")),
     ]
     """The evaluation sets."""
     ngram: Annotated[int, Field(ge=5, le=50)] = 13
@@ -75,27 +77,26 @@ class Decontaminate(ApiModel):
 PREPARE_RULES = (
     Rule(
         "!has(self.decontaminate) || self.spark.mode == 'Local' || self.decontaminate.sources.all(part, part.type != 'Hub')",
-        "decontaminate.sources of type Hub need spark.mode Local: a data set is downloaded into the prep pod",
+        "decontaminate.sources of type Hub require spark.mode Local, which downloads data sets into the prep pod",
         ".decontaminate",
     ),
     Rule(
         "!has(self.decontaminate) || self.spark.mode != 'Databricks' || self.decontaminate.sources.all(part, !has(part.path) || "
         "!part.path.startsWith('/') || part.path.startsWith('/Volumes/'))",
-        "the path in decontaminate.sources is a folder of one machine: with spark.mode Databricks use s3://bucket/folder or "
-        "/Volumes",
+        "decontaminate.sources must not have a local path when spark.mode is Databricks: use s3://bucket/folder or /Volumes",
         ".decontaminate",
     ),
     Rule(
         "!has(self.decontaminate) || !has(self.output) || self.decontaminate.sources.all(part, !has(part.path) || "
         "part.path != self.output)",
-        "decontaminate.sources includes the output: name another evaluation set, or write to another folder",
+        "decontaminate.sources must not include output: use another evaluation set, or change output",
         ".decontaminate",
     ),
 )
 """Rules of Prepare."""
 
 
-def _reads_same(source: str) -> str:
+def _has_same_rows(source: str) -> str:
     """CEL: an evaluation set and a source read the same rows, if of other versions."""
     return (
         f"has(part.path) && has({source}.path) && part.path == {source}.path || "
@@ -109,9 +110,9 @@ def _reads_same(source: str) -> str:
 DATA_RULES = (
     Rule(
         "!has(self.prepare) || !has(self.prepare.decontaminate) || !has(self.source) || self.prepare.decontaminate.sources.all(part, "
-        f"!({_reads_same('self.source')}) && (!has(self.source.sources) || !self.source.sources.exists(mixed, "
-        f"{_reads_same('mixed')})))",
-        "prepare.decontaminate.sources includes the source, which would drop every example: name an evaluation set",
+        f"!({_has_same_rows('self.source')}) && (!has(self.source.sources) || !self.source.sources.exists(mixed, "
+        f"{_has_same_rows('mixed')})))",
+        "prepare.decontaminate.sources must not include the source: every example would be dropped",
         ".prepare.decontaminate",
         at_creation=True,
     ),

@@ -7,17 +7,17 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import A_SET, ApiModel, Name, VolumeName, rules
+from finetune_crds.base import LIST_TYPE_SET, ApiModel, Name, VolumeName, rules
 from finetune_crds.env import LocalReference
 
 FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
 """A commit that no server has to be asked about: SHA-1 or SHA-256, whole."""
 # NB: Kubernetes replaces $(NAME) in the arguments of a container by the value of a variable, so none of these has a $.
-_NAME_OF_PACKAGE = "[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?( *[[][A-Za-z0-9._, -]*[]])?"
+_PACKAGE_NAME = "[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?( *[[][A-Za-z0-9._, -]*[]])?"
 _VERSIONS = "( *[(]?[<>=!~]=?[^@;$]*)?"
 _ADDRESS = " *@ *(git[+])?(https|file)://[^ @$]*(@[A-Za-z0-9._/-]+)?"
 _MARKER = "( *;[^$]*)?"
-_REQUIREMENT = f"^{_NAME_OF_PACKAGE}({_VERSIONS}|{_ADDRESS} ?){_MARKER}$"
+_REQUIREMENT = f"^{_PACKAGE_NAME}({_VERSIONS}|{_ADDRESS} ?){_MARKER}$"
 
 Requirement = Annotated[
     str,
@@ -31,8 +31,8 @@ Requirement = Annotated[
             ),
             (
                 "!self.matches('://[^/]*@')",
-                "the address contains a user or a password: publish the package in an index, and put its address with the credentials "
-                "into a Secret of pods.train.envFrom as PIP_INDEX_URL",
+                "the address contains a user or a password: publish the package in an index, and put the index's address with "
+                "the credentials as PIP_INDEX_URL into a Secret of pods.train.envFrom",
             ),
             (
                 f"self.startsWith('-') || self.matches('://[^/]*@') || self.matches('{_REQUIREMENT}')",
@@ -42,7 +42,7 @@ Requirement = Annotated[
     ),
 ]
 """A requirement of PEP 508."""
-Dependencies = Annotated[list[Requirement], Field(max_length=64, json_schema_extra=A_SET)]
+Dependencies = Annotated[list[Requirement], Field(max_length=64, json_schema_extra=LIST_TYPE_SET)]
 
 GitUrl = Annotated[
     str,
@@ -56,7 +56,8 @@ GitUrl = Annotated[
             ),
             (
                 "!self.matches('^https://[^/]*@')",
-                "the address contains a user or a password: put them into a Secret as username and password, and name it in secretRef",
+                "the address contains a user or a password: put them into a Secret as username and password, and set secretRef "
+                "to the Secret",
             ),
             (
                 "!self.startsWith('https://') || self.matches('^https://[^/@]*@') || self.matches('^https://[^/?# $@]+/[^?# $]+$')",
@@ -73,7 +74,7 @@ Revision = Annotated[
         json_schema_extra=rules(
             (
                 "self.matches('^[A-Za-z0-9_][A-Za-z0-9._/+@-]*$') && !self.contains('..')",
-                "write a branch, a tag, or a commit with all its digits",
+                "revision must be a branch, a tag, or a full commit hash",
             ),
         ),
     ),

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from finetune_crds.base import ApiModel, by_key
+from finetune_crds.base import ApiModel, list_type_map
 
 
 class Condition(ApiModel):
@@ -35,7 +35,7 @@ Conditions = Annotated[
     list[Condition],
     Field(
         max_length=16,
-        json_schema_extra=by_key("type"),
+        json_schema_extra=list_type_map("type"),
     ),
 ]
 

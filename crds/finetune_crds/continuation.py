@@ -12,7 +12,7 @@ from finetune_crds.base import ApiModel
 from finetune_crds.recipe import JobRecipe
 
 # What another attempt, or the job that carries a run on, may change. A field that is not here counts.
-_FREE: dict[str, Any] = {
+_IGNORED_FIELDS: dict[str, Any] = {
     # Which job it is, what it tells, writes and registers, and what is measured after it. `parameters` are for scripts, which have
     # checkpoints of their own.
     **dict.fromkeys(
@@ -51,9 +51,9 @@ GLOBAL_BATCH = "globalBatch"
 ROWS_AT_ONCE = "rowsAtOnce"
 """The sequences of a forward pass on all ranks, among the settings of KTO, which estimates a divergence from them."""
 # What decides the token ids and loss masks of the examples, and no more: a digest of these is compared, and the fields explain it.
-_OF_EXAMPLES = ("data.", "model.chatTemplate.", "objective.lossOn", "training.truncation")
-_LONGEST = 60
-_DIGITS = 12
+_EXAMPLE_FIELDS = ("data.", "model.chatTemplate.", "objective.lossOn", "training.truncation")
+_MAX_VALUE_LENGTH = 60
+_DIGEST_LENGTH = 12
 
 
 def settings(recipe: JobRecipe) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def settings(recipe: JobRecipe) -> dict[str, Any]:
 
     A checkpoint keeps them. None of them is a secret.
     """
-    content = recipe.model_dump(mode="json", by_alias=True, exclude=_FREE, exclude_defaults=True)
+    content = recipe.model_dump(mode="json", by_alias=True, exclude=_IGNORED_FIELDS, exclude_defaults=True)
     values_by_path = {**dict(_leaves("", content)), GLOBAL_BATCH: recipe.global_batch}
     if recipe.objective.type == "KTO":
         values_by_path[ROWS_AT_ONCE] = recipe.training.per_device_batch_size * recipe.distributed.ranks
@@ -71,9 +71,9 @@ def settings(recipe: JobRecipe) -> dict[str, Any]:
 def digest(recipe: JobRecipe) -> str:
     """The beginning of the SHA-256 of the settings that count, but for those of the examples."""
     run_settings = {
-        path: value for path, value in settings(recipe).items() if not path.startswith(_OF_EXAMPLES)
+        path: value for path, value in settings(recipe).items() if not path.startswith(_EXAMPLE_FIELDS)
     }
-    return hashlib.sha256(json.dumps(run_settings, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+    return hashlib.sha256(json.dumps(run_settings, sort_keys=True).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 def differences(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
@@ -83,20 +83,20 @@ def differences(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
     """
     now = settings(recipe)
     differing = [
-        _told(path, before, now)
+        _describe_change(path, before, now)
         for path in _changed(before, now)
-        if path not in (GLOBAL_BATCH, ROWS_AT_ONCE) and not path.startswith(_OF_EXAMPLES)
+        if path not in (GLOBAL_BATCH, ROWS_AT_ONCE) and not path.startswith(_EXAMPLE_FIELDS)
     ]
     if ROWS_AT_ONCE in _changed(before, now):
         differing.append(
-            f"sequences of a pass {before.get(ROWS_AT_ONCE)} -> {now.get(ROWS_AT_ONCE)} (training.perDeviceBatchSize x ranks, "
-            "from which KTO estimates a divergence)"
+            f"sequences per forward pass {before.get(ROWS_AT_ONCE)} -> {now.get(ROWS_AT_ONCE)} (training.perDeviceBatchSize x "
+            "ranks; KTO estimates a divergence from them)"
         )
     batch = before.get(GLOBAL_BATCH)
     if batch != now[GLOBAL_BATCH] and isinstance(batch, int):
         differing.append(
-            f"sequences of a step {batch} -> {now[GLOBAL_BATCH]} (training.perDeviceBatchSize x gradientAccumulation x "
-            f"ranks; {_fitting(batch, recipe)})"
+            f"sequences per step {batch} -> {now[GLOBAL_BATCH]} (training.perDeviceBatchSize x gradientAccumulation x ranks; "
+            f"{_suggest_batch(batch, recipe)})"
         )
     return differing
 
@@ -104,7 +104,11 @@ def differences(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
 def differences_of_examples(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
     """The fields that may explain why the examples are not those of a run with some settings."""
     now = settings(recipe)
-    return [_told(path, before, now) for path in _changed(before, now) if path.startswith(_OF_EXAMPLES)]
+    return [
+        _describe_change(path, before, now)
+        for path in _changed(before, now)
+        if path.startswith(_EXAMPLE_FIELDS)
+    ]
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -115,23 +119,23 @@ def _same(before: object, now: object) -> bool:
     """Whether two values mean the same; an alias, which earlier versions kept as it is, may have meant any version of its model."""
     if before == now:
         return True
-    aliased = Aliased.of(before) if isinstance(before, str) else None
+    aliased = Aliased.parse(before) if isinstance(before, str) else None
     return aliased is not None and str(now).startswith(f"models:/{aliased.model}/")
 
 
-def _told(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    old, new = (_text(side[path] if path in side else _default(path)) for side in (before, now))
+def _describe_change(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    old, new = (_format_value(side[path] if path in side else _default(path)) for side in (before, now))
     return f"{path} {old} -> {new}"
 
 
-def _fitting(batch: int, recipe: JobRecipe) -> str:
+def _suggest_batch(batch: int, recipe: JobRecipe) -> str:
     """Which numbers give a global batch on the ranks of a recipe."""
     ranks, size = recipe.distributed.ranks, recipe.training.per_device_batch_size
     share, remainder = divmod(batch, ranks)
     if remainder:
-        return f"{ranks} ranks cannot share {batch} evenly: choose a number of ranks that divides {batch}"
-    fits = max(number for number in range(1, min(size, share) + 1) if share % number == 0)
-    return f"perDeviceBatchSize {fits} and gradientAccumulation {share // fits} fit {ranks} ranks"
+        return f"{batch} sequences do not divide evenly among {ranks} ranks, so choose a number of ranks that divides {batch}"
+    size_per_rank = max(number for number in range(1, min(size, share) + 1) if share % number == 0)
+    return f"for {ranks} ranks, set perDeviceBatchSize to {size_per_rank} and gradientAccumulation to {share // size_per_rank}"
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -157,8 +161,8 @@ def _default(path: str) -> object:
     return default
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     if value is None:
         return "not set"
     text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 1]}…"

@@ -241,7 +241,7 @@ class PrepResult(ApiModel):
     """The FineTuneJob that wrote the version, where this one uses it; None for a version of its own."""
 
 
-_INFORMING = ("evaluation_sets", "sources", "redacted", "dropped", "warnings")
+_INFORMATIONAL_FIELDS = ("evaluation_sets", "sources", "redacted", "dropped", "warnings")
 """Fields of PrepResult that a message does without, in this order."""
 
 
@@ -305,10 +305,10 @@ class TerminationMessage(ApiModel):
         if len(text.encode()) <= TERMINATION_MAX_BYTES:
             return text
         if self.prep is not None:
-            spare = next((name for name in _INFORMING if getattr(self.prep, name)), None)
-            if spare is not None:
+            field = next((name for name in _INFORMATIONAL_FIELDS if getattr(self.prep, name)), None)
+            if field is not None:
                 prep = self.prep.model_copy(
-                    update={spare: PrepResult.model_fields[spare].get_default(call_default_factory=True)}
+                    update={field: PrepResult.model_fields[field].get_default(call_default_factory=True)}
                 )
                 return self.model_copy(update={"prep": prep}).dump()
         if self.error is None or not self.error.message:
@@ -348,7 +348,7 @@ def checkpoint_folder(uri: str, *, namespace: str, name: str, uid: str) -> str:
     return f"{uri.rstrip('/')}/{namespace}-{name}-{uid[:8]}"
 
 
-def checkpoint_place(uri: str) -> tuple[str, int | None]:
+def split_checkpoint_uri(uri: str) -> tuple[str, int | None]:
     """The folder of a job's checkpoints that a URI names, and the step where it names one of them."""
     match = _CHECKPOINT.fullmatch(uri.rstrip("/"))
     return (match[1], int(match[2])) if match else (uri.rstrip("/"), None)

@@ -21,7 +21,7 @@ from finetune_crds.prepare import Prepare
 from finetune_crds.source import Source
 
 ColumnsType = Literal["Text", "Messages", "PromptResponse", "Preference", "Unpaired"]
-COLUMNS_OF: dict[str, tuple[str, ...]] = {
+COLUMN_FIELDS: dict[str, tuple[str, ...]] = {
     "Text": ("text",),
     "Messages": ("messages",),
     "PromptResponse": ("prompt", "response"),
@@ -29,21 +29,21 @@ COLUMNS_OF: dict[str, tuple[str, ...]] = {
     "Unpaired": ("prompt", "completion", "label"),
 }
 """The fields of Columns that each type has, each of which is the name of its column unless it is set."""
-OPTIONAL_COLUMNS_OF: dict[str, tuple[str, ...]] = {"Messages": ("tools",)}
+OPTIONAL_COLUMN_FIELDS: dict[str, tuple[str, ...]] = {"Messages": ("tools",)}
 """The fields of Columns that an example of a type may have too; they have no default."""
 
 
 # Types whose examples have a prompt, as a CEL list.
-_PROMPTED = str(["PromptResponse", "Preference", "Unpaired"])
-PROMPTED_OR = "PromptResponse, Preference or Unpaired"
+_PROMPTED_TYPES = str(["PromptResponse", "Preference", "Unpaired"])
+_PROMPTED_TYPES_TEXT = "PromptResponse, Preference or Unpaired"
 """The same types in a sentence."""
 
 
 def _column_rule(field: str) -> Rule:
     """The rule that a field of Columns is set with its types only."""
-    both = (COLUMNS_OF, OPTIONAL_COLUMNS_OF)
-    types = [name for columns in both for name, fields in columns.items() if field in fields]
-    message = f"{field} needs type {join_names(types, 'or')}"
+    fields_by_type = (*COLUMN_FIELDS.items(), *OPTIONAL_COLUMN_FIELDS.items())
+    types = [columns_type for columns_type, fields in fields_by_type if field in fields]
+    message = f"{field} can be set only when type is {join_names(types, 'or')}"
     return Rule(f"!has(self.{field}) || self.type in {types}", message, f".{field}")
 
 
@@ -68,7 +68,7 @@ class Columns(ApiModel):
             ),
             (
                 "!has(self.messageWeight) || self.type == 'Messages'",
-                "messageWeight needs type Messages: preferences compare whole answers",
+                "messageWeight can be set only when type is Messages",
                 ".messageWeight",
             ),
         )
@@ -104,33 +104,36 @@ class Columns(ApiModel):
     label."""
 
     @property
-    def named(self) -> list[str]:
+    def column_names(self) -> list[str]:
         """The columns, in the order of the fields."""
-        fields = (*COLUMNS_OF[self.type], *OPTIONAL_COLUMNS_OF.get(self.type, ()))
-        return [name for field in fields if (name := getattr(self, field))]
+        return [name for field in self._fields if (name := getattr(self, field))]
 
     @property
-    def said(self) -> list[str]:
+    def content_columns(self) -> list[str]:
         """The columns that hold what an example says: all but its label."""
-        return self.named[:-1] if self.label else self.named
+        return [name for field in self._fields if field != "label" and (name := getattr(self, field))]
+
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        return (*COLUMN_FIELDS[self.type], *OPTIONAL_COLUMN_FIELDS.get(self.type, ()))
 
     @model_validator(mode="before")
     @classmethod
-    def _with_names(cls, columns: object) -> object:
+    def _fill_in_columns(cls, columns: object) -> object:
         """The columns with the default name of each that the type has."""
         if not isinstance(columns, dict):
             return columns
-        names = {field: field for field in COLUMNS_OF.get(str(columns.get("type")), ())}
+        names = {field: field for field in COLUMN_FIELDS.get(str(columns.get("type")), ())}
         return names | {field: value for field, value in columns.items() if value is not None}
 
 
-SplitsPlace = Annotated[
+SplitsUri = Annotated[
     Uri,
     Field(
         json_schema_extra=rules(
             Rule(
                 f"!self.{IN_WORKSPACE}",
-                "the training pods cannot read /Volumes and dbfs:/ of a Databricks workspace: put the splits in an object store",
+                "the training pods cannot read /Volumes or dbfs:/ of a Databricks workspace: put the splits in an object store",
                 at_creation=True,
             )
         )
@@ -147,22 +150,22 @@ class Splits(ApiModel):
             (
                 "self.type == 'Delta' ? has(self.path) && !has(self.train) && !has(self.validation) && !has(self.test) "
                 ": has(self.train) && !has(self.path) && !has(self.version)",
-                "set path (and version) for type Delta, or train (and validation and test) for files",
+                "type Delta requires path and allows version; the other types require train and allow validation and test",
             ),
         )
     )
 
     type: Literal["Delta", "Parquet", "JSONLines"]
     """What the splits are: one Delta table with a split column, or files for each split."""
-    path: SplitsPlace | None = None
+    path: SplitsUri | None = None
     """The Delta table. Its `split` column holds train, validation or test."""
     version: NonNegative | None = None
     """Version of the Delta table. Default: the newest when training starts."""
-    train: SplitsPlace | None = None
+    train: SplitsUri | None = None
     """Folder or file with the training split."""
-    validation: SplitsPlace | None = None
+    validation: SplitsUri | None = None
     """Folder or file with the split that the evaluations of training use."""
-    test: SplitsPlace | None = None
+    test: SplitsUri | None = None
     """Folder or file with the split that spec.evaluation uses; training never reads it."""
 
 
@@ -171,57 +174,55 @@ class Data(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("has(self.source) != has(self.splits)", "set either source (with prepare) or splits"),
+            ("has(self.source) != has(self.splits)", "set exactly one of source and splits"),
             (
                 "!has(self.prepare) || has(self.source)",
-                "prepare needs source: prepared splits are read as they are",
+                "prepare can be set only when source is set",
                 ".prepare",
             ),
             (
                 "!has(self.prepare) || !has(self.source) || self.prepare.spark.mode == 'Local' || (self.source.type != 'Hub' "
                 "&& (!has(self.source.sources) || self.source.sources.all(part, part.type != 'Hub')))",
-                "source.type Hub needs prepare.spark.mode Local: the data set is downloaded into the prep pod",
+                "source.type Hub requires prepare.spark.mode Local, which downloads the data set into the prep pod",
                 ".prepare.spark",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.promptTemplate) || !has(self.columns) || "
                 "self.columns.type != 'Messages'",
-                "prepare.promptTemplate cannot be used with columns of type Messages, which the model's chat template "
-                "renders: remove one",
+                "prepare.promptTemplate must not be set when columns.type is Messages",
                 ".prepare.promptTemplate",
             ),
             (
                 "!has(self.prepare) || (!has(self.prepare.minPromptChars) && !has(self.prepare.maxPromptChars)) || "
-                f"!has(self.columns) || self.columns.type in {_PROMPTED}",
-                f"prepare.minPromptChars and maxPromptChars need columns of type {PROMPTED_OR}",
+                f"!has(self.columns) || self.columns.type in {_PROMPTED_TYPES}",
+                f"prepare.minPromptChars and maxPromptChars can be set only when columns.type is {_PROMPTED_TYPES_TEXT}",
                 ".prepare",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.conversation) || !has(self.columns) || "
-                f"self.columns.type in {_PROMPTED}",
-                f"prepare.conversation needs columns of type {PROMPTED_OR}",
+                f"self.columns.type in {_PROMPTED_TYPES}",
+                f"prepare.conversation can be set only when columns.type is {_PROMPTED_TYPES_TEXT}",
                 ".prepare.conversation",
             ),
             (
                 "!has(self.prepare) || self.prepare.onTemplateError == 'Fail' || has(self.prepare.conversation) || "
                 "self.prepare.templateSyntax == 'Jinja' || !has(self.columns) || "
                 "self.columns.type in ['Messages', 'Preference', 'Unpaired']",
-                "prepare.onTemplateError needs a template that can fail on a row: use columns of type Messages, Preference or Unpaired, "
-                "prepare.conversation, or prepare.templateSyntax Jinja",
+                "prepare.onTemplateError Drop requires a template that can fail: set columns.type to Messages, Preference or "
+                "Unpaired, set prepare.conversation, or set prepare.templateSyntax to Jinja",
                 ".prepare.onTemplateError",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.responseTemplate) || !has(self.columns) || "
                 "!(self.columns.type in ['Preference', 'Unpaired'])",
-                "prepare.responseTemplate cannot be used with columns of type Preference or Unpaired: promptTemplate "
-                "renders the prompt, and answers stay as they are",
+                "prepare.responseTemplate must not be set when columns.type is Preference or Unpaired",
                 ".prepare.responseTemplate",
             ),
             (
                 "!has(self.prepare) || !has(self.prepare.output) || !has(self.source) || ((!has(self.source.path) || "
                 "self.prepare.output != self.source.path) && (!has(self.source.sources) || self.source.sources.all(part, "
                 "!has(part.path) || part.path != self.prepare.output)))",
-                "prepare.output is the source itself: write to another folder",
+                "prepare.output must not be the path of a source: set another folder",
                 ".prepare.output",
             ),
             (
@@ -229,8 +230,8 @@ class Data(ApiModel):
                 "((!has(self.source.path) || !self.source.path.startsWith('/') || self.source.path.startsWith('/Volumes/')) "
                 "&& (!has(self.source.sources) || self.source.sources.all(part, !has(part.path) || "
                 "!part.path.startsWith('/') || part.path.startsWith('/Volumes/'))))",
-                "source.path is a folder of a pod: with prepare.spark.mode Databricks use table, s3://bucket/folder or "
-                "/Volumes/catalog/schema/volume",
+                "source.path must not be a local path when prepare.spark.mode is Databricks: set table, or use "
+                "s3://bucket/folder or /Volumes/catalog/schema/volume",
                 ".source",
             ),
             *cleaning.DATA_RULES,
@@ -249,7 +250,7 @@ class Data(ApiModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _prepared(cls, fields: object) -> object:
+    def _add_preparation(cls, fields: object) -> object:
         """The data with a preparation, if there is a source."""
         if isinstance(fields, dict) and fields.get("source") and not fields.get("prepare"):
             return {**fields, "prepare": {}}

@@ -20,7 +20,7 @@ Volume = Annotated[
         json_schema_extra=rules(
             (
                 "self.matches('^/Volumes/[^/ ]+/[^/ ]+/[^/ ]+(/[^/ ]+)*$')",
-                "write the volume as /Volumes/catalog/schema/volume, with or without a folder after it",
+                "volume must be /Volumes/catalog/schema/volume, or a folder in it",
             )
         ),
     ),
@@ -35,7 +35,7 @@ ON_DATABRICKS = (
 """Whether the tracking of a job is at Databricks, as an expression on its spec."""
 
 
-def stored_in_workspace(field: str) -> tuple[Rule, Rule]:
+def build_workspace_folder_rules(field: str) -> tuple[Rule, Rule]:
     """Rules of a folder of the training pods that a Databricks workspace may hold: in a volume, with the login to it, and not in DBFS.
 
     Args:
@@ -51,8 +51,8 @@ def stored_in_workspace(field: str) -> tuple[Rule, Rule]:
         ),
         Rule(
             f"{unset} || !self.{field}.startsWith('/Volumes/') || {ON_DATABRICKS}",
-            "the training pods reach /Volumes of a Databricks workspace with the login of tracking: set tracking.uri to databricks, or "
-            "use the object storage behind it",
+            "a folder in /Volumes requires the Databricks login of spec.tracking: set tracking.uri to databricks, or use the "
+            "object storage behind the volume",
             f".{field}",
         ),
     )
@@ -79,7 +79,7 @@ class NewCluster(ApiModel):
         json_schema_extra=rules(
             (
                 "has(self.nodeType) != has(self.instancePoolId)",
-                "set nodeType or instancePoolId, not both",
+                "set exactly one of nodeType and instancePoolId",
             ),
         )
     )
@@ -106,17 +106,17 @@ class Compute(ApiModel):
         json_schema_extra=rules(
             (
                 "self.type == 'ExistingCluster' ? has(self.existingCluster) : !has(self.existingCluster)",
-                "set existingCluster if, and only if, type is ExistingCluster",
+                "existingCluster is required when type is ExistingCluster, and forbidden otherwise",
                 ".existingCluster",
             ),
             (
                 "self.type == 'NewCluster' ? has(self.newCluster) : !has(self.newCluster)",
-                "set newCluster if, and only if, type is NewCluster",
+                "newCluster is required when type is NewCluster, and forbidden otherwise",
                 ".newCluster",
             ),
             (
                 "self.type == 'Serverless' || !has(self.serverless)",
-                "serverless needs type Serverless",
+                "serverless can be set only when type is Serverless",
                 ".serverless",
             ),
         )

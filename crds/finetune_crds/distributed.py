@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, LabelValue, Positive, replaced, rules
+from finetune_crds.base import ApiModel, LabelValue, Positive, ReplacedField, replaced, rules
 
 
 class Gpu(ApiModel):
@@ -42,17 +42,19 @@ class Distributed(ApiModel):
             ),
             (
                 "!has(self.gpu) || has(self.gpusPerNode)",
-                "gpu needs gpusPerNode: set both",
+                "gpu can be set only when gpusPerNode is set",
                 ".gpu",
             ),
             (
                 "!has(self.gpusPerNode) || !has(self.device) || self.device != 'CPU'",
-                "device: CPU uses no GPU: remove gpusPerNode",
+                "gpusPerNode must not be set when device is CPU",
                 ".device",
             ),
         )
         | replaced(
-            nccl=("object", "distributed.nccl was replaced by pods.train.env, a list of names and values")
+            nccl=ReplacedField(
+                "object", "distributed.nccl", "replaced by pods.train.env, a list of names and values"
+            )
         )
     )
 

@@ -6,15 +6,15 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, EnvName, ObjectName, Passthrough, Rule, by_key, rules
+from finetune_crds.base import ApiModel, EnvName, ObjectName, Passthrough, Rule, list_type_map, rules
 
 SCOPE_START = "{{secrets/"
 """The start of {{secrets/scope/key}}, a secret of a Databricks workspace."""
-NAMES_SCOPE = f"contains('{SCOPE_START}')"
+NAMES_SECRET = f"contains('{SCOPE_START}')"
 """Whether a string names a secret of a Databricks workspace, as a call on it in an expression."""
 NO_SCOPE_IN_PODS = (
-    "pods do not resolve {{secrets/scope/key}}, which only Databricks does: use valueFrom.secretKeyRef or envFrom with a Secret of the "
-    "namespace"
+    "{{secrets/scope/key}} is resolved only at Databricks, and not in pods: use valueFrom.secretKeyRef or envFrom with a Secret "
+    "of the namespace"
 )
 
 # The contract with the pods. torchrun reads PET_*; scripts read the others. Only the operator sets them.
@@ -65,7 +65,7 @@ class EnvVar(ApiModel):
                 "'the operator sets ' + self.name + ' (rendezvous, MLflow run, recipe): remove it'",
             ),
             ("!has(self.value) || !has(self.valueFrom)", "set value or valueFrom, not both"),
-            (f"!has(self.value) || !self.value.{NAMES_SCOPE}", NO_SCOPE_IN_PODS, ".value"),
+            (f"!has(self.value) || !self.value.{NAMES_SECRET}", NO_SCOPE_IN_PODS, ".value"),
         )
     )
 
@@ -84,7 +84,7 @@ class ObjectReference(ApiModel):
     """Its name."""
 
 
-Env = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=by_key("name"))]
+Env = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=list_type_map("name"))]
 """Environment variables, each name once."""
 
 
@@ -102,7 +102,10 @@ class EnvFromSource(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("has(self.secretRef) != has(self.configMapRef)", "set secretRef or configMapRef"),
+            (
+                "has(self.secretRef) != has(self.configMapRef)",
+                "set exactly one of secretRef and configMapRef",
+            ),
         )
     )
 

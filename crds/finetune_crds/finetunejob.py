@@ -6,51 +6,51 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import LATE, ApiModel, Rule, immutable, join_names, replaced, rules
+from finetune_crds.base import OPERATOR_DEFAULT, ApiModel, Rule, immutable, join_names, replaced, rules
 from finetune_crds.checkpoint import Checkpoint
 from finetune_crds.data import Data
-from finetune_crds.databricks import IN_WORKSPACE, stored_in_workspace
+from finetune_crds.databricks import IN_WORKSPACE, build_workspace_folder_rules
 from finetune_crds.distributed import Distributed
 from finetune_crds.evaluation import EVALUATION_RULES, Evaluation
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE, OBJECTIVES_OF_COLUMNS, Objective
 from finetune_crds.output import OUTPUT_RULES, Output
 from finetune_crds.own_script import OWN_SCRIPT_RULES
-from finetune_crds.pods import POD_RULES, Pods, moved
+from finetune_crds.pods import POD_RULES, Pods, build_moved_fields
 from finetune_crds.prepare import Prepare
 from finetune_crds.run_policy import RunPolicy
 from finetune_crds.status import FineTuneJobStatus
 from finetune_crds.tracking import MLFLOW_RULES, Register, Tracking
 from finetune_crds.trainer import Trainer
-from finetune_crds.training import LOW_RANK, NEW_TOKENS_NEED, Method, Model, ModelCache, Training
+from finetune_crds.training import LOW_RANK_METHODS, NEW_TOKENS_MESSAGES, Method, Model, ModelCache, Training
 
 # What cannot change: all but `suspend`, `runPolicy` and `pods`, which are about how a job runs and not about what it trains.
-_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "evaluation")
+_IMMUTABLE_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "evaluation")
 # The API server completes each of these, so every job has them.
-_COMPLETED = ("method", "objective", "training", "distributed", "trainer", "tracking")
+_IMMUTABLE_WITH_DEFAULT = ("method", "objective", "training", "distributed", "trainer", "tracking")
 
 
 def _cannot_change(field: str) -> Rule:
     message = f"spec.{field} cannot change once the job exists (only suspend, runPolicy and pods can): create a FineTuneJob with another name"
-    if field in _COMPLETED:
+    if field in _IMMUTABLE_WITH_DEFAULT:
         return Rule(f"self.{field} == oldSelf.{field}", message, f".{field}")
     return immutable(field, message)
 
 
-def _go_together(columns: str, objectives: list[str]) -> list[Rule]:
+def _build_objective_rules(columns_type: str, objectives: list[str]) -> list[Rule]:
     """The rules that some objectives have columns of a type, and that no other objective has them."""
     objective_list = join_names(objectives, "or")
     return [
         Rule(
             f"!(self.objective.type in {objectives}) || !has(self.data) || !has(self.data.columns) || "
-            f"self.data.columns.type == '{columns}'",
-            f"objective {objective_list} needs data.columns of type {columns}",
+            f"self.data.columns.type == '{columns_type}'",
+            f"objective.type {objective_list} requires data.columns.type {columns_type}",
             ".data.columns.type",
         ),
         Rule(
-            f"!has(self.data) || !has(self.data.columns) || self.data.columns.type != '{columns}' || "
+            f"!has(self.data) || !has(self.data.columns) || self.data.columns.type != '{columns_type}' || "
             f"self.objective.type in {objectives}",
-            f"data.columns of type {columns} needs objective.type {objective_list}: for SFT and Distillation use Text, Messages or "
-            "PromptResponse",
+            f"data.columns.type {columns_type} requires objective.type {objective_list}: for SFT and Distillation use Text, "
+            "Messages or PromptResponse",
             ".data.columns.type",
         ),
     ]
@@ -61,8 +61,12 @@ class FineTuneJobSpec(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            *(_cannot_change(field) for field in (*_OPTIONAL, *_COMPLETED)),
-            *(rule for of in OBJECTIVES_OF_COLUMNS.items() for rule in _go_together(*of)),
+            *(_cannot_change(field) for field in (*_IMMUTABLE_OPTIONAL, *_IMMUTABLE_WITH_DEFAULT)),
+            *(
+                rule
+                for columns_type, objectives in OBJECTIVES_OF_COLUMNS.items()
+                for rule in _build_objective_rules(columns_type, objectives)
+            ),
             *OWN_SCRIPT_RULES,
             *EVALUATION_RULES,
             *OUTPUT_RULES,
@@ -70,43 +74,44 @@ class FineTuneJobSpec(ApiModel):
             (
                 "!(self.objective.type == 'Distillation' && self.method.type in "
                 "['QLoRA', 'PrefixTuning', 'PromptTuning'])",
-                "Distillation works with method Full, LoRA or DoRA",
+                "objective.type Distillation requires method.type Full, LoRA or DoRA",
                 ".method.type",
             ),
             (
                 f"!(self.objective.type in {[*COLUMNS_OF_OBJECTIVE]} && self.method.type in ['PrefixTuning', 'PromptTuning'])",
-                f"objectives {', '.join(COLUMNS_OF_OBJECTIVE)} work with method Full, LoRA, QLoRA or DoRA",
+                f"objective.type {join_names(list(COLUMNS_OF_OBJECTIVE), 'or')} requires method.type Full, LoRA, QLoRA or DoRA",
                 ".method.type",
             ),
             (
                 "!has(self.training.neftuneAlpha) || !(self.method.type in ['PrefixTuning', 'PromptTuning'])",
-                "training.neftuneAlpha works with method Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get no noise",
+                "training.neftuneAlpha requires method.type Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get no "
+                "noise",
                 ".training.neftuneAlpha",
             ),
             (
                 "!(self.method.type in ['PrefixTuning', 'PromptTuning']) || "
                 "(!self.training.packing && !self.training.compile && self.training.activationCheckpointing == 'None')",
-                "virtual tokens are lost under packing, compiled layers and activation checkpointing: set training.packing: false, "
-                "training.compile: false and training.activationCheckpointing: None",
+                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false and "
+                "training.activationCheckpointing None: virtual tokens would be lost",
             ),
             (
                 "self.method.type == 'Full' || self.training.optimizer.type != 'Muon'",
-                "optimizer.type: Muon needs method Full: set AdamW or AdamW8bit",
+                "training.optimizer.type Muon requires method.type Full",
                 ".training.optimizer.type",
             ),
             (
                 "self.method.type == 'Full' || self.training.optimizer.weights == 'FP32'",
-                "optimizer.weights: BF16 needs method Full: adapters are small, and the base under them is not kept in fp32",
+                "training.optimizer.weights BF16 requires method.type Full",
                 ".training.optimizer.weights",
             ),
             (
-                f"!has(self.model) || self.model.adapter != 'Continue' || self.method.type in {[*LOW_RANK]}",
-                "model.adapter: Continue needs method LoRA, QLoRA or DoRA",
+                f"!has(self.model) || self.model.adapter != 'Continue' || self.method.type in {[*LOW_RANK_METHODS]}",
+                "model.adapter Continue requires method.type LoRA, QLoRA or DoRA",
                 ".model.adapter",
             ),
             (
                 "!has(self.model) || self.model.adapter != 'Continue' || !has(self.method.lora)",
-                "model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora",
+                "method.lora must not be set when model.adapter is Continue: the adapter keeps its rank, scale and layers",
                 ".method.lora",
             ),
             *(
@@ -115,36 +120,36 @@ class FineTuneJobSpec(ApiModel):
                     message,
                     ".model.newTokens",
                 )
-                for condition, message in NEW_TOKENS_NEED.items()
+                for condition, message in NEW_TOKENS_MESSAGES.items()
             ),
             *MLFLOW_RULES,
             (
                 "!has(self.data) || !has(self.data.prepare) || !has(self.data.prepare.output) || "
                 f"!self.data.prepare.output.{IN_WORKSPACE}",
-                "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it",
+                "data.prepare.output must not be in a Databricks workspace: the training pods cannot read it",
                 ".data.prepare.output",
             ),
-            *stored_in_workspace("checkpoint.uri"),
-            *stored_in_workspace("checkpoint.resumeFrom.uri"),
+            *build_workspace_folder_rules("checkpoint.uri"),
+            *build_workspace_folder_rules("checkpoint.resumeFrom.uri"),
             (
                 "!has(self.checkpoint) || !has(self.checkpoint.resumeFrom) || !has(self.trainer.command) || "
                 "size(self.trainer.command) == 0",
-                "checkpoint.resumeFrom needs the built-in loop: your command reads its own checkpoints, so name their folder in "
+                "checkpoint.resumeFrom must not be set when trainer.command is set: name the folder of the checkpoints in "
                 "trainer.args or trainer.parameters",
                 ".checkpoint.resumeFrom",
             ),
             (
                 "!has(self.data) || !has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || !has(self.model) || "
                 "!self.model.base.startsWith('/') || self.model.base.startsWith('/Volumes/')",
-                "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and this is a folder of the pods: use "
-                "a Hub id, a volume of Unity Catalog, or models:/ with tracking.uri databricks",
+                "model.base must not be a local path when data.prepare.spark.mode is Databricks: use a Hub id, a volume of "
+                "Unity Catalog, or models:/ with tracking.uri databricks",
                 ".model.base",
             ),
             Rule(
                 "!has(self.data) || !has(self.data.prepare) || self.data.prepare.spark.mode != 'Databricks' || !has(self.model) || "
                 "!self.model.base.matches('^(s3a?|gs|abfss)://')",
-                "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and the run has no credentials for "
-                "this store: use a Hub id, or models:/ with tracking.uri databricks",
+                "model.base must not be in an object store when data.prepare.spark.mode is Databricks: its run has no "
+                "credentials for the store. Use a Hub id, or models:/ with tracking.uri databricks",
                 ".model.base",
                 at_creation=True,
             ),
@@ -152,27 +157,26 @@ class FineTuneJobSpec(ApiModel):
                 "!has(self.objective.lossOn) || self.objective.lossOn == 'All' || !has(self.data) || "
                 "!has(self.data.prepare) || !has(self.data.prepare.promptTemplate) || "
                 "has(self.data.prepare.responseTemplate)",
-                "objective.lossOn Answer and LastAnswer with data.prepare.promptTemplate need responseTemplate: with promptTemplate "
-                "alone, prompt and answer are one text",
+                "objective.lossOn Answer and LastAnswer require data.prepare.responseTemplate when data.prepare.promptTemplate "
+                "is set",
             ),
             (
                 "!has(self.objective.lossOn) || self.objective.lossOn == 'All' || !has(self.data) || "
                 "!has(self.data.columns) || self.data.columns.type != 'Text' || "
                 "(has(self.data.prepare) && has(self.data.prepare.responseTemplate))",
-                "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer",
+                "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages",
                 ".objective.lossOn",
             ),
             (
                 "!has(self.objective.lossOn) || self.objective.lossOn != 'All' || !has(self.data) || !has(self.data.columns) || "
                 "!has(self.data.columns.messageWeight)",
-                "data.columns.messageWeight says which answers the loss is on, and objective.lossOn All takes it on every token: "
-                "remove one of them",
+                "data.columns.messageWeight must not be set when objective.lossOn is All",
                 ".objective.lossOn",
             ),
         )
         | replaced(
-            **moved("env", "envFrom", "serviceAccountName", of="", to="all"),
-            **moved("podTemplate", of="", to="train", container="trainer"),
+            **build_moved_fields("env", "envFrom", "serviceAccountName", prefix="", settings="all"),
+            **build_moved_fields("podTemplate", prefix="", settings="train", container="trainer"),
         )
     )
 
@@ -190,7 +194,7 @@ class FineTuneJobSpec(ApiModel):
     """The gang of pods. Default: one pod with one rank."""
     trainer: Trainer = Field(default_factory=Trainer)
     """What runs in the training pods. Default: the built-in loop."""
-    pods: Annotated[Pods, Field(json_schema_extra=LATE)] = Field(default_factory=Pods)
+    pods: Annotated[Pods, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(default_factory=Pods)
     """Images, variables, accounts and templates of the pods. You can change it while the job runs: a change takes effect with the
     next pod."""
     checkpoint: Checkpoint | None = None
@@ -254,14 +258,14 @@ class FineTuneJob(ApiModel):
         json_schema_extra=rules(
             (
                 f"size(self.metadata.name) <= {MAX_NAME} && self.metadata.name.matches('^[a-z][a-z0-9-]*$')",
-                f"metadata.name becomes part of host names: at most {MAX_NAME} characters, a letter first, no dots",
+                f"metadata.name must have at most {MAX_NAME} lowercase letters, digits and '-', and begin with a letter",
             ),
             (
                 "!has(self.spec.checkpoint) || !has(self.spec.checkpoint.resumeFrom) || "
                 "!has(self.spec.checkpoint.resumeFrom.name) || "
                 "self.spec.checkpoint.resumeFrom.name != self.metadata.name",
-                "checkpoint.resumeFrom names this job: a restart resumes from its own checkpoints anyway. For those of a deleted job "
-                "of this name, set type: Uri",
+                "checkpoint.resumeFrom.name must not be this job, which resumes from its own checkpoints anyway: for the "
+                "checkpoints of a deleted job of this name, set type to Uri",
                 ".spec.checkpoint.resumeFrom.name",
             ),
         )

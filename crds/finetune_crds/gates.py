@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Name, by_key, rules
+from finetune_crds.base import ApiModel, Name, list_type_map, rules
 
 _Tolerance = Annotated[float, Field(ge=0, le=1e12)]
 
@@ -43,7 +43,7 @@ class Tolerance(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("has(self.absolute) != has(self.relative)", "set either absolute or relative"),
+            ("has(self.absolute) != has(self.relative)", "set exactly one of absolute and relative"),
             (
                 "!has(self.relative) || self.relative <= 1.0",
                 "relative must be at most 1: it is a share of the value of the current version, 0.05 for five percent",
@@ -65,7 +65,7 @@ class ComparisonGate(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("has(self.betterBy) != has(self.notWorseThan)", "set either betterBy or notWorseThan"),
+            ("has(self.betterBy) != has(self.notWorseThan)", "set exactly one of betterBy and notWorseThan"),
         )
     )
 
@@ -87,7 +87,7 @@ class Gate(ApiModel):
             (
                 "has(self.metric) == (self.type == 'Metric') && has(self.tag) == (self.type == 'Tag') && "
                 "has(self.comparison) == (self.type == 'Comparison')",
-                "set only the field of the type: metric for Metric, tag for Tag, comparison for Comparison",
+                "set only the field that matches type: metric for Metric, tag for Tag, comparison for Comparison",
             ),
         )
     )
@@ -110,6 +110,6 @@ Gates = Annotated[
     list[Gate],
     Field(
         max_length=32,
-        json_schema_extra=by_key("name"),
+        json_schema_extra=list_type_map("name"),
     ),
 ]

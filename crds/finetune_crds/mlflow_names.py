@@ -17,7 +17,7 @@ Alias = Annotated[
         json_schema_extra=rules(
             (
                 "!self.matches('(?i)^(latest|v[0-9]+)$')",
-                "MLflow reserves the aliases latest and v<number>: choose another",
+                "MLflow reserves the aliases latest and v<number>: choose another alias",
             ),
         ),
     ),
@@ -37,7 +37,8 @@ ModelName = Annotated[
             ),
             Rule(
                 f"size(self) <= 256 || self.matches('{THREE_LEVELS}')",
-                "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts: shorten it",
+                "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts: "
+                "shorten the name",
                 at_creation=True,
             ),
         ),
@@ -51,8 +52,8 @@ Tags = Annotated[
         json_schema_extra=rules(
             Rule(
                 "self.all(key, size(key) <= 250 && key.matches('^[\\\\pL\\\\pN_/. :-]+$') && !key.matches('^[.][.]|(^|/)[.]{0,2}(/|$)'))",
-                "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the keys of tags, which must not look like relative "
-                "paths: rename them",
+                "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the key of a tag, and no key that looks like "
+                "a relative path: rename the tag",
                 at_creation=True,
             )
         )
@@ -63,4 +64,6 @@ NOT_IN_UNITY_TAGS = "[.,=/:-]|^ | $"
 """What Unity Catalog does not allow in the key of a tag, as a regular expression of CEL and of Python.
 
 Source: https://docs.databricks.com/aws/en/database-objects/tags, Constraints."""
-UNITY_TAGS_MESSAGE = "Unity Catalog does not allow . , - = / : in the key of a tag, nor spaces at its ends"
+UNITY_TAGS_MESSAGE = (
+    "Unity Catalog does not allow . , - = / : in the key of a tag, or a space at its start or end"
+)

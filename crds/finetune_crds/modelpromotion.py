@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from finetune_crds.base import ApiModel, Rule, Uri, immutable, replaced, rules
+from finetune_crds.base import ApiModel, ReplacedField, Rule, Uri, immutable, replaced, rules
 from finetune_crds.env import LocalReference, ObjectReference
 from finetune_crds.gates import Gates
 from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
@@ -18,7 +18,7 @@ _LARGEST_VERSION = 9_999_999_999
 _YEAR_IN_SECONDS = 366 * 24 * 3600
 
 
-def _number_or_word(pattern: str) -> dict[str, Any]:
+def _int_or_string(pattern: str) -> dict[str, Any]:
     """A schema for values that people write with or without quotes."""
     choices = [{"type": "integer"}, {"type": "string"}]
     bounds = {"minimum": 1, "maximum": _LARGEST_VERSION, "pattern": f"^{pattern}$"}
@@ -32,7 +32,7 @@ def _text(value: object) -> object:
 VersionNumber = Annotated[
     str,
     BeforeValidator(_text),
-    Field(pattern=f"^{_NUMBER}$", json_schema_extra=_number_or_word(_NUMBER)),
+    Field(pattern=f"^{_NUMBER}$", json_schema_extra=_int_or_string(_NUMBER)),
 ]
 """A version of a registered model, written as a number or as text."""
 
@@ -44,7 +44,7 @@ class Rollback(ApiModel):
         json_schema_extra=rules(
             (
                 "has(self.version) == (self.type == 'Version')",
-                "set version if, and only if, type is Version",
+                "version is required when type is Version, and forbidden otherwise",
                 ".version",
             ),
         )
@@ -69,7 +69,7 @@ class Source(ApiModel):
             (
                 "has(self.version) == (self.type == 'Version') && has(self.alias) == (self.type == 'Alias') && "
                 "has(self.fineTuneJobRef) == (self.type == 'FineTuneJob')",
-                "set only the field of the type: version for Version, alias for Alias, fineTuneJobRef for FineTuneJob",
+                "set only the field that matches type: version for Version, alias for Alias, fineTuneJobRef for FineTuneJob",
             ),
         )
     )
@@ -94,10 +94,11 @@ class Approval(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=replaced(
-            required=(
+            required=ReplacedField(
                 "boolean",
-                "approval.required was removed: a version waits for a person where approval is set; remove required, and remove "
-                "approval if no person has to approve",
+                "approval.required",
+                "removed: a version waits for approval whenever approval is set; remove required, or approval if no person has to "
+                "approve",
             )
         )
     )
@@ -138,13 +139,13 @@ class ModelPromotionSpec(ApiModel):
             *(_fixed(field) for field in ("model", "alias", "tracking.uri", "tracking.registryUri")),
             (
                 "!has(self.source.alias) || self.source.alias != self.alias",
-                "source.alias is the alias of this promotion: set another alias",
+                "source.alias must differ from alias, which this promotion moves",
                 ".source.alias",
             ),
             (
                 "!has(self.tracking.registryUri) || !self.tracking.registryUri.startsWith('databricks-uc') || "
                 "(has(self.model) && self.model.matches('^[^.]+[.][^.]+[.][^.]+$'))",
-                "a model in Unity Catalog has three names: write spec.model as catalog.schema.name",
+                "spec.model must be catalog.schema.name for a model in Unity Catalog",
                 ".model",
             ),
             (
@@ -152,13 +153,13 @@ class ModelPromotionSpec(ApiModel):
                 "!has(self.tracking.uri) && !has(self.tracking.registryUri) || "
                 "(has(self.tracking.registryUri) ? self.tracking.registryUri == 'databricks-uc' : "
                 "self.tracking.uri == 'databricks')",
-                "an endpoint of Databricks serves models in Unity Catalog: set tracking.registryUri to databricks-uc",
+                "serving.type Databricks requires a model in Unity Catalog: set tracking.registryUri to databricks-uc",
                 ".serving",
             ),
             (
                 "!has(self.tags) || !has(self.tracking.registryUri) || self.tracking.registryUri != 'databricks-uc' || "
                 f"self.tags.all(key, !key.matches('{NOT_IN_UNITY_TAGS}'))",
-                f"{UNITY_TAGS_MESSAGE}: rename it",
+                f"{UNITY_TAGS_MESSAGE}: rename the tag",
                 ".tags",
             ),
         )

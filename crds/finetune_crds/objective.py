@@ -12,8 +12,12 @@ ObjectiveType = Literal["SFT", "DPO", "KTO", "ORPO", "SimPO", "Distillation"]
 COLUMNS_OF_OBJECTIVE = {"DPO": "Preference", "KTO": "Unpaired", "ORPO": "Preference", "SimPO": "Preference"}
 """Objectives that compare two documents of an example, and the type of columns that each needs."""
 OBJECTIVES_OF_COLUMNS = {
-    columns: [name for name, of in COLUMNS_OF_OBJECTIVE.items() if of == columns]
-    for columns in dict.fromkeys(COLUMNS_OF_OBJECTIVE.values())
+    columns_type: [
+        objective
+        for objective, required_type in COLUMNS_OF_OBJECTIVE.items()
+        if required_type == columns_type
+    ]
+    for columns_type in dict.fromkeys(COLUMNS_OF_OBJECTIVE.values())
 }
 """The same by the type of columns."""
 
@@ -25,7 +29,7 @@ class Dpo(ApiModel):
         json_schema_extra=rules(
             (
                 "self.loss == 'Sigmoid' || self.labelSmoothing == 0.0",
-                "labelSmoothing needs loss: Sigmoid",
+                "labelSmoothing must be 0 unless loss is Sigmoid",
                 ".labelSmoothing",
             ),
         )
@@ -74,7 +78,7 @@ class Distillation(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.teacherRevision) || (!self.teacher.startsWith('/') && !self.teacher.contains(':'))",
-                "teacherRevision applies to Hub models only: remove it where teacher is a path or a URI",
+                "teacherRevision can be set only when teacher is a Hub id",
                 ".teacherRevision",
             ),
         )
@@ -97,23 +101,23 @@ class Objective(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("!has(self.lossOn) || self.type == 'SFT'", "lossOn needs type SFT", ".lossOn"),
+            ("!has(self.lossOn) || self.type == 'SFT'", "lossOn can be set only when type is SFT", ".lossOn"),
             (
                 "!has(self.labelSmoothing) || self.type == 'SFT'",
-                "labelSmoothing needs type SFT: for DPO set dpo.labelSmoothing",
+                "labelSmoothing can be set only when type is SFT: for DPO, set dpo.labelSmoothing",
                 ".labelSmoothing",
             ),
             *(
                 (
                     f"!has(self.{name.lower()}) || self.type == '{name}'",
-                    f"{name.lower()} needs type {name}",
+                    f"{name.lower()} can be set only when type is {name}",
                     f".{name.lower()}",
                 )
                 for name in COLUMNS_OF_OBJECTIVE
             ),
             (
                 "has(self.distillation) == (self.type == 'Distillation')",
-                "set distillation if, and only if, type is Distillation",
+                "distillation is required when type is Distillation, and forbidden otherwise",
             ),
         )
     )

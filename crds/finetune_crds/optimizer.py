@@ -18,10 +18,14 @@ class Optimizer(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("!has(self.momentum) || self.type == 'Muon'", "momentum needs type Muon", ".momentum"),
+            (
+                "!has(self.momentum) || self.type == 'Muon'",
+                "momentum can be set only when type is Muon",
+                ".momentum",
+            ),
             (
                 "self.weights == 'FP32' || self.type != 'Muon'",
-                "weights: BF16 needs type AdamW or AdamW8bit",
+                "weights BF16 requires type AdamW or AdamW8bit",
                 ".weights",
             ),
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import ConfigDict
 
-from finetune_crds.base import PLACES, STORED_FOLDER, ApiModel, Rule, Uri, rules
-from finetune_crds.databricks import stored_in_workspace
+from finetune_crds.base import FOLDER_FORMATS, STORED_FOLDER_PATTERN, ApiModel, Rule, Uri, rules
+from finetune_crds.databricks import build_workspace_folder_rules
 
 
 class Output(ApiModel):
@@ -13,7 +13,11 @@ class Output(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            (f"self.uri.matches('{STORED_FOLDER}')", f"uri must be {PLACES} on a volume", ".uri")
+            (
+                f"self.uri.matches('{STORED_FOLDER_PATTERN}')",
+                f"uri must be {FOLDER_FORMATS} on a volume",
+                ".uri",
+            )
         )
     )
 
@@ -24,26 +28,26 @@ class Output(ApiModel):
     it."""
 
 
-def _whole(folder: str) -> str:
+def _with_slash(folder: str) -> str:
     """CEL: a folder with a slash at its end."""
     return f"({folder}.endsWith('/') ? {folder} : {folder} + '/')"
 
 
-_OUTPUT, _CHECKPOINTS = _whole("self.output.uri"), _whole("self.checkpoint.uri")
+_OUTPUT_FOLDER, _CHECKPOINT_FOLDER = _with_slash("self.output.uri"), _with_slash("self.checkpoint.uri")
 
 OUTPUT_RULES = (
     Rule(
         "!has(self.output) || !has(self.trainer.command) || size(self.trainer.command) == 0",
-        "output needs the built-in loop: your command writes its own model, so name its folder in trainer.args or "
-        "trainer.parameters",
+        "output must not be set when trainer.command is set: your command writes the model, so name its folder in trainer.args "
+        "or trainer.parameters",
         ".output",
     ),
     Rule(
         "!has(self.output) || !has(self.checkpoint) || !has(self.checkpoint.uri) || "
-        f"(!{_OUTPUT}.startsWith({_CHECKPOINTS}) && !{_CHECKPOINTS}.startsWith({_OUTPUT}))",
+        f"(!{_OUTPUT_FOLDER}.startsWith({_CHECKPOINT_FOLDER}) && !{_CHECKPOINT_FOLDER}.startsWith({_OUTPUT_FOLDER}))",
         "output.uri and checkpoint.uri overlap: set output.uri to a folder for the model only",
         ".output.uri",
     ),
-    *stored_in_workspace("output.uri"),
+    *build_workspace_folder_rules("output.uri"),
 )
 """Rules of the spec."""

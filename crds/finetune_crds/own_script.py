@@ -21,33 +21,34 @@ _HAS_COMMAND = "(has(self.trainer.command) && size(self.trainer.command) > 0)"
 OWN_SCRIPT_RULES = (
     Rule(
         f"has(self.model) || {_HAS_COMMAND}",
-        "model is missing: name the model to start from. Only a job with trainer.command may leave it out",
+        "model is required unless trainer.command is set",
         ".model",
     ),
     Rule(
         f"has(self.data) || {_HAS_COMMAND}",
-        "data is missing: set data.source or data.splits. Only a job with trainer.command may leave it out",
+        "data is required unless trainer.command is set: set data.source or data.splits",
         ".data",
     ),
     Rule(
         "!has(self.data) || !has(self.data.source) || has(self.model)",
-        "data.source needs model, whose tokenizer counts the tokens of each example: set model, or set data.splits to prepared splits",
+        "data.source requires model, whose tokenizer counts the tokens of each example: set model, or use data.splits",
         ".data.source",
     ),
     Rule(
         "!has(self.evaluation) || (has(self.model) && has(self.data))",
-        "evaluation needs model and data: set both, or evaluate in your command",
+        "evaluation requires model and data: set both, or evaluate in your command",
         ".evaluation",
     ),
     Rule(
         f"!has(self.trainer.parameters) || {_HAS_COMMAND}",
-        "trainer.parameters needs trainer.command: the built-in loop has fields for its parameters, such as those of training",
+        "trainer.parameters can be set only when trainer.command is set",
         ".trainer.parameters",
         at_creation=True,
     ),
     Rule(
         f"!has(self.register) || !has(self.register.upload) || !{_HAS_COMMAND}",
-        "register.upload needs the built-in loop: your command uploads its own model, so set MLflow's variables in pods.train.env",
+        "register.upload must not be set when trainer.command is set: your command uploads the model, so set MLflow's variables "
+        "in pods.train.env",
         ".register.upload",
     ),
 )

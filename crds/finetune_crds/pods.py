@@ -1,4 +1,4 @@
-"""`spec.pods`: who runs the job. Images, variables, accounts and templates of its pods, the part of a spec that may change."""
+"""`spec.pods`: images, variables, ServiceAccounts and templates of the pods. A user can change them while the job runs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,27 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import LATE, ApiModel, Image, ObjectName, Passthrough, Rule, join_names, rules
+from finetune_crds.base import (
+    OPERATOR_DEFAULT,
+    ApiModel,
+    Image,
+    ObjectName,
+    Passthrough,
+    ReplacedField,
+    Rule,
+    join_names,
+    rules,
+)
 from finetune_crds.env import CODE_ENV, EVALUATION_ENV, Env, EnvFromSource
 
 Role = Literal["prepare", "train", "evaluate"]
 ROLES: tuple[Role, ...] = ("prepare", "train", "evaluate")
 MAIN_CONTAINER = "main"
-"""The name of a role's own container in the template of any role."""
+"""The name of the job's own container in the template of every role."""
 
 
-# Fields of an earlier version, by their names: their types, and their names in PodSettings.
-_MOVED = {
+# Fields of an earlier version by name: the JSON type, and the name in PodSettings.
+_MOVED_FIELDS = {
     "image": ("string", "image"),
     "env": ("array", "env"),
     "envFrom": ("array", "envFrom"),
@@ -26,48 +36,51 @@ _MOVED = {
 }
 
 
-def moved(
-    *fields: str, of: str, to: Role | Literal["all"], container: str = ""
-) -> dict[str, tuple[str, str]]:
-    """Fields of an earlier version that `spec.pods` replaces, for `replaced`.
+def build_moved_fields(
+    *fields: str, prefix: str, settings: Role | Literal["all"], container: str = ""
+) -> dict[str, ReplacedField]:
+    """Return fields of an earlier version that fields of `spec.pods` replaced, for `replaced`.
 
     Args:
-        of: the part that had them, as the beginning of a path such as `trainer.`.
-        to: the field of `spec.pods` that has them now.
-        container: the name that the role's own container had in a pod template.
+        fields: the names of the fields.
+        prefix: the path of the part that had the fields, with a dot at its end, such as `trainer.`; empty for the spec.
+        settings: the field of `spec.pods` that replaced the part.
+        container: the earlier name of the role's own container in a pod template.
     """
     note = {"podTemplate": f", where the container {container} is named {MAIN_CONTAINER}"}
     return {
-        name: (kind, f"{of}{name} was replaced by pods.{to}.{new}{note.get(name, '')}")
-        for name, (kind, new) in _MOVED.items()
+        name: ReplacedField(
+            kind, f"{prefix}{name}", f"replaced by pods.{settings}.{new_name}{note.get(name, '')}"
+        )
+        for name, (kind, new_name) in _MOVED_FIELDS.items()
         if name in fields
     }
 
 
 class PodSettings(ApiModel):
-    """What pods get. A change counts from the next pod on; running pods stay as they are."""
+    """Settings of pods. A change applies to new pods; running pods do not change."""
 
     env: Env = Field(default_factory=list)
-    """Environment variables. A variable replaces one of the same name in `all`, and in the defaults of the installation."""
+    """Environment variables. A variable overrides its namesake in `all` and in the chart's defaults.pods."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=16)] = Field(default_factory=list)
-    """Secrets and ConfigMaps whose keys become environment variables, after those of `all` and of the installation."""
+    """Secrets and ConfigMaps whose keys become variables, listed after `all` and defaults.pods of the chart."""
     service_account_name: ObjectName | None = None
-    """ServiceAccount, for workload identity. Only a Spark driver that creates executor pods gets its API
-    token. Default: default; finetune-spark for data.prepare.spark.mode Kubernetes and SparkApplication."""
+    """ServiceAccount, for workload identity. Only a Spark driver that creates executor pods gets an API token. Default:
+    default; for data.prepare.spark.mode Kubernetes and SparkApplication, finetune-spark."""
     template: Passthrough | None = None
-    """Any other field of a PodTemplateSpec, such as tolerations, volumes or resources. The container `main` is the pod's own."""
+    """Other fields of a PodTemplateSpec, such as tolerations, volumes or resources. The container `main` is the job's own."""
 
 
 class RolePodSettings(PodSettings):
-    """What the pods of one role get, over what all pods get."""
+    """Settings of the pods of one role. They override `all`."""
 
     image: Image | None = None
-    """Image. Default: the image that the operator is installed with; of `evaluate`, the image of `train`, unless trainer.command is
-    set and evaluation.command is not."""
+    """Container image. Default: the chart's image for the role; for `evaluate`, the image of `train`, unless trainer.command
+    is set and evaluation.command is not."""
 
 
 class Pods(ApiModel):
-    """The pods of the job. Of the same field, a role overrides `all`, and both override the defaults of the installation."""
+    """Settings of the pods. For each field, a role overrides `all`, and both override defaults.pods of the chart."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -79,26 +92,31 @@ class Pods(ApiModel):
         )
     )
 
-    all: Annotated[PodSettings, Field(json_schema_extra=LATE)] = Field(default_factory=PodSettings)
-    """All pods: those of preparation, training and evaluation. It takes no GPUs: set distributed.gpusPerNode."""
-    prepare: Annotated[RolePodSettings, Field(json_schema_extra=LATE)] = Field(
+    all: Annotated[PodSettings, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(
+        default_factory=PodSettings
+    )
+    """Settings of all pods: preparation, training and evaluation. They cannot request GPUs: set distributed.gpusPerNode."""
+    prepare: Annotated[RolePodSettings, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(
         default_factory=RolePodSettings
     )
-    """The pods of the preparation: the prep pod, or Spark's driver and executors. Executors get no resources of the template."""
-    train: Annotated[RolePodSettings, Field(json_schema_extra=LATE)] = Field(default_factory=RolePodSettings)
-    """The pods of training."""
-    evaluate: Annotated[RolePodSettings, Field(json_schema_extra=LATE)] = Field(
+    """Settings of the preparation's pods: the prep pod, or Spark's driver and executors. Executors ignore the resources of
+    the template."""
+    train: Annotated[RolePodSettings, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(
         default_factory=RolePodSettings
     )
-    """The pod of the evaluation."""
+    """Settings of the training pods."""
+    evaluate: Annotated[RolePodSettings, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(
+        default_factory=RolePodSettings
+    )
+    """Settings of the evaluation pod."""
 
     def of(self, role: Role) -> RolePodSettings:
-        """The settings of a role."""
+        """Return the settings of a role."""
         settings: RolePodSettings = getattr(self, role)
         return settings
 
     def each(self) -> Iterator[tuple[str, PodSettings]]:
-        """The settings of all pods and of each role, with the name of the field."""
+        """Iterate over `all` and the roles: the name of the field, and its settings."""
         yield "all", self.all
         yield from ((role, self.of(role)) for role in ROLES)
 
@@ -117,19 +135,19 @@ POD_RULES = (
     _code_env("train"),
     Rule(
         "!has(self.pods) || !has(self.pods.prepare) || (has(self.data) && has(self.data.source))",
-        "pods.prepare needs data.source: without one, nothing is prepared",
+        "pods.prepare can be set only when data.source is set",
         ".pods.prepare",
     ),
     Rule(
         "!has(self.pods) || !has(self.pods.prepare) || !has(self.data) || !has(self.data.prepare) || "
         "self.data.prepare.spark.mode != 'Databricks'",
-        "data.prepare.spark.mode Databricks creates no prep pod: remove pods.prepare, and describe the run in "
+        "pods.prepare must not be set when data.prepare.spark.mode is Databricks: describe the run in "
         "data.prepare.spark.databricks.compute",
         ".pods.prepare",
     ),
     Rule(
         "!has(self.pods) || !has(self.pods.evaluate) || has(self.evaluation)",
-        "pods.evaluate needs evaluation: without it, no pod evaluates the model",
+        "pods.evaluate can be set only when evaluation is set",
         ".pods.evaluate",
     ),
 )

@@ -8,15 +8,16 @@ from pydantic import ConfigDict, Field
 
 from finetune_crds import cleaning
 from finetune_crds.base import (
-    A_SET,
-    PLACES,
-    STORED_FOLDER,
+    FOLDER_FORMATS,
+    LIST_TYPE_SET,
+    STORED_FOLDER_PATTERN,
     ApiModel,
     Fraction,
     LongText,
     Name,
     NonNegative,
     Positive,
+    ReplacedField,
     Rule,
     Uri,
     replaced,
@@ -25,7 +26,7 @@ from finetune_crds.base import (
 from finetune_crds.catalog import PREPARE_RULES as CATALOG_RULES
 from finetune_crds.catalog import Catalog
 from finetune_crds.chat import Conversation
-from finetune_crds.pods import moved
+from finetune_crds.pods import build_moved_fields
 from finetune_crds.spark import Spark
 
 OnTemplateError = Literal["Fail", "Drop"]
@@ -46,15 +47,15 @@ class Dedupe(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            ("!has(self.columns) || self.exact", "dedupe.columns needs dedupe.exact", ".columns"),
+            ("!has(self.columns) || self.exact", "dedupe.columns requires dedupe.exact true", ".columns"),
             (
                 "!has(self.near) || self.exact",
-                "dedupe.near needs dedupe.exact: exact duplicates are removed first",
+                "dedupe.near requires dedupe.exact true: exact duplicates are removed first",
                 ".near",
             ),
             (
                 "!has(self.near) || !has(self.columns)",
-                "dedupe.near compares whole examples: remove dedupe.columns or dedupe.near",
+                "dedupe.near and dedupe.columns must not both be set",
                 ".near",
             ),
         )
@@ -63,7 +64,9 @@ class Dedupe(ApiModel):
     exact: bool = True
     """Keep one of the examples whose text (all columns of the example) differs in case and white space only. Examples with another
     label are no duplicates."""
-    columns: Annotated[list[Name], Field(min_length=1, max_length=32, json_schema_extra=A_SET)] | None = None
+    columns: (
+        Annotated[list[Name], Field(min_length=1, max_length=32, json_schema_extra=LIST_TYPE_SET)] | None
+    ) = None
     """Columns whose text makes examples duplicates, such as the prompt alone. Default: all columns of the example."""
     near: NearDedupe | None = None
     """Also keep one of the examples in which the user and the assistant say nearly the same. System messages, tools and their results,
@@ -99,22 +102,22 @@ class SplitRatios(ApiModel):
     one split all the same."""
 
 
-def _on_databricks(then: str, message: str, field: str) -> Rule:
+def _build_databricks_rule(condition: str, message: str, field: str) -> Rule:
     """A rule for preparations that run on Databricks."""
-    return Rule(f"self.spark.mode != 'Databricks' || ({then})", message, field)
+    return Rule(f"self.spark.mode != 'Databricks' || ({condition})", message, field)
 
 
-_ON_DATABRICKS = (
-    _on_databricks(
+_DATABRICKS_RULES = (
+    _build_databricks_rule(
         "!has(self.output) || !self.output.startsWith('/')",
-        "output is a folder of one pod: with spark.mode Databricks use s3://bucket/folder, which the run writes through an "
+        "output must not be a local path when spark.mode is Databricks: use s3://bucket/folder, which the run writes through an "
         "external location and the training pods read",
         ".output",
     ),
-    _on_databricks(
+    _build_databricks_rule(
         "!has(self.filter) || !has(self.spark.databricks) || (has(self.spark.databricks.compute) && "
         "self.spark.databricks.compute.type != 'Serverless')",
-        "filter with spark.mode Databricks needs a cluster: serverless compute cannot check it",
+        "filter requires a cluster when spark.mode is Databricks: serverless compute cannot check it",
         ".filter",
     ),
 )
@@ -137,31 +140,36 @@ class Prepare(ApiModel):
             ),
             (
                 "!has(self.responseTemplate) || has(self.promptTemplate)",
-                "responseTemplate needs promptTemplate",
+                "responseTemplate can be set only when promptTemplate is set",
                 ".responseTemplate",
             ),
             Rule(
-                f"!has(self.output) || self.output.matches('{STORED_FOLDER}')",
-                f"output must be {PLACES}",
+                f"!has(self.output) || self.output.matches('{STORED_FOLDER_PATTERN}')",
+                f"output must be {FOLDER_FORMATS}",
                 ".output",
                 at_creation=True,
             ),
             (
                 "self.templateSyntax == 'Placeholders' || has(self.promptTemplate)",
-                "templateSyntax Jinja needs promptTemplate",
+                "templateSyntax Jinja requires promptTemplate",
                 ".templateSyntax",
             ),
             *cleaning.PREPARE_RULES,
             *CATALOG_RULES,
-            *_ON_DATABRICKS,
+            *_DATABRICKS_RULES,
         )
         | replaced(
-            **moved(
-                "image", "env", "envFrom", "podTemplate", of="data.prepare.", to="prepare", container="prep"
+            **build_moved_fields(
+                "image",
+                "env",
+                "envFrom",
+                "podTemplate",
+                prefix="data.prepare.",
+                settings="prepare",
+                container="prep",
             ),
-            unrenderable=(
-                "string",
-                "data.prepare.unrenderable was replaced by data.prepare.onTemplateError",
+            unrenderable=ReplacedField(
+                "string", "data.prepare.unrenderable", "replaced by data.prepare.onTemplateError"
             ),
         )
     )
@@ -177,7 +185,7 @@ class Prepare(ApiModel):
     """Whether a version of the table that another job of the namespace wrote is used. IfSame: if its preparation and what it read
     are the same; while that job still prepares, this one waits. Never: the job prepares its own, by default in a folder of its
     own."""
-    not_null: Annotated[list[Name], Field(max_length=32, json_schema_extra=A_SET)] = Field(
+    not_null: Annotated[list[Name], Field(max_length=32, json_schema_extra=LIST_TYPE_SET)] = Field(
         default_factory=list
     )
     """Columns that must not be null or blank, besides the columns of the example."""

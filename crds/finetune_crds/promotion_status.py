@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from finetune_crds.base import ApiModel
+from finetune_crds.base import ApiModel, list_type_map
 from finetune_crds.conditions import UNSEEN, Conditions, ObservedGeneration
 from finetune_crds.serving import ServingStatus
 
@@ -166,7 +166,7 @@ class RegistryIdentity(ApiModel):
         list[VersionIdentity],
         Field(
             max_length=64,
-            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["version"]},
+            json_schema_extra=list_type_map("version"),
         ),
     ] = Field(default_factory=list)
     """The versions that this status names."""

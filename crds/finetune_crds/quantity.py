@@ -17,7 +17,7 @@ _UNITS = {
 }
 
 
-def of_bytes(size: float) -> str:
+def format_bytes(size: float) -> str:
     """An amount of memory in Gi with one digit, or below 1Gi in Mi."""
     return f"{size / 2**30:.1f}Gi" if size >= 2**30 else f"{math.ceil(size / 2**20)}Mi"
 

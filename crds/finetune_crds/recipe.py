@@ -135,8 +135,8 @@ class JobRecipe(ApiModel):
         except yaml.YAMLError as error:
             raise RecipeError(f"the recipe {path} is not YAML: {error}") from error
         except ValidationError as error:
-            where, what = first_mistake(error)
-            raise RecipeError(f"the recipe {path} is invalid at {where}: {what}") from error
+            field, problem = first_mistake(error)
+            raise RecipeError(f"the recipe {path} is invalid at {field}: {problem}") from error
 
 
 def _without_cluster_env(prepare: Prepare) -> Prepare:

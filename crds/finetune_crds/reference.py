@@ -160,7 +160,7 @@ def _rules(schema: Schema) -> list[str]:
     if not fields:
         return []
     return [
-        "The API server refuses what breaks a rule:",
+        "The API server refuses an object that breaks one of these rules:",
         "\n".join(
             f"- {', '.join(filter(None, field_names))}{suffix}" for suffix, field_names in fields.items()
         ),
@@ -190,12 +190,12 @@ def condition_reference() -> str:
     rows = [f"| [{name}]({TROUBLESHOOTING}#{anchor(name)}) | {_cell(text)} |" for name, text in types.items()]
     lines = [
         "# Conditions and reasons",
-        "The operator alone writes conditions. They have the fields of metav1.Condition: `type`, `status` (True, False or "
+        "Only the operator writes conditions. They have the fields of metav1.Condition: `type`, `status` (True, False or "
         "Unknown), `reason`, `message`, `observedGeneration` and `lastTransitionTime`.",
         "## Conditions",
         "\n".join(["| Condition | True means |", "|---|---|", *rows]),
         "## Reasons",
-        "Reasons are stable: you can filter on them. Each reason is a link to what it means and what to do.",
+        "Reasons are stable: you can filter on them. The link of a reason leads to its meaning and its remedy.",
         ", ".join(f"[`{reason}`]({TROUBLESHOOTING}#{reason})" for reason in conditions.ConditionReason),
     ]
     return HEADER.format(source="crds/finetune_crds/conditions.py") + "\n\n".join(lines) + "\n"

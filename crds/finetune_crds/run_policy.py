@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from finetune_crds.base import A_SET, ApiModel, NonNegative, Positive, QueueName
+from finetune_crds.base import LIST_TYPE_SET, ApiModel, NonNegative, Positive, QueueName
 
 ExitCode = Annotated[int, Field(ge=1, le=255)]
-ExitCodes = Annotated[list[ExitCode], Field(max_length=64, json_schema_extra=A_SET)]
+ExitCodes = Annotated[list[ExitCode], Field(max_length=64, json_schema_extra=LIST_TYPE_SET)]
 
 
 class RunPolicy(ApiModel):

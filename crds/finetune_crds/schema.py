@@ -1,7 +1,7 @@
-"""pydantic models -> structural CRD schemas.
+"""Converts pydantic models to structural CRD schemas.
 
-Structural schemas (Kubernetes API reference, CustomResourceDefinition) know no `$ref`, no null unions, no
-`const`, and exclusive bounds in OpenAPI 3.0 style; pydantic writes JSON Schema 2020-12.
+pydantic generates JSON Schema 2020-12. Structural schemas (Kubernetes API reference, CustomResourceDefinition) have no `$ref`,
+no null unions and no `const`, and their exclusive bounds have the form of OpenAPI 3.0.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from finetune_crds.base import BY_RULE, GROUP, REPLACED, VALIDATIONS, VERSION, Rule
+from finetune_crds.base import GROUP, REPLACED, REQUIRED_BY_RULE, VALIDATIONS, VERSION, ReplacedField, Rule
 from finetune_crds.finetunejob import FineTuneJob
 from finetune_crds.modelpromotion import ModelPromotion
 
@@ -18,7 +18,7 @@ _AS_IN_SPEC = "As in the spec."
 
 
 def _collapse_optional(schema: Schema) -> Schema:
-    """`X | None` becomes X: a field that may be absent is simply not required."""
+    """Replace `X | None` by X: an optional field is a field that is not required."""
     choices = [choice for choice in schema.pop("anyOf", []) if choice.get("type") != "null"]
     if len(choices) == 1:
         only: Schema = choices[0]
@@ -33,42 +33,43 @@ def _openapi_bounds(schema: Schema) -> Schema:
     return schema
 
 
-def _is_part(field: Schema) -> bool:
-    """Whether a field holds another model and may not be null."""
+def _is_nested_model(field: Schema) -> bool:
+    """Whether a field is a nested model that cannot be null."""
     return "$ref" in field
 
 
-def _with_default(field: Schema, *, part: bool) -> Schema:
-    """A part whose fields all have defaults gets them as its own default, so that the API server fills them in.
+def _with_default(field: Schema, *, nested_model: bool) -> Schema:
+    """Return a field with its default.
 
-    CEL rules can then read `self.training.packing` without asking whether the part is there. Empty lists and
-    maps stay absent.
+    A nested model gets the defaults of its fields as its own default, so that the API server fills them in.
+
+    CEL rules can then read `self.training.packing` without a check that `training` is set. Empty lists and maps get no default.
     """
     if field.get("default") in ([], {}, "", None):
         field.pop("default", None)
-    if field.pop("x-late-default", False):
-        described_field = _say_default(field)
+    if field.pop("x-operator-default", False):
+        described_field = _describe_default(field)
         described_field.pop("default", None)
         return described_field
-    if not part or field.get("required"):
-        return _say_default(field)
-    # NB: the API server checks a default against the rules as it is written, before it fills in the inner ones.
+    if not nested_model or field.get("required"):
+        return _describe_default(field)
+    # NB: the API server checks a default against the rules before it fills in the defaults of nested fields.
     inner = {name: value["default"] for name, value in field["properties"].items() if "default" in value}
     return field | {"default": inner}
 
 
-def _say_default(field: Schema) -> Schema:
-    """`kubectl explain` shows descriptions only, so they name the default."""
+def _describe_default(field: Schema) -> Schema:
+    """Return the field with its default in the description, since `kubectl explain` shows only descriptions."""
     text, default = field.get("description", ""), field.get("default")
     if default is None or "Default:" in text:
         return field
-    shown = str(default).lower() if isinstance(default, bool) else default
-    shown = ", ".join(str(item) for item in default) if isinstance(default, list) else shown
-    return field | {"description": f"{text} Default: {shown}."}
+    value = str(default).lower() if isinstance(default, bool) else default
+    value = ", ".join(str(item) for item in default) if isinstance(default, list) else value
+    return field | {"description": f"{text} Default: {value}."}
 
 
 def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
-    """The structural form of a JSON schema that pydantic generated."""
+    """Return the structural form of a JSON schema that pydantic generated."""
     definitions = definitions or schema.get("$defs", {})
     schema = {key: value for key, value in schema.items() if key not in ("title", "$defs")}
     if "$ref" in schema:
@@ -89,7 +90,9 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
         schema = _without_required_by_rule(_with_replaced(schema))
         required = schema.get("required", [])
         schema["properties"] = {
-            name: _with_default(structural(value, definitions), part=_is_part(value) and name not in required)
+            name: _with_default(
+                structural(value, definitions), nested_model=_is_nested_model(value) and name not in required
+            )
             for name, value in schema["properties"].items()
         }
     if "items" in schema:
@@ -98,33 +101,33 @@ def structural(schema: Schema, definitions: Schema | None = None) -> Schema:
 
 
 def _with_replaced(schema: Schema) -> Schema:
-    """The schema with the fields that it had in an earlier version, each of which is refused."""
+    """Return the schema with the fields that it had in an earlier version, which the API server refuses."""
     schema = dict(schema)
-    replaced: dict[str, tuple[str, str]] = schema.pop(REPLACED, {})
-    fields = {name: _refused_field(kind, message) for name, (kind, message) in replaced.items()}
+    replaced_fields: dict[str, tuple[str, str, str]] = schema.pop(REPLACED, {})
+    fields = {name: _build_refused_field(ReplacedField(*field)) for name, field in replaced_fields.items()}
     return schema | {"properties": schema["properties"] | fields}
 
 
 def _without_required_by_rule(schema: Schema) -> Schema:
-    """The schema without the required fields that a rule requires."""
-    remaining = {key: value for key, value in schema.items() if key != BY_RULE}
-    fields = schema.get(BY_RULE, [])
+    """Return the schema without those fields in `required` that a CEL rule requires."""
+    remaining = {key: value for key, value in schema.items() if key != REQUIRED_BY_RULE}
+    fields = schema.get(REQUIRED_BY_RULE, [])
     return remaining | (
         {"required": [name for name in schema["required"] if name not in fields]} if fields else {}
     )
 
 
 def document_models(definitions: Schema) -> None:
-    """Change the definitions of models for the documentation: no field of an earlier version, and each required field as such."""
+    """Change the definitions of models for the documentation: remove fields of an earlier version, and complete `required`."""
     for definition in definitions.values():
         definition.pop(REPLACED, None)
-        definition.pop(BY_RULE, None)
+        definition.pop(REQUIRED_BY_RULE, None)
 
 
-# NB: the API server looks for unknown fields before it reads rules, so an object may hold any; and it reads the types before that,
-# so each is that of the earlier version.
+# Schemas of the fields of an earlier version, by JSON type. NB: the API server checks types and unknown fields before rules. With
+# another type, or with fewer fields in an object, it would not return the message of the rule.
 _ANY_OBJECT: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-_REFUSED: dict[str, Schema] = {
+_REFUSED_SCHEMAS: dict[str, Schema] = {
     "string": {"type": "string", "maxLength": 16384},
     "array": {"type": "array", "maxItems": 64, "items": _ANY_OBJECT},
     "object": _ANY_OBJECT,
@@ -133,22 +136,23 @@ _REFUSED: dict[str, Schema] = {
 }
 
 
-def _refused_field(kind: str, message: str) -> Schema:
-    """A field that is refused. NB: the rule is on the field itself, so an object that has it already can be changed elsewhere."""
-    refusal: Schema = Rule("false", message).to_json()
-    if kind == "object":
-        # NB: the API server compares no fields that it does not know, so it takes every object of them for a changed one.
+def _build_refused_field(field: ReplacedField) -> Schema:
+    """Return the schema of a field that the API server refuses.
+
+    NB: the rule is on the field itself. So an existing object that has the field can still be changed in other fields.
+    """
+    refusal: Schema = Rule("false", field.message).to_json()
+    if field.kind == "object":
+        # NB: the API server does not compare unknown fields: without this rule, it considers the object changed in every update.
         refusal |= {"rule": "oldSelf.hasValue() && self == oldSelf.value()", "optionalOldSelf": True}
-    replacement = message.partition(" was ")[2]
-    description = f"{replacement[:1].upper()}{replacement[1:]}."
-    return {**_REFUSED[kind], "description": description, VALIDATIONS: [refusal]}
+    return {**_REFUSED_SCHEMAS[field.kind], "description": field.description, VALIDATIONS: [refusal]}
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """The schema without defaults, which the reader fills in; the descriptions still name them.
+    """Return the schema without defaults; the reader of the object fills them in. The descriptions still name them.
 
-    NB: Argo CD compares a list as a whole, so one default that the API server puts into an item of it is a difference
-    from Git that no sync removes.
+    NB: Argo CD compares a list as a whole. A default that the API server adds to an item is a difference from Git, which no
+    sync removes.
     """
     remaining = {key: value for key, value in schema.items() if key != "default"}
     for nested in ("items", "additionalProperties"):
@@ -161,32 +165,39 @@ def _without_defaults(schema: Schema) -> Schema:
     return remaining
 
 
-def _reported(schema: Schema, of_spec: set[tuple[str, str, str]], part: str = "") -> Schema:
-    """A schema of the status without CEL rules: the operator writes it, from values that met them in the spec.
+def _build_status_schema(
+    schema: Schema, spec_descriptions: set[tuple[str, str, str]], parent: str = ""
+) -> Schema:
+    """Return a schema of the status without CEL rules: the operator writes only values that passed the rules in the spec.
 
     Args:
-        of_spec: `_descriptions` of the spec, which the same fields of the status need not repeat.
-        part: the field that has the schema.
+        schema: the schema of a field of the status.
+        spec_descriptions: `_list_descriptions` of the spec. A field of the status with the same description does not repeat it.
+        parent: the name of the field.
     """
     remaining = {key: value for key, value in schema.items() if key != VALIDATIONS}
     if isinstance(remaining.get("items"), dict):
-        remaining["items"] = _reported(remaining["items"], of_spec, part)
+        remaining["items"] = _build_status_schema(remaining["items"], spec_descriptions, parent)
     if "properties" in remaining:
         remaining["properties"] = {
-            name: _reported(field, of_spec, name)
-            | ({"description": _AS_IN_SPEC} if (part, name, field.get("description")) in of_spec else {})
+            name: _build_status_schema(field, spec_descriptions, name)
+            | (
+                {"description": _AS_IN_SPEC}
+                if (parent, name, field.get("description")) in spec_descriptions
+                else {}
+            )
             for name, field in remaining["properties"].items()
         }
     return remaining
 
 
-def _descriptions(schema: Schema, part: str = "") -> Iterator[tuple[str, str, str]]:
-    """The fields below a schema: the field that has each of them, its name and its description."""
+def _list_descriptions(schema: Schema, parent: str = "") -> Iterator[tuple[str, str, str]]:
+    """Iterate over the fields below a schema: the name of the parent field, the name of the field, and its description."""
     for name, field in schema.get("properties", {}).items():
-        yield part, name, field.get("description", "")
-        yield from _descriptions(field, name)
+        yield parent, name, field.get("description", "")
+        yield from _list_descriptions(field, name)
     if isinstance(schema.get("items"), dict):
-        yield from _descriptions(schema["items"], part)
+        yield from _list_descriptions(schema["items"], parent)
 
 
 def crd(
@@ -195,12 +206,12 @@ def crd(
     annotations: dict[str, str] | None = None,
     documented: bool = False,
 ) -> Schema:
-    """The CustomResourceDefinition of a resource.
+    """Return the CustomResourceDefinition of a resource.
 
     Args:
         annotations: annotations of the definition.
-        documented: whether it is for the documentation: without the fields of an earlier version, which the API server refuses, with
-            all that the status repeats from the spec, and with `required` as the models have it.
+        documented: whether the definition is for the documentation. It then has no fields of an earlier version, every
+            description in the status, and all required fields in `required`.
     """
     generated = resource.model_json_schema(by_alias=True, mode="validation")
     if documented:
@@ -211,7 +222,9 @@ def crd(
         properties[name] = {"type": "string"}
     properties["metadata"] = {"type": "object"}
     if not documented:
-        properties["status"] = _reported(properties["status"], {*_descriptions(properties["spec"])})
+        properties["status"] = _build_status_schema(
+            properties["status"], {*_list_descriptions(properties["spec"])}
+        )
     root["required"] = ["spec"]
     kind = resource.KIND
     return {

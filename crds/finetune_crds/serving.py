@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import LATE, ApiModel, NonNegative, Positive, replaced, required_by_rule, rules
+from finetune_crds.base import (
+    OPERATOR_DEFAULT,
+    ApiModel,
+    NonNegative,
+    Positive,
+    ReplacedField,
+    replaced,
+    required_by_rule,
+    rules,
+)
 from finetune_crds.env import LocalReference
 from finetune_crds.gates import Gates
 
@@ -85,24 +94,25 @@ class DatabricksServing(ApiModel):
             (
                 "!has(self.provisionedThroughput) || (!has(self.workloadSize) && !has(self.workloadType) && "
                 "!has(self.scaleToZero) && !has(self.concurrency))",
-                "provisionedThroughput replaces workloadSize, workloadType, concurrency and scaleToZero: remove them",
+                "workloadSize, workloadType, concurrency and scaleToZero must not be set when provisionedThroughput is set",
             ),
             (
                 "!has(self.concurrency) || !has(self.workloadSize)",
-                "concurrency replaces workloadSize: remove one of them",
+                "workloadSize must not be set when concurrency is set",
                 ".workloadSize",
             ),
             (
                 "!has(self.provisionedThroughput) || !has(self.environment)",
-                "an endpoint with provisioned throughput takes no environment: remove it",
+                "environment must not be set when provisionedThroughput is set",
             ),
         )
         | replaced(
-            endpoint=("string", "serving.databricks.endpoint was replaced by serving.endpoint"),
-            canary=("object", "serving.databricks.canary was replaced by serving.canary"),
-            previousPercent=(
+            endpoint=ReplacedField("string", "serving.databricks.endpoint", "replaced by serving.endpoint"),
+            canary=ReplacedField("object", "serving.databricks.canary", "replaced by serving.canary"),
+            previousPercent=ReplacedField(
                 "integer",
-                "serving.databricks.previousPercent was removed: after a rollout the new version receives all traffic; remove it",
+                "serving.databricks.previousPercent",
+                "removed: after a rollout the new version receives all traffic; remove it",
             ),
         )
     )
@@ -148,7 +158,7 @@ class Serving(ApiModel):
         json_schema_extra=rules(
             (
                 "has(self.endpoint) || (has(self.databricks) && has(self.databricks.endpoint))",
-                "set endpoint to the name of the endpoint",
+                "endpoint is required: set it to the name of the endpoint",
                 ".endpoint",
             ),
             # What an earlier version stored stays in the object and is not read. A change to the new fields must not lose it silently.
@@ -175,7 +185,7 @@ class Serving(ApiModel):
     """Name of the endpoint."""
     canary: Canary | None = None
     """A gradual increase of the new version's traffic. Default: all traffic at once."""
-    databricks: Annotated[DatabricksServing, Field(json_schema_extra=LATE)] = Field(
+    databricks: Annotated[DatabricksServing, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(
         default_factory=DatabricksServing
     )
     """Settings of an endpoint of Databricks Model Serving. Default: the default of each of them."""
@@ -191,7 +201,7 @@ class Route(ApiModel):
 
 
 _Routes = Annotated[list[Route], Field(max_length=16)]
-_Mark = Annotated[str, Field(max_length=64)]
+_ShortText = Annotated[str, Field(max_length=64)]
 
 
 class EndpointChange(ApiModel):
@@ -199,9 +209,9 @@ class EndpointChange(ApiModel):
 
     routes: _Routes
     """The versions and their share of the traffic after the change."""
-    settings: _Mark
+    settings: _ShortText
     """Digest of the other settings of the endpoint in the spec."""
-    revision: _Mark | None = None
+    revision: _ShortText | None = None
     """Time of the last change before that, as the endpoint reported it."""
 
 
@@ -243,9 +253,9 @@ class ServingStatus(ApiModel):
     """The routes before the present rollout: what a failure restores."""
     change: EndpointChange | None = None
     """The change that is in progress."""
-    settings: _Mark | None = None
+    settings: _ShortText | None = None
     """Digest of the other settings in the spec when the endpoint last matched them."""
-    revision: _Mark | None = None
+    revision: _ShortText | None = None
     """Time of the endpoint's last change at that time, as the endpoint reported it."""
     failure: EndpointFailure | None = None
     """The last failure."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field
 
-from finetune_crds.base import PLACES, ApiModel, Name, NonNegative, Rule, Uri, by_key, rules
+from finetune_crds.base import FOLDER_FORMATS, ApiModel, Name, NonNegative, Rule, Uri, list_type_map, rules
 
 # NB: a result with all names and versions must fit into a termination message.
 MAX_SOURCES = 16
@@ -15,36 +15,38 @@ SourceName = Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9]([A-Za-z0
 Time = Annotated[AwareDatetime, Field(json_schema_extra={"maxLength": 64})]
 
 _PATH = "^(/|(s3a?|gs)://[^/ ]+|abfss://[^/@ ]+@[^/@ ]+)"
-_NO_PLACE = "!has(self.path) && !has(self.table) && !has(self.dataset)"
-_PLACE = (
+_HAS_NO_LOCATION = "!has(self.path) && !has(self.table) && !has(self.dataset)"
+_HAS_ONE_LOCATION = (
     "(self.type == 'Hub' ? has(self.dataset) && !has(self.path) && !has(self.table) "
     ": !has(self.dataset) && (has(self.path) != has(self.table)))"
 )
-_SAID = "set dataset for type Hub, {mix}and exactly one of path and table for the others"
+_LOCATION_MESSAGE = (
+    "type Hub requires dataset, {mix}and the other types require exactly one of path and table"
+)
 
 
 _RULES = (
     Rule(
         "!has(self.table) || self.type in ['Delta', 'Parquet']",
-        "table needs type Delta or Parquet; use path for other files",
+        "table can be set only when type is Delta or Parquet: otherwise set path",
         ".table",
     ),
-    Rule(f"!has(self.path) || self.path.matches('{_PATH}')", f"path must be {PLACES}", ".path"),
+    Rule(f"!has(self.path) || self.path.matches('{_PATH}')", f"path must be {FOLDER_FORMATS}", ".path"),
     Rule(
         "self.type == 'Delta' || (!has(self.version) && !has(self.versionTime))",
-        "version and versionTime need type Delta: remove them",
+        "version and versionTime can be set only when type is Delta",
     ),
     Rule(
         "!has(self.version) || !has(self.versionTime)", "set version or versionTime, not both", ".versionTime"
     ),
     Rule(
         "self.type == 'Hub' || (!has(self.config) && !has(self.split) && !has(self.revision))",
-        "config, split and revision need type Hub",
+        "config, split and revision can be set only when type is Hub",
     ),
 )
 
 
-class OneSource(ApiModel):
+class SourceLocation(ApiModel):
     """Where a corpus is."""
 
     path: Uri | None = None
@@ -71,10 +73,12 @@ class OneSource(ApiModel):
         return self.path or self.table or self.dataset or ""
 
 
-class NamedSource(OneSource):
+class NamedSource(SourceLocation):
     """One corpus of several."""
 
-    model_config = ConfigDict(json_schema_extra=rules((_PLACE, _SAID.format(mix="")), *_RULES))
+    model_config = ConfigDict(
+        json_schema_extra=rules((_HAS_ONE_LOCATION, _LOCATION_MESSAGE.format(mix="")), *_RULES)
+    )
 
     name: SourceName
     """Name of the source among the others."""
@@ -91,14 +95,14 @@ class MixedSource(NamedSource):
     """Share of its rows in the mix, relative to the other weights."""
 
 
-class Source(OneSource):
+class Source(SourceLocation):
     """The raw corpus."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
             (
-                f"self.type == 'Mix' ? has(self.sources) && {_NO_PLACE} : !has(self.sources) && {_PLACE}",
-                _SAID.format(mix="sources for type Mix, "),
+                f"self.type == 'Mix' ? has(self.sources) && {_HAS_NO_LOCATION} : !has(self.sources) && {_HAS_ONE_LOCATION}",
+                _LOCATION_MESSAGE.format(mix="type Mix requires sources, "),
             ),
             *_RULES,
         )
@@ -109,7 +113,8 @@ class Source(OneSource):
     of these."""
     sources: (
         Annotated[
-            list[MixedSource], Field(min_length=1, max_length=MAX_SOURCES, json_schema_extra=by_key("name"))
+            list[MixedSource],
+            Field(min_length=1, max_length=MAX_SOURCES, json_schema_extra=list_type_map("name")),
         ]
         | None
     ) = None

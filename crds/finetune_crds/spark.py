@@ -17,8 +17,8 @@ from finetune_crds.base import (
     rules,
 )
 from finetune_crds.databricks import Databricks
-from finetune_crds.env import NAMES_SCOPE, NO_SCOPE_IN_PODS
-from finetune_crds.pods import moved
+from finetune_crds.env import NAMES_SECRET, NO_SCOPE_IN_PODS
+from finetune_crds.pods import build_moved_fields
 
 _HAS_EXECUTORS = "self.mode in ['Kubernetes', 'SparkApplication']"
 
@@ -30,33 +30,35 @@ class Spark(ApiModel):
         json_schema_extra=rules(
             (
                 f"{_HAS_EXECUTORS} || (!has(self.executors) && !has(self.executorCores) && !has(self.executorMemory))",
-                "executors, executorCores and executorMemory need mode Kubernetes or SparkApplication",
+                "executors, executorCores and executorMemory can be set only when mode is Kubernetes or SparkApplication",
             ),
             (
                 "(self.mode == 'Databricks') == has(self.databricks)",
-                "set databricks, which names the volume for the operator's wheel, if, and only if, mode is Databricks",
+                "databricks is required when mode is Databricks, and forbidden otherwise",
                 ".databricks",
             ),
             (
                 "self.mode != 'Databricks' || self.driverMemory == '2Gi'",
-                "driverMemory needs a prep pod: with mode Databricks, remove it",
+                "driverMemory must not be set when mode is Databricks, which has no prep pod",
                 ".driverMemory",
             ),
             (
                 "self.mode != 'Databricks' || !has(self.conf) || size(self.conf) == 0 || !has(self.databricks) || "
                 "(has(self.databricks.compute) && self.databricks.compute.type == 'NewCluster')",
-                "conf needs databricks.compute of type NewCluster: other compute is configured already",
+                "conf requires databricks.compute.type NewCluster when mode is Databricks",
                 ".conf",
             ),
             Rule(
-                f"self.mode == 'Databricks' || !has(self.conf) || !self.conf.exists(name, self.conf[name].{NAMES_SCOPE})",
+                f"self.mode == 'Databricks' || !has(self.conf) || !self.conf.exists(name, self.conf[name].{NAMES_SECRET})",
                 NO_SCOPE_IN_PODS,
                 ".conf",
                 at_creation=True,
             ),
             spark_conf.rule(),
         )
-        | replaced(**moved("serviceAccountName", of="data.prepare.spark.", to="prepare"))
+        | replaced(
+            **build_moved_fields("serviceAccountName", prefix="data.prepare.spark.", settings="prepare")
+        )
     )
 
     mode: Literal["Local", "Kubernetes", "SparkApplication", "Databricks"] = "Local"

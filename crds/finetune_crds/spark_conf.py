@@ -19,8 +19,8 @@ ALLOWED = (
     "spark[.]hadoop[.]fs[.](s3a|gs|azure)[.].+",
 )
 """Regular expressions, each of a whole name."""
-_ANY = re.compile("|".join(ALLOWED))
-_WHAT = (
+_ALLOWED_NAME = re.compile("|".join(ALLOWED))
+_ALLOWED_SETTINGS = (
     "settings of execution (spark.sql.adaptive, spark.sql.shuffle, spark.sql.files, spark.memory, spark.shuffle, spark.network, "
     "spark.databricks.delta and the like) and of stores (spark.hadoop.fs.s3a, fs.gs, fs.azure)"
 )
@@ -28,13 +28,15 @@ _WHAT = (
 
 def refusal(conf: dict[str, str]) -> str | None:
     """Say which settings of a job are not allowed, and which are."""
-    names = [name for name in conf if not _ANY.fullmatch(name)]
-    return f"conf may not set {', '.join(names)}: it takes {_WHAT}" if names else None
+    names = [name for name in conf if not _ALLOWED_NAME.fullmatch(name)]
+    return f"conf must not set {', '.join(names)}: it accepts {_ALLOWED_SETTINGS}" if names else None
 
 
 def rule() -> Rule:
     """The rule of a map of settings, at the object that has it as `conf`."""
     pattern = f"^({'|'.join(ALLOWED)})$"
     return Rule(
-        f"!has(self.conf) || self.conf.all(name, name.matches('{pattern}'))", f"conf takes {_WHAT}", ".conf"
+        f"!has(self.conf) || self.conf.all(name, name.matches('{pattern}'))",
+        f"conf accepts only {_ALLOWED_SETTINGS}",
+        ".conf",
     )

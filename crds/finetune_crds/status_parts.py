@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from finetune_crds.base import ApiModel, Name, NonNegative, Quantity, Uri
+from finetune_crds.base import ApiModel, Name, NonNegative, Quantity, Uri, list_type_map
 from finetune_crds.cleaning import MAX_EVALUATION_SETS, RedactKind
 from finetune_crds.source import MAX_SOURCES, SourceName
 
@@ -20,11 +20,6 @@ Commit = Annotated[str, Field(max_length=64)]
 Digest = Annotated[str, Field(max_length=64)]
 """The beginning of a SHA-256."""
 StepName = Annotated[str, Field(min_length=1, max_length=64)]
-
-
-def _map(key: str) -> dict[str, object]:
-    """Schema of a list that server-side apply merges by a field of its items."""
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
 class SourceRows(ApiModel):
@@ -40,7 +35,9 @@ class SourceRows(ApiModel):
     """Commit of the Hub data set that was read."""
 
 
-SourcesRows = Annotated[list[SourceRows], Field(max_length=MAX_SOURCES, json_schema_extra=_map("name"))]
+SourcesRows = Annotated[
+    list[SourceRows], Field(max_length=MAX_SOURCES, json_schema_extra=list_type_map("name"))
+]
 
 
 class Dropped(ApiModel):
@@ -52,7 +49,7 @@ class Dropped(ApiModel):
     """Examples."""
 
 
-DroppedRows = Annotated[list[Dropped], Field(max_length=MAX_DROPPED, json_schema_extra=_map("step"))]
+DroppedRows = Annotated[list[Dropped], Field(max_length=MAX_DROPPED, json_schema_extra=list_type_map("step"))]
 
 
 class Redacted(ApiModel):
@@ -64,7 +61,7 @@ class Redacted(ApiModel):
     """Values, in the examples that pass the filters and are in the languages to keep."""
 
 
-RedactedValues = Annotated[list[Redacted], Field(max_length=8, json_schema_extra=_map("kind"))]
+RedactedValues = Annotated[list[Redacted], Field(max_length=8, json_schema_extra=list_type_map("kind"))]
 
 
 class EvaluationSet(ApiModel):
@@ -81,7 +78,7 @@ class EvaluationSet(ApiModel):
 
 
 EvaluationSets = Annotated[
-    list[EvaluationSet], Field(max_length=MAX_EVALUATION_SETS, json_schema_extra=_map("name"))
+    list[EvaluationSet], Field(max_length=MAX_EVALUATION_SETS, json_schema_extra=list_type_map("name"))
 ]
 
 
@@ -98,7 +95,7 @@ class PlacedPod(ApiModel):
     """Whether it is ready or has succeeded."""
 
 
-PlacedPods = Annotated[list[PlacedPod], Field(max_length=MAX_PODS, json_schema_extra=_map("name"))]
+PlacedPods = Annotated[list[PlacedPod], Field(max_length=MAX_PODS, json_schema_extra=list_type_map("name"))]
 
 
 class DeviceStatus(ApiModel):
@@ -160,13 +157,13 @@ class Usage(ApiModel):
     """Running time of the pods in hours."""
     gpu_hours: Annotated[float, Field(ge=0)] = 0.0
     """The same, times the GPUs of each pod."""
-    jobs: Annotated[list[JobUsage], Field(max_length=MAX_USAGE, json_schema_extra=_map("uid"))] = Field(
-        default_factory=list
+    jobs: Annotated[list[JobUsage], Field(max_length=MAX_USAGE, json_schema_extra=list_type_map("uid"))] = (
+        Field(default_factory=list)
     )
     """The same by batch Job, for the operator itself."""
 
 
-RunWord = Literal["Submitting", "Pending", "Running", "Canceling", "Succeeded", "Failed", "Canceled"]
+RunState = Literal["Submitting", "Pending", "Running", "Canceling", "Succeeded", "Failed", "Canceled"]
 
 
 class DatabricksRunStatus(ApiModel):
@@ -177,7 +174,7 @@ class DatabricksRunStatus(ApiModel):
     followed by another."""
     failures: NonNegative = 0
     """Runs that failed so far without fault of recipe and data. The third one fails the job."""
-    state: RunWord
+    state: RunState
     """What it does, as one word."""
     run_id: Annotated[str, Field(max_length=32)] | None = None
     """Its id in the workspace; absent until it is submitted."""

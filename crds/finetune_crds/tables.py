@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from finetune_crds.data import Data
-    from finetune_crds.source import OneSource
+    from finetune_crds.source import SourceLocation
 
 
-def named(data: Data) -> Iterator[tuple[str, str]]:
+def list_tables(data: Data) -> Iterator[tuple[str, str]]:
     """The tables that a preparation reads by their names, each after the field that names it, such as data.source.table."""
-    parts: list[tuple[str, OneSource]] = [("data.source", data.source)] if data.source else []
+    parts: list[tuple[str, SourceLocation]] = [("data.source", data.source)] if data.source else []
     mixed = data.source.sources or [] if data.source else []
     decontaminate = data.prepare.decontaminate if data.prepare else None
-    read = [
+    sources = [
         *parts,
         *((f"data.source.sources[{part.name}]", part) for part in mixed),
         *(
@@ -23,20 +23,20 @@ def named(data: Data) -> Iterator[tuple[str, str]]:
             for part in (decontaminate.sources if decontaminate else [])
         ),
     ]
-    return ((f"{field}.table", part.table) for field, part in read if part.table)
+    return ((f"{field}.table", part.table) for field, part in sources if part.table)
 
 
-def misnamed(data: Data) -> Iterator[str]:
+def find_misnamed_tables(data: Data) -> Iterator[str]:
     """The tables whose names are none of the catalog, a sentence for each that begins with the field."""
     catalog = data.prepare.catalog if data.prepare else None
     if catalog is None:
         return
     levels = ("catalog", "schema", "table") if catalog.is_unity else ("database", "table")
     where = "Unity Catalog" if catalog.is_unity else "a Hive metastore"
-    for field, table in named(data):
+    for field, table in list_tables(data):
         names = table.split(".")
         if len(names) != len(levels) or not all(names):
             yield (
-                f"{field} {table} must be {'.'.join(levels)} in {where}, the catalog of the job or of its installation: create a job that "
-                "names the table so, or that sets data.prepare.catalog"
+                f"{field} {table} must be {'.'.join(levels)} in {where}, the catalog of the job or of the chart: create a job that "
+                "names the table in this form, or that sets data.prepare.catalog"
             )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from finetune_crds.base import A_SET, ApiModel, Name, Uri, rules
+from finetune_crds.base import LIST_TYPE_SET, ApiModel, Name, Uri, rules
 from finetune_crds.databricks import ON_DATABRICKS
 from finetune_crds.env import LocalReference
 from finetune_crds.mlflow_names import NOT_IN_UNITY_TAGS, UNITY_TAGS_MESSAGE, Alias, ModelName, Tags
@@ -22,13 +22,13 @@ class Tracking(ApiModel):
             (
                 "!has(self.uri) || self.uri != 'databricks' || !has(self.registryUri) || "
                 "self.registryUri == 'databricks-uc'",
-                "models of runs in a Databricks workspace are in Unity Catalog: set registryUri to databricks-uc",
+                "tracking.uri databricks requires tracking.registryUri databricks-uc",
                 ".registryUri",
             ),
             (
                 "!has(self.registryUri) || self.registryUri != 'databricks-uc' || !has(self.uri) || "
                 "self.uri == 'databricks'",
-                "runs of models in Unity Catalog are in its workspace: set uri to databricks",
+                "tracking.registryUri databricks-uc requires tracking.uri databricks",
                 ".uri",
             ),
         )
@@ -70,7 +70,7 @@ class Register(ApiModel):
 
     model: ModelName = ""
     """Name of the registered model. Default: metadata.name."""
-    aliases: Annotated[list[Alias], Field(max_length=10, json_schema_extra=A_SET)] = ["candidate"]
+    aliases: Annotated[list[Alias], Field(max_length=10, json_schema_extra=LIST_TYPE_SET)] = ["candidate"]
     """Aliases to point at the new version."""
     tags: Tags = Field(default_factory=dict)
     """Tags of the version."""
@@ -81,37 +81,37 @@ class Register(ApiModel):
     addresses that the server signs; the pods need a way there. Default: Direct for files above 500 MiB where the server offers it."""
 
 
-def _on_databricks(then: str, message: str, field: str) -> tuple[str, str, str]:
+def _build_databricks_rule(condition: str, message: str, field: str) -> tuple[str, str, str]:
     """A rule for jobs whose tracking is at Databricks."""
-    return f"!{ON_DATABRICKS} || ({then})", message, field
+    return f"!{ON_DATABRICKS} || ({condition})", message, field
 
 
 MLFLOW_RULES = (
-    _on_databricks(
+    _build_databricks_rule(
         "!has(self.register) || (has(self.register.model) && "
         "self.register.model.matches('^[^./ ]+[.][^./ ]+[.][^./ ]+$'))",
-        "a model in Unity Catalog has three names: write register.model as catalog.schema.name",
+        "register.model must be catalog.schema.name for a model in Unity Catalog",
         ".register.model",
     ),
-    _on_databricks(
+    _build_databricks_rule(
         "!has(self.register) || !has(self.register.signature) || self.register.signature",
-        "Unity Catalog needs the signature of a model: remove register.signature",
+        "register.signature must be true for a model in Unity Catalog",
         ".register.signature",
     ),
-    _on_databricks(
+    _build_databricks_rule(
         "!has(self.register) || !has(self.register.tags) || "
         f"self.register.tags.all(key, !key.matches('{NOT_IN_UNITY_TAGS}'))",
-        f"{UNITY_TAGS_MESSAGE}: rename it",
+        f"{UNITY_TAGS_MESSAGE}: rename the tag",
         ".register.tags",
     ),
-    _on_databricks(
+    _build_databricks_rule(
         "!has(self.register) || !has(self.register.upload)",
-        "models of a Databricks workspace go straight to its store: remove register.upload",
+        "register.upload must not be set for a model in a Databricks workspace: files go straight to its store",
         ".register.upload",
     ),
-    _on_databricks(
+    _build_databricks_rule(
         "!has(self.tracking.experiment) || self.tracking.experiment.startsWith('/')",
-        "an experiment of a Databricks workspace is a path, such as /Shared/support",
+        "tracking.experiment must be a path at Databricks, such as /Shared/support",
         ".tracking.experiment",
     ),
 )

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from finetune_crds.base import ApiModel, LongText, replaced, rules
 from finetune_crds.code import Code, Dependencies
 from finetune_crds.own_script import Parameters
-from finetune_crds.pods import moved
+from finetune_crds.pods import build_moved_fields
 
 
 class Trainer(ApiModel):
@@ -20,10 +20,10 @@ class Trainer(ApiModel):
             (
                 "(has(self.command) && size(self.command) > 0) || (!has(self.code) && (!has(self.args) || size(self.args) == 0) && "
                 "(!has(self.dependencies) || size(self.dependencies) == 0))",
-                "args, code and dependencies need command, such as [torchrun, my_train.py]: the built-in loop takes none of them",
+                "args, code and dependencies can be set only when command is set, such as [torchrun, my_train.py]",
             ),
         )
-        | replaced(**moved("image", "env", "envFrom", of="trainer.", to="train"))
+        | replaced(**build_moved_fields("image", "env", "envFrom", prefix="trainer.", settings="train"))
     )
 
     command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)

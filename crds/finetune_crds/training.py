@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from finetune_crds.base import (
-    A_SET,
-    LATE,
+    LIST_TYPE_SET,
     NONE_FOR_ZERO,
+    OPERATOR_DEFAULT,
     ApiModel,
     Fraction,
     LongText,
@@ -18,6 +18,7 @@ from finetune_crds.base import (
     NonNegative,
     ObjectName,
     Positive,
+    ReplacedField,
     Uri,
     replaced,
     rules,
@@ -28,26 +29,31 @@ from finetune_crds.optimizer import Optimizer
 MethodType = Literal["Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning", "PromptTuning"]
 
 # Methods that train low-rank adapters, and those that train virtual tokens; below as CEL lists.
-LOW_RANK = ("LoRA", "QLoRA", "DoRA")
-SOFT_PROMPTS = ("PrefixTuning", "PromptTuning")
-_ADAPTERS = str([*LOW_RANK])
+LOW_RANK_METHODS = ("LoRA", "QLoRA", "DoRA")
+SOFT_PROMPT_METHODS = ("PrefixTuning", "PromptTuning")
+_LOW_RANK_LIST = str([*LOW_RANK_METHODS])
+_SOFT_PROMPT_LIST = str([*SOFT_PROMPT_METHODS])
 DEFAULT_WARMUP_RATIO = 0.03
-_SOFT_PROMPTS = str([*SOFT_PROMPTS])
-NEW_TOKENS_NEED = {
-    f"!(self.method.type in {_SOFT_PROMPTS})": "model.newTokens works with method Full, LoRA, QLoRA or DoRA: virtual tokens train no "
-    "embedding",
-    f"!(self.method.type in {_ADAPTERS}) || (has(self.method.export) && self.method.export == 'Merged')": "model.newTokens with an "
-    "adapter needs method.export: Merged, since the base has no rows for them",
-    "self.objective.type != 'Distillation'": "model.newTokens does not work with objective Distillation, whose teacher has no rows for "
-    "them",
+NEW_TOKENS_MESSAGES = {
+    f"!(self.method.type in {_SOFT_PROMPT_LIST})": (
+        "model.newTokens requires method.type Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding"
+    ),
+    f"!(self.method.type in {_LOW_RANK_LIST}) || (has(self.method.export) && self.method.export == 'Merged')": (
+        "model.newTokens requires method.export Merged when an adapter is trained: the base has no rows for the new tokens"
+    ),
+    "self.objective.type != 'Distillation'": (
+        "model.newTokens must not be set when objective.type is Distillation: the teacher has no rows for the new tokens"
+    ),
 }
 """CEL conditions on a spec with new tokens, and what is said where one does not hold."""
 
-PISSA_NEEDS = "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
+_PISSA_TYPE_MESSAGE = "lora.init PiSSA requires type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
 """What is said where a method other than LoRA has PiSSA."""
-LARGEST_OF_PISSA = 512
+MAX_PISSA_RANK = 512
 """The largest rank with PiSSA: twice as much is that of an adapter which can be trained further."""
-PISSA_RANK = f"rank must be at most {LARGEST_OF_PISSA} with init: PiSSA, whose registered adapter has twice the rank: lower it"
+_PISSA_RANK_MESSAGE = (
+    f"rank must be at most {MAX_PISSA_RANK} when init is PiSSA: the registered adapter has twice the rank"
+)
 """What is said where the rank is larger."""
 
 Scheduler = Literal["Linear", "Cosine", "Constant", "WSD"]
@@ -67,12 +73,12 @@ class Model(ApiModel):
         json_schema_extra=rules(
             (
                 "!has(self.revision) || (!self.base.startsWith('/') && !self.base.contains(':'))",
-                "revision applies to Hub models only: remove it where base is a path or a URI",
+                "revision can be set only when base is a Hub id",
                 ".revision",
             ),
             (
                 "!has(self.newTokens) || size(self.newTokens) == 0 || self.adapter != 'Continue'",
-                "adapter: Continue keeps the vocabulary that the adapter was trained with: remove newTokens, or set adapter: Merge",
+                "newTokens must not be set when adapter is Continue: the adapter keeps the vocabulary that it was trained with",
                 ".newTokens",
             ),
         )
@@ -88,7 +94,7 @@ class Model(ApiModel):
     Continue: the adapter itself is trained further."""
     new_tokens: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=64)]],
-        Field(max_length=64, json_schema_extra=A_SET),
+        Field(max_length=64, json_schema_extra=LIST_TYPE_SET),
     ] = Field(default_factory=list)
     """Texts that become tokens of their own, such as <tool_call>. Embedding and output layer get a row for each."""
     chat_template: ChatTemplate | None = None
@@ -107,12 +113,12 @@ class Lora(ApiModel):
             (
                 "!has(self.modulesToSave) || !has(self.targetModules) || "
                 "!self.modulesToSave.exists(name, name in self.targetModules)",
-                "a layer of modulesToSave is trained in full, without an adapter: remove it from targetModules",
+                "modulesToSave and targetModules must not name the same layer",
                 ".modulesToSave",
             ),
             (
-                f"!has(self.init) || self.init != 'PiSSA' || !has(self.rank) || self.rank <= {LARGEST_OF_PISSA}",
-                PISSA_RANK,
+                f"!has(self.init) || self.init != 'PiSSA' || !has(self.rank) || self.rank <= {MAX_PISSA_RANK}",
+                _PISSA_RANK_MESSAGE,
                 ".rank",
             ),
         )
@@ -124,7 +130,7 @@ class Lora(ApiModel):
     """Scale of the update; see scaling."""
     dropout: Fraction = 0.0
     """Dropout before the adapter."""
-    target_modules: Annotated[list[Name], Field(max_length=32, json_schema_extra=A_SET)] = Field(
+    target_modules: Annotated[list[Name], Field(max_length=32, json_schema_extra=LIST_TYPE_SET)] = Field(
         default_factory=list
     )
     """Names of the layers to adapt, such as q_proj. Default: every linear layer except the output."""
@@ -136,7 +142,7 @@ class Lora(ApiModel):
     and a rank of at most 512."""
     bias: Literal["All", "LoraOnly"] | None = None
     """Biases of the base that are trained too: all, or those of the adapted layers. Default: none."""
-    modules_to_save: Annotated[list[Name], Field(max_length=16, json_schema_extra=A_SET)] = Field(
+    modules_to_save: Annotated[list[Name], Field(max_length=16, json_schema_extra=LIST_TYPE_SET)] = Field(
         default_factory=list
     )
     """Names of layers that are trained whole and stored with the adapter, such as embed_tokens and lm_head. Default: none."""
@@ -165,30 +171,34 @@ class Method(ApiModel):
 
     model_config = ConfigDict(
         json_schema_extra=rules(
-            (f"!has(self.lora) || self.type in {_ADAPTERS}", "lora needs type LoRA, QLoRA or DoRA", ".lora"),
+            (
+                f"!has(self.lora) || self.type in {_LOW_RANK_LIST}",
+                "lora can be set only when type is LoRA, QLoRA or DoRA",
+                ".lora",
+            ),
             (
                 "!has(self.lora) || !has(self.lora.init) || self.lora.init != 'PiSSA' || self.type == 'LoRA'",
-                PISSA_NEEDS,
+                _PISSA_TYPE_MESSAGE,
                 ".lora.init",
             ),
             (
                 "!has(self.quantization) || self.type == 'QLoRA'",
-                "quantization needs type QLoRA",
+                "quantization can be set only when type is QLoRA",
                 ".quantization",
             ),
             (
-                f"!has(self.softPrompt) || self.type in {_SOFT_PROMPTS}",
-                "softPrompt needs type PrefixTuning or PromptTuning",
+                f"!has(self.softPrompt) || self.type in {_SOFT_PROMPT_LIST}",
+                "softPrompt can be set only when type is PrefixTuning or PromptTuning",
                 ".softPrompt",
             ),
             (
-                f"!has(self.export) || self.export == 'Adapter' || self.type in {_ADAPTERS}",
-                "export: Merged needs type LoRA, QLoRA or DoRA",
+                f"!has(self.export) || self.export == 'Adapter' || self.type in {_LOW_RANK_LIST}",
+                "export Merged requires type LoRA, QLoRA or DoRA",
                 ".export",
             ),
             (
                 "!has(self.softPrompt) || !has(self.softPrompt.initText) || self.type == 'PromptTuning'",
-                "softPrompt.initText needs type PromptTuning: PrefixTuning starts from random values",
+                "softPrompt.initText can be set only when type is PromptTuning",
                 ".softPrompt.initText",
             ),
         )
@@ -234,23 +244,23 @@ class Training(ApiModel):
             ),
             (
                 "self.scheduler == 'WSD' || (!has(self.decaySteps) && !has(self.decayRatio))",
-                "decaySteps and decayRatio need scheduler: WSD",
+                "decaySteps and decayRatio can be set only when scheduler is WSD",
                 ".scheduler",
             ),
             (
                 "!has(self.warmupRatio) || !has(self.decayRatio) || self.warmupRatio + self.decayRatio <= 1.0",
-                "warmupRatio and decayRatio together are above 1: lower one of them",
+                "warmupRatio and decayRatio must add up to at most 1: lower one of them",
                 ".decayRatio",
             ),
             (
                 "!has(self.maxSteps) || !has(self.decaySteps) || "
                 "(has(self.warmupSteps) ? self.warmupSteps : 0) + self.decaySteps <= self.maxSteps",
-                "the warm-up and the decay are longer than maxSteps: lower decaySteps or warmupSteps",
+                "warm-up and decay must not be longer than maxSteps: lower decaySteps or warmupSteps",
                 ".decaySteps",
             ),
             (
                 "!has(self.minLearningRate) || self.scheduler != 'Constant'",
-                "minLearningRate needs a learning rate that decreases: set scheduler to Linear, Cosine or WSD",
+                "minLearningRate requires a learning rate that decreases: set scheduler to Linear, Cosine or WSD",
                 ".minLearningRate",
             ),
             (
@@ -260,21 +270,21 @@ class Training(ApiModel):
             ),
             (
                 "!has(self.earlyStopping) || has(self.evalEverySteps)",
-                "earlyStopping needs evaluations during training: set training.evalEverySteps",
+                "earlyStopping requires evaluations during training: set training.evalEverySteps",
                 ".earlyStopping",
             ),
             (
                 "!has(self.select) || self.select == 'Last' || has(self.evalEverySteps)",
-                "select: Best needs evaluations during training: set training.evalEverySteps",
+                "select Best requires evaluations during training: set training.evalEverySteps",
                 ".select",
             ),
             (
                 "self.optimizer.weights == 'FP32' || self.precision == 'BF16'",
-                "optimizer.weights: BF16 needs precision: BF16",
+                "optimizer.weights BF16 requires precision BF16",
                 ".optimizer.weights",
             ),
         )
-        | replaced(overlong=("string", "training.overlong was replaced by training.truncation"))
+        | replaced(overlong=ReplacedField("string", "training.overlong", "replaced by training.truncation"))
     )
 
     epochs: Annotated[float, Field(gt=0, le=1000)] | None = None
@@ -287,7 +297,7 @@ class Training(ApiModel):
     """Sequences per rank in one evaluation pass. Default: perDeviceBatchSize."""
     gradient_accumulation: Positive = 1
     """Forward passes per optimizer step."""
-    learning_rate: Annotated[float, Field(gt=0, le=10, json_schema_extra=LATE)] = 2e-5
+    learning_rate: Annotated[float, Field(gt=0, le=10, json_schema_extra=OPERATOR_DEFAULT)] = 2e-5
     """Peak learning rate. Default: 2e-5; for LoRA, QLoRA and DoRA 2e-4, for PrefixTuning and PromptTuning 1e-2."""
     min_learning_rate: Annotated[Annotated[float, Field(ge=0, le=10)] | None, NONE_FOR_ZERO] = None
     """What the learning rate decreases to, below learningRate. Default: 0."""

@@ -20,11 +20,11 @@ Json = dict[str, Any]
 STRICTER: dict[str, tuple[Json, str]] = {
     "parameters of the built-in loop": (
         job(trainer={"parameters": {"a": "1"}}),
-        "trainer.parameters needs trainer.command",
+        "trainer.parameters can be set only when trainer.command is set",
     ),
     "no parameters of the built-in evaluation": (
         job(evaluation={"parameters": {}}),
-        "parameters needs command",
+        "parameters can be set only when command is set",
     ),
     "a bucket without a folder": (
         job(
@@ -56,7 +56,7 @@ STRICTER: dict[str, tuple[Json, str]] = {
                 },
             },
         ),
-        "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and the run has no credentials",
+        "model.base must not be in an object store when data.prepare.spark.mode is Databricks",
     ),
 }
 CHANGES: dict[str, Json] = {

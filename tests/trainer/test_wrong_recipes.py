@@ -69,7 +69,7 @@ def test_a_recipe_that_contradicts_itself_is_refused_before_any_rank_starts(pod:
         64,
         PodError(
             reason="RecipeRefused",
-            message="method.softPrompt: softPrompt needs type PrefixTuning or PromptTuning",
+            message="method.softPrompt: softPrompt can be set only when type is PrefixTuning or PromptTuning",
         ),
     )
     assert "evaluation" not in outcome.output

@@ -20,7 +20,7 @@ from finetune_crds import (
     continuation,
     contract,
 )
-from finetune_crds.evaluation import BASE, NAMES
+from finetune_crds.evaluation import BASE_PREFIX, NUMBER_NAMES
 from finetune_crds.gates import Gate
 from finetune_crds.pods import ROLES
 from finetune_crds.reference import SAMPLES, sample_files
@@ -174,8 +174,12 @@ def measured(spec: FineTuneJobSpec) -> set[str]:
     own = set() if spec.trainer.command else OF_THE_TRAINER
     if spec.evaluation is None or spec.evaluation.command:
         return own
-    evaluated = {name for metric in spec.evaluation.measured for name in NAMES[metric]}
-    return own | evaluated | ({BASE + name for name in evaluated} if spec.evaluation.base_model else set())
+    evaluated = {name for metric in spec.evaluation.selected_metrics for name in NUMBER_NAMES[metric]}
+    return (
+        own
+        | evaluated
+        | ({BASE_PREFIX + name for name in evaluated} if spec.evaluation.base_model else set())
+    )
 
 
 def judged(gates: Iterable[Gate]) -> set[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from finetune_crds.contract import RunReport
 from finetune_crds.databricks import Compute
-from finetune_crds.status_parts import RunWord
+from finetune_crds.status_parts import RunState
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Run:
     """
 
     run_id: str
-    word: RunWord
+    word: RunState
     url: str = ""
     message: str = ""
     is_final: bool = False
@@ -64,4 +64,4 @@ class Run:
         return self.word in ENDED
 
 
-ENDED: tuple[RunWord, ...] = ("Succeeded", "Failed", "Canceled")
+ENDED: tuple[RunState, ...] = ("Succeeded", "Failed", "Canceled")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from databricks.sdk.service import jobs
 
     from finetune_crds.databricks import NewCluster
-    from finetune_crds.status_parts import RunWord
+    from finetune_crds.status_parts import RunState
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ def cancel(client: WorkspaceClient, run_id: str) -> None:
             log.info("Databricks run %s is gone: there is nothing to cancel", run_id)
 
 
-def _classify_run(run: jobs.Run) -> RunWord:
+def _classify_run(run: jobs.Run) -> RunState:
     status = run.status
     life = status.state if status else None
     if life == _Life.RUNNING:

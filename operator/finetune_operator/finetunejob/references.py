@@ -26,7 +26,7 @@ def unpinned_aliases(ftj: FineTuneJob) -> dict[str, Aliased]:
         return {}
     model, distillation = ftj.spec.model, ftj.spec.objective.distillation
     uris = {"base": model.base if model else None, "teacher": distillation.teacher if distillation else None}
-    return {field: aliased for field, uri in uris.items() if (aliased := Aliased.of(uri))}
+    return {field: aliased for field, uri in uris.items() if (aliased := Aliased.parse(uri))}
 
 
 def aliases_to_resolve(ftj: FineTuneJob) -> dict[str, Aliased]:

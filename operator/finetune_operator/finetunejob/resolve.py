@@ -12,13 +12,13 @@ from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.pods import MAIN_CONTAINER, ROLES, Pods, PodSettings, Role, RolePodSettings
 from finetune_crds.preparation import settings_digest
 from finetune_crds.status import Pinned, Resolved
-from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Model
+from finetune_crds.training import LOW_RANK_METHODS, SOFT_PROMPT_METHODS, Model
 from finetune_operator.defaults import Defaults
 from finetune_operator.template_merge import containers, merge
 
 # Methods with few weights, which start at zero, need a higher learning rate. 2e-4: QLoRA (arXiv:2305.14314, table 9); 1e-2: peft's
 # guide to prefix tuning.
-_LEARNING_RATES = {**dict.fromkeys(LOW_RANK, 2e-4), **dict.fromkeys(SOFT_PROMPTS, 1e-2)}
+_LEARNING_RATES = {**dict.fromkeys(LOW_RANK_METHODS, 2e-4), **dict.fromkeys(SOFT_PROMPT_METHODS, 1e-2)}
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 """Node label of NVIDIA's GPU feature discovery."""
 
@@ -89,7 +89,7 @@ def _catalog(spec: FineTuneJobSpec, defaults: Defaults) -> Catalog | None:
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog:
         return prepare.catalog if prepare else None
-    reads_named_tables = not prepare.spark.has_catalog and any(tables.named(data))
+    reads_named_tables = not prepare.spark.has_catalog and any(tables.list_tables(data))
     return defaults.catalog if reads_named_tables else None
 
 

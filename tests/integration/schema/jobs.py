@@ -17,8 +17,8 @@ AT_DATABRICKS: Json = {"uri": "databricks", "registryUri": "databricks-uc"}
 MODEL: Json = {"model": "main.llm.support"}
 IN_DBFS = "the training pods cannot reach DBFS: use a volume of Unity Catalog, or object storage"
 NO_LOGIN = (
-    "the training pods reach /Volumes of a Databricks workspace with the login of tracking: set tracking.uri to databricks, or "
-    "use the object storage behind it"
+    "a folder in /Volumes requires the Databricks login of spec.tracking: set tracking.uri to databricks, or use the "
+    "object storage behind the volume"
 )
 
 

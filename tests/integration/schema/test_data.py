@@ -67,12 +67,12 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a catalog, and no table": (
         job(data=prepared(catalog=UNITY)),
-        "prepare.catalog needs a source with a table: set the table, or remove the catalog",
+        "prepare.catalog applies only to sources with table: set table in a source, or remove prepare.catalog",
     ),
     **{
         f"the table {table} in {catalog['type']}": (
             job(data=prepared(catalog=catalog) | {"source": {"type": "Delta", "table": table}}),
-            "write a table as catalog.schema.table, or as database.table if prepare.catalog has type Hive",
+            "table must be catalog.schema.table, or database.table when prepare.catalog.type is Hive",
         )
         for table, catalog in (
             ("chats", UNITY),
@@ -87,18 +87,18 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 catalog=HIVE, **decontaminate({"path": None, "table": "a.b.c"}, {"name": "b", "path": "/b"})
             )
         ),
-        "write a table as catalog.schema.table, or as database.table",
+        "table must be catalog.schema.table, or database.table when prepare.catalog.type is Hive",
     ),
     "a catalog without its server": (
         job(data=prepared(catalog={"type": "UnityCatalog"}) | {"source": NAMED}),
-        "set unityCatalog if, and only if, type is UnityCatalog",
+        "unityCatalog is required when type is UnityCatalog, and forbidden otherwise",
     ),
     "a password in the address of a catalog": (
         job(
             data=prepared(catalog={"type": "UnityCatalog", "unityCatalog": {"uri": "http://me:word@unity"}})
             | {"source": NAMED}
         ),
-        "uri must be an http or https address; put a token into the Secret of secretRef",
+        "uri must be an http or https address without credentials: put a token into the Secret of secretRef",
     ),
     "a Hive metastore of another protocol": (
         job(data=prepared(catalog={"type": "Hive", "hive": {"uri": "http://metastore"}}) | {"source": NAMED}),
@@ -110,12 +110,15 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "files of the test split beside a table": (
         job(data={"splits": {"type": "Delta", "path": "/x", "test": "/y"}}),
-        "set path (and version) for type Delta, or train (and validation and test) for files",
+        "type Delta requires path and allows version; the other types require train and allow validation and test",
     ),
     **{
         f"splits in a workspace: {field}": (
             job(data={"splits": splits, "columns": {"type": "Text"}}),
-            "the training pods cannot read /Volumes and dbfs:/ of a Databricks workspace: put the splits in an object store",
+            (
+                "the training pods cannot read /Volumes or dbfs:/ of a Databricks workspace: put the splits in an object "
+                "store"
+            ),
         )
         for field, splits in {
             "path": {"type": "Delta", "path": "/Volumes/a/b/c/splits"},
@@ -125,7 +128,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     },
     "source and splits": (
         job(data={**prepared(), "splits": {"type": "Delta", "path": "/x"}}),
-        "set either source (with prepare) or splits",
+        "set exactly one of source and splits",
     ),
     "no type of columns": (
         job(data={"splits": {"type": "Delta", "path": "/x"}, "columns": {"prompt": "p"}}),
@@ -133,19 +136,19 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a column of another type": (
         job(data={"splits": {"type": "Delta", "path": "/x"}, "columns": {"type": "Text", "prompt": "p"}}),
-        "prompt needs type PromptResponse, Preference or Unpaired",
+        "prompt can be set only when type is PromptResponse, Preference or Unpaired",
     ),
     "a preparation of splits": (
         job(data={"splits": {"type": "Delta", "path": "/x"}, "prepare": {"output": "/y"}}),
-        "prepare needs source: prepared splits are read as they are",
+        "prepare can be set only when source is set",
     ),
     "weights of a text's messages": (
         job(data=prepared(columns={"type": "Text", "messageWeight": "train"})),
-        "messageWeight needs type Messages",
+        "messageWeight can be set only when type is Messages",
     ),
     "a template of conversations": (
         job(data=prepared(columns={"type": "Messages", "messages": "m"}, promptTemplate="{m}")),
-        "prepare.promptTemplate cannot be used with columns of type Messages",
+        "prepare.promptTemplate must not be set when columns.type is Messages",
     ),
     **{
         f"a source: {what}": (source(**fields), sentence)
@@ -153,17 +156,17 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "a table of files",
                 {"type": "CSV", "table": "a.b"},
-                "table needs type Delta or Parquet; use path for other files",
+                "table can be set only when type is Delta or Parquet: otherwise set path",
             ),
             (
                 "a version of files",
                 {"type": "CSV", "path": "/a", "version": 1},
-                "version and versionTime need type Delta",
+                "version and versionTime can be set only when type is Delta",
             ),
             (
                 "a time of files",
                 {"type": "Parquet", "path": "/a", "versionTime": "2026-11-01T00:00:00Z"},
-                "version and versionTime need type Delta",
+                "version and versionTime can be set only when type is Delta",
             ),
             (
                 "two versions",
@@ -175,39 +178,39 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 {"type": "Delta", "path": "/a", "versionTime": "yesterday"},
                 "spec.data.source.versionTime: Invalid value",
             ),
-            ("a path of the Hub", {"type": "Hub", "path": "/a"}, "set dataset for type Hub"),
+            ("a path of the Hub", {"type": "Hub", "path": "/a"}, "type Hub requires dataset"),
             (
                 "a split of files",
                 {"type": "JSONLines", "path": "/a", "split": "train"},
-                "config, split and revision need type Hub",
+                "config, split and revision can be set only when type is Hub",
             ),
         )
     },
     **{
         f"a mix: {what}": (job(data=prepared(**fields) | {"source": mix}), sentence)
         for what, mix, fields, sentence in (
-            ("no sources", {"type": "Mix"}, {}, "sources for type Mix"),
-            ("a path", mixed() | {"path": "/a"}, {}, "sources for type Mix"),
-            ("sources of files", mixed() | {"type": "CSV", "path": "/a"}, {}, "sources for type Mix"),
-            ("a source that is nowhere", mixed(path=None), {}, "set dataset for type Hub"),
+            ("no sources", {"type": "Mix"}, {}, "type Mix requires sources"),
+            ("a path", mixed() | {"path": "/a"}, {}, "type Mix requires sources"),
+            ("sources of files", mixed() | {"type": "CSV", "path": "/a"}, {}, "type Mix requires sources"),
+            ("a source that is nowhere", mixed(path=None), {}, "type Hub requires dataset"),
             ("a weight of nothing", mixed(weight=0), {}, "weight: Invalid value: 0"),
             (
                 "output over a source",
                 mixed(),
                 {"output": "/mixed/csv"},
-                "prepare.output is the source itself",
+                "prepare.output must not be the path of a source: set another folder",
             ),
             (
                 "an evaluation set of its own",
                 mixed(),
                 decontaminate({"path": "/mixed/csv"}),
-                "prepare.decontaminate.sources includes the source, which would drop every example",
+                "prepare.decontaminate.sources must not include the source: every example would be dropped",
             ),
             (
                 "a data set of the Hub in executor pods",
                 mixed(type="Hub", path=None, dataset="org/name"),
                 {"spark": {"mode": "Kubernetes"}},
-                "source.type Hub needs prepare.spark.mode Local",
+                "source.type Hub requires prepare.spark.mode Local, which downloads the data set into the prep pod",
             ),
         )
     },
@@ -221,31 +224,34 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 },
             }
         ),
-        "would drop every example",
+        "every example would be dropped",
     ),
     "columns of duplicates that stay": (
         job(data=prepared(dedupe={"exact": False, "columns": ["a"]})),
-        "dedupe.columns needs dedupe.exact",
+        "dedupe.columns requires dedupe.exact true",
     ),
     "the prompt of a text": (
         job(data=prepared(minPromptChars=1)),
-        "minPromptChars and maxPromptChars need columns of type PromptResponse, Preference or Unpaired",
+        (
+            "prepare.minPromptChars and maxPromptChars can be set only when columns.type is PromptResponse, Preference or "
+            "Unpaired"
+        ),
     ),
     "turns of a text": (
         job(data=prepared(conversation={})),
-        "prepare.conversation needs columns of type PromptResponse",
+        "prepare.conversation can be set only when columns.type is PromptResponse, Preference or Unpaired",
     ),
     "texts that no chat template renders": (
         job(data=prepared(onTemplateError="Drop")),
-        "prepare.onTemplateError needs a template that can fail on a row",
+        "prepare.onTemplateError Drop requires a template that can fail",
     ),
     "Jinja without a template": (
         job(data=prepared(templateSyntax="Jinja")),
-        "templateSyntax Jinja needs promptTemplate",
+        "templateSyntax Jinja requires promptTemplate",
     ),
     "tools of a text": (
         job(data=prepared(columns={"type": "Text", "tools": "t"})),
-        "tools needs type Messages",
+        "tools can be set only when type is Messages",
     ),
     "limits of the prompt in the wrong order": (
         job(data=without_columns(minPromptChars=3, maxPromptChars=2)),
@@ -263,13 +269,13 @@ REFUSED: dict[str, tuple[Json, str]] = {
         f"evaluation sets: {what}": (job(data=prepared(**fields)), sentence)
         for what, fields, sentence in (
             ("none", decontaminate(), "should have at least 1 items"),
-            ("nowhere", decontaminate({"path": None}), "set dataset for type Hub"),
+            ("nowhere", decontaminate({"path": None}), "type Hub requires dataset"),
             ("twice", decontaminate({}, {}), "Duplicate value"),
-            ("the source", decontaminate({"path": "/data/corpus"}), "would drop every example"),
+            ("the source", decontaminate({"path": "/data/corpus"}), "every example would be dropped"),
             (
                 "the output",
                 decontaminate({"path": "/data/out"}) | {"output": "/data/out"},
-                "includes the output",
+                "must not include output",
             ),
             ("a run of words that is none", decontaminate({}, ngram=4), "greater than or equal to 5"),
             ("short texts that are long", decontaminate({}, minWords=20), "minWords must not be above ngram"),
@@ -277,7 +283,10 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 "a data set of the Hub in executor pods",
                 decontaminate({"type": "Hub", "path": None, "dataset": "org/name"})
                 | {"output": "s3://splits/a", "spark": {"mode": "Kubernetes"}},
-                "decontaminate.sources of type Hub need spark.mode Local",
+                (
+                    "decontaminate.sources of type Hub require spark.mode Local, which downloads data sets into the prep "
+                    "pod"
+                ),
             ),
         )
     },
@@ -286,7 +295,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
         job(
             data=prepared(spark={"mode": "Kubernetes"}) | {"source": {"type": "Hub", "dataset": "org/name"}},
         ),
-        "source.type Hub needs prepare.spark.mode Local",
+        "source.type Hub requires prepare.spark.mode Local, which downloads the data set into the prep pod",
     ),
     "a setting of Spark that loads code": (
         job(
@@ -294,11 +303,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 spark={"conf": {"spark.sql.adaptive.enabled": "true", "spark.jars": "s3://a/b.jar"}}
             )
         ),
-        "conf takes settings of execution",
+        "conf accepts only settings of execution (spark.sql.adaptive",
     ),
     "output over the source": (
         job(data=prepared(output="/data/corpus")),
-        "prepare.output is the source itself",
+        "prepare.output must not be the path of a source: set another folder",
     ),
     "a SparkApplication on Databricks": (
         job(
@@ -307,11 +316,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 spark={"mode": "SparkApplication", "databricks": {"volume": "/Volumes/a/b/c"}},
             )
         ),
-        "if, and only if, mode is Databricks",
+        "databricks is required when mode is Databricks, and forbidden otherwise",
     ),
     "executors in one pod": (
         job(data=prepared(spark={"executors": 2})),
-        "executors, executorCores and executorMemory need mode Kubernetes or SparkApplication",
+        "executors, executorCores and executorMemory can be set only when mode is Kubernetes or SparkApplication",
     ),
 }
 

@@ -22,102 +22,103 @@ from support.api import Api
 from support.refusals import refused
 
 Json = dict[str, Any]
-IN_WORKSPACE = (
-    "the training pods cannot read a folder of a Databricks workspace: use the object storage behind it"
-)
+IN_WORKSPACE = "data.prepare.output must not be in a Databricks workspace: the training pods cannot read it"
 
 
 REFUSED: dict[str, tuple[Json, str]] = {
     "a run in a workspace, a model elsewhere": (
         registered(tracking=AT_DATABRICKS | {"registryUri": "http://m"}),
-        "models of runs in a Databricks workspace are in Unity Catalog: set registryUri to databricks-uc",
+        "tracking.uri databricks requires tracking.registryUri databricks-uc",
     ),
     "a model in Unity Catalog, a run elsewhere": (
         registered(tracking=AT_DATABRICKS | {"uri": "http://m"}),
-        "runs of models in Unity Catalog are in its workspace: set uri to databricks",
+        "tracking.registryUri databricks-uc requires tracking.uri databricks",
     ),
     "one name in Unity Catalog": (
         registered(register={"model": "support"}),
-        "a model in Unity Catalog has three names: write register.model as catalog.schema.name",
+        "register.model must be catalog.schema.name for a model in Unity Catalog",
     ),
     "the name of the job in Unity Catalog": (
         registered(register={}),
-        "a model in Unity Catalog has three names: write register.model as catalog.schema.name",
+        "register.model must be catalog.schema.name for a model in Unity Catalog",
     ),
     "a way of upload to Unity Catalog": (
         registered(register=MODEL | {"upload": "Proxy"}),
-        "models of a Databricks workspace go straight to its store: remove register.upload",
+        "register.upload must not be set for a model in a Databricks workspace: files go straight to its store",
     ),
     "no signature in Unity Catalog": (
         registered(register=MODEL | {"signature": False}),
-        "Unity Catalog needs the signature of a model: remove register.signature",
+        "register.signature must be true for a model in Unity Catalog",
     ),
     **{
         f"the tag {key!r}": (
             registered(register=MODEL | {"tags": {"a b": "c", key: "c"}}),
-            "Unity Catalog does not allow . , - = / : in the key of a tag, nor spaces at its ends: rename it",
+            (
+                "Unity Catalog does not allow . , - = / : in the key of a tag, or a space at its start or end: rename the "
+                "tag"
+            ),
         )
         for key in ("a.b", "a,b", "a-b", "a=b", "a/b", "a:b", " a", "a ")
     },
     "an experiment that is no path": (
         registered(tracking=AT_DATABRICKS | {"experiment": "support"}),
-        "an experiment of a Databricks workspace is a path, such as /Shared/support",
+        "tracking.experiment must be a path at Databricks, such as /Shared/support",
     ),
     "splits in a workspace": (job(data=prepared(output="/Volumes/main/llm/splits")), IN_WORKSPACE),
     "checkpoints in DBFS": (job(checkpoint={"uri": "/dbfs/checkpoints"}), IN_DBFS),
     "checkpoints in a workspace without its login": (job(checkpoint={"uri": "/Volumes/a/b/c"}), NO_LOGIN),
     "no volume for Databricks": (
         job(data=prepared(spark={"mode": "Databricks"})),
-        "set databricks, which names the volume for the operator's wheel, if, and only if, mode is Databricks",
+        "databricks is required when mode is Databricks, and forbidden otherwise",
     ),
     "a volume that is none": (
         databricks_run({"volume": "/tmp/work"}),
-        "write the volume as /Volumes/catalog/schema/volume, with or without a folder after it",
+        "volume must be /Volumes/catalog/schema/volume, or a folder in it",
     ),
     "Databricks beside another mode": (
         databricks_run(spark={"mode": "Local"}),
-        "set databricks, which names the volume for the operator's wheel, if, and only if, mode is Databricks",
+        "databricks is required when mode is Databricks, and forbidden otherwise",
     ),
     "a cluster without its type": (
         databricks_run({"compute": {"type": "Serverless", "existingCluster": {"clusterId": "a"}}}),
-        "set existingCluster if, and only if, type is ExistingCluster",
+        "existingCluster is required when type is ExistingCluster, and forbidden otherwise",
     ),
     "a type without its cluster": (
         databricks_run({"compute": {"type": "NewCluster"}}),
-        "set newCluster if, and only if, type is NewCluster",
+        "newCluster is required when type is NewCluster, and forbidden otherwise",
     ),
     "serverless settings of a cluster": (
         databricks_run(
             {"compute": {"type": "ExistingCluster", "existingCluster": {"clusterId": "a"}, "serverless": {}}}
         ),
-        "serverless needs type Serverless",
+        "serverless can be set only when type is Serverless",
     ),
     "machines of a pool": (
         databricks_run(
             {"compute": {"type": "NewCluster", "newCluster": {"sparkVersion": "17.3.x-scala2.13"}}}
         ),
-        "set nodeType or instancePoolId, not both",
+        "set exactly one of nodeType and instancePoolId",
     ),
     "memory of a driver on Databricks": (
         databricks_run(spark={"driverMemory": "4Gi"}),
-        "driverMemory needs a prep pod: with mode Databricks, remove it",
+        "driverMemory must not be set when mode is Databricks, which has no prep pod",
     ),
     "executors on Databricks": (
         databricks_run(spark={"executors": 2}),
-        "executors, executorCores and executorMemory need mode Kubernetes or SparkApplication",
+        "executors, executorCores and executorMemory can be set only when mode is Kubernetes or SparkApplication",
     ),
     "settings of serverless Spark": (
         databricks_run(spark={"conf": {"spark.sql.shuffle.partitions": "2"}}),
-        "conf needs databricks.compute of type NewCluster: other compute is configured already",
+        "conf requires databricks.compute.type NewCluster when mode is Databricks",
     ),
     "a filter on serverless compute": (
         databricks_run(filter="a = 1"),
-        "filter with spark.mode Databricks needs a cluster: serverless compute cannot check it",
+        "filter requires a cluster when spark.mode is Databricks: serverless compute cannot check it",
     ),
     **{
         f"{field} of a pod on Databricks": (
             databricks_run(pods={"prepare": {field: value}}),
-            "data.prepare.spark.mode Databricks creates no prep pod: remove pods.prepare",
+            "pods.prepare must not be set when data.prepare.spark.mode is Databricks",
         )
         for field, value in (
             ("image", "mine:1"),
@@ -129,38 +130,48 @@ REFUSED: dict[str, tuple[Json, str]] = {
     },
     "a folder of a pod for a Databricks run": (
         databricks_run(output="/data/splits"),
-        "output is a folder of one pod: with spark.mode Databricks use s3://bucket/folder, which the run writes through an "
-        "external location and the training pods read",
+        (
+            "output must not be a local path when spark.mode is Databricks: use s3://bucket/folder, which the run writes "
+            "through an external location and the training pods read"
+        ),
     ),
     "a source of a pod for a Databricks run": (
         databricks_run(source={"type": "Parquet", "path": "/data/corpus"}),
-        "source.path is a folder of a pod: with prepare.spark.mode Databricks use table, s3://bucket/folder or "
-        "/Volumes/catalog/schema/volume",
+        (
+            "source.path must not be a local path when prepare.spark.mode is Databricks: set table, or use "
+            "s3://bucket/folder or /Volumes/catalog/schema/volume"
+        ),
     ),
     "a source of a mix of a pod for a Databricks run": (
         databricks_run(
             source={"type": "Mix", "sources": [{"name": "a", "type": "CSV", "path": "/data/corpus"}]}
         ),
-        "source.path is a folder of a pod: with prepare.spark.mode Databricks use table, s3://bucket/folder or "
-        "/Volumes/catalog/schema/volume",
+        (
+            "source.path must not be a local path when prepare.spark.mode is Databricks: set table, or use "
+            "s3://bucket/folder or /Volumes/catalog/schema/volume"
+        ),
     ),
     "a catalog for a Databricks run": (
         databricks_run(catalog=UNITY),
-        "spark.mode Databricks finds tables in its workspace: remove catalog",
+        "catalog must not be set when spark.mode is Databricks",
     ),
     "a Hub data set for a Databricks run": (
         databricks_run(source={"type": "Hub", "dataset": "a/b"}),
-        "source.type Hub needs prepare.spark.mode Local: the data set is downloaded into the prep pod",
+        "source.type Hub requires prepare.spark.mode Local, which downloads the data set into the prep pod",
     ),
     "a model on a volume, and a Databricks run": (
         databricks_run(base="/models/base"),
-        "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and this is a folder of the pods: use a Hub "
-        "id, a volume of Unity Catalog, or models:/ with tracking.uri databricks",
+        (
+            "model.base must not be a local path when data.prepare.spark.mode is Databricks: use a Hub id, a volume of "
+            "Unity Catalog, or models:/ with tracking.uri databricks"
+        ),
     ),
     "a model in a store, and a Databricks run": (
         databricks_run(base="s3://models/base"),
-        "data.prepare.spark.mode Databricks reads the tokenizer of model.base, and the run has no credentials for this "
-        "store: use a Hub id, or models:/ with tracking.uri databricks",
+        (
+            "model.base must not be in an object store when data.prepare.spark.mode is Databricks: its run has no "
+            "credentials for the store. Use a Hub id, or models:/ with tracking.uri databricks"
+        ),
     ),
 }
 

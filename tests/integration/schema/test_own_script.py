@@ -34,20 +34,23 @@ SPLITS: Json = {"splits": {"type": "JSONLines", "train": "/x"}}
 FOLDER: list[Json] = [{"name": "CODE_SOURCE_PATH", "value": "/x"}]
 WITH_CODE: Json = {"command": ["t"], "parameters": PARAMETERS, "code": {"configMapRef": {"name": "code"}}}
 REFUSED: dict[str, tuple[Json, str]] = {
-    "no model and no command": (job(model=None), "model is missing: name the model to start from"),
-    "no data and no command": (job(data=None), "data is missing: set data.source or data.splits"),
+    "no model and no command": (job(model=None), "model is required unless trainer.command is set"),
+    "no data and no command": (
+        job(data=None),
+        "data is required unless trainer.command is set: set data.source or data.splits",
+    ),
     "a source without a model": (
         script(data=job()["spec"]["data"]),
-        "data.source needs model, whose tokenizer",
+        "data.source requires model, whose tokenizer counts the tokens of each example",
     ),
-    "an evaluation without a model": (script(data=SPLITS, **EVALUATED), "evaluation needs model and data"),
+    "an evaluation without a model": (script(data=SPLITS, **EVALUATED), "evaluation requires model and data"),
     "an evaluation without data": (
         script(model={"base": "/m"}, **EVALUATED),
-        "evaluation needs model and data",
+        "evaluation requires model and data",
     ),
     "parameters without a command": (
         job(trainer={"parameters": {"a": 1}}),
-        "trainer.parameters needs trainer.command: the built-in loop has fields for its parameters",
+        "trainer.parameters can be set only when trainer.command is set",
     ),
     "parameters that are a list": (
         script(trainer={"command": ["t"], "parameters": ["a"]}),

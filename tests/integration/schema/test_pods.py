@@ -28,7 +28,7 @@ def evaluated(evaluation: Json, **spec: Any) -> Json:
 OBJECT = "an object's name must consist of lowercase letters"
 VARIABLE = "an environment variable's name can contain letters"
 SCOPED: Json = {"env": [{"name": "TOKEN", "value": "{{secrets/hub/token}}"}]}
-NO_SCOPE = "pods do not resolve {{secrets/scope/key}}, which only Databricks does"
+NO_SCOPE = "{{secrets/scope/key}} is resolved only at Databricks, and not in pods"
 
 
 ROLES = ("all", "prepare", "train", "evaluate")
@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "an output of a script": (
         job(output={"uri": "gs://models/support"}, trainer={"command": ["torchrun", "a.py"]}),
-        "output needs the built-in loop",
+        "output must not be set when trainer.command is set",
     ),
     "an output in a store that cannot be written": (
         job(output={"uri": "hdfs://models/support"}),
@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     },
     "a way of upload of a script": (
         job(register={"upload": "Direct"}, trainer={"command": ["torchrun", "a.py"]}),
-        "register.upload needs the built-in loop",
+        "register.upload must not be set when trainer.command is set",
     ),
     "checkpoints in a store that cannot be written": (
         job(checkpoint={"uri": "hdfs://a/b"}),
@@ -87,15 +87,15 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "nodes 0": (job(distributed={"nodes": 0}), "spec.distributed.nodes: Invalid value: 0"),
     "an evaluation without a version": (
         job(evaluation={}, register=None),
-        "evaluation needs register: it evaluates the registered version",
+        "evaluation can be set only when register is set",
     ),
     "an evaluation of unpaired answers": (
         evaluated({}, data=prepared(columns={"type": "Unpaired"}), objective=KTO),
-        "which may be bad in columns of type Unpaired: remove evaluation, or set evaluation.command",
+        "the built-in evaluation does not support data.columns.type Unpaired, whose answers can be bad",
     ),
     "answers of texts": (
         evaluated({"metrics": ["Loss", "Rouge"]}, data=prepared()),
-        "rows of data.columns type Text have no answers: choose evaluation.metrics Loss and Perplexity",
+        "data.columns.type Text has no answers to compare: set evaluation.metrics to Loss and Perplexity",
     ),
     "an evaluation without a test split": (
         evaluated({}, data=prepared(splitRatios={"train": 0.9, "validation": 0.1, "test": 0})),
@@ -117,13 +117,15 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a command for virtual tokens": (
         evaluated({"command": ["judge"]}, method={"type": "PromptTuning"}, training=NO_PACKS),
-        "evaluation.command reads a standalone model, and virtual tokens cannot be merged into one",
+        "evaluation.command must not be set when method.type is PrefixTuning or PromptTuning",
     ),
     **{
         f"{field} of the built-in evaluation beside a command": (
             evaluated({"command": ["judge"], field: value}),
-            "metrics, baseModel, limit, generations, maxNewTokens and batchSize need the built-in evaluation: remove them, or remove "
-            "command",
+            (
+                "metrics, baseModel, limit, generations, maxNewTokens and batchSize must not be set when command is set: "
+                "they configure the built-in evaluation"
+            ),
         )
         for field, value in (
             ("metrics", ["Loss"]),
@@ -147,19 +149,25 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "pods of a preparation without one": (
         job(data={"splits": {"type": "Parquet", "train": "/x"}}, pods={"prepare": {"image": "mine:1"}}),
-        "pods.prepare needs data.source: without one, nothing is prepared",
+        "pods.prepare can be set only when data.source is set",
     ),
     "a pod of an evaluation without one": (
         job(pods={"evaluate": {"image": "mine:1"}}),
-        "pods.evaluate needs evaluation: without it, no pod evaluates the model",
+        "pods.evaluate can be set only when evaluation is set",
     ),
-    "name too long": (job("a" * 41), "metadata.name becomes part of host names: at most 40 characters"),
-    "name with a dot": (job("a.b"), "metadata.name becomes part of host names"),
-    "name that starts with a digit": (job("7b-sft"), "a letter first, no dots"),
-    "args without command": (job(trainer={"args": ["--fast"]}), "args, code and dependencies need command"),
+    "name too long": (
+        job("a" * 41),
+        "metadata.name must have at most 40 lowercase letters, digits and '-', and begin with a letter",
+    ),
+    "name with a dot": (job("a.b"), "metadata.name must have at most 40"),
+    "name that starts with a digit": (job("7b-sft"), "begin with a letter"),
+    "args without command": (
+        job(trainer={"args": ["--fast"]}),
+        "args, code and dependencies can be set only when command is set, such as [torchrun, my_train.py]",
+    ),
     "revision of a path": (
         job(model={"base": "/models/base", "revision": "main"}),
-        "revision applies to Hub models only",
+        "revision can be set only when base is a Hub id",
     ),
     "more processes than GPUs": (
         job(distributed={"gpusPerNode": 4, "processesPerNode": 8}),
@@ -167,11 +175,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "GPUs for the CPU": (
         job(distributed={"gpusPerNode": 4, "device": "CPU"}),
-        "device: CPU uses no GPU: remove gpusPerNode",
+        "gpusPerNode must not be set when device is CPU",
     ),
     "a product without GPUs": (
         job(distributed={"gpu": {"product": "A100"}}),
-        "gpu needs gpusPerNode: set both",
+        "gpu can be set only when gpusPerNode is set",
     ),
     "a product of another maker": (
         job(distributed={"gpusPerNode": 1, "gpu": {"resourceName": "amd.com/gpu", "product": "MI300X"}}),
@@ -183,7 +191,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "code without command": (
         job(trainer={"code": {"configMapRef": {"name": "c"}}}),
-        "args, code and dependencies need command",
+        "args, code and dependencies can be set only when command is set, such as [torchrun, my_train.py]",
     ),
     "code from two places": (
         job(trainer=code(volume="code", git={"url": "https://host/owner/code"})),
@@ -200,7 +208,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     },
     "a range of commits": (
         job(trainer=code(git={"url": "https://host/owner/code", "revision": "a..b"})),
-        "write a branch, a tag, or a commit with all its digits",
+        "revision must be a branch, a tag, or a full commit hash",
     ),
     **{
         f"the dependency {text}": (job(trainer={"command": ["python"], "dependencies": [text]}), sentence)
@@ -214,7 +222,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     },
     "dependencies of the built-in loop": (
         job(trainer={"dependencies": ["datasets>=3"]}),
-        "args, code and dependencies need command, such as [torchrun, my_train.py]",
+        "args, code and dependencies can be set only when command is set, such as [torchrun, my_train.py]",
     ),
     "a dependency twice": (
         job(trainer={"command": ["python"], "dependencies": ["trl", "trl"]}),
@@ -222,7 +230,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a chat template of one's own that is not there": (
         job(model={"base": "org/base", "chatTemplate": {"type": "Jinja"}}),
-        "set chatTemplate.jinja if, and only if, type is Jinja",
+        "jinja is required when type is Jinja, and forbidden otherwise",
     ),
     **{
         f"to resume from {what}": (
@@ -230,13 +238,23 @@ REFUSED: dict[str, tuple[Json, str]] = {
             sentence,
         )
         for what, place, command, sentence in (
-            ("a job without a name", {"type": "Job"}, [], "set name if, and only if, type is Job"),
-            ("a place without one", {"type": "Uri"}, [], "set uri if, and only if, type is Uri"),
+            (
+                "a job without a name",
+                {"type": "Job"},
+                [],
+                "name is required when type is Job, and forbidden otherwise",
+            ),
+            (
+                "a place without one",
+                {"type": "Uri"},
+                [],
+                "uri is required when type is Uri, and forbidden otherwise",
+            ),
             (
                 "both",
                 {"type": "Uri", "uri": "/c/a", "name": "a"},
                 [],
-                "set name if, and only if, type is Job",
+                "name is required when type is Job, and forbidden otherwise",
             ),
             (
                 "a relative path",
@@ -261,9 +279,15 @@ REFUSED: dict[str, tuple[Json, str]] = {
                 "a script",
                 {"type": "Job", "name": "a"},
                 ["torchrun", "a.py"],
-                "checkpoint.resumeFrom needs the built-in loop",
+                "checkpoint.resumeFrom must not be set when trainer.command is set",
             ),
-            ("itself", {"type": "Job", "name": "tune"}, [], "checkpoint.resumeFrom names this job"),
+            (
+                "itself",
+                {"type": "Job", "name": "tune"},
+                [],
+                "checkpoint.resumeFrom.name must not be this job, which "
+                "resumes from its own checkpoints anyway",
+            ),
         )
     },
     **{

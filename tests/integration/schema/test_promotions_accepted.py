@@ -131,7 +131,7 @@ CHANGES: dict[str, tuple[Json, Json, str | None]] = {
     "the alias of the source": (
         promotion(),
         {"source": {"type": "Alias", "alias": "champion"}},
-        "source.alias is the alias of this promotion",
+        "source.alias must differ from alias, which this promotion moves",
     ),
     "tracking that was not there, taken away": (promotion(), {"tracking": None}, None),
     "source": (promotion(), {"source": {"type": "Version", "alias": None, "version": 4}}, None),

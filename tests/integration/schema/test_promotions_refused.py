@@ -14,24 +14,25 @@ from support.refusals import refused
 Json = dict[str, Any]
 
 RESERVED = "MLflow reserves the aliases latest and v<number>: choose another"
-ONE_SOURCE = "spec.source: Invalid value: set only the field of the type: version for Version, alias for Alias, fineTuneJobRef for FineTuneJob"
-WHAT_TYPE_NAMES = "set only the field of the type: metric for Metric, tag for Tag, comparison for Comparison"
+ONE_SOURCE = (
+    "spec.source: Invalid value: set only the field that matches type: version for Version, alias for Alias, "
+    "fineTuneJobRef for FineTuneJob"
+)
+WHAT_TYPE_NAMES = (
+    "set only the field that matches type: metric for Metric, tag for Tag, comparison for Comparison"
+)
 ONE_KIND = f"spec.gates[0]: Invalid value: {WHAT_TYPE_NAMES}"
-ONE_WAY = "spec.gates[0].comparison: Invalid value: set either betterBy or notWorseThan"
-ONE_TOLERANCE = "Invalid value: set either absolute or relative"
-THREE_NAMES = "a model in Unity Catalog has three names: write spec.model as catalog.schema.name"
+ONE_WAY = "spec.gates[0].comparison: Invalid value: set exactly one of betterBy and notWorseThan"
+ONE_TOLERANCE = "Invalid value: set exactly one of absolute and relative"
+THREE_NAMES = "spec.model must be catalog.schema.name for a model in Unity Catalog"
 NO_SLASH = "MLflow does not allow slashes, colons or leading dots in the name of a model: remove them"
 TOO_LONG = "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts"
 RISING = "each step must give the new version more traffic than the step before"
-REPLACED = (
-    "provisionedThroughput replaces workloadSize, workloadType, concurrency and scaleToZero: remove them"
-)
-NO_SUCH_KEY = (
-    "Unity Catalog does not allow . , - = / : in the key of a tag, nor spaces at its ends: rename it"
-)
+REPLACED = "workloadSize, workloadType, concurrency and scaleToZero must not be set when provisionedThroughput is set"
+NO_SUCH_KEY = "Unity Catalog does not allow . , - = / : in the key of a tag, or a space at its start or end: rename the tag"
 IN_CATALOG: Json = {"uri": "databricks", "registryUri": "databricks-uc"}
 NOT_IN_CATALOG = (
-    "an endpoint of Databricks serves models in Unity Catalog: set tracking.registryUri to databricks-uc"
+    "serving.type Databricks requires a model in Unity Catalog: set tracking.registryUri to databricks-uc"
 )
 UNITS: Json = {"modelUnits": 50}
 
@@ -65,7 +66,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a range and a size": (
         served(concurrency={"min": 4, "max": 8}, workloadSize="Small"),
-        "concurrency replaces workloadSize: remove one of them",
+        "workloadSize must not be set when concurrency is set",
     ),
     "a range upside down": (served(concurrency={"min": 8, "max": 4}), "min must not be above max: swap them"),
     "no multiple of four": (
@@ -91,7 +92,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "its own source": (
         promotion(source={"type": "Alias", "alias": "champion"}),
-        "spec.source.alias: Invalid value: source.alias is the alias of this promotion: set another alias",
+        "spec.source.alias: Invalid value: source.alias must differ from alias, which this promotion moves",
     ),
     "a reserved source": (
         promotion(source={"type": "Alias", "alias": "v3"}),
@@ -220,11 +221,11 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "back to a word": (promotion(rollbackTo="before"), "spec.rollbackTo in body must be of type object"),
     "back to no version": (
         promotion(rollbackTo={"type": "Version"}),
-        "spec.rollbackTo.version: Invalid value: set version if, and only if, type is Version",
+        "spec.rollbackTo.version: Invalid value: version is required when type is Version, and forbidden otherwise",
     ),
     "back to the previous version 2": (
         promotion(rollbackTo={"type": "Previous", "version": 2}),
-        "set version if, and only if, type is Version",
+        "version is required when type is Version, and forbidden otherwise",
     ),
     "back to 0": (
         promotion(rollbackTo={"type": "Version", "version": 0}),
@@ -237,7 +238,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "an endpoint without a name": (
         promotion(serving={"type": "Databricks"}),
-        "spec.serving.endpoint: Invalid value: set endpoint to the name of the endpoint",
+        "spec.serving.endpoint: Invalid value: endpoint is required: set it to the name of the endpoint",
     ),
     "an endpoint without a type": (
         promotion(serving={"endpoint": "support"}),
@@ -254,7 +255,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "throughput that stops": (served(provisionedThroughput=UNITS, scaleToZero=True), REPLACED),
     "throughput with an environment": (
         served(provisionedThroughput=UNITS, environment={"A": "b"}),
-        "an endpoint with provisioned throughput takes no environment: remove it",
+        "environment must not be set when provisionedThroughput is set",
     ),
     "no model units": (
         served(provisionedThroughput={"modelUnits": 0}),

@@ -13,7 +13,9 @@ from support.api import Api
 from support.refusals import refused
 
 Json = dict[str, Any]
-OF_ANSWERS_AND_METHODS = "objectives DPO, KTO, ORPO, SimPO work with method Full, LoRA, QLoRA or DoRA"
+OF_ANSWERS_AND_METHODS = (
+    "objective.type DPO, KTO, ORPO or SimPO requires method.type Full, LoRA, QLoRA or DoRA"
+)
 COLUMNS_OF: Json = {"DPO": PREFERENCES, "KTO": UNPAIRED, "ORPO": PREFERENCES}
 DISTILLATION: Json = {"type": "Distillation", "distillation": {"teacher": "/models/teacher"}}
 
@@ -26,36 +28,42 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "no answer to take the loss on": (
         job(data=prepared(promptTemplate="{text}"), objective={"lossOn": "Answer"}),
-        "objective.lossOn Answer and LastAnswer with data.prepare.promptTemplate need responseTemplate",
+        (
+            "objective.lossOn Answer and LastAnswer require data.prepare.responseTemplate when data.prepare.promptTemplate "
+            "is set"
+        ),
     ),
-    "lora without LoRA": (job(method={"lora": {"rank": 8}}), "lora needs type LoRA, QLoRA or DoRA"),
+    "lora without LoRA": (
+        job(method={"lora": {"rank": 8}}),
+        "lora can be set only when type is LoRA, QLoRA or DoRA",
+    ),
     "packing with virtual tokens": (
         job(method={"type": "PromptTuning"}),
-        "virtual tokens are lost under packing, compiled layers and activation checkpointing: set training.packing: false",
+        "method.type PrefixTuning and PromptTuning require training.packing false",
     ),
     "activation checkpointing with virtual tokens": (
         job(method={"type": "PrefixTuning"}, training=NO_PACKS | {"activationCheckpointing": "Auto"}),
-        "virtual tokens are lost under packing, compiled layers and activation checkpointing",
+        "method.type PrefixTuning and PromptTuning require training.packing false",
     ),
     "compiled layers with virtual tokens": (
         job(method={"type": "PrefixTuning"}, training=NO_PACKS | {"compile": True}),
-        "virtual tokens are lost under packing, compiled layers and activation checkpointing",
+        "method.type PrefixTuning and PromptTuning require training.packing false",
     ),
     "a prefix that starts from a text": (
         job(method={"type": "PrefixTuning", "softPrompt": {"initText": "Answer:"}}, training=NO_PACKS),
-        "softPrompt.initText needs type PromptTuning",
+        "softPrompt.initText can be set only when type is PromptTuning",
     ),
     "a soft prompt for LoRA": (
         job(method={"type": "LoRA", "softPrompt": {"virtualTokens": 8}}),
-        "softPrompt needs type PrefixTuning or PromptTuning",
+        "softPrompt can be set only when type is PrefixTuning or PromptTuning",
     ),
     "quantization without QLoRA": (
         job(method={"type": "LoRA", "quantization": {"type": "NF4"}}),
-        "quantization needs type QLoRA",
+        "quantization can be set only when type is QLoRA",
     ),
     "merging a soft prompt": (
         job(method={"type": "PromptTuning", "export": "Merged"}, training=NO_PACKS),
-        "export: Merged needs type LoRA, QLoRA or DoRA",
+        "export Merged requires type LoRA, QLoRA or DoRA",
     ),
     **{
         f"{objective['type']} with {method}": (
@@ -76,123 +84,132 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 DISTILLATION,
                 ("QLoRA", "PrefixTuning", "PromptTuning"),
-                "Distillation works with method Full, LoRA or DoRA",
+                "objective.type Distillation requires method.type Full, LoRA or DoRA",
             ),
         )
         for method in methods
     },
     "DPO without preferences": (
         job(objective=DPO),
-        "objective DPO, ORPO or SimPO needs data.columns of type Preference",
+        "objective.type DPO, ORPO or SimPO requires data.columns.type Preference",
     ),
     "SimPO of judged answers": (
         job(data=prepared(columns=UNPAIRED), objective={"type": "SimPO"}),
-        "objective DPO, ORPO or SimPO needs data.columns of type Preference",
+        "objective.type DPO, ORPO or SimPO requires data.columns.type Preference",
     ),
     "the parameters of another objective": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"orpo": {}}),
-        "orpo needs type ORPO",
+        "orpo can be set only when type is ORPO",
     ),
     "smoothed IPO": (
         job(
             data=prepared(columns=PREFERENCES),
             objective=DPO | {"dpo": {"loss": "IPO", "labelSmoothing": 0.1}},
         ),
-        "labelSmoothing needs loss: Sigmoid",
+        "labelSmoothing must be 0 unless loss is Sigmoid",
     ),
     "noise on virtual tokens": (
         job(method={"type": "PromptTuning"}, training={"packing": False, "neftuneAlpha": 5}),
-        "training.neftuneAlpha works with method Full, LoRA, QLoRA or DoRA",
+        "training.neftuneAlpha requires method.type Full, LoRA, QLoRA or DoRA",
     ),
     "preferences without DPO": (
         job(data=prepared(columns=PREFERENCES)),
-        "data.columns of type Preference needs objective.type DPO, ORPO or SimPO",
+        "data.columns.type Preference requires objective.type DPO, ORPO or SimPO",
     ),
     "KTO without labels": (
         job(data=prepared(columns=PREFERENCES), objective=KTO),
-        "objective KTO needs data.columns of type Unpaired",
+        "objective.type KTO requires data.columns.type Unpaired",
     ),
     "labels without KTO": (
         job(data=prepared(columns=UNPAIRED)),
-        "data.columns of type Unpaired needs objective.type KTO",
+        "data.columns.type Unpaired requires objective.type KTO",
     ),
-    "parameters of KTO without KTO": (job(objective={"kto": {"beta": 0.2}}), "kto needs type KTO"),
+    "parameters of KTO without KTO": (
+        job(objective={"kto": {"beta": 0.2}}),
+        "kto can be set only when type is KTO",
+    ),
     "a label of pairs": (
         job(data=prepared(columns=PREFERENCES | {"label": "l"}), objective=DPO),
-        "label needs type Unpaired",
+        "label can be set only when type is Unpaired",
     ),
     "a template of judged answers": (
         job(data=prepared(columns=UNPAIRED, promptTemplate="{p}", responseTemplate="{c}"), objective=KTO),
-        "prepare.responseTemplate cannot be used with columns of type Preference or Unpaired",
+        "prepare.responseTemplate must not be set when columns.type is Preference or Unpaired",
     ),
     "a teacher without Distillation": (
         job(objective={"distillation": {"teacher": "/t"}}),
-        "set distillation if, and only if, type is Distillation",
+        "distillation is required when type is Distillation, and forbidden otherwise",
     ),
     "no teacher": (
         job(objective={"type": "Distillation"}),
-        "set distillation if, and only if, type is Distillation",
+        "distillation is required when type is Distillation, and forbidden otherwise",
     ),
     "a loss on the answer for DPO": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"lossOn": "All"}),
-        "lossOn needs type SFT",
+        "lossOn can be set only when type is SFT",
     ),
     "a loss on the answer of a text": (
         job(data=prepared(), objective={"lossOn": "Answer"}),
-        "a text has no answer",
+        "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages",
     ),
     "a loss on the last answer of a text": (
         job(data=prepared(), objective={"lossOn": "LastAnswer"}),
-        "a text has no answer",
+        "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages",
     ),
     "weights of messages beside a loss on all tokens": (
         job(
             data=prepared(columns={"type": "Messages", "messageWeight": "train"}), objective={"lossOn": "All"}
         ),
-        "objective.lossOn All takes it on every token",
+        "data.columns.messageWeight must not be set when objective.lossOn is All",
     ),
     "a template of both answers": (
         job(
             data=prepared(columns=PREFERENCES, promptTemplate="{p}", responseTemplate="{c}"),
             objective=DPO,
         ),
-        "prepare.responseTemplate cannot be used with columns of type Preference or Unpaired",
+        "prepare.responseTemplate must not be set when columns.type is Preference or Unpaired",
     ),
     "an adapter that goes on as a model": (
         job(model={"base": "models:/m@a", "adapter": "Continue"}),
-        "model.adapter: Continue needs method LoRA, QLoRA or DoRA",
+        "model.adapter Continue requires method.type LoRA, QLoRA or DoRA",
     ),
     "an adapter that goes on with other layers": (
         job(
             model={"base": "models:/m@a", "adapter": "Continue"}, method={"type": "LoRA", "lora": {"rank": 8}}
         ),
-        "model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora",
+        "method.lora must not be set when model.adapter is Continue: the adapter keeps its rank, scale and layers",
     ),
     **{
         f"PiSSA with {method}": (
             job(method={"type": method, "lora": {"init": "PiSSA"}}),
-            "lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes",
+            (
+                "lora.init PiSSA requires type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA "
+                "normalizes"
+            ),
         )
         for method in ("QLoRA", "DoRA")
     },
     "PiSSA of a rank whose double no adapter may have": (
         job(method={"type": "LoRA", "lora": {"init": "PiSSA", "rank": 513}}),
-        "rank must be at most 512 with init: PiSSA, whose registered adapter has twice the rank: lower it",
+        "rank must be at most 512 when init is PiSSA: the registered adapter has twice the rank",
     ),
     "a layer that is adapted and trained whole": (
         job(method={"type": "LoRA", "lora": {"targetModules": ["lm_head"], "modulesToSave": ["lm_head"]}}),
-        "a layer of modulesToSave is trained in full, without an adapter: remove it from targetModules",
+        "modulesToSave and targetModules must not name the same layer",
     ),
     "new tokens in an adapter that goes on": (
         job(
             model={"base": "models:/m@a", "adapter": "Continue", "newTokens": ["<a>"]},
             method={"type": "LoRA"},
         ),
-        "adapter: Continue keeps the vocabulary that the adapter was trained with: remove newTokens, or set adapter: Merge",
+        "newTokens must not be set when adapter is Continue: the adapter keeps the vocabulary that it was trained with",
     ),
     "new tokens in an adapter alone": (
         job(model={"base": "org/base", "newTokens": ["<a>"]}, method={"type": "LoRA"}),
-        "model.newTokens with an adapter needs method.export: Merged, since the base has no rows for them",
+        (
+            "model.newTokens requires method.export Merged when an adapter is trained: the base has no rows for the new "
+            "tokens"
+        ),
     ),
     "new tokens under virtual ones": (
         job(
@@ -200,15 +217,18 @@ REFUSED: dict[str, tuple[Json, str]] = {
             method={"type": "PromptTuning"},
             training={"packing": False},
         ),
-        "model.newTokens works with method Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding",
+        "model.newTokens requires method.type Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding",
     ),
     "new tokens that a teacher does not have": (
         job(model={"base": "org/base", "newTokens": ["<a>"]}, objective=DISTILLATION),
-        "model.newTokens does not work with objective Distillation, whose teacher has no rows for them",
+        (
+            "model.newTokens must not be set when objective.type is Distillation: the teacher has no rows for the new "
+            "tokens"
+        ),
     ),
     "the best of no evaluations": (
         job(training={"select": "Best"}),
-        "select: Best needs evaluations during training: set training.evalEverySteps",
+        "select Best requires evaluations during training: set training.evalEverySteps",
     ),
     **{
         f"a schedule with {what}": (job(training=training), sentence)
@@ -221,23 +241,27 @@ REFUSED: dict[str, tuple[Json, str]] = {
             (
                 "steps of no decay",
                 {"scheduler": "Linear", "decaySteps": 9},
-                "decaySteps and decayRatio need scheduler: WSD",
+                "decaySteps and decayRatio can be set only when scheduler is WSD",
             ),
-            ("a share of no decay", {"decayRatio": 0.1}, "decaySteps and decayRatio need scheduler: WSD"),
+            (
+                "a share of no decay",
+                {"decayRatio": 0.1},
+                ("decaySteps and decayRatio can be set only when scheduler is WSD"),
+            ),
             (
                 "shares above 1",
                 {"scheduler": "WSD", "warmupRatio": 0.6, "decayRatio": 0.5},
-                "warmupRatio and decayRatio together are above 1: lower one of them",
+                "warmupRatio and decayRatio must add up to at most 1: lower one of them",
             ),
             (
                 "more steps than the run",
                 {"scheduler": "WSD", "warmupSteps": 2, "decaySteps": 9, "maxSteps": 10},
-                "the warm-up and the decay are longer than maxSteps: lower decaySteps or warmupSteps",
+                "warm-up and decay must not be longer than maxSteps: lower decaySteps or warmupSteps",
             ),
             (
                 "a floor of nothing that decreases",
                 {"scheduler": "Constant", "minLearningRate": 0},
-                "minLearningRate needs a learning rate that decreases",
+                "minLearningRate requires a learning rate that decreases: set scheduler to Linear, Cosine or WSD",
             ),
             (
                 "a floor at its peak",
@@ -255,27 +279,27 @@ REFUSED: dict[str, tuple[Json, str]] = {
     },
     "momentum of AdamW": (
         job(training={"optimizer": {"momentum": 0.9}}),
-        "momentum needs type Muon",
+        "momentum can be set only when type is Muon",
     ),
     "Muon for bf16 weights": (
         job(training={"optimizer": {"type": "Muon", "weights": "BF16"}}),
-        "weights: BF16 needs type AdamW or AdamW8bit",
+        "weights BF16 requires type AdamW or AdamW8bit",
     ),
     "bf16 weights that compute in fp32": (
         job(training={"precision": "FP32", "optimizer": {"weights": "BF16"}}),
-        "optimizer.weights: BF16 needs precision: BF16",
+        "optimizer.weights BF16 requires precision BF16",
     ),
     "bf16 weights of an adapter": (
         job(method={"type": "LoRA"}, training={"optimizer": {"weights": "BF16"}}),
-        "optimizer.weights: BF16 needs method Full",
+        "training.optimizer.weights BF16 requires method.type Full",
     ),
     "Muon for an adapter": (
         job(method={"type": "LoRA"}, training={"optimizer": {"type": "Muon"}}),
-        "optimizer.type: Muon needs method Full: set AdamW or AdamW8bit",
+        "training.optimizer.type Muon requires method.type Full",
     ),
     "label smoothing of targets for DPO": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"labelSmoothing": 0.1}),
-        "labelSmoothing needs type SFT: for DPO set dpo.labelSmoothing",
+        "labelSmoothing can be set only when type is SFT: for DPO, set dpo.labelSmoothing",
     ),
     "half of the pairs the wrong way round": (
         job(data=prepared(columns=PREFERENCES), objective=DPO | {"dpo": {"labelSmoothing": 0.5}}),
@@ -287,19 +311,28 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a name of a model that is too long": (
         job(register={"model": "m" * 257}),
-        "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts: shorten it",
+        (
+            "MLflow allows at most 256 characters in the name of a model, and Unity Catalog 255 in each of the three parts:"
+            " shorten the name"
+        ),
     ),
     "a sign in the key of a tag of the version": (
         job(register={"tags": {"a$": "b"}}),
-        "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the keys of tags, which must not look like relative paths: rename them",
+        (
+            "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the key of a tag, and no key that looks like "
+            "a relative path: rename the tag"
+        ),
     ),
     "a sign in the key of a tag of the run": (
         job(tracking={"tags": {"who?": "me"}}),
-        "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the keys of tags, which must not look like relative paths: rename them",
+        (
+            "MLflow allows up to 250 letters, digits, spaces and _ / . : - in the key of a tag, and no key that looks like "
+            "a relative path: rename the tag"
+        ),
     ),
     "stopping early without evaluations": (
         job(training={"earlyStopping": {}}),
-        "earlyStopping needs evaluations during training: set training.evalEverySteps",
+        "earlyStopping requires evaluations during training: set training.evalEverySteps",
     ),
 }
 

@@ -20,4 +20,4 @@ URIS: dict[str, Aliased | None] = {
 
 @pytest.mark.parametrize(("uri", "expected"), URIS.items())
 def test_what_names_an_alias(uri: str, expected: Aliased | None) -> None:
-    assert Aliased.of(uri) == expected
+    assert Aliased.parse(uri) == expected

@@ -128,22 +128,22 @@ REFUSED: dict[str, tuple[Json, list[str]]] = {
     "half the ranks": (
         {"distributed.nodes": 1},
         [
-            "sequences of a step 64 -> 32 (training.perDeviceBatchSize x gradientAccumulation x ranks; "
-            "perDeviceBatchSize 4 and gradientAccumulation 8 fit 2 ranks)"
+            "sequences per step 64 -> 32 (training.perDeviceBatchSize x gradientAccumulation x ranks; "
+            "for 2 ranks, set perDeviceBatchSize to 4 and gradientAccumulation to 8)"
         ],
     ),
     "ranks that do not divide it": (
         {"distributed.nodes": 3},
         [
-            "sequences of a step 64 -> 96 (training.perDeviceBatchSize x gradientAccumulation x ranks; 6 ranks cannot share 64 evenly: "
-            "choose a number of ranks that divides 64)"
+            "sequences per step 64 -> 96 (training.perDeviceBatchSize x gradientAccumulation x ranks; 64 sequences do not divide evenly "
+            "among 6 ranks, so choose a number of ranks that divides 64)"
         ],
     ),
     "a batch that fits none": (
         {"training.perDeviceBatchSize": 3},
         [
-            "sequences of a step 64 -> 48 (training.perDeviceBatchSize x gradientAccumulation x ranks; "
-            "perDeviceBatchSize 2 and gradientAccumulation 8 fit 4 ranks)"
+            "sequences per step 64 -> 48 (training.perDeviceBatchSize x gradientAccumulation x ranks; "
+            "for 4 ranks, set perDeviceBatchSize to 2 and gradientAccumulation to 8)"
         ],
     ),
 }  # fmt: skip
@@ -181,7 +181,7 @@ def test_kto_needs_the_same_sequences_in_a_pass() -> None:
     kept = continuation.settings(recipe(kto))
     fewer_passes = recipe(kto | {"training.gradientAccumulation": 2, "training.perDeviceBatchSize": 8})
     assert continuation.differences(kept, fewer_passes) == [
-        "sequences of a pass 16 -> 32 (training.perDeviceBatchSize x ranks, from which KTO estimates a divergence)"
+        "sequences per forward pass 16 -> 32 (training.perDeviceBatchSize x ranks; KTO estimates a divergence from them)"
     ]
     one_node = {"distributed.nodes": 1, "training.perDeviceBatchSize": 8}
     assert continuation.differences(kept, recipe(kto | one_node)) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_crds.quantity import jvm_memory, of_bytes
+from finetune_crds.quantity import format_bytes, jvm_memory
 
 QUANTITIES = {"2Gi": "2097152k", "2G": "1953125k", "1.5Gi": "1572864k", "512Mi": "524288k", "2048": "2k"}
 
@@ -19,4 +19,4 @@ AMOUNTS = {0: "0Mi", 1: "1Mi", 2**30 - 1: "1024Mi", 2**30: "1.0Gi", 79_026_978_8
 
 @pytest.mark.parametrize(("size", "quantity"), AMOUNTS.items())
 def test_an_amount_of_memory_is_short(size: int, quantity: str) -> None:
-    assert of_bytes(size) == quantity
+    assert format_bytes(size) == quantity

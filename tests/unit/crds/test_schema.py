@@ -124,7 +124,7 @@ def test_what_a_command_of_an_evaluation_ignores_is_refused_beside_it_and_has_no
     """The API server fills in defaults before it checks the rules."""
     rules = NODES[".spec.evaluation"]["x-kubernetes-validations"]
     [rule] = [
-        item["rule"] for item in rules if "need the built-in evaluation: remove them" in item["message"]
+        item["rule"] for item in rules if "batchSize must not be set when command is set" in item["message"]
     ]
     for field in ("metrics", "baseModel", "limit", "generations", "maxNewTokens", "batchSize"):
         assert (f"has(self.{field})" in rule, "default" in NODES[f".spec.evaluation.{field}"]) == (

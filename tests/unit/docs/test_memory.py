@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from finetune_crds.checkpoint import Checkpoint
-from finetune_crds.quantity import of_bytes
+from finetune_crds.quantity import format_bytes
 from finetune_crds.training import Training
 from finetune_trainer.train.model.memory import fit
 from finetune_trainer.train.model.memory.model_shape import Shape
@@ -66,9 +66,9 @@ def test_the_memory_of_a_model_on_one_card_is_the_estimate(monkeypatch: pytest.M
     assert f"about {sizes[2]} with AdamW, and about {sizes[1]} with AdamW8bit and `weights: BF16`" in methods
     found = {
         "Activation Checkpointing": auto.kind,
-        "Host Memory": of_bytes(auto.staged),
-        "Limit": of_bytes(auto.limit),
-        "Memory": of_bytes(auto.estimate.total),
+        "Host Memory": format_bytes(auto.staged),
+        "Limit": format_bytes(auto.limit),
+        "Memory": format_bytes(auto.estimate.total),
         "Parameters": shape.parameters,
         "Trained Parameters": shape.trained,
     }

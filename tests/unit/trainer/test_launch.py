@@ -145,7 +145,7 @@ def test_a_recipe_that_is_started_by_hand_is_judged_and_that_of_a_pod_is_not(
         assert launch.launch() is None
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)
-    assert refused.value.message == "method.lora: lora needs type LoRA, QLoRA or DoRA"
+    assert refused.value.message == "method.lora: lora can be set only when type is LoRA, QLoRA or DoRA"
 
 
 VARIABLES: dict[str, tuple[dict[str, str], dict[str, str]]] = {

@@ -113,7 +113,7 @@ class _Evaluator:
     @property
     def model_questions(self) -> list[Question]:
         """The questions for each model: only those of the table if no metric compares answers."""
-        compared = any(metric in GENERATED for metric in self.spec.measured)
+        compared = any(metric in GENERATED for metric in self.spec.selected_metrics)
         return self.rows.questions if compared else self.table_questions
 
     def measured(self, source: Source, spec: Model, name: str) -> _Measurement:
@@ -131,7 +131,7 @@ class _Evaluator:
         return measurement
 
     def _measured(self, source: Source, spec: Model, name: str) -> _Measurement:
-        numbers, requested_metrics, batch_size = {}, self.spec.measured, self.spec.batch_size
+        numbers, requested_metrics, batch_size = {}, self.spec.selected_metrics, self.spec.batch_size
         new = NewTokens.of(spec, self.tokenizer)
         with model.load_model(source, spec, name, self.device, new, dtype=self.dtype) as network:
             if "Loss" in requested_metrics or "Perplexity" in requested_metrics:

@@ -8,7 +8,7 @@ import string
 import warnings
 from typing import TYPE_CHECKING
 
-from finetune_crds.evaluation import NAMES
+from finetune_crds.evaluation import NUMBER_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ def compute_loss_metrics(requested_metrics: Sequence[Metric], loss: float) -> di
         loss: mean negative log-likelihood of the targets.
     """
     values: dict[Metric, float] = {"Loss": loss, "Perplexity": math.exp(min(loss, _MAX_EXPONENT))}
-    return {NAMES[metric][0]: value for metric, value in values.items() if metric in requested_metrics}
+    return {NUMBER_NAMES[metric][0]: value for metric, value in values.items() if metric in requested_metrics}
 
 
 def compute_answer_metrics(
@@ -51,7 +51,7 @@ def compute_answer_metrics(
         "Bleu": compute_bleu,
     }
     values: dict[str, float] = {}
-    for metric, names in NAMES.items():
+    for metric, names in NUMBER_NAMES.items():
         if metric in requested_metrics and metric in measures:
             values |= dict(zip(names, measures[metric](answers, references), strict=True))
     return values

@@ -120,7 +120,7 @@ def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
     columns = encoder.documents.columns
     if columns.label is not None:
         raise RecipeRefusedError(
-            "evaluation compares with the answers in the data, which may be bad in columns of type Unpaired: remove evaluation, or set "
+            "the built-in evaluation does not support data.columns.type Unpaired, whose answers can be bad: remove evaluation, or set "
             "evaluation.command"
         )
     generated_metrics = _list_generated_metrics(spec)
@@ -132,7 +132,7 @@ def _check_answers(encoder: Encoder, spec: Evaluation) -> None:
 
 
 def _list_generated_metrics(spec: Evaluation) -> list[Metric]:
-    return [metric for metric in spec.measured if metric in GENERATED]
+    return [metric for metric in spec.selected_metrics if metric in GENERATED]
 
 
 def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[Row]:
@@ -141,7 +141,7 @@ def _read_rows(recipe: Recipe, spec: Evaluation, encoder: Encoder) -> Iterator[R
     columns = documents.columns
     asks = columns.text is None and bool(spec.generations or _list_generated_metrics(spec))
     with name_refused_row(splits, spec.split.lower(), encoder.counts):
-        for batch in read(splits, spec.split.lower(), columns.named, may_be_null=[columns.tools]):
+        for batch in read(splits, spec.split.lower(), columns.column_names, may_be_null=[columns.tools]):
             row_parts = zip(
                 documents.of(batch),
                 _render_on_fixed_day(documents, batch),
@@ -201,7 +201,7 @@ def _suggest_remedy(encoder: Encoder) -> str:
     # The answer of a truncated row may have been cut off.
     if counts["without an answer"] > counts["truncated"]:
         what = "texts" if columns.text is not None else "answers"
-        remedies.append(f"put {what} into {', '.join(columns.named)} of its rows")
+        remedies.append(f"put {what} into {', '.join(columns.column_names)} of its rows")
     return ", and ".join(remedies)
 
 

@@ -124,11 +124,11 @@ def describe_columns(columns: Columns) -> str:
 def _find_preference_columns(schema: Sequence[Column], where: str, objective: ObjectiveType) -> Columns:
     columns = Columns.model_validate({"type": COLUMNS_OF_OBJECTIVE[objective]})
     kinds = {column.name: column.kind for column in schema}
-    usable = all(kinds.get(name) in ("text", "messages") for name in columns.said)
+    usable = all(kinds.get(name) in ("text", "messages") for name in columns.content_columns)
     if not usable or (columns.label and kinds.get(columns.label) not in ("text", "label")):
         raise DataError(
             "ColumnsUnknown",
-            f"{where} does not have the columns {join_names(columns.named)}, which objective {objective} requires: it has "
+            f"{where} does not have the columns {join_names(columns.column_names)}, which objective {objective} requires: it has "
             f"{_list_columns(schema)}; name them in data.columns",
         )
     return columns

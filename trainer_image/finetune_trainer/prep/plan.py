@@ -169,8 +169,8 @@ def _can_refuse(prepare: Prepare) -> bool:
 
 
 _NEEDS_TEMPLATE = (
-    "data.prepare.onTemplateError needs a template that can fail on a row: use conversations (data.columns of type Messages, Preference "
-    "or Unpaired, or data.prepare.conversation), or data.prepare.templateSyntax Jinja"
+    "data.prepare.onTemplateError Drop requires a template that can fail: set data.columns.type to Messages, Preference or Unpaired, set "
+    "data.prepare.conversation, or set data.prepare.templateSyntax to Jinja"
 )
 
 

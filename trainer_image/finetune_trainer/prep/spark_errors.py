@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from finetune_crds.base import PLACES
+from finetune_crds.base import FOLDER_FORMATS
 from finetune_trainer.examples.file_formats import CODECS_NOT_READ, explain_codec
 from finetune_trainer.pod.exit_status import DataError, PodFailure, TrainingError, first_line
 from finetune_trainer.prep import refused_row
@@ -271,7 +271,7 @@ def _find_missing_error(kind: str, detail: str) -> PodFailure | None:
     """Return the error of a store or a file that cannot be found."""
     place = _find_address(detail)
     if kind in _UNSUPPORTED_CLASSES:
-        return DataError("UnsupportedPlace", f"{detail}: a path must be {PLACES}")
+        return DataError("UnsupportedPlace", f"{detail}: a path must be {FOLDER_FORMATS}")
     if kind in _MISSING_CLASSES:
         return DataError("MissingSource", f"{place} does not exist: correct the bucket or the path")
     if kind in _UNREACHABLE_CLASSES:

@@ -49,7 +49,7 @@ def describe_start(draft: Draft) -> str:
         return "starts your command again"
     if draft.status.resumed_from:
         uri = draft.status.resumed_from.uri
-        is_one_checkpoint = contract.checkpoint_place(uri)[1] is not None
+        is_one_checkpoint = contract.split_checkpoint_uri(uri)[1] is not None
         return (
             f"starts from the checkpoint {uri}"
             if is_one_checkpoint

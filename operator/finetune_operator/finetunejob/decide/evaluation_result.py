@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from finetune_crds import contract
 from finetune_crds.evaluation import (
-    BASE,
+    BASE_PREFIX,
     MAX_METRIC_NAME,
     MAX_METRICS,
     METRIC_NAME,
@@ -105,7 +105,7 @@ def version_tags(evaluation: EvaluationStatus) -> dict[str, str]:
 
 def mlflow_metrics(evaluation: EvaluationStatus) -> Mapping[str, float]:
     """The metrics of the evaluated and of the base model, by their names in MLflow."""
-    base = {f"{BASE}{item.name}": item.base for item in evaluation.metrics if item.base is not None}
+    base = {f"{BASE_PREFIX}{item.name}": item.base for item in evaluation.metrics if item.base is not None}
     return {**{item.name: item.value for item in evaluation.metrics}, **base}
 
 

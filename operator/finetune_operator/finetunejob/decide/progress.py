@@ -38,9 +38,9 @@ def _copy_plan(draft: Draft, run: Run) -> None:
     if plan is not None:
         after = PlanStatus(
             activation_checkpointing=plan.activation_checkpointing,
-            memory=quantity.of_bytes(plan.memory_bytes),
-            limit=quantity.of_bytes(plan.limit_bytes) if plan.limit_bytes is not None else None,
-            host_memory=quantity.of_bytes(plan.staged_bytes) if plan.staged_bytes else None,
+            memory=quantity.format_bytes(plan.memory_bytes),
+            limit=quantity.format_bytes(plan.limit_bytes) if plan.limit_bytes is not None else None,
+            host_memory=quantity.format_bytes(plan.staged_bytes) if plan.staged_bytes else None,
             parameters=plan.parameters,
             trained_parameters=plan.trained_parameters,
             four_bit_parameters=plan.four_bit_parameters,

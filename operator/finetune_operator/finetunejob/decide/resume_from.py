@@ -37,7 +37,7 @@ def find_checkpoints(draft: Draft) -> Outcome:
         else "in the folder that checkpoint.resumeFrom names:"
     )
     message = f"the job starts from the newest complete checkpoint {whose} {checkpoints.uri}"
-    if contract.checkpoint_place(checkpoints.uri)[1] is not None:
+    if contract.split_checkpoint_uri(checkpoints.uri)[1] is not None:
         message = f"the job starts from the checkpoint that checkpoint.resumeFrom names: {checkpoints.uri}"
     draft.set(ConditionType.CHECKPOINT_FOUND, True, ConditionReason.CHECKPOINT_FOUND, message)
     return Continue

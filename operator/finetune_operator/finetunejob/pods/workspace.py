@@ -41,7 +41,7 @@ def workspace_mistakes(spec: FineTuneJobSpec, settings: Settings) -> Iterator[st
     if not _LEVELS.fullmatch(spec.register_.model):
         yield f"spec.register.model {spec.register_.model} must be catalog.schema.name in Unity Catalog"
     if not spec.register_.signature:
-        yield "Unity Catalog needs the signature of a model: remove spec.register.signature"
+        yield "spec.register.signature must be true for a model in Unity Catalog"
     yield from find_wrong_tags(spec.register_.tags, "spec.register.tags")
 
 
@@ -53,7 +53,7 @@ def _starts_from(spec: FineTuneJobSpec) -> Iterator[str]:
         ("spec.objective.distillation.teacher", distillation.teacher if distillation else None),
     )
     for field, uri in models:
-        aliased = Aliased.of(uri)
+        aliased = Aliased.parse(uri)
         if aliased and not _LEVELS.fullmatch(aliased.model):
             yield f"{field} {uri} must be models:/catalog.schema.name@{aliased.alias} in Unity Catalog"
 

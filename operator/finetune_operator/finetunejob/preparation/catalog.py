@@ -15,7 +15,7 @@ from finetune_operator.settings import Settings
 
 def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
     """Table names that the catalog does not allow, after the defaults of the installation apply."""
-    return (f"spec.{sentence}" for sentence in (tables.misnamed(spec.data) if spec.data else ()))
+    return (f"spec.{sentence}" for sentence in (tables.find_misnamed_tables(spec.data) if spec.data else ()))
 
 
 def find_missing_catalog(spec: FineTuneJobSpec) -> str | None:
@@ -23,7 +23,7 @@ def find_missing_catalog(spec: FineTuneJobSpec) -> str | None:
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog or prepare.spark.has_catalog:
         return None
-    field, table = next(tables.named(data), ("", ""))
+    field, table = next(tables.list_tables(data), ("", ""))
     if not table:
         return None
     return (

@@ -13,7 +13,7 @@ from finetune_crds.base import Json
 from finetune_crds.conditions import ConditionReason, ConditionType
 from finetune_crds.finetunejob import FineTuneJobSpec
 from finetune_crds.status import FineTuneJobStatus, LastFailure
-from finetune_crds.status_parts import DatabricksRunStatus, RunWord
+from finetune_crds.status_parts import DatabricksRunStatus, RunState
 from finetune_operator import names
 from finetune_operator.databricks import secret_scopes
 from finetune_operator.databricks.model import ENDED, Run
@@ -170,7 +170,7 @@ class DatabricksBackend(Backend):
         run = decision.status.databricks_run
         if run is None or run.run_id is not None:
             return decision
-        state: RunWord = (
+        state: RunState = (
             "Pending" if any(isinstance(item, SubmitRun) for item in decision.actions) else "Canceling"
         )
         after = run.model_copy(update={"run_id": run_id, "state": state if run_id else "Canceled"})

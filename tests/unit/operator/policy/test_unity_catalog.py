@@ -11,7 +11,7 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
     "keys that it refuses, in order": (
         dict.fromkeys(["team", "e=f", "c-d", " g", "a.b", "h,", "i/j", "k:l", "m "], "x"),
         [
-            "Unity Catalog does not allow . , - = / : in the key of a tag, nor spaces at its ends: rename ' g', 'a.b', 'c-d', 'e=f', "
+            "Unity Catalog does not allow . , - = / : in the key of a tag, or a space at its start or end: rename ' g', 'a.b', 'c-d', 'e=f', "
             "'h,', 'i/j', 'k:l', 'm ' in spec.tags"
         ],
     ),

@@ -152,9 +152,9 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "a global batch": (
         {"distributed": {"nodes": 2}},
-        "the checkpoint {steps}/step-00000003 belongs to a run with other settings (sequences of a step 4 -> 8 "
-        "(training.perDeviceBatchSize x gradientAccumulation x ranks; perDeviceBatchSize 2 and gradientAccumulation 1 fit "
-        "2 ranks)): create the job with the values of that run, or without checkpoint.resumeFrom",
+        "the checkpoint {steps}/step-00000003 belongs to a run with other settings (sequences per step 4 -> 8 "
+        "(training.perDeviceBatchSize x gradientAccumulation x ranks; for 2 ranks, set perDeviceBatchSize to 2 and "
+        "gradientAccumulation to 1)): create the job with the values of that run, or without checkpoint.resumeFrom",
     ),
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from finetune_crds.evaluation import NAMES
+from finetune_crds.evaluation import NUMBER_NAMES
 from finetune_trainer.evaluate import metrics
 
 REFERENCES = ["Paris", "the red house", "Paris", "Rome"]
@@ -23,7 +23,7 @@ def test_the_metrics_of_a_loss_are_nats_and_their_exponential() -> None:
 
 def test_the_right_answers_have_the_best_numbers() -> None:
     texts = ["The old house is red.", "The new river is not cold.", "A letter is on the garden window."]
-    values = metrics.compute_answer_metrics(tuple(NAMES), texts, texts)
+    values = metrics.compute_answer_metrics(tuple(NUMBER_NAMES), texts, texts)
     assert values == pytest.approx(
         {
             "eval_exact_match": 1.0,

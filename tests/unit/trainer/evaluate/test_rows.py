@@ -112,7 +112,7 @@ def test_files_of_the_test_split_are_read(base_model: Path, tmp_path: Path) -> N
         (
             {"type": "Unpaired"},
             {},
-            "which may be bad in columns of type Unpaired: remove evaluation, or set",
+            "the built-in evaluation does not support data.columns.type Unpaired, whose answers can be bad",
         ),
     ],
 )

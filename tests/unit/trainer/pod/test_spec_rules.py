@@ -92,20 +92,20 @@ ACCEPTED: list[dict[str, Any]] = [
     {"training.optimizer": {"type": "AdamW8bit", "weights": "BF16"}, "training.precision": "BF16"},
 ]
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
-    ({"method.lora": {}}, ["method.lora: lora needs type LoRA, QLoRA or DoRA"]),
+    ({"method.lora": {}}, ["method.lora: lora can be set only when type is LoRA, QLoRA or DoRA"]),
     (
         {"method": {"type": "PromptTuning", "lora": {}}, "training.packing": False},
-        ["method.lora: lora needs type LoRA, QLoRA or DoRA"],
+        ["method.lora: lora can be set only when type is LoRA, QLoRA or DoRA"],
     ),
     (
         {"method": {"type": "LoRA", "quantization": {}}},
-        ["method.quantization: quantization needs type QLoRA"],
+        ["method.quantization: quantization can be set only when type is QLoRA"],
     ),
     (
         {"method": {"type": "LoRA", "softPrompt": {}}},
-        ["method.softPrompt: softPrompt needs type PrefixTuning or PromptTuning"],
+        ["method.softPrompt: softPrompt can be set only when type is PrefixTuning or PromptTuning"],
     ),
-    ({"method.export": "Merged"}, ["method.export: export: Merged needs type LoRA, QLoRA or DoRA"]),
+    ({"method.export": "Merged"}, ["method.export: export Merged requires type LoRA, QLoRA or DoRA"]),
     (
         {
             "method.type": "PrefixTuning",
@@ -113,7 +113,9 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "data.columns": PREFERENCES,
             "training.packing": False,
         },
-        ["method.type: objectives DPO, KTO, ORPO, SimPO work with method Full, LoRA, QLoRA or DoRA"],
+        [
+            "method.type: objective.type DPO, KTO, ORPO or SimPO requires method.type Full, LoRA, QLoRA or DoRA"
+        ],
     ),
     (
         {
@@ -122,7 +124,9 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "data.columns": UNPAIRED,
             "training.packing": False,
         },
-        ["method.type: objectives DPO, KTO, ORPO, SimPO work with method Full, LoRA, QLoRA or DoRA"],
+        [
+            "method.type: objective.type DPO, KTO, ORPO or SimPO requires method.type Full, LoRA, QLoRA or DoRA"
+        ],
     ),
     (
         {
@@ -130,44 +134,47 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "objective": {"type": "Distillation", "distillation": TEACHER},
             "training.packing": False,
         },
-        ["method.type: Distillation works with method Full, LoRA or DoRA"],
+        ["method.type: objective.type Distillation requires method.type Full, LoRA or DoRA"],
     ),
     (
         {"method.type": "QLoRA", "objective": {"type": "Distillation", "distillation": TEACHER}},
-        ["method.type: Distillation works with method Full, LoRA or DoRA"],
+        ["method.type: objective.type Distillation requires method.type Full, LoRA or DoRA"],
     ),
     (
         {
             "method": {"type": "PrefixTuning", "softPrompt": {"initText": "Answer:"}},
             "training.packing": False,
         },
-        [
-            "method.softPrompt.initText: softPrompt.initText needs type PromptTuning: PrefixTuning starts from random values"
-        ],
+        ["method.softPrompt.initText: softPrompt.initText can be set only when type is PromptTuning"],
     ),
     (
         {"objective": {"type": "DPO", "lossOn": "All"}, "data.columns": PREFERENCES},
-        ["objective.lossOn: lossOn needs type SFT"],
+        ["objective.lossOn: lossOn can be set only when type is SFT"],
     ),
     (
         {
             "objective": {"type": "DPO", "labelSmoothing": 0.1, "dpo": {"labelSmoothing": 0.1}},
             "data.columns": PREFERENCES,
         },
-        ["objective.labelSmoothing: labelSmoothing needs type SFT: for DPO set dpo.labelSmoothing"],
+        [
+            "objective.labelSmoothing: labelSmoothing can be set only when type is SFT: for DPO, set dpo.labelSmoothing"
+        ],
     ),
-    ({"objective.dpo": {"beta": 0.2}}, ["objective.dpo: dpo needs type DPO"]),
-    ({"objective.kto": {"beta": 0.2}}, ["objective.kto: kto needs type KTO"]),
+    ({"objective.dpo": {"beta": 0.2}}, ["objective.dpo: dpo can be set only when type is DPO"]),
+    ({"objective.kto": {"beta": 0.2}}, ["objective.kto: kto can be set only when type is KTO"]),
     (
         {"objective.orpo": {}, "objective.simpo": {}},
-        ["objective.orpo: orpo needs type ORPO", "objective.simpo: simpo needs type SimPO"],
+        [
+            "objective.orpo: orpo can be set only when type is ORPO",
+            "objective.simpo: simpo can be set only when type is SimPO",
+        ],
     ),
     (
         {
             "objective": {"type": "DPO", "dpo": {"loss": "IPO", "labelSmoothing": 0.1}},
             "data.columns": PREFERENCES,
         },
-        ["objective.dpo.labelSmoothing: labelSmoothing needs loss: Sigmoid"],
+        ["objective.dpo.labelSmoothing: labelSmoothing must be 0 unless loss is Sigmoid"],
     ),
     (
         {
@@ -176,18 +183,26 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "data.columns": PREFERENCES,
             "training.packing": False,
         },
-        ["method.type: objectives DPO, KTO, ORPO, SimPO work with method Full, LoRA, QLoRA or DoRA"],
+        [
+            "method.type: objective.type DPO, KTO, ORPO or SimPO requires method.type Full, LoRA, QLoRA or DoRA"
+        ],
     ),
     (
         {"method.type": "PromptTuning", "training.packing": False, "training.neftuneAlpha": 5},
         [
-            "training.neftuneAlpha works with method Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get no noise"
+            (
+                "training.neftuneAlpha requires method.type Full, LoRA, QLoRA or DoRA: the embeddings of virtual tokens get"
+                " no noise"
+            )
         ],
     ),
     (
         {"method.type": "PrefixTuning"},
         [
-            "virtual tokens are lost under packing, compiled layers and activation checkpointing: set training.packing: false, training.compile: false and training.activationCheckpointing: None"
+            (
+                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false and "
+                "training.activationCheckpointing None: virtual tokens would be lost"
+            )
         ],
     ),
     (
@@ -197,67 +212,81 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.activationCheckpointing": "Auto",
         },
         [
-            "virtual tokens are lost under packing, compiled layers and activation checkpointing: set training.packing: false, training.compile: false and training.activationCheckpointing: None"
+            (
+                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false and "
+                "training.activationCheckpointing None: virtual tokens would be lost"
+            )
         ],
     ),
     (
         {"method.type": "PromptTuning", "training.packing": False, "training.compile": True},
         [
-            "virtual tokens are lost under packing, compiled layers and activation checkpointing: set training.packing: false, training.compile: false and training.activationCheckpointing: None"
+            (
+                "method.type PrefixTuning and PromptTuning require training.packing false, training.compile false and "
+                "training.activationCheckpointing None: virtual tokens would be lost"
+            )
         ],
     ),
     (
         {"objective.type": "Distillation"},
-        ["objective: set distillation if, and only if, type is Distillation"],
+        ["objective: distillation is required when type is Distillation, and forbidden otherwise"],
     ),
     (
         {"objective.distillation": TEACHER},
-        ["objective: set distillation if, and only if, type is Distillation"],
+        ["objective: distillation is required when type is Distillation, and forbidden otherwise"],
     ),
     (
         {"objective.type": "DPO"},
-        ["data.columns.type: objective DPO, ORPO or SimPO needs data.columns of type Preference"],
+        ["data.columns.type: objective.type DPO, ORPO or SimPO requires data.columns.type Preference"],
     ),
     (
         {"data.columns": PREFERENCES},
         [
-            "data.columns.type: data.columns of type Preference needs objective.type DPO, ORPO or SimPO: for SFT and Distillation use Text, Messages or PromptResponse"
+            (
+                "data.columns.type Preference requires objective.type DPO, ORPO or SimPO: for SFT and "
+                "Distillation use Text, Messages or PromptResponse"
+            )
         ],
     ),
     (
         {"objective.type": "ORPO"},
-        ["data.columns.type: objective DPO, ORPO or SimPO needs data.columns of type Preference"],
+        ["data.columns.type: objective.type DPO, ORPO or SimPO requires data.columns.type Preference"],
     ),
     (
         {"objective.type": "ORPO", "data.columns": UNPAIRED},
         [
-            "data.columns.type: objective DPO, ORPO or SimPO needs data.columns of type Preference",
-            "data.columns.type: data.columns of type Unpaired needs objective.type KTO: for SFT and Distillation use Text, Messages or PromptResponse",
+            "data.columns.type: objective.type DPO, ORPO or SimPO requires data.columns.type Preference",
+            (
+                "data.columns.type Unpaired requires objective.type KTO: for SFT and Distillation use "
+                "Text, Messages or PromptResponse"
+            ),
         ],
     ),
-    ({"objective.type": "KTO"}, ["data.columns.type: objective KTO needs data.columns of type Unpaired"]),
+    (
+        {"objective.type": "KTO"},
+        ["data.columns.type: objective.type KTO requires data.columns.type Unpaired"],
+    ),
     (
         {"objective.type": "DPO", "data.columns": UNPAIRED},
         [
-            "data.columns.type: objective DPO, ORPO or SimPO needs data.columns of type Preference",
-            "data.columns.type: data.columns of type Unpaired needs objective.type KTO: for SFT and Distillation use Text, Messages or PromptResponse",
+            "data.columns.type: objective.type DPO, ORPO or SimPO requires data.columns.type Preference",
+            (
+                "data.columns.type Unpaired requires objective.type KTO: for SFT and Distillation use "
+                "Text, Messages or PromptResponse"
+            ),
         ],
     ),
     (
         {"data.columns": {"type": "Text"}, "objective.lossOn": "Answer"},
-        [
-            "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer"
-        ],
+        ["objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages"],
     ),
     (
         {"data.columns": {"type": "Text", "messageWeight": "train"}},
-        ["data.columns.messageWeight: messageWeight needs type Messages: preferences compare whole answers"],
+        ["data.columns.messageWeight: messageWeight can be set only when type is Messages"],
     ),
     (
         {"data.columns": {"type": "Messages", "messageWeight": "train"}, "objective.lossOn": "All"},
-        [
-            "objective.lossOn: data.columns.messageWeight says which answers the loss is on, and objective.lossOn All takes it on every token: remove one of them"
-        ],
+        ["objective.lossOn: data.columns.messageWeight must not be set when objective.lossOn is All"],
     ),
     ({"training.epochs": 1, "training.maxSteps": 2}, ["training.maxSteps: set epochs or maxSteps, not both"]),
     (
@@ -268,8 +297,14 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
         {"training.scheduler": "WSD", "training.decaySteps": 2, "training.decayRatio": 0.1},
         ["training.decayRatio: set decaySteps or decayRatio, not both"],
     ),
-    ({"training.decaySteps": 2}, ["training.scheduler: decaySteps and decayRatio need scheduler: WSD"]),
-    ({"training.decayRatio": 0.1}, ["training.scheduler: decaySteps and decayRatio need scheduler: WSD"]),
+    (
+        {"training.decaySteps": 2},
+        ["training.scheduler: decaySteps and decayRatio can be set only when scheduler is WSD"],
+    ),
+    (
+        {"training.decayRatio": 0.1},
+        [("training.scheduler: decaySteps and decayRatio can be set only when scheduler is WSD")],
+    ),
     (
         {
             "training.scheduler": "WSD",
@@ -277,7 +312,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.decayRatio": 0.4,
             "training.warmupRatio": 0.7,
         },
-        ["training.decayRatio: warmupRatio and decayRatio together are above 1: lower one of them"],
+        ["training.decayRatio: warmupRatio and decayRatio must add up to at most 1: lower one of them"],
     ),
     (
         {
@@ -287,13 +322,16 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.maxSteps": 12,
         },
         [
-            "training.decaySteps: the warm-up and the decay are longer than maxSteps: lower decaySteps or warmupSteps"
+            "training.decaySteps: warm-up and decay must not be longer than maxSteps: lower decaySteps or warmupSteps"
         ],
     ),
     (
         {"training.minLearningRate": 1e-06, "training.scheduler": "Constant"},
         [
-            "training.minLearningRate: minLearningRate needs a learning rate that decreases: set scheduler to Linear, Cosine or WSD"
+            (
+                "training.minLearningRate: minLearningRate requires a learning rate that decreases: set scheduler to "
+                "Linear, Cosine or WSD"
+            )
         ],
     ),
     (
@@ -303,70 +341,91 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (
         {"training.earlyStopping": {}},
         [
-            "training.earlyStopping: earlyStopping needs evaluations during training: set training.evalEverySteps"
+            "training.earlyStopping: earlyStopping requires evaluations during training: set training.evalEverySteps"
         ],
     ),
     (
         {"training.select": "Best"},
-        ["training.select: select: Best needs evaluations during training: set training.evalEverySteps"],
+        ["training.select: select Best requires evaluations during training: set training.evalEverySteps"],
     ),
     (
         {"model.adapter": "Continue", "method": {"type": "Full"}},
-        ["model.adapter: Continue needs method LoRA, QLoRA or DoRA"],
+        ["model.adapter Continue requires method.type LoRA, QLoRA or DoRA"],
     ),
     (
         {"model.adapter": "Continue", "method": {"type": "LoRA", "lora": {"rank": 8}}},
         [
-            "method.lora: model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora"
+            (
+                "method.lora must not be set when model.adapter is Continue: the adapter keeps its rank, scale"
+                " and layers"
+            )
         ],
     ),
     (
         {"model.adapter": "Continue", "method": {"type": "LoRA", "lora": {"init": "PiSSA"}}},
         [
-            "method.lora: model.adapter: Continue keeps the rank, the scale and the layers of the adapter: remove method.lora"
+            (
+                "method.lora must not be set when model.adapter is Continue: the adapter keeps its rank, scale"
+                " and layers"
+            )
         ],
     ),
     (
         {"method": {"type": "LoRA", "lora": {"targetModules": ["q_proj"], "modulesToSave": ["q_proj"]}}},
-        [
-            "method.lora.modulesToSave: a layer of modulesToSave is trained in full, without an adapter: remove it from targetModules"
-        ],
+        ["method.lora.modulesToSave: modulesToSave and targetModules must not name the same layer"],
     ),
     (
         {"method": {"type": "QLoRA", "lora": {"init": "PiSSA"}}},
         [
-            "method.lora.init: lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
+            (
+                "method.lora.init: lora.init PiSSA requires type LoRA: it changes the frozen weights, which QLoRA quantizes"
+                " and DoRA normalizes"
+            )
         ],
     ),
     (
         {"method": {"type": "DoRA", "lora": {"init": "PiSSA"}}},
         [
-            "method.lora.init: lora.init: PiSSA needs type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
+            (
+                "method.lora.init: lora.init PiSSA requires type LoRA: it changes the frozen weights, which QLoRA quantizes"
+                " and DoRA normalizes"
+            )
         ],
     ),
     (
         {"method": {"type": "LoRA", "lora": {"init": "PiSSA", "rank": 513}}},
         [
-            "method.lora.rank: rank must be at most 512 with init: PiSSA, whose registered adapter has twice the rank: lower it"
+            "method.lora.rank: rank must be at most 512 when init is PiSSA: the registered adapter has twice the rank"
         ],
     ),
     (
         {"model.newTokens": ["<a>"], "model.adapter": "Continue", "method": {"type": "LoRA"}},
         [
-            "model.newTokens with an adapter needs method.export: Merged, since the base has no rows for them",
-            "model.newTokens: adapter: Continue keeps the vocabulary that the adapter was trained with: remove newTokens, or set adapter: Merge",
+            (
+                "model.newTokens requires method.export Merged when an adapter is trained: the base has no rows for the new"
+                " tokens"
+            ),
+            (
+                "model.newTokens: newTokens must not be set when adapter is Continue: the adapter keeps the vocabulary that"
+                " it was trained with"
+            ),
         ],
     ),
     (
         {"model.newTokens": ["<a>"], "method": {"type": "PromptTuning"}, "training.packing": False},
-        ["model.newTokens works with method Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding"],
+        ["model.newTokens requires method.type Full, LoRA, QLoRA or DoRA: virtual tokens train no embedding"],
     ),
     (
         {
             "model.newTokens": ["<a>"],
             "objective": {"type": "Distillation", "distillation": {"teacher": "/t"}},
         },
-        ["model.newTokens does not work with objective Distillation, whose teacher has no rows for them"],
+        [
+            (
+                "model.newTokens must not be set when objective.type is Distillation: the teacher has no rows for the new "
+                "tokens"
+            )
+        ],
     ),
     (
         {
@@ -375,21 +434,21 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
             "training.precision": "FP16",
         },
         [
-            "training.optimizer.type: optimizer.type: Muon needs method Full: set AdamW or AdamW8bit",
-            "training.optimizer.weights: optimizer.weights: BF16 needs method Full: adapters are small, and the base under them is not kept in fp32",
-            "training.optimizer.weights: optimizer.weights: BF16 needs precision: BF16",
-            "training.optimizer.weights: weights: BF16 needs type AdamW or AdamW8bit",
+            "training.optimizer.type Muon requires method.type Full",
+            "training.optimizer.weights BF16 requires method.type Full",
+            "training.optimizer.weights: optimizer.weights BF16 requires precision BF16",
+            "training.optimizer.weights: weights BF16 requires type AdamW or AdamW8bit",
         ],
     ),
     (
         {"training.optimizer": {"type": "AdamW8bit", "momentum": 0.9}},
-        ["training.optimizer.momentum: momentum needs type Muon"],
+        ["training.optimizer.momentum: momentum can be set only when type is Muon"],
     ),
     (
         {"method.export": "Merged", "training.earlyStopping": {}},
         [
-            "method.export: export: Merged needs type LoRA, QLoRA or DoRA",
-            "training.earlyStopping: earlyStopping needs evaluations during training: set training.evalEverySteps",
+            "method.export: export Merged requires type LoRA, QLoRA or DoRA",
+            "training.earlyStopping: earlyStopping requires evaluations during training: set training.evalEverySteps",
         ],
     ),
 ]
@@ -397,25 +456,37 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "Hub without a data set": (
         {"source": {"type": "Hub"}},
         [
-            "data.source: set dataset for type Hub, sources for type Mix, and exactly one of path and table for the others"
+            (
+                "data.source: type Hub requires dataset, type Mix requires sources, and the other types require exactly one"
+                " of path and table"
+            )
         ],
     ),
     "Hub in executor pods": (
         {"source": {"type": "Hub", "dataset": "org/set"}, "spark": {"mode": "Kubernetes"}},
         [
-            "data.prepare.spark: source.type Hub needs prepare.spark.mode Local: the data set is downloaded into the prep pod"
+            (
+                "data.prepare.spark: source.type Hub requires prepare.spark.mode Local, which downloads the data set into "
+                "the prep pod"
+            )
         ],
     ),
     "path and table": (
         {"source": {"type": "Delta", "path": "/corpus", "table": "a.b"}},
         [
-            "data.source: set dataset for type Hub, sources for type Mix, and exactly one of path and table for the others"
+            (
+                "data.source: type Hub requires dataset, type Mix requires sources, and the other types require exactly one"
+                " of path and table"
+            )
         ],
     ),
     "a mix without sources": (
         {"source": {"type": "Mix"}},
         [
-            "data.source: set dataset for type Hub, sources for type Mix, and exactly one of path and table for the others"
+            (
+                "data.source: type Hub requires dataset, type Mix requires sources, and the other types require exactly one"
+                " of path and table"
+            )
         ],
     ),
     "output over a source of a mix": (
@@ -423,52 +494,65 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "source": {"type": "Mix", "sources": [{"name": "a", "type": "CSV", "path": "/corpus"}]},
             "output": "/corpus",
         },
-        ["data.prepare.output: prepare.output is the source itself: write to another folder"],
+        ["data.prepare.output: prepare.output must not be the path of a source: set another folder"],
     ),
     "near dedupe": (
         {"dedupe": {"exact": False, "near": {}}},
-        ["data.prepare.dedupe.near: dedupe.near needs dedupe.exact: exact duplicates are removed first"],
+        [
+            "data.prepare.dedupe.near: dedupe.near requires dedupe.exact true: exact duplicates are removed first"
+        ],
     ),
     "a template of both answers": (
         {"columns": PREFERRED, "promptTemplate": "{question}", "responseTemplate": "{good}"},
         [
-            "data.prepare.responseTemplate: prepare.responseTemplate cannot be used with columns of type Preference or Unpaired: promptTemplate renders the prompt, and answers stay as they are"
+            (
+                "data.prepare.responseTemplate: prepare.responseTemplate must not be set when columns.type is Preference or"
+                " Unpaired"
+            )
         ],
     ),
     "a template of judged answers": (
         {"columns": JUDGED, "promptTemplate": "{question}", "responseTemplate": "{good}"},
         [
-            "data.prepare.responseTemplate: prepare.responseTemplate cannot be used with columns of type Preference or Unpaired: promptTemplate renders the prompt, and answers stay as they are"
+            (
+                "data.prepare.responseTemplate: prepare.responseTemplate must not be set when columns.type is Preference or"
+                " Unpaired"
+            )
         ],
     ),
     "template over messages": (
         {"columns": CHAT, "promptTemplate": "{chat}"},
-        [
-            "data.prepare.promptTemplate: prepare.promptTemplate cannot be used with columns of type Messages, which the model's chat template renders: remove one"
-        ],
+        ["data.prepare.promptTemplate: prepare.promptTemplate must not be set when columns.type is Messages"],
     ),
     "the prompt of a text": (
         {"columns": TEXT, "maxPromptChars": 9},
         [
-            "data.prepare: prepare.minPromptChars and maxPromptChars need columns of type PromptResponse, Preference or Unpaired"
+            (
+                "data.prepare: prepare.minPromptChars and maxPromptChars can be set only when columns.type is "
+                "PromptResponse, Preference or Unpaired"
+            )
         ],
     ),
     "turns of a text": (
         {"columns": TEXT, "conversation": {}},
         [
-            "data.prepare.conversation: prepare.conversation needs columns of type PromptResponse, Preference or Unpaired"
+            (
+                "data.prepare.conversation: prepare.conversation can be set only when columns.type is PromptResponse, "
+                "Preference or Unpaired"
+            )
         ],
     ),
     "texts that no chat template renders": (
         {"columns": TEXT, "onTemplateError": "Drop"},
         [
-            "data.prepare.onTemplateError: prepare.onTemplateError needs a template that can fail on a row: use columns of type Messages, "
-            "Preference or Unpaired, prepare.conversation, or prepare.templateSyntax Jinja"
+            "data.prepare.onTemplateError: prepare.onTemplateError Drop requires a template that can fail: set "
+            "columns.type to Messages, Preference or Unpaired, set prepare.conversation, or set prepare.templateSyntax "
+            "to Jinja"
         ],
     ),
     "Jinja without a template": (
         {"templateSyntax": "Jinja"},
-        ["data.prepare.templateSyntax: templateSyntax Jinja needs promptTemplate"],
+        ["data.prepare.templateSyntax: templateSyntax Jinja requires promptTemplate"],
     ),
     "an evaluation set that is a source of the mix": (
         {
@@ -476,19 +560,17 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "decontaminate": {"sources": [{"name": "b", "type": "Delta", "table": "m.s.t", "version": 3}]},
         },
         [
-            "data.prepare.decontaminate: prepare.decontaminate.sources includes the source, which would drop every example: name an "
-            "evaluation set"
+            "data.prepare.decontaminate: prepare.decontaminate.sources must not include the source: every example would"
+            " be dropped"
         ],
     ),
     "response template alone": (
         {"responseTemplate": "{answer}"},
-        ["data.prepare.responseTemplate: responseTemplate needs promptTemplate"],
+        ["data.prepare.responseTemplate: responseTemplate can be set only when promptTemplate is set"],
     ),
     "the answer of a text": (
         {"columns": TEXT, "objective": {"lossOn": "Answer"}},
-        [
-            "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has no answer"
-        ],
+        ["objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages"],
     ),
     "split": (
         {"splitRatios": {"train": 0.9, "validation": 0.2, "test": 0.0}},
@@ -498,7 +580,7 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "output over the source": (
         {"output": "/corpus"},
-        ["data.prepare.output: prepare.output is the source itself: write to another folder"],
+        ["data.prepare.output: prepare.output must not be the path of a source: set another folder"],
     ),
     "an evaluation set that is the source, and a run that is shorter than short texts": (
         {
@@ -509,8 +591,8 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
             }
         },
         [
-            "data.prepare.decontaminate: prepare.decontaminate.sources includes the source, which would drop every example: name an "
-            "evaluation set",
+            "data.prepare.decontaminate: prepare.decontaminate.sources must not include the source: every example would"
+            " be dropped",
             "data.prepare.decontaminate.minWords: minWords must not be above ngram (default: 13): lower minWords or raise ngram",
         ],
     ),
@@ -522,15 +604,21 @@ PREPARATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
             "spark": {"mode": "Kubernetes"},
         },
         [
-            "data.prepare.decontaminate: decontaminate.sources of type Hub need spark.mode Local: a data set is downloaded into the prep pod",
-            "data.prepare.decontaminate.sources[1]: set dataset for type Hub, and exactly one of path and table for the others",
+            (
+                "data.prepare.decontaminate: decontaminate.sources of type Hub require spark.mode Local, which downloads "
+                "data sets into the prep pod"
+            ),
+            (
+                "data.prepare.decontaminate.sources[1]: type Hub requires dataset, and the other types require exactly one "
+                "of path and table"
+            ),
         ],
     ),
     "two at once": (
         {"responseTemplate": "{answer}", "dedupe": {"exact": False, "near": {}}},
         [
-            "data.prepare.responseTemplate: responseTemplate needs promptTemplate",
-            "data.prepare.dedupe.near: dedupe.near needs dedupe.exact: exact duplicates are removed first",
+            "data.prepare.responseTemplate: responseTemplate can be set only when promptTemplate is set",
+            "data.prepare.dedupe.near: dedupe.near requires dedupe.exact true: exact duplicates are removed first",
         ],
     ),
 }
@@ -557,14 +645,14 @@ FOUND: dict[str, tuple[Json, Columns, str | None]] = {
     "a text, whose answer nobody knows": (
         {"objective": {"lossOn": "Answer"}},
         Columns(type="Text"),
-        "objective.lossOn Answer and LastAnswer need data.columns of type PromptResponse or Messages: a text has "
-        "no answer; the data has columns of type Text",
+        "objective.lossOn Answer and LastAnswer require data.columns.type PromptResponse or Messages; the data has "
+        "columns of type Text",
     ),
     "turns of a text": (
         {"conversation": {}},
         Columns(type="Text"),
-        "data.prepare.conversation: prepare.conversation needs columns of type PromptResponse, Preference or Unpaired; the data has "
-        "columns of type Text",
+        "data.prepare.conversation: prepare.conversation can be set only when columns.type is PromptResponse, "
+        "Preference or Unpaired; the data has columns of type Text",
     ),
     "turns of a pair": ({"conversation": {}}, Columns(type="PromptResponse"), None),
     # The API server accepted the job, if by rules of another version.

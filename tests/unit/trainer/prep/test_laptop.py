@@ -102,9 +102,11 @@ def test_a_job_that_the_api_server_would_refuse_is_refused(tmp_path: Path) -> No
     path = file(tmp_path, job(output="/out", responseTemplate="{answer}"))
     with pytest.raises(RecipeRefusedError) as refused:
         laptop.load_recipe(path)
-    assert refused.value.message == "data.prepare.responseTemplate: responseTemplate needs promptTemplate"
+    assert refused.value.message == (
+        "data.prepare.responseTemplate: responseTemplate can be set only when promptTemplate is set"
+    )
     # The folder of the option counts, and not that of the job.
-    with pytest.raises(RecipeRefusedError, match="is the source itself"):
+    with pytest.raises(RecipeRefusedError, match="must not be the path of a source"):
         laptop.load_recipe(file(tmp_path, job(output="/out")), output="/rows.jsonl")
 
 

@@ -262,8 +262,8 @@ LISTS: dict[str, tuple[dict[str, tuple[str, ...]], dict[str, Any], str]] = {
     "texts that nothing can refuse": (
         {"other": ()},
         {"onTemplateError": "Drop"},
-        "data.prepare.onTemplateError needs a template that can fail on a row: use conversations (data.columns of type Messages, "
-        "Preference or Unpaired, or data.prepare.conversation), or data.prepare.templateSyntax Jinja; the columns hold text",
+        "data.prepare.onTemplateError Drop requires a template that can fail: set data.columns.type to Messages, Preference or "
+        "Unpaired, set data.prepare.conversation, or set data.prepare.templateSyntax to Jinja; the columns hold text",
     ),
 }
 

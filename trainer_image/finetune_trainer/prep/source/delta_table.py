@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-    from finetune_crds.source import OneSource
+    from finetune_crds.source import SourceLocation
     from finetune_trainer.prep.source.location import Place
 
 
 def read(
-    spark: SparkSession, source: OneSource, place: Place | None, field: str
+    spark: SparkSession, source: SourceLocation, place: Place | None, field: str
 ) -> tuple[DataFrame, int, str]:
     """Read a table at the requested version, or at the newest; return the rows, the version and the id of the table.
 
@@ -46,7 +46,7 @@ def read(
     return frame, version, str(table.detail().select("id").first()["id"])
 
 
-def build_gone_error(source: OneSource) -> DataError:
+def build_gone_error(source: SourceLocation) -> DataError:
     """Return the error of a version whose log or files no longer exist."""
     version = "the newest version" if source.version is None else f"version {source.version}"
     if source.version_time is not None:
@@ -58,7 +58,7 @@ def build_gone_error(source: OneSource) -> DataError:
     )
 
 
-def _open_table(spark: SparkSession, source: OneSource, place: Place | None, field: str) -> DeltaTable:
+def _open_table(spark: SparkSession, source: SourceLocation, place: Place | None, field: str) -> DeltaTable:
     from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException
 
@@ -76,7 +76,7 @@ def _open_table(spark: SparkSession, source: OneSource, place: Place | None, fie
         ) from error
 
 
-def _choose_version(table: DeltaTable, source: OneSource, field: str) -> int:
+def _choose_version(table: DeltaTable, source: SourceLocation, field: str) -> int:
     if source.version_time is not None:
         return _find_version_at(table, source.version_time, source, field)
     newest = int(table.history(1).select("version").first()["version"])
@@ -88,7 +88,7 @@ def _choose_version(table: DeltaTable, source: OneSource, field: str) -> int:
     return newest if source.version is None else source.version
 
 
-def _find_version_at(table: DeltaTable, time: datetime, source: OneSource, field: str) -> int:
+def _find_version_at(table: DeltaTable, time: datetime, source: SourceLocation, field: str) -> int:
     """Return the version that was current at a time."""
     from pyspark.sql import functions as sf
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from datasets import DatasetBuilder
 
-    from finetune_crds.source import OneSource
+    from finetune_crds.source import SourceLocation
 
 _DEFAULT_SPLIT = "train"
 _LOGIN_ADVICE = "name a Secret with HF_TOKEN in envFrom of spec.pods.prepare or spec.pods.all"
 
 
-def fetch(source: OneSource, scratch: Path, field: str) -> tuple[list[str], str]:
+def fetch(source: SourceLocation, scratch: Path, field: str) -> tuple[list[str], str]:
     """Download the files of one split, and return their paths and their commit.
 
     Args:
@@ -50,7 +50,7 @@ def fetch(source: OneSource, scratch: Path, field: str) -> tuple[list[str], str]
 
 
 @contextmanager
-def _translate_errors(source: OneSource, field: str) -> Iterator[None]:
+def _translate_errors(source: SourceLocation, field: str) -> Iterator[None]:
     """Translate errors of the Hub into errors of the pod."""
     from datasets.data_files import EmptyDatasetError
     from datasets.exceptions import DataFilesNotFoundError, DatasetGenerationError
@@ -98,7 +98,7 @@ def _translate_errors(source: OneSource, field: str) -> Iterator[None]:
         ) from error
 
 
-def _find_commit(source: OneSource, field: str) -> str:
+def _find_commit(source: SourceLocation, field: str) -> str:
     """Return the commit of a revision. A data set with its own loading script is refused."""
     from huggingface_hub import HfApi
 
@@ -115,7 +115,7 @@ def _find_commit(source: OneSource, field: str) -> str:
     return str(info.sha)
 
 
-def _load_builder(source: OneSource, commit: str, scratch: Path, field: str) -> DatasetBuilder:
+def _load_builder(source: SourceLocation, commit: str, scratch: Path, field: str) -> DatasetBuilder:
     """Return the builder with which `datasets` loads the configuration.
 
     Raises:
@@ -136,7 +136,7 @@ def _load_builder(source: OneSource, commit: str, scratch: Path, field: str) -> 
         raise _build_choice_error(source, field, "config", names) from None
 
 
-def _build_choice_error(source: OneSource, field: str, part: str, names: list[str]) -> DataError:
+def _build_choice_error(source: SourceLocation, field: str, part: str, names: list[str]) -> DataError:
     value = getattr(source, part)
     mistake = f"has no {part} {value}" if value else f"has no default {part}"
     return DataError(
@@ -145,7 +145,7 @@ def _build_choice_error(source: OneSource, field: str, part: str, names: list[st
     )
 
 
-def _choose_split(source: OneSource, builder: DatasetBuilder, field: str) -> str:
+def _choose_split(source: SourceLocation, builder: DatasetBuilder, field: str) -> str:
     """Return the split to read.
 
     Raises:
@@ -161,7 +161,7 @@ def _choose_split(source: OneSource, builder: DatasetBuilder, field: str) -> str
 
 
 def _download_parquet(
-    source: OneSource, builder: DatasetBuilder, split: str, commit: str, scratch: Path
+    source: SourceLocation, builder: DatasetBuilder, split: str, commit: str, scratch: Path
 ) -> list[str]:
     """Download the files of a split if they are Parquet; otherwise return an empty list."""
     from huggingface_hub import snapshot_download

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 from pyspark.sql.types import AtomicType
 
-from finetune_crds.data import COLUMNS_OF, Columns
+from finetune_crds.data import COLUMN_FIELDS, Columns
 from finetune_trainer.examples import chat_messages
 from finetune_trainer.pod.exit_status import DataError
 from finetune_trainer.prep.expressions import plain_text
@@ -49,7 +49,7 @@ def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list
         return list(parts), first
     if templates or any(part.columns.type != first.type for part in parts):
         differences = "; ".join(
-            f"{part.source.name} has {' and '.join(part.columns.named)}" for part in parts
+            f"{part.source.name} has {' and '.join(part.columns.column_names)}" for part in parts
         )
         raise DataError(
             "ColumnsDiffer",
@@ -63,7 +63,7 @@ def unify_columns(parts: Sequence[Part], templates: Sequence[str]) -> tuple[list
 
 def _rename_columns(part: Part, columns: Columns) -> Part:
     """Return a part whose columns have the default names of their type. Other columns with these names are dropped."""
-    names = {getattr(part.columns, field): field for field in COLUMNS_OF[columns.type]}
+    names = {getattr(part.columns, field): field for field in COLUMN_FIELDS[columns.type]}
     names |= {plain_text.written(name): plain_text.written(field) for name, field in names.items()}
     columns_to_keep = [name for name in part.frame.columns if name in names or name not in names.values()]
     frame = part.frame.select(
@@ -83,7 +83,7 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
     carried_fields = [reader.find_conversations(part.frame, columns.message_weight) for part in parts]
     differing = [
         name
-        for name in columns.named
+        for name in columns.column_names
         if 0 < sum(name in part_fields for part_fields in carried_fields) < len(carried_fields)
     ]
     if columns.messages is None and differing:
@@ -100,11 +100,11 @@ def find_conversations(parts: Sequence[Part], columns: Columns) -> dict[str, tup
         )
     fields_of_columns = [
         {field for part_fields in carried_fields for field in part_fields.get(name, chat_messages.CARRIED)}
-        for name in columns.named
+        for name in columns.column_names
     ]
     return {
         name: tuple(field for field in chat_messages.CARRIED if field in fields)
-        for name, fields in zip(columns.named, fields_of_columns, strict=True)
+        for name, fields in zip(columns.column_names, fields_of_columns, strict=True)
         if any(name in part_fields for part_fields in carried_fields)
     }
 

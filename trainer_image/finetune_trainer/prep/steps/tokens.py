@@ -104,7 +104,7 @@ def _choose_loader(
     frame: DataFrame, model: Model, loaded: Loaded, columns: Columns
 ) -> Callable[[], PreTrainedTokenizerBase | TextTokenizer]:
     """Return a function that loads the tokenizer in a task: only the part for texts if all columns of an example are text."""
-    of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.said)
+    of_texts = all(isinstance(frame.schema[name].dataType, StringType) for name in columns.content_columns)
     load = tokenizer.build_text_tokenizer_loader(loaded.tokenizer) if of_texts else None
     return load or partial(_load_tokenizer, model, ship_folder(frame.sparkSession, loaded.folder))
 
@@ -156,7 +156,7 @@ def _tokenize_batches(
 ) -> Iterator[pa.RecordBatch]:
     documents = Documents.of_recipe(load(), columns, objective, day)
     for batch in batches:
-        rows = {name: batch.column(name).to_pylist() for name in columns.named}
+        rows = {name: batch.column(name).to_pylist() for name in columns.column_names}
         added, begin = _AddedColumns(columns), 0
         for end, row in enumerate(tokenize_rows(documents, rows, drop=drop), start=1):
             added.append(row)
@@ -235,7 +235,7 @@ def _select_refused_rows(
     documents = Documents.of_recipe(load(), columns, objective, day)
     for batch in batches:
         refusals = batch.column(REFUSAL).to_pylist()
-        rows = _iterate_rows({name: batch.column(name).to_pylist() for name in columns.named})
+        rows = _iterate_rows({name: batch.column(name).to_pylist() for name in columns.column_names})
         for number, row in enumerate(rows):
             is_text = all(isinstance(value, str) for value in row.values()) and columns.messages is None
             if refusals[number] is None and None not in row.values() and not is_text:

@@ -37,7 +37,7 @@ class ResumePoint:
 def locate_resume_from(recipe: Recipe) -> tuple[str, int | None] | None:
     """Return the folder of checkpoint.resumeFrom, and its step if it names one checkpoint; None without resumeFrom."""
     resume_from = recipe.checkpoint.resume_from if recipe.checkpoint else None
-    return contract.checkpoint_place(resume_from.uri) if resume_from and resume_from.uri else None
+    return contract.split_checkpoint_uri(resume_from.uri) if resume_from and resume_from.uri else None
 
 
 def explain_start_over(job_folder: str, recipe: Recipe) -> str:

@@ -144,7 +144,9 @@ def _encode_examples(splits: Splits, name: str, encoder: Encoder, *, prepared: b
             )
     else:
         with name_refused_row(splits, name, encoder.counts):
-            for rows in read(splits, name, columns.named, may_be_null=[columns.tools], label=columns.label):
+            for rows in read(
+                splits, name, columns.column_names, may_be_null=[columns.tools], label=columns.label
+            ):
                 yield from encoder.encode(rows)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from finetune_crds import contract
 from finetune_crds.objective import Dpo, Kto, Objective, Orpo, Simpo
-from finetune_crds.training import LOW_RANK, SOFT_PROMPTS, Lora, Quantization, SoftPrompt
+from finetune_crds.training import LOW_RANK_METHODS, SOFT_PROMPT_METHODS, Lora, Quantization, SoftPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from finetune_crds.contract import TrainResult
     from finetune_crds.data import Splits
     from finetune_crds.recipe import Recipe
-    from finetune_crds.source import OneSource
+    from finetune_crds.source import SourceLocation
     from finetune_trainer.train.data.corpus import Corpus
     from finetune_trainer.train.data.dataset import Split
 
@@ -138,7 +138,7 @@ def build_method_params(recipe: Recipe) -> dict[str, object]:
     """Return the parameters of method and objective, with defaults, by their names in MLflow."""
     method, objective = recipe.method, recipe.objective
     params: dict[str, object] = {}
-    if method.type in LOW_RANK:
+    if method.type in LOW_RANK_METHODS:
         lora = method.lora or Lora()
         params |= {
             "lora_rank": lora.rank,
@@ -157,7 +157,7 @@ def build_method_params(recipe: Recipe) -> dict[str, object]:
             "quantization": quantization.type,
             "double_quantization": quantization.double_quantization,
         }
-    if method.type in SOFT_PROMPTS:
+    if method.type in SOFT_PROMPT_METHODS:
         params["virtual_tokens"] = (method.soft_prompt or SoftPrompt()).virtual_tokens
     params |= _build_objective_params(objective)
     if recipe.training.neftune_alpha is not None:
@@ -225,7 +225,7 @@ class ReadSource:
     version: of a Delta table. revision: the commit of a data set of the Hub.
     """
 
-    source: OneSource
+    source: SourceLocation
     version: int | None
     revision: str | None
 

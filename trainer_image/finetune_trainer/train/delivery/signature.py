@@ -97,7 +97,9 @@ def read_examples(splits: Splits, columns: Columns, prompt: str = PROMPT) -> Exa
         DataError: data is missing or broken.
     """
     for name in ("validation", "train"):
-        for rows in read(splits, name, [column for column in columns.said if column != columns.tools]):
+        for rows in read(
+            splits, name, [column for column in columns.content_columns if column != columns.tools]
+        ):
             pairs = list(islice(_split_rows(rows, columns), _MAX_EXAMPLES))
             chat = any(isinstance(part, list) for pair in pairs for part in pair)
             training_fields = {*_TRAINING_FIELDS, columns.message_weight}

@@ -116,9 +116,9 @@ SEEN: dict[str, tuple[ResumedJob, tuple[str, str] | None]] = {
         ResumedJob(first(training={"seed": 7}, distributed={"nodes": 1, "processesPerNode": 2})),
         (
             ConditionReason.INVALID_SPEC,
-            "this job cannot continue FineTuneJob first, whose settings differ (training.seed 7 -> 42; sequences of a "
-            "step 8 -> 16 (training.perDeviceBatchSize x gradientAccumulation x ranks; perDeviceBatchSize 2 and "
-            "gradientAccumulation 1 fit 4 ranks)): create the job with the same settings, or without checkpoint.resumeFrom",
+            "this job cannot continue FineTuneJob first, whose settings differ (training.seed 7 -> 42; sequences per "
+            "step 8 -> 16 (training.perDeviceBatchSize x gradientAccumulation x ranks; for 4 ranks, set perDeviceBatchSize "
+            "to 2 and gradientAccumulation to 1)): create the job with the same settings, or without checkpoint.resumeFrom",
         ),
     ),
     "more steps, on other ranks": (

@@ -80,8 +80,8 @@ MISTAKES: dict[str, tuple[Json, Settings, list[str]]] = {
         },
         BY_DEFAULT,
         [
-            "Unity Catalog needs the signature of a model: remove spec.register.signature",
-            "Unity Catalog does not allow . , - = / : in the key of a tag, nor spaces at its ends: rename 'a.b', 'x:y' in spec.register.tags",
+            "spec.register.signature must be true for a model in Unity Catalog",
+            "Unity Catalog does not allow . , - = / : in the key of a tag, or a space at its start or end: rename 'a.b', 'x:y' in spec.register.tags",
         ],
     ),
     "an experiment that is no path": (

@@ -131,7 +131,7 @@ class Trained:
         self.texts: list[str] = []
         self.learned: list[str] = []
         self.tokens: list[int] = []
-        for rows in read.read(splits, "train", table_columns.named + ids, label=table_columns.label):
+        for rows in read.read(splits, "train", table_columns.column_names + ids, label=table_columns.label):
             assert [*read_documents(rows, names)] == [*encoder.documents.of(rows)]
             for example in encoder.encode(rows):
                 self.tokens.append(len(example.tokens))

@@ -67,7 +67,7 @@ def test_token_ids_beside_the_rows(
     frame = spark.createDataFrame(numbered, f"id int, {schema}").repartition(2)
     tokenized = tokens.with_tokens(frame, MODEL, Loaded.of(MODEL, tokenizer_folder), columns, Objective())
     documents = Documents(load_tokenizer(MODEL, tokenizer_folder), columns, answers_only=True)
-    expected = documents.of({name: [row[at] for row in rows] for at, name in enumerate(columns.named)})
+    expected = documents.of({name: [row[at] for row in rows] for at, name in enumerate(columns.column_names)})
     prefixes = ("chosen_", "rejected_") if columns.chosen else ("",)
     tokenized_rows = tokenized.orderBy("id").collect()
     assert [row["tokens"] for row in tokenized_rows] == [

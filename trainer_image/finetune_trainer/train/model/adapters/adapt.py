@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from finetune_crds.training import SOFT_PROMPTS, Lora, SoftPrompt
+from finetune_crds.training import SOFT_PROMPT_METHODS, Lora, SoftPrompt
 from finetune_trainer.pod.exit_status import RecipeRefusedError
 from finetune_trainer.train.model.adapters import pissa
 from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens, embedding_and_head_names
@@ -41,7 +41,7 @@ def adapt(model: PreTrainedModel, method: Method, base: str, new_tokens: NewToke
         return model
     import peft
 
-    if method.type in SOFT_PROMPTS:
+    if method.type in SOFT_PROMPT_METHODS:
         prompt = method.soft_prompt or SoftPrompt()
         kind = peft.PrefixTuningConfig if method.type == "PrefixTuning" else peft.PromptTuningConfig
         config = kind(task_type="CAUSAL_LM", num_virtual_tokens=prompt.virtual_tokens)

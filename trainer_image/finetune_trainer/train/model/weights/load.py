@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from finetune_crds.objective import COLUMNS_OF_OBJECTIVE
-from finetune_crds.training import SOFT_PROMPTS, Quantization
+from finetune_crds.training import SOFT_PROMPT_METHODS, Quantization
 from finetune_trainer.pod.exit_status import RecipeRefusedError, first_line
 from finetune_trainer.train.model import precision
 from finetune_trainer.train.model.adapters.new_tokens import NO_TOKENS, NewTokens
@@ -58,7 +58,7 @@ def build_skeleton(recipe: Recipe, source: Path, world: World, field: str = "mod
     from transformers import AutoConfig
 
     is_half = recipe.training.precision != "FP32"
-    has_soft_prompt = recipe.method.type in SOFT_PROMPTS
+    has_soft_prompt = recipe.method.type in SOFT_PROMPT_METHODS
     with load_errors(recipe.model, field):
         config = AutoConfig.from_pretrained(str(source), trust_remote_code=recipe.model.trust_remote_code)
         check_not_quantized(config, f"{field} {recipe.model.base}")
