@@ -1,4 +1,4 @@
-"""`spec.data.prepare.catalog`: where Spark in this cluster finds tables by their names."""
+"""`spec.data.prepare.catalog`: the catalog in which Spark in this cluster looks up tables by name."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from finetune_crds.env import LocalReference
 
 CatalogType = Literal["UnityCatalog", "Databricks", "Hive"]
 TOKEN_KEY = "UNITY_CATALOG_TOKEN"  # noqa: S105 - the key of a Secret, not its value
-"""Key of the Secret of a server of Unity Catalog, and variable of the prep pod."""
+"""The key of the token in the Secret of a Unity Catalog server. The prep pod gets the token in a variable of the same name."""
 DATABRICKS_PREFIX = "FINETUNE_CATALOG_"
-"""Prefix of the keys of a workspace's Secret as variables of the prep pod, which may log in to another workspace for its MLflow run."""
+"""Prefix of the prep pod's variables with the login of the catalog's workspace. The variables without the prefix can be the
+login of another workspace, for the MLflow run."""
 
 HTTP_SERVER = "https?://[^/@ ]+(/[^@ ]*)?"
 METASTORES = "thrift://[^/@, ]+:[0-9]+(,thrift://[^/@, ]+:[0-9]+)*"
@@ -22,7 +23,7 @@ _HAS_THREE_NAMES = "matches('^[^. ]+[.][^. ]+[.][^. ]+$')"
 
 
 def _address(pattern: str, sentence: str) -> Any:
-    """The field of an address that matches a pattern as a whole."""
+    """Return the field of an address whose whole text matches a pattern."""
     return Field(json_schema_extra=rules((f"self.matches('^{pattern}$')", sentence)))
 
 
@@ -38,16 +39,16 @@ class UnityCatalogServer(ApiModel):
     ]
     """Address of the server, such as http://unity.data.svc:8080."""
     secret_ref: LocalReference | None = None
-    """Secret with UNITY_CATALOG_TOKEN. Default: no token, for a server that asks for none."""
+    """Secret with the key UNITY_CATALOG_TOKEN. Default: no token."""
 
 
 class DatabricksCatalog(ApiModel):
-    """Unity Catalog of a Databricks workspace."""
+    """The Unity Catalog of a Databricks workspace."""
 
     secret_ref: LocalReference | None = None
-    """Secret with DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default: the login of
-    the pods if the run is tracked at Databricks, else a token of their ServiceAccount for the workspace that the operator is
-    installed with."""
+    """Secret with DATABRICKS_HOST, and DATABRICKS_TOKEN or both DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default:
+    the pods' Databricks login if MLflow is at Databricks; otherwise a token of their ServiceAccount for databricks.host of
+    the chart."""
 
 
 class HiveMetastore(ApiModel):
@@ -64,7 +65,7 @@ class HiveMetastore(ApiModel):
 
 
 class Catalog(ApiModel):
-    """Where tables are found by their names."""
+    """The catalog in which tables are looked up by name."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -87,23 +88,24 @@ class Catalog(ApiModel):
     )
 
     type: CatalogType
-    """UnityCatalog: a server of the open-source Unity Catalog. Databricks: Unity Catalog of a workspace. Both give credentials for
-    the files of each table, in s3://. Hive: a Hive metastore; the files are read with the credentials of the pods."""
+    """UnityCatalog: a server of the open-source Unity Catalog. Databricks: the Unity Catalog of a workspace. Both issue
+    credentials for the files of a table in s3://. Hive: a Hive metastore; the pods read the files with their own
+    credentials."""
     unity_catalog: UnityCatalogServer | None = None
-    """The server of Unity Catalog."""
+    """The Unity Catalog server."""
     databricks: DatabricksCatalog | None = None
-    """The workspace."""
+    """The Databricks workspace."""
     hive: HiveMetastore | None = None
     """The Hive metastore."""
 
     @property
     def is_unity(self) -> bool:
-        """Whether it is Unity Catalog, which gives credentials for each table."""
+        """Whether the catalog is a Unity Catalog, which issues credentials for each table."""
         return self.type != "Hive"
 
 
 def _fits_levels(part: str) -> str:
-    """CEL: the table of a source has as many names as the catalog has levels."""
+    """Return the CEL condition that the table of a source has as many names as the catalog has levels."""
     return (
         f"(!has({part}.table) || (self.prepare.catalog.type == 'Hive' ? {part}.table.{_HAS_TWO_NAMES} "
         f": {part}.table.{_HAS_THREE_NAMES}))"

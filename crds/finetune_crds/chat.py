@@ -1,4 +1,4 @@
-"""`spec.model.chatTemplate` and `spec.data.prepare.conversation`: how conversations become text."""
+"""`spec.model.chatTemplate` and `spec.data.prepare.conversation`: templates and system messages of conversations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finetune_crds.base import ApiModel, LongText, rules
 
 
 class ChatTemplate(ApiModel):
-    """What renders conversations, in training and in the exported tokenizer."""
+    """The template that renders conversations, in training and in the exported tokenizer."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -23,13 +23,13 @@ class ChatTemplate(ApiModel):
     )
 
     type: Literal["ChatML", "Llama3", "Mistral", "Alpaca", "Jinja"]
-    """ChatML, Llama3, Mistral, Alpaca: the template of that name. Jinja: a template of your own, in jinja."""
+    """ChatML, Llama3, Mistral, Alpaca: a built-in template. Jinja: your own template, in the field jinja."""
     jinja: LongText | None = None
-    """Jinja template, as in the tokenizer_config.json of a model. It runs in a sandbox."""
+    """Your own Jinja template, like chat_template in tokenizer_config.json. It runs in a sandbox."""
 
 
 class Conversation(ApiModel):
-    """The turns that a prompt and its answer become."""
+    """The conversation that is made of a prompt and its answer."""
 
     system: LongText | None = None
-    """Text of a system turn before the prompt. Default: no system turn."""
+    """Text of a system message before the prompt. Default: no system message."""

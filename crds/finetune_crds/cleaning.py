@@ -1,4 +1,4 @@
-"""Steps of `spec.data.prepare` that look at what an example says."""
+"""Steps of `spec.data.prepare` that inspect the text of examples: languages, redaction and decontamination."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from finetune_crds.base import LIST_TYPE_SET, ApiModel, Name, Rule, list_type_map, rules
 from finetune_crds.source import NamedSource, SourceName
 
-# NB: a result with all names and versions must fit into a termination message.
+# NB: the result of the prep pod, with the names and versions of all sets, must fit into a termination message.
 MAX_EVALUATION_SETS = 8
 
 # fmt: off
@@ -23,7 +23,7 @@ Language = Literal[
     "tg", "th", "tk", "tl", "tr", "tt", "ug", "uk", "ur", "uz", "vi", "vo", "wa", "xh", "yo", "zh", "zu",
 ]
 # fmt: on
-"""A language by its code of ISO 639-1, of those that the detector knows."""
+"""The ISO 639-1 code of a language that the detector supports."""
 
 Languages = Annotated[list[Language], Field(min_length=1, max_length=32, json_schema_extra=LIST_TYPE_SET)]
 
@@ -36,15 +36,15 @@ class EvaluationSource(NamedSource):
     """An evaluation set."""
 
     name: SourceName
-    """Name of the set; status.data.evaluationSets has it."""
+    """Name of the set, also in status.data.evaluationSets."""
     columns: (
         Annotated[list[Name], Field(min_length=1, max_length=16, json_schema_extra=LIST_TYPE_SET)] | None
     ) = None
-    """Columns whose texts no example may share: texts, lists of texts, and conversations. Default: all columns of these types."""
+    """Columns to compare with the examples: texts, lists of texts, or conversations. Default: all columns of these types."""
 
 
 class Decontaminate(ApiModel):
-    """Evaluation sets with which no example may share a run of words."""
+    """Removal of examples that share a run of words with an evaluation set."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -62,15 +62,15 @@ class Decontaminate(ApiModel):
     ]
     """The evaluation sets."""
     ngram: Annotated[int, Field(ge=5, le=50)] = 13
-    """Words in a row which an example may not share with an evaluation set, compared in lower case and without punctuation.
-    Default: 13."""
+    """Number of consecutive words that an example must not share with a set, in lower case and without punctuation. Default:
+    13."""
     min_words: Annotated[int, Field(ge=3, le=50)] | None = None
-    """Fewest words of a text of an evaluation set that is compared. A text with this many and fewer than `ngram` words is compared
-    whole; a shorter one, such as a number or a name, is left out. Default: 8, or `ngram` where that is less."""
+    """Minimum number of words in a text of an evaluation set. A shorter text, such as a name, is not compared. A text with
+    fewer than `ngram` words is compared as a whole. Default: 8, or `ngram` if that is less."""
 
     @property
     def fewest_words(self) -> int:
-        """Fewest words of a text that is compared."""
+        """The minimum number of words in a text that is compared."""
         return min(8, self.ngram) if self.min_words is None else self.min_words
 
 
@@ -97,7 +97,7 @@ PREPARE_RULES = (
 
 
 def _has_same_rows(source: str) -> str:
-    """CEL: an evaluation set and a source read the same rows, if of other versions."""
+    """Return the CEL condition that the evaluation set `part` and a source have the same rows, in any version."""
     return (
         f"has(part.path) && has({source}.path) && part.path == {source}.path || "
         f"has(part.table) && has({source}.table) && part.table == {source}.table || "

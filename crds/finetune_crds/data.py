@@ -1,4 +1,4 @@
-"""`spec.data`: where the examples come from, what they are, and how they become splits."""
+"""`spec.data`: the source of the examples, their columns, and their preparation."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ COLUMN_FIELDS: dict[str, tuple[str, ...]] = {
     "Preference": ("prompt", "chosen", "rejected"),
     "Unpaired": ("prompt", "completion", "label"),
 }
-"""The fields of Columns that each type has, each of which is the name of its column unless it is set."""
+"""The required fields of Columns by type. The default column of a field has the name of the field."""
 OPTIONAL_COLUMN_FIELDS: dict[str, tuple[str, ...]] = {"Messages": ("tools",)}
-"""The fields of Columns that an example of a type may have too; they have no default."""
+"""The optional fields of Columns by type. They have no default column."""
 
 
 # Types whose examples have a prompt, as a CEL list.
 _PROMPTED_TYPES = str(["PromptResponse", "Preference", "Unpaired"])
 _PROMPTED_TYPES_TEXT = "PromptResponse, Preference or Unpaired"
-"""The same types in a sentence."""
+"""The types whose examples have a prompt, in a sentence."""
 
 
 def _column_rule(field: str) -> Rule:
-    """The rule that a field of Columns is set with its types only."""
+    """Return the rule that a field of Columns can be set only with some types."""
     fields_by_type = (*COLUMN_FIELDS.items(), *OPTIONAL_COLUMN_FIELDS.items())
     types = [columns_type for columns_type, fields in fields_by_type if field in fields]
     message = f"{field} can be set only when type is {join_names(types, 'or')}"
@@ -48,7 +48,7 @@ def _column_rule(field: str) -> Rule:
 
 
 class Columns(ApiModel):
-    """Which columns hold an example."""
+    """The columns of an example."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -75,42 +75,42 @@ class Columns(ApiModel):
     )
 
     type: ColumnsType
-    """What an example is. Text: plain text. Messages: a conversation. PromptResponse: a prompt and its answer. Preference: a
-    prompt, a preferred answer, and another one (DPO, ORPO, SimPO), each of them text or a list of {role, content}. Unpaired: a
-    prompt, an answer, and whether it is a good one (KTO); prompt and answer are text or a list of {role, content}."""
+    """Kind of example. Text: plain text. Messages: a conversation. PromptResponse: a prompt and its answer. Preference: a
+    prompt, a chosen answer and a rejected answer (DPO, ORPO, SimPO). Unpaired: a prompt, an answer, and a label that says
+    whether the answer is good (KTO). In Preference and Unpaired, prompts and answers are text or lists of {role, content}."""
     text: Name | None = None
     """Column with the whole example as plain text. Default: text."""
     messages: Name | None = None
-    """Column with a list of {role, content}; the model's chat template renders it. A message may have tool_calls, tool_call_id,
-    name and weight. Default: messages."""
+    """Column with a list of {role, content}; the model's chat template renders it. A message can also have tool_calls,
+    tool_call_id, name and weight. Default: messages."""
     message_weight: Name | None = None
-    """Field of a message, not a column: 1 or true where the loss is on this answer, 0 or false where it is not. The loss is on
-    answers without it. Default: weight."""
+    """Field of a message, not a column. 1 or true: the loss covers this answer. 0 or false: it does not. The loss covers
+    answers without this field. Default: weight."""
     tools: Name | None = None
-    """Column with the tools that the assistant may call: a list of definitions, or the same as JSON text. The model's chat
-    template renders them. Default: conversations have no tools."""
+    """Column with the tools that the assistant can call: a list of definitions, or the list as JSON text. The model's chat
+    template renders them. Default: no tools."""
     prompt: Name | None = None
     """Column with the prompt. Default: prompt."""
     response: Name | None = None
     """Column with the answer to the prompt. Default: response."""
     chosen: Name | None = None
-    """Column with the preferred answer. Default: chosen."""
+    """Column with the chosen answer. Default: chosen."""
     rejected: Name | None = None
-    """Column with the answer that was not preferred. Default: rejected."""
+    """Column with the rejected answer. Default: rejected."""
     completion: Name | None = None
-    """Column with an answer that people judged by itself (KTO). Default: completion."""
+    """Column with the labeled answer (KTO). Default: completion."""
     label: Name | None = None
-    """Column that says whether completion is a good answer (KTO): true or false, as a boolean, as 1 or 0, or as text. Default:
-    label."""
+    """Column with the label of the answer (KTO): true if the answer is good, otherwise false; as a boolean, as 1 or 0, or as
+    text. Default: label."""
 
     @property
     def column_names(self) -> list[str]:
-        """The columns, in the order of the fields."""
+        """The names of the columns, in the order of the fields."""
         return [name for field in self._fields if (name := getattr(self, field))]
 
     @property
     def content_columns(self) -> list[str]:
-        """The columns that hold what an example says: all but its label."""
+        """The names of the columns with the content of an example: all columns except the label."""
         return [name for field in self._fields if field != "label" and (name := getattr(self, field))]
 
     @property
@@ -120,7 +120,7 @@ class Columns(ApiModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_columns(cls, columns: object) -> object:
-        """The columns with the default name of each that the type has."""
+        """Fill in the default column of each required field of the type."""
         if not isinstance(columns, dict):
             return columns
         names = {field: field for field in COLUMN_FIELDS.get(str(columns.get("type")), ())}
@@ -139,11 +139,11 @@ SplitsUri = Annotated[
         )
     ),
 ]
-"""Where splits are."""
+"""The address of splits."""
 
 
 class Splits(ApiModel):
-    """Prepared splits: training starts without a preparation."""
+    """Prepared splits, which training reads without a preparation."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -156,17 +156,17 @@ class Splits(ApiModel):
     )
 
     type: Literal["Delta", "Parquet", "JSONLines"]
-    """What the splits are: one Delta table with a split column, or files for each split."""
+    """Format of the splits. Delta: one table with a split column. Parquet, JSONLines: files for each split."""
     path: SplitsUri | None = None
-    """The Delta table. Its `split` column holds train, validation or test."""
+    """The Delta table. The column `split` contains train, validation or test."""
     version: NonNegative | None = None
-    """Version of the Delta table. Default: the newest when training starts."""
+    """Version of the Delta table. Default: the newest version when training starts."""
     train: SplitsUri | None = None
     """Folder or file with the training split."""
     validation: SplitsUri | None = None
-    """Folder or file with the split that the evaluations of training use."""
+    """Folder or file with the validation split, for evaluations during training."""
     test: SplitsUri | None = None
-    """Folder or file with the split that spec.evaluation uses; training never reads it."""
+    """Folder or file with the test split, for spec.evaluation. Training never reads it."""
 
 
 class Data(ApiModel):
@@ -242,16 +242,16 @@ class Data(ApiModel):
     source: Source | None = None
     """The raw corpus."""
     columns: Columns | None = None
-    """Which columns hold an example. Default: found in the schema of the data; see status.data.columns."""
+    """Columns of an example. Default: detected from the schema of the data; see status.data.columns."""
     prepare: Prepare | None = None
-    """How the source becomes splits. Default: exact duplicates are removed, and the rest is split."""
+    """Preparation of the source. Default: exact duplicates are removed, and the rest is split."""
     splits: Splits | None = None
-    """Prepared splits."""
+    """Prepared splits, instead of a source."""
 
     @model_validator(mode="before")
     @classmethod
     def _add_preparation(cls, fields: object) -> object:
-        """The data with a preparation, if there is a source."""
+        """Add a preparation with its defaults if there is a source."""
         if isinstance(fields, dict) and fields.get("source") and not fields.get("prepare"):
             return {**fields, "prepare": {}}
         return fields

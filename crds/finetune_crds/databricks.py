@@ -10,7 +10,7 @@ from finetune_crds.base import ApiModel, EnvMap, Name, NonNegative, Rule, rules
 from finetune_crds.env import LocalReference
 
 SECRET_KEYS = ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_ID", "DATABRICKS_CLIENT_SECRET")
-"""Keys of the Secret of a workspace."""
+"""Keys of a Secret with the login of a workspace."""
 ComputeType = Literal["Serverless", "ExistingCluster", "NewCluster"]
 Volume = Annotated[
     str,
@@ -27,19 +27,19 @@ Volume = Annotated[
 ]
 """A volume of Unity Catalog, or a folder in one."""
 IN_WORKSPACE = "matches('^(/Volumes/|dbfs:/|/dbfs/)')"
-"""Whether a path is one of a workspace, as a call on it in an expression."""
+"""CEL method call on a path: whether the path is in a Databricks workspace."""
 ON_DATABRICKS = (
     "(has(self.tracking.uri) && self.tracking.uri == 'databricks' || "
     "has(self.tracking.registryUri) && self.tracking.registryUri == 'databricks-uc')"
 )
-"""Whether the tracking of a job is at Databricks, as an expression on its spec."""
+"""CEL expression on the spec of a job: whether the job's MLflow run or registered model is at Databricks."""
 
 
 def build_workspace_folder_rules(field: str) -> tuple[Rule, Rule]:
-    """Rules of a folder of the training pods that a Databricks workspace may hold: in a volume, with the login to it, and not in DBFS.
+    """Return the rules of a folder that the training pods access: /Volumes requires the login of a workspace, and DBFS is refused.
 
     Args:
-        field: of the spec, as a path without the first dot.
+        field: the field of the folder, as a path in the spec without the leading dot.
     """
     names = field.split(".")
     unset = " || ".join(f"!has(self.{'.'.join(names[:end])})" for end in range(1, len(names) + 1))
@@ -62,18 +62,18 @@ class Serverless(ApiModel):
     """Serverless compute."""
 
     environment_version: Annotated[str, Field(max_length=8, pattern=r"^[0-9]+$")] = "4"
-    """Databricks's version of the environment, which has its version of Python. 4 or later."""
+    """Version of the serverless environment, 4 or later. It determines the version of Python."""
 
 
 class ExistingCluster(ApiModel):
-    """A cluster that exists."""
+    """An existing cluster."""
 
     cluster_id: Name
-    """Its id, such as 1118-101010-abcdefgh. Its access mode must be Dedicated for `filter`."""
+    """Id of the cluster, such as 1118-101010-abcdefgh. `filter` requires access mode Dedicated."""
 
 
 class NewCluster(ApiModel):
-    """A cluster for this run alone. Its access mode is Dedicated."""
+    """A cluster for this run alone, with access mode Dedicated."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -85,22 +85,22 @@ class NewCluster(ApiModel):
     )
 
     spark_version: Name
-    """Version of Databricks Runtime, such as 17.3.x-scala2.13. 17.3 or later."""
+    """Version of Databricks Runtime, 17.3 or later, such as 17.3.x-scala2.13."""
     node_type: Name | None = None
-    """Machine of driver and workers, such as i3.xlarge."""
+    """Machine type of driver and workers, such as i3.xlarge."""
     instance_pool_id: Name | None = None
-    """Pool that driver and workers are taken from."""
+    """Instance pool for driver and workers."""
     policy_id: Name | None = None
-    """Cluster policy, whose defaults count too."""
+    """Cluster policy. The defaults of the policy apply."""
     workers: NonNegative = 2
-    """Number of workers. 0: a driver that works alone."""
+    """Number of workers. 0: a single-node cluster."""
     env: EnvMap = Field(default_factory=dict)
-    """Environment variables of driver and workers, such as HF_TOKEN: "{{secrets/scope/key}}", which Databricks reads from a
-    secret scope as the identity of secretRef."""
+    """Environment variables of driver and workers, such as HF_TOKEN: "{{secrets/scope/key}}". Databricks reads a secret
+    scope with the identity of secretRef."""
 
 
 class Compute(ApiModel):
-    """What a Databricks run runs on."""
+    """The compute of a Databricks run."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -123,24 +123,24 @@ class Compute(ApiModel):
     )
 
     type: ComputeType
-    """Serverless: no cluster to name; Spark's settings and `filter` are not available. ExistingCluster: by its id. NewCluster: made
-    for the run and deleted after it."""
+    """Serverless: no cluster, no Spark settings and no `filter`. ExistingCluster: a cluster by its id. NewCluster: a cluster
+    that is created for the run and deleted after it."""
     serverless: Serverless | None = None
     """Settings of serverless compute."""
     existing_cluster: ExistingCluster | None = None
-    """The cluster to use."""
+    """The existing cluster."""
     new_cluster: NewCluster | None = None
-    """The cluster to make."""
+    """The new cluster."""
 
 
 class Databricks(ApiModel):
-    """A preparation as a Databricks run. The run's identity reads the source and writes the output through Unity Catalog."""
+    """A preparation as a Databricks run. The identity of the run reads the source and writes the output through Unity Catalog."""
 
     volume: Volume
-    """Where the operator puts its wheel and the recipe, and the run its result: /Volumes/catalog/schema/volume, or a folder in
-    it. The wheel is uploaded once for each version of the operator."""
+    """Folder for the recipe, the operator's wheel and the result of the run: /Volumes/catalog/schema/volume, or a folder in
+    it. Each version of the operator uploads its wheel once."""
     compute: Compute = Field(default_factory=lambda: Compute(type="Serverless"))
-    """What the run runs on. Default: Serverless."""
+    """Compute of the run. Default: Serverless."""
     secret_ref: LocalReference | None = None
-    """Secret with DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default: the Secret of
-    tracking.secretRef if the run is tracked at Databricks, else the workspace that the operator is installed with."""
+    """Secret with DATABRICKS_HOST, and DATABRICKS_TOKEN or both DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default:
+    tracking.secretRef if MLflow is at Databricks; otherwise databricks.host of the chart."""

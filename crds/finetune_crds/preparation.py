@@ -1,4 +1,4 @@
-"""Which preparations are the same: those that make the same rows of the same sources."""
+"""A digest that is equal for preparations that make the same rows of the same sources."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from finetune_crds.spark import Spark
 from finetune_crds.training import Model
 
 _DIGEST_LENGTH = 12
-# For which objective columns are found, where it is not SFT: the first of those with the same columns.
+# The objective for which columns are detected: the first objective with the same columns; absent for the other objectives.
 _DETECTION_OBJECTIVES = {
     name: OBJECTIVES_OF_COLUMNS[columns][0] for name, columns in COLUMNS_OF_OBJECTIVE.items()
 }
-# What a preparation writes to, what it runs on, and what it only reports. A field that is not here counts.
+# Fields of Prepare that do not change the rows: the output, the compute, and the report. All other fields are in the digest.
 _FIELDS_WITHOUT_ROWS = {"output", "reuse", "report_samples", "spark"}
-# What a source is pinned at. The rows have the digest of what was read; this one is of all versions of a source.
+# Fields that select the version of a source. The digest of the rows has the version that was read; this digest covers all
+# versions.
 _VERSION_FIELDS = {"version", "version_time", "revision"}
-# The name of a Secret with the token of a server. That of a workspace counts: it says which workspace it is.
+# The Secret with the token of a Unity Catalog server is not in the digest. The Secret of a workspace is: it selects the
+# workspace.
 _LOGIN_FIELDS = {"secret_ref"}
-# Settings of Spark that change how files are read and what a filter says of a row.
+# Spark settings that change how files are read, or which rows a filter keeps.
 _ROW_SETTING = re.compile(
     r"spark[.]sql[.]((files|json|csv|parquet|orc)[.].+|caseSensitive|session[.]timeZone)"
 )
 
 
 def digest_of(*parts: object) -> str:
-    """The beginning of the SHA-256 of values that JSON can hold."""
+    """Return a short SHA-256 of values that JSON can represent."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 def settings_digest(data: Data, model: Model, objective: Objective) -> str:
-    """A digest of what decides the rows of a preparation, but for the versions of what it reads.
+    """Return a digest of the settings that decide the rows of a preparation, without the versions of its sources.
 
-    These are the sources, the columns, the steps and the tokenizer, as the spec names them. Defaults are left out, so that a
-    field which a later version adds does not change the digest.
+    The settings are the sources, the columns, the steps and the tokenizer in the spec. Defaults are left out, so that a field
+    which a later version adds does not change the digest.
     """
     excluded_by_source = {"__all__": _VERSION_FIELDS}
     settings: Json = data.model_dump(
@@ -56,7 +58,7 @@ def settings_digest(data: Data, model: Model, objective: Objective) -> str:
         mode="json", by_alias=True, exclude_defaults=True, exclude={"cache", "adapter"}
     )
     spark = data.prepare.spark if data.prepare else Spark()
-    # NB: a name of a table, or a folder of a volume, is another one in another workspace.
+    # NB: in another workspace, the same table name or volume folder is other data.
     login = spark.databricks.secret_ref if spark.databricks else None
     workspace = [spark.mode == "Databricks", login.name if login else None]
     return digest_of(

@@ -38,12 +38,12 @@ class NearDedupe(ApiModel):
     """Removal of near duplicates."""
 
     threshold: Annotated[float, Field(ge=0.3, le=1)] = 0.7
-    """Jaccard similarity, on runs of three words, from which on two examples are duplicates. MinHash finds candidates; each pair
-    is compared exactly."""
+    """Minimum Jaccard similarity of two duplicates, on runs of three words. MinHash finds candidate pairs, and each pair is
+    compared exactly."""
 
 
 class Dedupe(ApiModel):
-    """Which duplicates are removed."""
+    """Removal of duplicates."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -62,19 +62,19 @@ class Dedupe(ApiModel):
     )
 
     exact: bool = True
-    """Keep one of the examples whose text (all columns of the example) differs in case and white space only. Examples with another
-    label are no duplicates."""
+    """Keep one of several examples whose texts (all columns) differ only in case and white space. Examples with different
+    labels are not duplicates."""
     columns: (
         Annotated[list[Name], Field(min_length=1, max_length=32, json_schema_extra=LIST_TYPE_SET)] | None
     ) = None
-    """Columns whose text makes examples duplicates, such as the prompt alone. Default: all columns of the example."""
+    """Columns to compare, such as only the prompt. Default: all columns of the example."""
     near: NearDedupe | None = None
-    """Also keep one of the examples in which the user and the assistant say nearly the same. System messages, tools and their results,
-    and runs of words that many examples share, do not count."""
+    """Also keep only one of several examples with nearly the same messages of user and assistant. System messages, tools,
+    tool results, and runs of words that many examples share are not compared."""
 
 
 class SplitRatios(ApiModel):
-    """How examples are divided into splits. Without stratifyBy, the split of an example depends on the seed and its key only."""
+    """Shares of the splits. Without stratifyBy, the split of an example depends only on the seed and the key of the example."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -90,20 +90,20 @@ class SplitRatios(ApiModel):
     train: Fraction = 0.9
     """Share of the training split."""
     validation: Fraction = 0.05
-    """Share of the split that evaluation uses."""
+    """Share of the validation split."""
     test: Fraction = 0.05
-    """Share of the held-out split."""
+    """Share of the test split."""
     seed: NonNegative = 42
     """Seed of the hash that divides the examples."""
     key: Name | None = None
-    """Column whose equal values stay in one split, such as a conversation or a customer. Default: the text."""
+    """Column whose equal values, such as a customer, stay in the same split. Default: the text."""
     stratify_by: Name | None = None
-    """Column whose values have the same share in each split, such as a language or a class. Examples with the same key stay in
-    one split all the same."""
+    """Column to balance: each of its values, such as a language, has the same share in every split. Examples with the same
+    key still stay in one split."""
 
 
 def _build_databricks_rule(condition: str, message: str, field: str) -> Rule:
-    """A rule for preparations that run on Databricks."""
+    """Return a rule for preparations on Databricks."""
     return Rule(f"self.spark.mode != 'Databricks' || ({condition})", message, field)
 
 
@@ -124,7 +124,7 @@ _DATABRICKS_RULES = (
 
 
 class Prepare(ApiModel):
-    """The preparation, in the order of the fields: filters, languages, redaction, decontamination, dedupe and so on."""
+    """The preparation. Its steps run in the order of the fields: filters, languages, redaction, decontamination, dedupe and so on."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -175,20 +175,20 @@ class Prepare(ApiModel):
     )
 
     output: Uri = ""
-    """Delta table to write: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute
-    path on a volume. Each preparation writes a new version. Default: a folder in the storage that the operator is installed with, of
-    all jobs of the namespace with the same preparation."""
+    """Delta table to write: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder,
+    or an absolute path on a volume. Each preparation writes a new version. Default: a folder in defaults.storage of the
+    chart, shared by the jobs of the namespace with the same preparation."""
     catalog: Catalog | None = None
-    """Where tables are found that sources name by `table`. Default: the catalog that the operator is installed with; with spark.mode
-    Databricks, the workspace."""
+    """Catalog of the tables that sources name with `table`. Default: defaults.catalog of the chart; when spark.mode is
+    Databricks, the catalog of the workspace."""
     reuse: Reuse = "IfSame"
-    """Whether a version of the table that another job of the namespace wrote is used. IfSame: if its preparation and what it read
-    are the same; while that job still prepares, this one waits. Never: the job prepares its own, by default in a folder of its
-    own."""
+    """Whether to use a table that another job of the namespace prepared. IfSame: yes, if its preparation and its sources are
+    the same; this job waits while the other job still prepares it. Never: this job prepares its own table, by default in its
+    own folder."""
     not_null: Annotated[list[Name], Field(max_length=32, json_schema_extra=LIST_TYPE_SET)] = Field(
         default_factory=list
     )
-    """Columns that must not be null or blank, besides the columns of the example."""
+    """Columns that must not be null or blank, in addition to the columns of the example."""
     min_quality: float | None = None
     """Minimum quality score. Examples without a score are dropped."""
     quality_column: Name = "quality"
@@ -204,46 +204,46 @@ class Prepare(ApiModel):
     filter: LongText | None = None
     """Spark SQL condition that an example must meet, such as `language = 'en'`."""
     languages: cleaning.Languages | None = None
-    """Languages of the examples to keep, as codes of ISO 639-1 such as en. An example in another language is dropped. One whose
-    language is not certain, such as a short text or code, stays."""
+    """Languages to keep, as ISO 639-1 codes such as en. Examples in another language are dropped. Examples of uncertain
+    language, such as short texts or code, are kept."""
     redact: cleaning.Redact | None = None
-    """What to replace by a placeholder in the texts of an example: Email (<EMAIL>), Phone (<PHONE>), CardNumber (<CARD_NUMBER>,
-    with a valid check digit), Secret (<SECRET>: keys and tokens of known services, passwords in URLs, private keys, JWTs). Patterns find these; a
-    person's name or address they do not find."""
+    """Values to replace by placeholders: Email (<EMAIL>), Phone (<PHONE>), CardNumber (<CARD_NUMBER>, if the check digit is
+    valid), Secret (<SECRET>: keys and tokens of known services, passwords in URLs, private keys, JWTs). Patterns find these
+    values; they do not find names or addresses of people."""
     decontaminate: cleaning.Decontaminate | None = None
-    """Evaluation sets with which no example may share a run of words. Examples that do are dropped."""
+    """Evaluation sets. Examples that share a run of words with a set are dropped."""
     dedupe: Dedupe = Field(default_factory=Dedupe)
-    """Which duplicates are removed. Default: exact ones."""
+    """Removal of duplicates. Default: exact duplicates."""
     prompt_template: LongText | None = None
-    """Template of the prompt; {column} stands for the column's value, see templateSyntax. Without responseTemplate it renders
-    the whole text.
+    """Template of the prompt, or of the whole text without responseTemplate. {column} stands for the column's value, see
+    templateSyntax.
 
-    Preference and Unpaired data: it renders the prompt; the answers stay unchanged.
+    Preference and Unpaired data: the template renders the prompt, and the answers do not change.
     """
     response_template: LongText | None = None
-    """Template of the answer; {column} is replaced by the column's value. With it, the loss can cover the answer only."""
+    """Template of the answer; {column} stands for the column's value. With it, the loss can cover only the answer."""
     template_syntax: TemplateSyntax = "Placeholders"
-    """How promptTemplate and responseTemplate are written. Placeholders: {column} stands for a value, and a doubled brace for a
-    brace. Jinja: Jinja templates, in a sandbox, with the columns as variables."""
+    """Syntax of promptTemplate and responseTemplate. Placeholders: {column} stands for a value, and a doubled brace for a
+    brace. Jinja: Jinja templates in a sandbox, with the columns as variables."""
     conversation: Conversation | None = None
-    """Make each prompt and its answer a conversation of two turns, which the model's chat template renders. Templates render the
-    content of the turns.
+    """Make each prompt and its answer a conversation, which the model's chat template renders. promptTemplate and
+    responseTemplate render its messages.
 
-    Preference and Unpaired data: a conversation for each answer. Columns that hold conversations stay as they are.
+    Preference and Unpaired data: each answer becomes a conversation. Conversations in columns do not change.
     """
     on_template_error: OnTemplateError = "Fail"
-    """What happens to an example that a template refuses: a conversation that the model's chat template does not take, or a row on which
-    a Jinja template fails. Fail: the job fails. Drop: the example is dropped and counted."""
+    """Reaction to an example on which the model's chat template or a Jinja template fails. Fail: the job fails. Drop: the
+    example is dropped and counted."""
     max_tokens: Positive | None = None
     """Maximum length of an example in tokens of the model's tokenizer. Longer examples are dropped and counted.
 
-    Preference data: prompt and chosen, plus prompt and rejected.
+    Preference data: prompt plus chosen, plus prompt plus rejected.
     """
     limit: Positive | None = None
     """Maximum number of examples; a seeded hash chooses them."""
     split_ratios: SplitRatios = Field(default_factory=SplitRatios)
-    """How examples are divided into splits. Default: 0.9, 0.05 and 0.05 with seed 42."""
+    """Shares of the splits. Default: 0.9, 0.05 and 0.05 with seed 42."""
     report_samples: Annotated[int, Field(ge=0, le=20)] = 3
-    """How many of the examples that a step dropped the report in the MLflow run shows; 0 shows none."""
+    """Number of dropped examples that the report in the MLflow run shows for each step. 0: no examples."""
     spark: Spark = Field(default_factory=Spark)
     """How Spark runs. Default: Local."""

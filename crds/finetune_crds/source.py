@@ -8,10 +8,10 @@ from pydantic import AwareDatetime, ConfigDict, Field
 
 from finetune_crds.base import FOLDER_FORMATS, ApiModel, Name, NonNegative, Rule, Uri, list_type_map, rules
 
-# NB: a result with all names and versions must fit into a termination message.
+# NB: the result of the prep pod, with the names and versions of all sources, must fit into a termination message.
 MAX_SOURCES = 16
 SourceName = Annotated[str, Field(max_length=32, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")]
-# NB: only a bounded string may be compared in CEL.
+# NB: CEL can compare only strings with a maximum length.
 Time = Annotated[AwareDatetime, Field(json_schema_extra={"maxLength": 64})]
 
 _PATH = "^(/|(s3a?|gs)://[^/ ]+|abfss://[^/@ ]+@[^/@ ]+)"
@@ -47,11 +47,11 @@ _RULES = (
 
 
 class SourceLocation(ApiModel):
-    """Where a corpus is."""
+    """The location of a corpus."""
 
     path: Uri | None = None
-    """Folder or file: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path
-    on a volume that the template of pods.prepare or pods.all mounts."""
+    """Folder or file: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an
+    absolute path on a volume of pods.prepare or pods.all."""
     table: Name | None = None
     """Name of a table in prepare.catalog: catalog.schema.table, or database.table in a Hive metastore."""
     version: NonNegative | None = None
@@ -61,38 +61,38 @@ class SourceLocation(ApiModel):
     dataset: Name | None = None
     """Hub data set id, such as tatsu-lab/alpaca."""
     config: Name | None = None
-    """Configuration of the Hub data set, which its page calls subset. Default: its default, or the only one."""
+    """Configuration (subset) of the Hub data set. Default: its default configuration, or the only one."""
     split: Name | None = None
-    """Split of the Hub data set to read. Default: train, or the only one."""
+    """Split of the Hub data set to read. Default: train, or the only split."""
     revision: Name | None = None
     """Branch, tag or commit of the Hub data set. Default: main; see status.data for the commit."""
 
     @property
     def address(self) -> str:
-        """Where the corpus is: its path, its table or its data set."""
+        """The path, the table or the data set."""
         return self.path or self.table or self.dataset or ""
 
 
 class NamedSource(SourceLocation):
-    """One corpus of several."""
+    """A source with a name, in a list of sources."""
 
     model_config = ConfigDict(
         json_schema_extra=rules((_HAS_ONE_LOCATION, _LOCATION_MESSAGE.format(mix="")), *_RULES)
     )
 
     name: SourceName
-    """Name of the source among the others."""
+    """Name of the source, unique in the list."""
     type: Literal["Delta", "Parquet", "JSONLines", "CSV", "Hub"]
-    """What the corpus is, as in data.source."""
+    """Format of the corpus, as in data.source."""
 
 
 class MixedSource(NamedSource):
-    """One corpus of a mix."""
+    """A source of a mix."""
 
     name: SourceName
-    """Name of the source in the mix; the column `source` of the prepared table has it."""
+    """Name of the source in the mix, also in the column `source` of the prepared table."""
     weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """Share of its rows in the mix, relative to the other weights."""
+    """Share of the source's rows in the mix, relative to the other weights."""
 
 
 class Source(SourceLocation):
@@ -109,8 +109,8 @@ class Source(SourceLocation):
     )
 
     type: Literal["Delta", "Parquet", "JSONLines", "CSV", "Hub", "Mix"]
-    """What the corpus is: a Delta table; Parquet, JSON lines or CSV files; a data set of the Hugging Face Hub; or a mix of several
-    of these."""
+    """Format of the corpus: a Delta table; Parquet, JSON lines or CSV files; a data set of the Hugging Face Hub; or a mix of
+    several sources."""
     sources: (
         Annotated[
             list[MixedSource],
@@ -118,16 +118,16 @@ class Source(SourceLocation):
         ]
         | None
     ) = None
-    """The sources of a mix. The one with the fewest rows for its weight is read whole, and the others are sampled to their
-    share."""
+    """The sources of a mix. The source with the fewest rows relative to its weight is read completely; the others are
+    sampled to their share."""
 
     @property
     def parts(self) -> list[Source | MixedSource]:
-        """The sources of a mix, or this one."""
+        """The sources of a mix; otherwise, only this source."""
         return [*self.sources] if self.sources else [self]
 
     @property
     def address(self) -> str:
-        """Where the corpus is, or which sources are mixed."""
+        """The location of the corpus, or the names of the mixed sources."""
         names = [part.name for part in self.sources or []]
         return f"the mix of {', '.join(names)}" if names else super().address

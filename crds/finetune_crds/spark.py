@@ -1,4 +1,4 @@
-"""`spec.data.prepare.spark`: how Spark runs."""
+"""`spec.data.prepare.spark`: where and how Spark runs."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Spark(ApiModel):
     )
 
     mode: Literal["Local", "Kubernetes", "SparkApplication", "Databricks"] = "Local"
-    """Local: in the prep pod. Kubernetes: in executor pods, driven by the prep pod. SparkApplication: in pods that Kubeflow's
-    spark-operator submits. Databricks: as a Databricks run."""
+    """Where Spark runs. Local: in the prep pod. Kubernetes: in executor pods, driven by the prep pod. SparkApplication: in
+    pods of Kubeflow's spark-operator. Databricks: as a Databricks run."""
     executors: Positive | None = None
     """Number of executor pods. Default: 2."""
     executor_cores: Positive | None = None
@@ -73,13 +73,13 @@ class Spark(ApiModel):
     driver_memory: Quantity = "2Gi"
     """Heap of the driver, such as 2Gi."""
     conf: StringMap = Field(default_factory=dict)
-    """More Spark settings, of those that neither load code nor move the driver."""
+    """Other settings of Spark. Settings that load code or move the driver are not allowed."""
     databricks: Databricks | None = None
     """The Databricks run."""
 
     @property
     def executor_pods(self) -> int:
-        """The number of executor pods; 0 where Spark runs in the prep pod or elsewhere."""
+        """The number of executor pods; 0 if the mode creates none."""
         return (self.executors or 2) if self.mode in ("Kubernetes", "SparkApplication") else 0
 
     @property
@@ -94,7 +94,7 @@ class Spark(ApiModel):
 
     @property
     def has_catalog(self) -> bool:
-        """Whether Spark finds tables by their names where it runs, without `catalog`."""
+        """Whether Spark can look up tables by name without `catalog`."""
         return self.mode == "Databricks"
 
     @property

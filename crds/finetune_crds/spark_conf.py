@@ -1,4 +1,4 @@
-"""Which settings of Spark a job may set: those of its work, and none that runs other code or moves what the operator owns."""
+"""The Spark settings that a job can set: settings of its own work, but none that run other code or change what the operator owns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALLOWED = (
     "spark[.]ui[.](enabled|port|showConsoleProgress)",
     "spark[.]hadoop[.]fs[.](s3a|gs|azure)[.].+",
 )
-"""Regular expressions, each of a whole name."""
+"""Regular expressions that match the whole name of a setting."""
 _ALLOWED_NAME = re.compile("|".join(ALLOWED))
 _ALLOWED_SETTINGS = (
     "settings of execution (spark.sql.adaptive, spark.sql.shuffle, spark.sql.files, spark.memory, spark.shuffle, spark.network, "
@@ -27,13 +27,13 @@ _ALLOWED_SETTINGS = (
 
 
 def refusal(conf: dict[str, str]) -> str | None:
-    """Say which settings of a job are not allowed, and which are."""
+    """Return an error that names the settings that a job must not set; None if all settings are allowed."""
     names = [name for name in conf if not _ALLOWED_NAME.fullmatch(name)]
     return f"conf must not set {', '.join(names)}: it accepts {_ALLOWED_SETTINGS}" if names else None
 
 
 def rule() -> Rule:
-    """The rule of a map of settings, at the object that has it as `conf`."""
+    """Return the rule of the settings, for the object that has them as `conf`."""
     pattern = f"^({'|'.join(ALLOWED)})$"
     return Rule(
         f"!has(self.conf) || self.conf.all(name, name.matches('{pattern}'))",

@@ -1,4 +1,4 @@
-"""The tables that a job reads by name, and whether their names are ones of its catalog."""
+"""The tables that a job reads by name, and a check of their names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def list_tables(data: Data) -> Iterator[tuple[str, str]]:
-    """The tables that a preparation reads by their names, each after the field that names it, such as data.source.table."""
+    """Iterate over the tables that a preparation reads by name: the field that names the table, such as data.source.table, and the name."""
     parts: list[tuple[str, SourceLocation]] = [("data.source", data.source)] if data.source else []
     mixed = data.source.sources or [] if data.source else []
     decontaminate = data.prepare.decontaminate if data.prepare else None
@@ -27,7 +27,7 @@ def list_tables(data: Data) -> Iterator[tuple[str, str]]:
 
 
 def find_misnamed_tables(data: Data) -> Iterator[str]:
-    """The tables whose names are none of the catalog, a sentence for each that begins with the field."""
+    """Iterate over errors about table names that do not fit the catalog. An error begins with the field that names the table."""
     catalog = data.prepare.catalog if data.prepare else None
     if catalog is None:
         return
