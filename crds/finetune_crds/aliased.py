@@ -1,4 +1,4 @@
-"""models:/name@alias: a registered model by one of its aliases."""
+"""Model URIs with an alias: models:/name@alias."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ class Aliased(NamedTuple):
 
     @classmethod
     def parse(cls, uri: str | None) -> Aliased | None:
-        """What models:/name@alias names; None for any other URI."""
+        """Parse models:/name@alias; None for any other URI."""
         match = _ALIASED.fullmatch(uri or "")
         return cls(**match.groupdict()) if match else None

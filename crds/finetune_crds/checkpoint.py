@@ -1,4 +1,4 @@
-"""`spec.checkpoint`: where checkpoints are written, and those of another job to start from."""
+"""`spec.checkpoint`: the checkpoints of the job, and the checkpoints of another job to start from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from finetune_crds.base import (
 
 
 class ResumeFrom(ApiModel):
-    """Checkpoints of another job, which this job carries on."""
+    """The checkpoints of another job, from which this job continues."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -41,16 +41,17 @@ class ResumeFrom(ApiModel):
     )
 
     type: Literal["Job", "Uri"]
-    """Job: a FineTuneJob of the same namespace, when it has finished or is suspended. Uri: the folder of a job's checkpoints."""
+    """Job: a FineTuneJob of the same namespace. This job starts once that job has finished or is suspended. Uri: a folder of
+    checkpoints."""
     name: ObjectName | None = None
-    """The FineTuneJob."""
+    """Name of the FineTuneJob."""
     uri: Uri | None = None
-    """A folder of an object store, or an absolute path on a volume that all pods share: the folder of a job's checkpoints, whose
-    newest complete one is taken, or one of them, as status.checkpoint.uri of a job names it."""
+    """A folder in an object store, or an absolute path on a volume that all pods share. It is the folder of a job's
+    checkpoints, for the newest complete one, or one checkpoint, such as status.checkpoint.uri of a job."""
 
 
 class Checkpoint(ApiModel):
-    """Checkpoints, from which a restart resumes."""
+    """The checkpoints from which a restart resumes."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -63,9 +64,9 @@ class Checkpoint(ApiModel):
     )
 
     uri: Uri = ""
-    """s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path on a volume
-    that all pods share, or, with tracking.uri databricks, in /Volumes of the workspace. Each job has its own folder in it. Default: a
-    folder of the storage that the operator is installed with."""
+    """Folder for checkpoints: s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder,
+    or an absolute path on a volume that all pods share; if tracking.uri is databricks, also /Volumes of the workspace. Each
+    job has its own subfolder. Default: a folder in defaults.storage of the chart."""
     every_steps: Annotated[int, Field(ge=1, json_schema_extra=OPERATOR_DEFAULT)] = 200
     """Steps between checkpoints."""
     keep: Annotated[int, Field(ge=1, le=100, json_schema_extra=OPERATOR_DEFAULT)] = 2
@@ -73,4 +74,4 @@ class Checkpoint(ApiModel):
     mode: Annotated[Literal["Async", "Sync"], Field(json_schema_extra=OPERATOR_DEFAULT)] = "Async"
     """Async: write a checkpoint during the next steps, from a copy in host memory. Sync: write it before the next step."""
     resume_from: ResumeFrom | None = None
-    """Checkpoints of another job to start from, while this job has none of its own. They are only read."""
+    """Checkpoints of another job to start from, until this job has a checkpoint. They are only read."""

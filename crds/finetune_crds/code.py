@@ -1,4 +1,4 @@
-"""Your own training script: where it comes from, and the packages that it needs."""
+"""Your own training script: the source of its code, and its packages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from finetune_crds.base import LIST_TYPE_SET, ApiModel, Name, VolumeName, rules
 from finetune_crds.env import LocalReference
 
 FULL_COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
-"""A commit that no server has to be asked about: SHA-1 or SHA-256, whole."""
-# NB: Kubernetes replaces $(NAME) in the arguments of a container by the value of a variable, so none of these has a $.
+"""Pattern of a full commit hash, SHA-1 or SHA-256. The operator does not have to resolve it at the server."""
+# NB: Kubernetes expands $(NAME) in the arguments of a container, so a requirement cannot contain a $.
 _PACKAGE_NAME = "[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?( *[[][A-Za-z0-9._, -]*[]])?"
 _VERSIONS = "( *[(]?[<>=!~]=?[^@;$]*)?"
 _ADDRESS = " *@ *(git[+])?(https|file)://[^ @$]*(@[A-Za-z0-9._/-]+)?"
@@ -82,14 +82,15 @@ Revision = Annotated[
 
 
 class Git(ApiModel):
-    """A repository of Git."""
+    """A Git repository."""
 
     url: GitUrl
-    """Its address, such as https://github.com/owner/repository.git."""
+    """Address, such as https://github.com/owner/repository.git."""
     revision: Revision = "HEAD"
-    """Branch, tag or whole commit. It is resolved once: every attempt has the commit of status.code. HEAD is the default branch."""
+    """Branch, tag or full commit hash; HEAD is the default branch. The operator resolves it once: every attempt runs the
+    commit in status.code."""
     secret_ref: LocalReference | None = None
-    """Secret with `username` and `password`; for most servers, the password is a token."""
+    """Secret with the keys `username` and `password`. For most servers, the password is a token."""
 
 
 class Code(ApiModel):
@@ -105,19 +106,19 @@ class Code(ApiModel):
     )
 
     config_map_ref: LocalReference | None = None
-    """ConfigMap whose keys become files of mountPath."""
+    """ConfigMap whose keys become files in mountPath."""
     volume: VolumeName | None = None
-    """Volume of pods.train.template that holds the code."""
+    """Volume of pods.train.template that contains the code."""
     git: Git | None = None
-    """Repository that each pod fetches into mountPath, at one commit."""
+    """Git repository that each pod fetches into mountPath."""
     mount_path: Annotated[str, Field(min_length=1, max_length=512, pattern=r"^/.*")] = "/workspace"
-    """Folder of the code; also the working directory."""
+    """Folder of the code, and working directory of the command."""
 
 
 class CodeStatus(ApiModel):
-    """What spec.trainer.code.git amounts to."""
+    """The commit that spec.trainer.code.git resolved to."""
 
     commit: Annotated[str, Field(min_length=40, max_length=64)]
     """The commit that every attempt runs."""
     branch: Name | None = None
-    """The branch that had it, where revision is one."""
+    """The branch, if spec.trainer.code.git.revision names one."""

@@ -1,4 +1,4 @@
-"""Which recipes may carry on a checkpoint: those with the same settings that decide the weights and the order of examples."""
+"""Compares recipes: a run can continue from a checkpoint if the settings that decide the weights and the order of examples are equal."""
 
 from __future__ import annotations
 
@@ -11,55 +11,57 @@ from finetune_crds.aliased import Aliased
 from finetune_crds.base import ApiModel
 from finetune_crds.recipe import JobRecipe
 
-# What another attempt, or the job that carries a run on, may change. A field that is not here counts.
+# Fields that can differ between the run that wrote a checkpoint and the run that continues from it. All other fields must be
+# equal.
 _IGNORED_FIELDS: dict[str, Any] = {
-    # Which job it is, what it tells, writes and registers, and what is measured after it. `parameters` are for scripts, which have
-    # checkpoints of their own.
+    # The identity of the job, what it reports, writes and registers, and its evaluation. `parameters` are for your own scripts,
+    # which write their own checkpoints.
     **dict.fromkeys(
         ("kind", "job", "tracking", "register_", "evaluation", "parameters", "checkpoint", "output"), True
     ),
-    # How many ranks share a step, and how: the sequences of a step count, as GLOBAL_BATCH.
+    # The number of ranks and the strategy. The sequences of a step must be equal, see GLOBAL_BATCH.
     "distributed": True,
     "model": {"cache"},
     "method": {"export"},
     "training": {
-        # How long it trains.
+        # The length of the training.
         "epochs",
         "max_steps",
-        # How the ranks share a step, and compute it.
+        # The division of a step among the ranks, and its computation.
         "per_device_batch_size",
         "gradient_accumulation",
         "activation_checkpointing",
         "compile",
-        # What is evaluated and reported, when the run ends, and which of its weights it delivers.
+        # Evaluation, reporting, the end of the run, and the choice of the delivered checkpoint.
         "per_device_eval_batch_size",
         "eval_every_steps",
         "log_every_steps",
         "early_stopping",
         "select",
         "max_skipped_steps",
-        # Where the end of the run begins, whose length may differ too.
+        # The decay at the end of the run, which depends on its length.
         "decay_steps",
         "decay_ratio",
     },
-    # How the splits were made: they are there now.
+    # The preparation: the splits exist already.
     "data": {"source", "prepare"},
     "prepared": True,
 }
 GLOBAL_BATCH = "globalBatch"
-"""The sequences of a step, among the settings."""
+"""Key of a setting: the sequences of an optimizer step on all ranks."""
 ROWS_AT_ONCE = "rowsAtOnce"
-"""The sequences of a forward pass on all ranks, among the settings of KTO, which estimates a divergence from them."""
-# What decides the token ids and loss masks of the examples, and no more: a digest of these is compared, and the fields explain it.
+"""Key of a setting of KTO: the sequences of a forward pass on all ranks, from which KTO estimates a divergence."""
+# Fields that affect only the token ids and loss masks of the examples. Their digest is compared, and these fields explain a
+# difference.
 _EXAMPLE_FIELDS = ("data.", "model.chatTemplate.", "objective.lossOn", "training.truncation")
 _MAX_VALUE_LENGTH = 60
 _DIGEST_LENGTH = 12
 
 
 def settings(recipe: JobRecipe) -> dict[str, Any]:
-    """The settings that count, by the paths of their fields; without defaults, so that a later version may add a field.
+    """Return the settings that must be equal, by field path. Defaults are left out, so that a later version can add a field.
 
-    A checkpoint keeps them. None of them is a secret.
+    A checkpoint stores these settings. They contain no secrets.
     """
     content = recipe.model_dump(mode="json", by_alias=True, exclude=_IGNORED_FIELDS, exclude_defaults=True)
     values_by_path = {**dict(_leaves("", content)), GLOBAL_BATCH: recipe.global_batch}
@@ -69,7 +71,7 @@ def settings(recipe: JobRecipe) -> dict[str, Any]:
 
 
 def digest(recipe: JobRecipe) -> str:
-    """The beginning of the SHA-256 of the settings that count, but for those of the examples."""
+    """Return a short SHA-256 of the settings that must be equal, without the fields of the examples."""
     run_settings = {
         path: value for path, value in settings(recipe).items() if not path.startswith(_EXAMPLE_FIELDS)
     }
@@ -77,9 +79,13 @@ def digest(recipe: JobRecipe) -> str:
 
 
 def differences(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
-    """What keeps a recipe from carrying on a run with some settings: each difference, with what to do where that is not plain.
+    """Return the differences that prevent a recipe from continuing a run. A difference names its remedy if that is not obvious.
 
-    Differences of the examples are left out: another table may have the same ones.
+    The fields of the examples are left out: other splits can contain the same examples.
+
+    Args:
+        before: the settings of the run.
+        recipe: the recipe that should continue the run.
     """
     now = settings(recipe)
     differing = [
@@ -102,7 +108,12 @@ def differences(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
 
 
 def differences_of_examples(before: Mapping[str, Any], recipe: JobRecipe) -> list[str]:
-    """The fields that may explain why the examples are not those of a run with some settings."""
+    """Return the fields that can explain why the examples of a recipe differ from the examples of a run.
+
+    Args:
+        before: the settings of the run.
+        recipe: the recipe that should continue the run.
+    """
     now = settings(recipe)
     return [
         _describe_change(path, before, now)
@@ -116,7 +127,7 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _same(before: object, now: object) -> bool:
-    """Whether two values mean the same; an alias, which earlier versions kept as it is, may have meant any version of its model."""
+    """Whether two values are equal. Earlier versions stored an alias unresolved: it equals every version of its model."""
     if before == now:
         return True
     aliased = Aliased.parse(before) if isinstance(before, str) else None
@@ -129,7 +140,7 @@ def _describe_change(path: str, before: Mapping[str, Any], now: Mapping[str, Any
 
 
 def _suggest_batch(batch: int, recipe: JobRecipe) -> str:
-    """Which numbers give a global batch on the ranks of a recipe."""
+    """Return the batch settings that give a global batch on the ranks of a recipe."""
     ranks, size = recipe.distributed.ranks, recipe.training.per_device_batch_size
     share, remainder = divmod(batch, ranks)
     if remainder:
@@ -139,7 +150,7 @@ def _suggest_batch(batch: int, recipe: JobRecipe) -> str:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The values in a document, by their paths. Lists of the API are sets."""
+    """Iterate over the values of a document, by path. Lists are sorted, since the lists of the API are sets."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from _leaves(f"{path}.{name}" if path else name, part)
@@ -148,7 +159,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _default(path: str) -> object:
-    """The default of a field of a recipe, by its path; None where it has none."""
+    """Return the default of a field of a recipe, by its path; None if the field has no default."""
     part: type[ApiModel] = JobRecipe
     default: object = None
     for name in path.split("."):

@@ -11,7 +11,7 @@ from finetune_crds.base import ApiModel, EnvName, ObjectName, Passthrough, Rule,
 SCOPE_START = "{{secrets/"
 """The start of {{secrets/scope/key}}, a secret of a Databricks workspace."""
 NAMES_SECRET = f"contains('{SCOPE_START}')"
-"""Whether a string names a secret of a Databricks workspace, as a call on it in an expression."""
+"""CEL method call on a string: whether the string names a secret of a Databricks workspace."""
 NO_SCOPE_IN_PODS = (
     "{{secrets/scope/key}} is resolved only at Databricks, and not in pods: use valueFrom.secretKeyRef or envFrom with a Secret "
     "of the namespace"
@@ -45,9 +45,9 @@ RESERVED_ENV = (
     "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
 )
 
-# Only the operator sets it in the training pods of a job with trainer.code; other pods may use the name.
+# Only the operator sets this variable in the training pods of a job with trainer.code; other pods can use the name.
 CODE_ENV = "CODE_SOURCE_PATH"
-# Only the operator sets them in an evaluation pod with a command of your own; other pods may use the names.
+# Only the operator sets these variables in an evaluation pod with your own command; other pods can use the names.
 EVALUATION_ENV = ("MODEL_PATH", "METRICS_PATH")
 
 RESERVED_LIST = f"[{', '.join(repr(name) for name in RESERVED_ENV)}]"
@@ -72,29 +72,29 @@ class EnvVar(ApiModel):
     name: EnvName
     """Name of the variable."""
     value: Annotated[str, Field(max_length=16384)] | None = None
-    """Its value."""
+    """Literal value."""
     value_from: Passthrough | None = None
-    """Where the value comes from: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef, as in a Pod."""
+    """Source of the value: secretKeyRef, configMapKeyRef, fieldRef or resourceFieldRef, as in a Pod."""
 
 
 class ObjectReference(ApiModel):
     """An object of the same namespace."""
 
     name: ObjectName
-    """Its name."""
+    """Object name."""
 
 
 Env = Annotated[list[EnvVar], Field(max_length=64, json_schema_extra=list_type_map("name"))]
-"""Environment variables, each name once."""
+"""Environment variables with unique names."""
 
 
 class LocalReference(ApiModel):
     """A Secret or ConfigMap of the same namespace."""
 
     name: ObjectName
-    """Its name."""
+    """Object name."""
     optional: bool = False
-    """Whether it may be missing: pods start without it, and the operator calls a server without its credentials."""
+    """The object can be missing: pods start without it, the operator sends no credentials."""
 
 
 class EnvFromSource(ApiModel):
@@ -110,7 +110,7 @@ class EnvFromSource(ApiModel):
     )
 
     prefix: EnvName | None = None
-    """Prefix of each name."""
+    """Prefix of each variable name."""
     secret_ref: LocalReference | None = None
     """The Secret."""
     config_map_ref: LocalReference | None = None

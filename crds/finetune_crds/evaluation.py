@@ -27,7 +27,7 @@ from finetune_crds.training import SOFT_PROMPT_METHODS
 Metric = Literal["Loss", "Perplexity", "ExactMatch", "Accuracy", "F1", "Rouge", "Bleu"]
 EvaluatedSplit = Literal["Test", "Validation"]
 
-# The numbers of each metric, by the names that they have as tags of the version and as metrics of the run.
+# The numbers of each metric, by their names as tags of the version and metrics of the run.
 NUMBER_NAMES: dict[Metric, tuple[str, ...]] = {
     "Loss": ("evaluation_loss",),
     "Perplexity": ("evaluation_perplexity",),
@@ -38,20 +38,20 @@ NUMBER_NAMES: dict[Metric, tuple[str, ...]] = {
     "Bleu": ("eval_bleu",),
 }
 BASE_PREFIX = "base_"
-"""Begins the name of a number of the base model."""
+"""Prefix of the names of the base model's numbers."""
 GENERATED: tuple[Metric, ...] = ("ExactMatch", "Accuracy", "F1", "Rouge", "Bleu")
-"""Metrics of the answers that the model generates."""
+"""Metrics that compare generated answers."""
 
 MAX_METRIC_NAME = 64
 METRIC_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 MAX_METRICS = 24
-"""Unity Catalog takes 50 tags of a version, which also has those of the trainer, of spec.register and of promotions. The built-in
-evaluation writes 9 numbers of each of two models, a command of your own one of each."""
+"""Unity Catalog allows 50 tags on a version, and the trainer, spec.register and promotions also set tags. The built-in
+evaluation writes 9 numbers for each of two models; your own command writes one number for each metric."""
 MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, pattern=METRIC_NAME)]
-"""A name that is allowed for a metric of MLflow and for a tag of Unity Catalog."""
+"""A name that MLflow accepts for a metric, and Unity Catalog for a tag."""
 
 _HAS_COMMAND = "(has(self.command) && size(self.command) > 0)"
-# NB: none of these has a default in the schema, which would look like a value beside a command.
+# NB: these fields have no default in the schema, so that the rule below can refuse them beside a command.
 _BUILT_IN_FIELDS = ("metrics", "baseModel", "limit", "generations", "maxNewTokens", "batchSize")
 
 
@@ -90,29 +90,29 @@ class Evaluation(ApiModel):
     )
 
     split: EvaluatedSplit = "Test"
-    """The rows: the test split, which training never reads, or the validation split."""
+    """Split to evaluate: the test split, which training never reads, or the validation split."""
     metrics: (
         Annotated[list[Metric], Field(min_length=1, max_length=7, json_schema_extra=LIST_TYPE_SET)] | None
     ) = None
-    """What to measure. ExactMatch, Accuracy, F1, Rouge and Bleu compare generated answers with those of the rows.
+    """Metrics to compute. ExactMatch, Accuracy, F1, Rouge and Bleu compare generated answers with the answers in the data.
     Default: Loss and Perplexity."""
     base_model: Annotated[bool, Field(json_schema_extra=OPERATOR_DEFAULT)] = True
     """Evaluate the base model too, on the same rows."""
     limit: Positive | None = None
-    """At most this many rows, the same ones for each model: those with the least hashes. Default: all."""
+    """Maximum number of rows, the same for each model: the rows with the lowest hashes. Default: all rows."""
     generations: Annotated[int, Field(ge=0, le=1000, json_schema_extra=OPERATOR_DEFAULT)] = 20
-    """Rows whose generated answers become a table of the MLflow run, those of both models side by side. 0: no table."""
+    """Number of rows to log with the generated answers of both models, as a table of the MLflow run. 0: no table."""
     max_new_tokens: Annotated[int, Field(ge=1, le=32768, json_schema_extra=OPERATOR_DEFAULT)] = 256
-    """Longest generated answer in tokens."""
+    """Maximum length of a generated answer in tokens."""
     batch_size: Annotated[int, Field(ge=1, le=1024, json_schema_extra=OPERATOR_DEFAULT)] = 8
-    """Rows that are evaluated at once."""
+    """Number of rows in a batch."""
     command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
-    """Your own command. It finds the model in the folder MODEL_PATH, and writes a JSON object of numbers to the file METRICS_PATH.
-    Default: the built-in evaluation."""
+    """Your own command. The folder MODEL_PATH contains the model. The command writes its numbers to the file METRICS_PATH,
+    as a JSON object. Default: the built-in evaluation."""
     args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
-    """Arguments of that command."""
+    """Arguments of the command."""
     parameters: Parameters = Field(default_factory=dict)
-    """Parameters of your own command, of any JSON type. It reads them from HYPERPARAMETERS_PATH, a YAML file with nothing else."""
+    """Parameters of the command, of any JSON type. The command reads them from the YAML file HYPERPARAMETERS_PATH."""
 
     @property
     def selected_metrics(self) -> tuple[Metric, ...]:
@@ -121,7 +121,7 @@ class Evaluation(ApiModel):
         return tuple(metric for metric in NUMBER_NAMES if metric in metrics)
 
 
-# Of FineTuneJobSpec: there is no evaluation or no data, or an evaluation with a command, which may read what it likes.
+# CEL on FineTuneJobSpec: no evaluation, no data, or an evaluation with your own command, which can read any data.
 _NOT_BUILT_IN = "!has(self.evaluation) || !has(self.data) || (has(self.evaluation.command) && size(self.evaluation.command) > 0)"
 
 EVALUATION_RULES = (
@@ -170,21 +170,21 @@ class EvaluatedMetric(ApiModel):
     """A number of the evaluation."""
 
     name: MetricName
-    """Its name, as a tag of the version and as a metric of the run."""
+    """Name of the number, as a tag of the version and as a metric of the run."""
     value: float
-    """That of the registered version."""
+    """Value of the registered version."""
     base: float | None = None
-    """That of the base model, on the same rows."""
+    """Value of the base model on the same rows."""
 
 
 class EvaluationStatus(ApiModel):
     """The evaluation of the registered version."""
 
     rows: NonNegative | None = None
-    """Rows that were evaluated; absent with a command of your own."""
+    """Rows that were evaluated; absent with your own command."""
     digest: Annotated[str, Field(max_length=64)]
-    """What the numbers are comparable on, as the version's tag finetune_evaluation_data has it: a digest of the rows and of how
-    answers were generated; with a command of your own, of the image, the command, its parameters and the data."""
+    """Numbers with the same digest are comparable. It covers the rows and the generation of answers; with your own command,
+    the image, the command, its parameters and the data. Also the version's tag finetune_evaluation_data."""
     metrics: Annotated[
         list[EvaluatedMetric], Field(max_length=MAX_METRICS, json_schema_extra=list_type_map("name"))
     ] = Field(default_factory=list)
@@ -192,11 +192,11 @@ class EvaluationStatus(ApiModel):
 
 
 class EvaluationResult(ApiModel):
-    """What the evaluation pod reports."""
+    """The result of the evaluation pod."""
 
     rows: NonNegative
     digest: Name
     metrics: dict[MetricName, float]
-    """The numbers of the registered version, by their names."""
+    """The numbers of the registered version, by name."""
     base: dict[MetricName, float] = Field(default_factory=dict)
-    """Those of the base model, by the same names."""
+    """The numbers of the base model, by the same names."""

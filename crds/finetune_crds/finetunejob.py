@@ -23,9 +23,9 @@ from finetune_crds.tracking import MLFLOW_RULES, Register, Tracking
 from finetune_crds.trainer import Trainer
 from finetune_crds.training import LOW_RANK_METHODS, NEW_TOKENS_MESSAGES, Method, Model, ModelCache, Training
 
-# What cannot change: all but `suspend`, `runPolicy` and `pods`, which are about how a job runs and not about what it trains.
+# Immutable fields: all except `suspend`, `runPolicy` and `pods`, which do not change what the job trains.
 _IMMUTABLE_OPTIONAL = ("model", "data", "checkpoint", "register", "output", "evaluation")
-# The API server completes each of these, so every job has them.
+# Immutable fields with a default. The API server fills in the default, so every job has these fields.
 _IMMUTABLE_WITH_DEFAULT = ("method", "objective", "training", "distributed", "trainer", "tracking")
 
 
@@ -37,7 +37,7 @@ def _cannot_change(field: str) -> Rule:
 
 
 def _build_objective_rules(columns_type: str, objectives: list[str]) -> list[Rule]:
-    """The rules that some objectives have columns of a type, and that no other objective has them."""
+    """Return the rules that a type of columns requires certain objectives, and that these objectives require the type."""
     objective_list = join_names(objectives, "or")
     return [
         Rule(
@@ -57,7 +57,7 @@ def _build_objective_rules(columns_type: str, objectives: list[str]) -> list[Rul
 
 
 class FineTuneJobSpec(ApiModel):
-    """What to train, on what, and how."""
+    """The model, the data and the training of a job."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -185,42 +185,42 @@ class FineTuneJobSpec(ApiModel):
     data: Data | None = None
     """The examples. Required without trainer.command."""
     method: Method = Field(default_factory=Method)
-    """Which parameters are trained. Default: Full."""
+    """Training method: all parameters, or an adapter. Default: Full."""
     objective: Objective = Field(default_factory=Objective)
-    """What the loss is. Default: SFT."""
+    """The loss of the training. Default: SFT."""
     training: Training = Field(default_factory=Training)
     """Hyperparameters."""
     distributed: Distributed = Field(default_factory=Distributed)
-    """The gang of pods. Default: one pod with one rank."""
+    """The training pods. Default: one pod with one rank."""
     trainer: Trainer = Field(default_factory=Trainer)
-    """What runs in the training pods. Default: the built-in loop."""
+    """The program in the training pods. Default: the built-in loop."""
     pods: Annotated[Pods, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(default_factory=Pods)
-    """Images, variables, accounts and templates of the pods. You can change it while the job runs: a change takes effect with the
-    next pod."""
+    """Images, variables, ServiceAccounts and templates of the pods. You can change it while the job runs: a change applies
+    to new pods."""
     checkpoint: Checkpoint | None = None
-    """Where a restart resumes from. Without it, every attempt starts from the beginning."""
+    """The checkpoints from which a restart resumes. Without them, every attempt starts from the beginning."""
     tracking: Tracking = Field(default_factory=Tracking)
     """The MLflow run."""
     register_: Register | None = Field(default=None, alias="register")
-    """The registered model. Without it, the run is tracked and nothing is registered."""
+    """The registered model. Without it, MLflow tracks the run, and no model is registered."""
     output: Output | None = None
-    """The folder of the model, besides the registry or in place of it."""
+    """Folder of the model, in addition to the registry or instead of it."""
     evaluation: Evaluation | None = None
-    """An evaluation of the registered version, before its aliases move. Without it, the version has the numbers of the training:
-    its loss on the validation split."""
+    """An evaluation of the registered version, before its aliases move. Without it, the version has only numbers of the
+    training, such as the loss on the validation split."""
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
-    """What happens when a run fails, takes too long or ends. You can change it while the job runs."""
+    """Restarts, deadlines, cleanup and the queue. You can change it while the job runs."""
     suspend: bool = False
     """True stops the pods and keeps the checkpoint; false resumes from it. You can change it while the job runs."""
 
     @property
     def prepare(self) -> Prepare | None:
-        """The preparation; None where nothing is prepared."""
+        """The preparation; None if the job prepares no data."""
         return self.data.prepare if self.data else None
 
     @property
     def model_cache(self) -> ModelCache | None:
-        """The claim with downloaded models; None without one."""
+        """The cache of downloaded models; None without one."""
         return self.model.cache if self.model else None
 
 
@@ -275,6 +275,6 @@ class FineTuneJob(ApiModel):
     kind: Literal["FineTuneJob"] = "FineTuneJob"
     metadata: dict[str, Any] = Field(default_factory=dict)
     spec: FineTuneJobSpec
-    """What to train, on what, and how."""
+    """The model, the data and the training of the job."""
     status: FineTuneJobStatus = Field(default_factory=FineTuneJobStatus)
-    """What the operator reports."""
+    """The state that the operator reports."""

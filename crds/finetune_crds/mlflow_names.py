@@ -1,4 +1,4 @@
-"""Names that MLflow accepts: of models, of their aliases, and of tags."""
+"""Names of models, aliases and tags that MLflow accepts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Alias = Annotated[
     ),
 ]
 THREE_LEVELS = "^[^.]{1,255}[.][^.]{1,255}[.][^.]{1,255}$"
-"""Pattern of the name of a model in Unity Catalog: catalog.schema.name."""
+"""Pattern of a model's name in Unity Catalog: catalog.schema.name."""
 ModelName = Annotated[
     str,
     Field(
@@ -61,9 +61,10 @@ Tags = Annotated[
 ]
 """Tags in MLflow. Source: MLflow, utils/validation.py, `_validate_tag_name`."""
 NOT_IN_UNITY_TAGS = "[.,=/:-]|^ | $"
-"""What Unity Catalog does not allow in the key of a tag, as a regular expression of CEL and of Python.
+"""Pattern of what Unity Catalog forbids in the key of a tag, for CEL and for Python.
 
-Source: https://docs.databricks.com/aws/en/database-objects/tags, Constraints."""
+Source: https://docs.databricks.com/aws/en/database-objects/tags, Constraints.
+"""
 UNITY_TAGS_MESSAGE = (
     "Unity Catalog does not allow . , - = / : in the key of a tag, or a space at its start or end"
 )

@@ -1,4 +1,4 @@
-"""`spec.objective`: what the loss is."""
+"""`spec.objective`: the loss of the training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finetune_crds.base import NONE_FOR_ZERO, ApiModel, Fraction, Name, Uri, rul
 
 ObjectiveType = Literal["SFT", "DPO", "KTO", "ORPO", "SimPO", "Distillation"]
 COLUMNS_OF_OBJECTIVE = {"DPO": "Preference", "KTO": "Unpaired", "ORPO": "Preference", "SimPO": "Preference"}
-"""Objectives that compare two documents of an example, and the type of columns that each needs."""
+"""The type of columns that each preference objective requires."""
 OBJECTIVES_OF_COLUMNS = {
     columns_type: [
         objective
@@ -19,7 +19,7 @@ OBJECTIVES_OF_COLUMNS = {
     ]
     for columns_type in dict.fromkeys(COLUMNS_OF_OBJECTIVE.values())
 }
-"""The same by the type of columns."""
+"""The objectives that require each type of columns."""
 
 
 class Dpo(ApiModel):
@@ -36,12 +36,13 @@ class Dpo(ApiModel):
     )
 
     loss: Literal["Sigmoid", "IPO"] = "Sigmoid"
-    """IPO: identity preference optimization (Azar et al., arXiv:2310.12036), of log-probabilities per token of the answer."""
+    """Sigmoid: standard DPO. IPO: identity preference optimization (Azar et al., arXiv:2310.12036), on log-probabilities per
+    token of the answer."""
     beta: Annotated[float, Field(gt=0, le=10)] = 0.1
     """How strongly the loss keeps the model close to the reference."""
-    # NB: not lt=0.5, which the API server rounds down to 0 where the value is the whole number 0, such as the default.
+    # NB: not lt=0.5, which the API server rounds down to 0 if the value is an integer such as the default 0.
     label_smoothing: Annotated[float, Field(ge=0, le=0.49)] = 0.0
-    """Share of the pairs that people ranked the wrong way round (conservative DPO). Evaluation losses are without it."""
+    """Assumed share of pairs whose answers are ranked the wrong way round (conservative DPO). Not used in evaluation losses."""
 
 
 class Kto(ApiModel):
@@ -50,7 +51,8 @@ class Kto(ApiModel):
     beta: Annotated[float, Field(gt=0, le=10)] = 0.1
     """How strongly the loss keeps the model close to the reference."""
     desirable_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Weight of the losses of good answers. Where the data has many more of one kind, raise the weight of the other."""
+    """Weight of the losses of good answers. If the data has many more answers of one kind, raise the weight of the other
+    kind."""
     undesirable_weight: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Weight of the losses of bad answers."""
 
@@ -59,7 +61,7 @@ class Orpo(ApiModel):
     """Odds ratio preference optimization (Hong et al., arXiv:2403.07691)."""
 
     weight: Annotated[float, Field(gt=0, le=100)] = 0.1
-    """Weight of the odds ratio of both answers, beside the cross-entropy of the chosen one."""
+    """Weight of the odds ratio loss, which is added to the cross-entropy of the chosen answer."""
 
 
 class Simpo(ApiModel):
@@ -68,7 +70,7 @@ class Simpo(ApiModel):
     beta: Annotated[float, Field(gt=0, le=100)] = 2.0
     """Scale of the rewards, which are log-probabilities per token of the answer."""
     gamma: Annotated[float, Field(ge=0, le=100)] = 0.5
-    """Margin that the reward of the chosen answer has to have."""
+    """Target margin between chosen and rejected rewards."""
 
 
 class Distillation(ApiModel):
@@ -85,19 +87,19 @@ class Distillation(ApiModel):
     )
 
     teacher: Uri
-    """The teacher, named like model.base: Hub id, path, folder of an object store, or models:/name@alias."""
+    """The teacher, in a format of model.base: Hub id, path, folder of an object store, or models:/name@alias."""
     teacher_revision: Name | None = None
     """Git revision of a teacher from the Hub."""
     teacher_trust_remote_code: bool = False
     """Allow code from the teacher's repository to run in the pods."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 1.0
-    """Temperature of both distributions."""
+    """Temperature of teacher and model."""
     weight: Fraction = 0.5
-    """Share of the teacher in the loss. The rest is cross-entropy on the data."""
+    """Share of the teacher's loss. The rest is cross-entropy on the data."""
 
 
 class Objective(ApiModel):
-    """What the loss is."""
+    """The loss of the training."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -123,13 +125,13 @@ class Objective(ApiModel):
     )
 
     type: ObjectiveType = "SFT"
-    """SFT: next-token loss. DPO: preferences. ORPO, SimPO: the same without a reference. KTO: answers that are good or bad.
-    Distillation: a teacher."""
+    """SFT: next-token loss. DPO: chosen and rejected answers, with a reference model. ORPO, SimPO: the same, without a
+    reference model. KTO: answers labeled good or bad. Distillation: a teacher's probabilities."""
     loss_on: Literal["Answer", "LastAnswer", "All"] | None = None
-    """Compute the loss on the answers only, on the last answer of a conversation, or on every token. Default: Answer where prompt
-    and answer are known."""
+    """Tokens in the loss. Answer: all answers. LastAnswer: the last answer of a conversation. All: every token. Default:
+    Answer if the data separates prompts from answers."""
     label_smoothing: Annotated[Annotated[float, Field(ge=0, lt=1)] | None, NONE_FOR_ZERO] = None
-    """SFT: share of each target that is spread over the whole vocabulary. Evaluation losses are without it. Default: 0."""
+    """SFT: share of each target that is spread over the whole vocabulary. Not used in evaluation losses. Default: 0."""
     dpo: Dpo | None = None
     """Parameters of DPO."""
     kto: Kto | None = None

@@ -1,4 +1,4 @@
-"""`spec.output`: the folder of the model, besides the registry or in place of it."""
+"""`spec.output`: a folder for the model, in addition to the registry or instead of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finetune_crds.databricks import build_workspace_folder_rules
 
 
 class Output(ApiModel):
-    """The folder of the model."""
+    """A folder for the model."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -22,14 +22,14 @@ class Output(ApiModel):
     )
 
     uri: Uri
-    """s3://bucket/folder, gs://bucket/folder, abfss://container@account.dfs.core.windows.net/folder, or an absolute path on a volume
-    that pods.train.template mounts, or, with tracking.uri databricks, in /Volumes of the workspace: a folder for this model alone.
-    It has weights, configuration, tokenizer and model card, as transformers and peft save them, and model.base of another job may name
-    it."""
+    """Folder for this model alone: s3://bucket/folder, gs://bucket/folder,
+    abfss://container@account.dfs.core.windows.net/folder, or an absolute path on a volume that pods.train.template mounts;
+    if tracking.uri is databricks, also /Volumes of the workspace. It gets weights, configuration, tokenizer and model card
+    in the format of transformers and peft, and can be model.base of another job."""
 
 
 def _with_slash(folder: str) -> str:
-    """CEL: a folder with a slash at its end."""
+    """Return the CEL expression of a folder with a slash at its end."""
     return f"({folder}.endsWith('/') ? {folder} : {folder} + '/')"
 
 
@@ -50,4 +50,4 @@ OUTPUT_RULES = (
     ),
     *build_workspace_folder_rules("output.uri"),
 )
-"""Rules of the spec."""
+"""Rules of FineTuneJobSpec."""

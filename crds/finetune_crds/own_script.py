@@ -1,4 +1,4 @@
-"""Jobs with `trainer.command`: its parameters, and what such a job may leave out."""
+"""Jobs with `trainer.command`: the parameters of the command, and the fields that only such a job can leave out."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pydantic import Field
 
 from finetune_crds.base import Rule
 
-# NB: CEL compares the values of such a map, and not its keys: it takes a map in which keys have other names and no value changed
-# for the same one.
+# NB: CEL compares only the values of such a map. It considers two maps equal if only their keys differ.
 Parameters = Annotated[
     dict[str, Any],
     Field(max_length=64, json_schema_extra={"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
 ]
-"""Parameters of a command: values of any JSON type, by their names."""
+"""Parameters of a command by name, with values of any JSON type."""
 
 _HAS_COMMAND = "(has(self.trainer.command) && size(self.trainer.command) > 0)"
 

@@ -13,22 +13,22 @@ ExitCodes = Annotated[list[ExitCode], Field(max_length=64, json_schema_extra=LIS
 
 
 class RunPolicy(ApiModel):
-    """What happens when a run fails, takes too long or ends."""
+    """Restarts, deadlines, cleanup and the queue of a job."""
 
     max_restarts: NonNegative = 3
-    """How often the whole gang restarts after a failure. Preemption and node loss do not count, nor do attempts that cannot begin
-    because a server of code or packages does not answer or refuses the login (exit code 69)."""
+    """Maximum number of restarts after a failure. Preemption, node loss, and attempts that cannot start because a server of
+    code or packages does not answer or refuses the login (exit code 69) are not counted."""
     restart_window_seconds: Annotated[int, Field(ge=60)] = 86400
-    """How long restarts that do not count may go on without progress: a newer checkpoint, or a later step. After that, the job fails.
-    Time in a queue, without a node or in suspension does not count."""
+    """Maximum time in which restarts that are not counted make no progress; then the job fails. A newer checkpoint or a
+    later step is progress. Time in a queue, without a node or in suspension is not included."""
     retryable_exit_codes: ExitCodes = Field(default_factory=list)
     """If set, only these exit codes cause a restart."""
     fatal_exit_codes: ExitCodes = [64, 65]
-    """Exit codes that fail the job at once: 64 the recipe is wrong, 65 the data is wrong."""
+    """Exit codes that fail the job at once. 64: the recipe is wrong. 65: the data is wrong."""
     active_deadline_seconds: Positive | None = None
-    """The job fails when preparation, training and evaluation take longer than this. Time in a queue, without a node or in suspension does not
-    count."""
+    """Maximum time of preparation, training and evaluation together; then the job fails. Time in a queue, without a node or
+    in suspension is not included."""
     ttl_seconds_after_finished: NonNegative | None = None
-    """Seconds from the end until the pods and other children are deleted. The FineTuneJob itself stays."""
+    """Seconds from the end of the job until its pods and other children are deleted. The FineTuneJob itself stays."""
     queue_name: QueueName | None = None
-    """Kueue queue that admits the pods of each step; empty for none. Default: the queue of the installation, if it has one."""
+    """Kueue queue for the pods of each step; empty for no queue. Default: defaults.queueName of the chart."""

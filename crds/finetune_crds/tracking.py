@@ -35,30 +35,31 @@ class Tracking(ApiModel):
     )
 
     uri: Uri | None = None
-    """MLflow tracking server, or databricks. Default: the server that the operator is installed with."""
+    """MLflow tracking server, or databricks. Default: the chart's tracking server."""
     public_url: PublicUrl | None = None
-    """Where a browser finds the server of uri, for status.links. Default: uri."""
+    """Address of the tracking server for browsers, used in status.links. Default: uri."""
     registry_uri: Uri | None = None
-    """MLflow model registry, or databricks-uc. Default: the tracking server; Unity Catalog with uri databricks."""
+    """MLflow model registry, or databricks-uc. Default: the tracking server; when uri is databricks, Unity Catalog."""
     experiment: Name | None = None
-    """Experiment; a path on Databricks. Default: the namespace of the job; on Databricks /Shared/namespace."""
+    """Name of the experiment, or its path at Databricks. Default: the namespace of the job; at Databricks,
+    /Shared/namespace."""
     run_name: Name | None = None
     """Name of the run. Default: the name of the job."""
     tags: Tags = Field(default_factory=dict)
     """Tags of the run."""
     secret_ref: LocalReference | None = None
-    """Secret with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; for Databricks with
-    DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. The pods get it too, unless
-    trainerSecretRef is set."""
+    """Secret with MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. For Databricks:
+    DATABRICKS_HOST, and DATABRICKS_TOKEN or both DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. The pods use it too,
+    unless trainerSecretRef is set."""
     trainer_secret_ref: LocalReference | None = None
-    """Secret that the pods get instead of that of secretRef. Its credentials need to write the run and to create a
-    version, and no more. Default: the Secret of secretRef."""
+    """Secret that the pods use instead of secretRef. Its credentials need only to write the run and to create a model
+    version. Default: secretRef."""
     system_metrics: bool = False
     """Log CPU, memory and GPU metrics of each rank, every 10 s."""
 
     @property
     def secret_of_pods(self) -> LocalReference | None:
-        """The Secret that the pods get."""
+        """The Secret that the pods use."""
         return self.trainer_secret_ref or self.secret_ref
 
 
@@ -77,12 +78,13 @@ class Register(ApiModel):
     signature: bool = True
     """Store the model's input and output signature with the version."""
     upload: Upload | None = None
-    """How the files get to the store of the MLflow server. Proxy: through the server. Direct: large files straight to its object store, by
-    addresses that the server signs; the pods need a way there. Default: Direct for files above 500 MiB where the server offers it."""
+    """Upload of the model's files. Proxy: through the MLflow server. Direct: large files go to its object store, at
+    addresses that the server signs; the pods need access to the store. Default: Direct for files above 500 MiB if the server
+    supports it."""
 
 
 def _build_databricks_rule(condition: str, message: str, field: str) -> tuple[str, str, str]:
-    """A rule for jobs whose tracking is at Databricks."""
+    """Return a rule for jobs whose run or model is at Databricks."""
     return f"!{ON_DATABRICKS} || ({condition})", message, field
 
 

@@ -1,4 +1,4 @@
-"""spec.trainer: what runs in the training pods."""
+"""`spec.trainer`: the program in the training pods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from finetune_crds.pods import build_moved_fields
 
 
 class Trainer(ApiModel):
-    """What runs in the training pods."""
+    """The program in the training pods."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -29,10 +29,10 @@ class Trainer(ApiModel):
     command: Annotated[list[LongText], Field(max_length=64)] = Field(default_factory=list)
     """Your own command, run once in each pod, such as [torchrun, my_train.py]. Default: the built-in loop."""
     args: Annotated[list[LongText], Field(max_length=256)] = Field(default_factory=list)
-    """Arguments of that command."""
+    """Arguments of the command."""
     code: Code | None = None
     """Your own training script."""
     dependencies: Dependencies = Field(default_factory=list)
-    """Packages of your command, as requirements of pip such as datasets>=3. Each pod installs what its image lacks."""
+    """Packages of your command, as pip requirements such as datasets>=3. Each pod installs what its image lacks."""
     parameters: Parameters = Field(default_factory=dict)
-    """Parameters of that command, of any JSON type. It reads them from HYPERPARAMETERS_PATH, a YAML file with nothing else."""
+    """Parameters of the command, of any JSON type. The command reads them from the YAML file HYPERPARAMETERS_PATH."""

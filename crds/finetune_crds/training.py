@@ -1,4 +1,4 @@
-"""How the model is trained: base model, method and hyperparameters."""
+"""The training: base model, method and hyperparameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from finetune_crds.optimizer import Optimizer
 
 MethodType = Literal["Full", "LoRA", "QLoRA", "DoRA", "PrefixTuning", "PromptTuning"]
 
-# Methods that train low-rank adapters, and those that train virtual tokens; below as CEL lists.
+# Methods that train low-rank adapters, and methods that train virtual tokens; then the same as CEL lists.
 LOW_RANK_METHODS = ("LoRA", "QLoRA", "DoRA")
 SOFT_PROMPT_METHODS = ("PrefixTuning", "PromptTuning")
 _LOW_RANK_LIST = str([*LOW_RANK_METHODS])
@@ -45,25 +45,25 @@ NEW_TOKENS_MESSAGES = {
         "model.newTokens must not be set when objective.type is Distillation: the teacher has no rows for the new tokens"
     ),
 }
-"""CEL conditions on a spec with new tokens, and what is said where one does not hold."""
+"""Messages of the rules of a spec with new tokens, by the CEL condition of the rule."""
 
 _PISSA_TYPE_MESSAGE = "lora.init PiSSA requires type LoRA: it changes the frozen weights, which QLoRA quantizes and DoRA normalizes"
-"""What is said where a method other than LoRA has PiSSA."""
+"""Message of the rule that PiSSA requires method LoRA."""
 MAX_PISSA_RANK = 512
-"""The largest rank with PiSSA: twice as much is that of an adapter which can be trained further."""
+"""Maximum rank with PiSSA. The registered adapter has twice the rank, and must not exceed the maximum rank of lora."""
 _PISSA_RANK_MESSAGE = (
     f"rank must be at most {MAX_PISSA_RANK} when init is PiSSA: the registered adapter has twice the rank"
 )
-"""What is said where the rank is larger."""
+"""Message of the rule on the rank with PiSSA."""
 
 Scheduler = Literal["Linear", "Cosine", "Constant", "WSD"]
 
 
 class ModelCache(ApiModel):
-    """A volume on which downloaded models are kept."""
+    """A volume for downloaded models."""
 
     claim_name: ObjectName
-    """PersistentVolumeClaim. The access mode is ReadWriteMany where a job has pods on several nodes."""
+    """PersistentVolumeClaim. Its access mode must be ReadWriteMany if a job has pods on several nodes."""
 
 
 class Model(ApiModel):
@@ -85,24 +85,25 @@ class Model(ApiModel):
     )
 
     base: Uri
-    """Hub id (org/name), absolute path on a volume, folder of an object store (s3://, gs://, abfss://) or, with
-    tracking.uri databricks, of a volume of Unity Catalog (/Volumes/catalog/schema/volume), or models:/name@alias."""
+    """Hub id (org/name), absolute path on a volume, folder of an object store (s3://, gs://, abfss://), or
+    models:/name@alias; when tracking.uri is databricks, also a folder in a volume of Unity Catalog
+    (/Volumes/catalog/schema/volume)."""
     revision: Name | None = None
     """Git revision of a Hub model."""
     adapter: Literal["Merge", "Continue"] = "Merge"
-    """What happens where base is an adapter that is not merged. Merge: it is merged into its own base, and training starts from that.
-    Continue: the adapter itself is trained further."""
+    """Use of a base that is an adapter. Merge: the adapter is merged into its own base, and training starts from the merged
+    model. Continue: the adapter itself is trained further."""
     new_tokens: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=64)]],
         Field(max_length=64, json_schema_extra=LIST_TYPE_SET),
     ] = Field(default_factory=list)
-    """Texts that become tokens of their own, such as <tool_call>. Embedding and output layer get a row for each."""
+    """Texts to add as tokens, such as <tool_call>. The embedding and the output layer get a row for each token."""
     chat_template: ChatTemplate | None = None
-    """What renders conversations. Default: the chat template of the model's tokenizer."""
+    """Template that renders conversations. Default: the chat template of the model's tokenizer."""
     trust_remote_code: bool = False
     """Allow code from the model's repository to run in the pods."""
     cache: ModelCache | None = None
-    """Where downloaded models are kept for later attempts and jobs. Default: every attempt downloads the model."""
+    """Cache of downloaded models for later attempts and jobs. Default: every attempt downloads the model."""
 
 
 class Lora(ApiModel):
@@ -137,19 +138,20 @@ class Lora(ApiModel):
     scaling: Literal["Standard", "RankStabilized"] = "Standard"
     """Standard: the update is multiplied by alpha / rank. RankStabilized: by alpha / sqrt(rank) (arXiv:2312.03732)."""
     init: Literal["Default", "PiSSA"] = "Default"
-    """How the update begins. Default: as zero. PiSSA: as the principal part of each weight, which the frozen weight loses
-    (arXiv:2404.02948); what is registered is an adapter of the base as it was, of twice the rank. Type LoRA only,
-    and a rank of at most 512."""
+    """Initial update. `Default`: zero. `PiSSA` (arXiv:2404.02948): the principal part of each weight, subtracted from the
+    frozen weight. The registered adapter fits the unchanged base, with twice the rank. Requires type LoRA and rank 512 or
+    less."""
     bias: Literal["All", "LoraOnly"] | None = None
-    """Biases of the base that are trained too: all, or those of the adapted layers. Default: none."""
+    """Biases of the base to train too: all, or only the biases of adapted layers. Default: no biases."""
     modules_to_save: Annotated[list[Name], Field(max_length=16, json_schema_extra=LIST_TYPE_SET)] = Field(
         default_factory=list
     )
-    """Names of layers that are trained whole and stored with the adapter, such as embed_tokens and lm_head. Default: none."""
+    """Names of layers that are trained in full and stored with the adapter, such as embed_tokens and lm_head. Default: no
+    layers."""
 
 
 class Quantization(ApiModel):
-    """How QLoRA stores the frozen base model."""
+    """The storage of QLoRA's frozen base model."""
 
     type: Literal["NF4", "FP4"] = "NF4"
     """Four-bit data type."""
@@ -167,7 +169,7 @@ class SoftPrompt(ApiModel):
 
 
 class Method(ApiModel):
-    """Which parameters are trained."""
+    """The training method."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -213,8 +215,8 @@ class Method(ApiModel):
     soft_prompt: SoftPrompt | None = None
     """Parameters of PrefixTuning and PromptTuning."""
     export: Literal["Adapter", "Merged"] | None = None
-    """What is registered: the adapter alone, or the model with the adapter merged into it. Default: Adapter, where the type trains
-    one."""
+    """Model to register. Adapter: the adapter alone. Merged: the base with the adapter merged into it. Default: Adapter, if
+    the type trains an adapter."""
 
 
 class EarlyStopping(ApiModel):
@@ -288,7 +290,7 @@ class Training(ApiModel):
     )
 
     epochs: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """Passes over the training split. Default: 1, when maxSteps is not set either."""
+    """Number of passes over the training split. Default: 1 if maxSteps is not set."""
     max_steps: Positive | None = None
     """Optimizer steps."""
     per_device_batch_size: Positive = 4
@@ -300,39 +302,40 @@ class Training(ApiModel):
     learning_rate: Annotated[float, Field(gt=0, le=10, json_schema_extra=OPERATOR_DEFAULT)] = 2e-5
     """Peak learning rate. Default: 2e-5; for LoRA, QLoRA and DoRA 2e-4, for PrefixTuning and PromptTuning 1e-2."""
     min_learning_rate: Annotated[Annotated[float, Field(ge=0, le=10)] | None, NONE_FOR_ZERO] = None
-    """What the learning rate decreases to, below learningRate. Default: 0."""
+    """Final learning rate, below learningRate. Default: 0."""
     scheduler: Scheduler = "Cosine"
-    """How the learning rate decreases after the warm-up. WSD: it is constant, and decreases in the last steps of the run, as
-    1 - sqrt(share of the decay)."""
+    """Decrease of the learning rate after the warm-up. WSD: the rate is constant, and decreases at the end of the run, as 1
+    - sqrt(elapsed share of the decay)."""
     warmup_steps: NonNegative | None = None
     """Steps until the learning rate reaches its peak."""
     warmup_ratio: Fraction | None = None
-    """The warm-up as a share of all steps. Default: 0.03, when warmupSteps is not set either."""
+    """The warm-up as a share of all steps. Default: 0.03 if warmupSteps is not set."""
     decay_steps: Positive | None = None
     """WSD: steps at the end of the run in which the learning rate decreases."""
     decay_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
-    """WSD: the decay as a share of all steps, no more than the warm-up leaves. Default: 0.1, when decaySteps is not set either."""
+    """WSD: the decay as a share of all steps, at most the share after the warm-up. Default: 0.1 if decaySteps is not set."""
     neftune_alpha: Annotated[Annotated[float, Field(ge=0, le=100)] | None, NONE_FOR_ZERO] = None
-    """NEFTune: noise of up to alpha / sqrt(tokens of the example x width) on each number of an embedding, in training alone
-    (arXiv:2310.05914). Default: no noise."""
+    """NEFTune (arXiv:2310.05914): in training, add noise of up to alpha / sqrt(tokens of the example x width) to each number
+    of an embedding. Default: no noise."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The optimizer's weight decay."""
+    """Weight decay of the optimizer."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
-    """Which optimizer, and its further parameters. Default: AdamW with those of torch."""
+    """The optimizer and its other parameters. Default: AdamW with the parameters of torch."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this norm."""
     max_skipped_steps: NonNegative = 10
-    """Steps of the run whose gradients may be infinite or NaN. Such a step changes nothing, and training goes on; more of them fail
-    the attempt. FP16: without those that a smaller scale of the loss may mend."""
+    """Maximum number of steps in the run with infinite or NaN gradients. Such a step is skipped; one more than the maximum
+    fails the attempt. FP16: steps that a smaller loss scale can correct are not counted."""
     max_length: Annotated[int, Field(ge=8)] = 2048
-    """Maximum tokens in a sequence or a pack. DPO, KTO, ORPO, SimPO: in each of an example's two documents; a pack holds twice as many."""
+    """Maximum tokens in a sequence or a pack. DPO, KTO, ORPO, SimPO: in each of an example's two documents; a pack has twice
+    this limit."""
     truncation: Literal["Drop", "Truncate", "Fail"] = "Drop"
-    """What happens to an example longer than maxLength. Dropped and truncated examples are counted and reported."""
+    """Treatment of examples that are longer than maxLength. Dropped and truncated examples are counted and reported."""
     packing: bool = True
     """Pack several examples into one sequence. They do not attend to each other."""
     precision: Literal["BF16", "FP16", "FP32"] = "BF16"
-    """Precision of forward and backward. Gradients are reduced, and trained weights are kept, in fp32. FP16: for GPUs without
-    BF16; the loss is scaled, and a step that this made overflow is skipped with a smaller scale."""
+    """Precision of the forward and backward passes. Gradients are reduced, and trained weights are stored, in FP32. FP16:
+    for GPUs without BF16; the loss is scaled, and a step that overflows is skipped and lowers the scale."""
     activation_checkpointing: Literal["None", "Selective", "Full", "Auto"] = "None"
     """Recompute activations in the backward pass to save memory. Auto: only as much as a memory estimate requires."""
     compile: bool = False
@@ -340,16 +343,16 @@ class Training(ApiModel):
     seed: NonNegative = 42
     """Seed of data order, dropout and adapter initialization."""
     eval_every_steps: Positive | None = None
-    """Steps between evaluations. Default: evaluate at the start and the end only."""
+    """Steps between evaluations. Default: evaluate only at the start and at the end."""
     log_every_steps: Positive = 10
     """Steps between progress lines and metrics."""
     early_stopping: EarlyStopping | None = None
     """Stop when the evaluation loss no longer decreases."""
     select: Literal["Last", "Best"] = "Last"
-    """Which checkpoint is registered: the last, or the one with the lowest evaluation loss."""
+    """Checkpoint to register: the last one, or the one with the lowest evaluation loss."""
 
     def warmup_of(self, max_steps: int) -> int:
-        """The steps of the warm-up in a run of `max_steps` steps."""
+        """Return the number of warm-up steps in a run of `max_steps` steps."""
         if self.warmup_steps is not None:
             return self.warmup_steps
         ratio = DEFAULT_WARMUP_RATIO if self.warmup_ratio is None else self.warmup_ratio
