@@ -15,20 +15,20 @@ from finetune_crds.base import ApiModel, list_type_map
 
 
 class Condition(ApiModel):
-    """One aspect of the resource, as metav1.Condition."""
+    """One aspect of a resource's state, as metav1.Condition."""
 
     type: Annotated[str, Field(max_length=316)]
-    """Which aspect."""
+    """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether the condition is true."""
     reason: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Why it holds or not, as one CamelCase word."""
+    """Reason for the status, as one CamelCase word."""
     message: Annotated[str, Field(max_length=32768)]
-    """Why it holds or not, and what to do, in a sentence."""
+    """Reason for the status and what to do, in a sentence."""
     observed_generation: int | None = None
     """Generation of the spec that the condition describes."""
     last_transition_time: datetime
-    """When its status last changed."""
+    """When the status last changed."""
 
 
 Conditions = Annotated[
@@ -40,29 +40,29 @@ Conditions = Annotated[
 ]
 
 
-# NB: kstatus takes a resource without conditions for finished, unless its observedGeneration is another than its generation.
+# NB: kstatus considers a resource without conditions finished, unless observedGeneration differs from the generation.
 UNSEEN = -1
 ObservedGeneration = Annotated[int, Field(ge=UNSEEN)]
 
 
 class ConditionType(StrEnum):
-    """Condition types: first those of both resources, then a FineTuneJob's, then a ModelPromotion's."""
+    """Condition types: first the types of both resources, then the types of FineTuneJob, then the types of ModelPromotion."""
 
     READY = "Ready"
-    """The summary: a FineTuneJob has succeeded; the alias of a ModelPromotion is at a version that passed. The operator
-    writes it last, from the other conditions; reason and message are those of the condition that explains it."""
+    """A FineTuneJob has succeeded; the alias of a ModelPromotion points at a version that passed its gates. The operator
+    derives Ready from the other conditions, and copies reason and message from the condition that explains it."""
     RECONCILING = "Reconciling"
-    """True while the operator works on the resource, or waits for something that may come: a server, a Secret, an approval.
-    Absent otherwise, as kstatus expects of it."""
+    """True while the operator works on the resource, or waits for something such as a server, a Secret or an approval.
+    Absent otherwise, as kstatus expects."""
     STALLED = "Stalled"
-    """True when the resource comes no further unless its spec changes: a failed job, a pod template that is wrong, a
-    promotion that was refused, or that is not where it should be. Absent otherwise."""
+    """True when the resource cannot make progress until its spec changes: a failed job, an invalid pod template, a refused
+    promotion, or an alias that does not point at the version that it should point at. Absent otherwise."""
     ACCEPTED = "Accepted"
-    """This version of the operator can carry out the spec."""
+    """This version of the operator supports the spec."""
     CODE_RESOLVED = "CodeResolved"
-    """The commit of `spec.trainer.code.git` is known, and every attempt runs it; absent without it."""
+    """The commit of `spec.trainer.code.git` is known, and every attempt runs it. Absent without `spec.trainer.code.git`."""
     SUSPENDED = "Suspended"
-    """`spec.suspend` is true: the pods have stopped, or are stopping; no alias is moved."""
+    """`spec.suspend` is true: the pods have stopped or are stopping, and no alias is moved."""
     TRACKED = "Tracked"
     """The MLflow run exists, and MLflow answers."""
     PREPARED = "Prepared"
@@ -70,18 +70,19 @@ class ConditionType(StrEnum):
     TRAINED = "Trained"
     """A training attempt is complete."""
     MODELS_FOUND = "ModelsFound"
-    """The versions are known that models:/name@alias of `spec.model.base` and of the teacher name; absent without an alias."""
+    """The aliases in `spec.model.base` and in the teacher are resolved to versions. Absent without such an alias."""
     CHECKPOINT_FOUND = "CheckpointFound"
-    """The checkpoints of `spec.checkpoint.resumeFrom` are known, and this job may carry them on; absent without it."""
+    """The checkpoints of `spec.checkpoint.resumeFrom` exist, and this job can continue from them. Absent without
+    `resumeFrom`."""
     CHECKPOINT_STORED = "CheckpointStored"
-    """The newest checkpoint could be written; absent before the first. Read from the trainer's tag on the run."""
+    """The newest checkpoint was written. Absent before the first checkpoint. The operator reads this from the trainer's tag
+    on the run."""
     EVALUATED = "Evaluated"
-    """The registered version was evaluated, and has the numbers as tags; absent without spec.evaluation."""
+    """The registered version was evaluated, and has the numbers as tags. Absent without `spec.evaluation`."""
     REGISTERED = "Registered"
-    """The version exists and its aliases point at it."""
+    """The model version exists, and the aliases of `spec.register` point at it."""
     PODS_ADMITTED = "PodsAdmitted"
-    """The API server would create the training pods, as a dry run says before anything is created, and their queue exists;
-    absent once the data are prepared."""
+    """The API server accepted the training pods in a dry run, and their queue exists. Absent once the data is prepared."""
     PODS_HEALTHY = "PodsHealthy"
     """Every pod that should run is scheduled, and its image is pulled."""
     FINISHED = "Finished"
@@ -89,7 +90,7 @@ class ConditionType(StrEnum):
     SUCCEEDED = "Succeeded"
     """Terminal: the job completed every step of its spec."""
     FAILED = "Failed"
-    """Terminal: the operator does not try again."""
+    """Terminal: the operator does not retry the job."""
     REGISTRY_READY = "RegistryReady"
     """The model registry answers."""
     SOURCE_READY = "SourceReady"
@@ -97,25 +98,25 @@ class ConditionType(StrEnum):
     GATES_PASSED = "GatesPassed"
     """The candidate passed every gate; Unknown while a gate cannot be evaluated."""
     APPROVED = "Approved"
-    """A person approved the candidate; absent without spec.approval."""
+    """A person approved the candidate. Absent without `spec.approval`."""
     SOAKED = "Soaked"
-    """The soak time of the candidate is over; absent without soakSeconds."""
+    """The soak time of the candidate is over. Absent without `spec.soakSeconds`."""
     PROMOTED = "Promoted"
     """The alias points at the version that it should point at."""
     DRIFTED = "Drifted"
     """Something other than this operator moved the alias."""
     SERVED = "Served"
-    """The endpoint serves the version that the alias points at; absent without serving."""
+    """The endpoint serves the version that the alias points at. Absent without `spec.serving`."""
 
 
 SUMMARY = frozenset(
     {ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED, ConditionType.FINISHED}
 )
-"""Conditions that sum up the others: they say nothing that no other condition says."""
+"""Conditions that summarize the other conditions and contain no other information."""
 
 
 class ConditionReason(StrEnum):
-    """Reasons, in the order in which a job, and then a promotion, can have them."""
+    """Reasons of conditions: first the reasons of a job, in the order of its steps, then the reasons of a promotion."""
 
     ACCEPTED = "Accepted"
     ACCEPTED_WITH_WARNING = "AcceptedWithWarning"

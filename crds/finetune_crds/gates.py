@@ -12,7 +12,7 @@ _Tolerance = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class MetricGate(ApiModel):
-    """Bounds of a number: a tag of the version or, if the version has no tag of that name, a metric of its run."""
+    """Bounds of a number. The gate reads the tag of the version with this name or, without such a tag, the metric of its run."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -35,7 +35,7 @@ class TagGate(ApiModel):
     name: Name
     """Name of the tag."""
     equals: Annotated[str, Field(max_length=4096)]
-    """The value it must have."""
+    """Required value of the tag."""
 
 
 class Tolerance(ApiModel):
@@ -52,9 +52,9 @@ class Tolerance(ApiModel):
     )
 
     absolute: _Tolerance | None = None
-    """In the metric's own unit."""
+    """Distance in the unit of the metric."""
     relative: _Tolerance | None = None
-    """As a share of the value of the version that the alias points at: 0.05 for five percent."""
+    """Distance as a share of the value of the version that the alias points at: 0.05 for five percent."""
 
 
 class ComparisonGate(ApiModel):
@@ -72,7 +72,7 @@ class ComparisonGate(ApiModel):
     metric: Name
     """Name of the metric; both versions must have it."""
     goal: Literal["Minimize", "Maximize"]
-    """Which direction is better: Minimize for a loss, Maximize for an accuracy."""
+    """Better direction: Minimize for a loss, Maximize for an accuracy."""
     better_by: Tolerance | None = None
     """The version must be better by at least this much. With `absolute: 0` an equal version passes too."""
     not_worse_than: Tolerance | None = None
@@ -95,9 +95,9 @@ class Gate(ApiModel):
     name: Annotated[
         str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
     ]
-    """Name of the gate, which its verdict repeats."""
+    """Name of the gate, also in its verdict."""
     type: Literal["Metric", "Tag", "Comparison"]
-    """What the gate looks at."""
+    """Kind of gate: Metric checks a number, Tag a tag, Comparison a number of two versions."""
     metric: MetricGate | None = None
     """Bounds of a number."""
     tag: TagGate | None = None

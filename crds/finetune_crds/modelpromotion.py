@@ -19,7 +19,7 @@ _YEAR_IN_SECONDS = 366 * 24 * 3600
 
 
 def _int_or_string(pattern: str) -> dict[str, Any]:
-    """A schema for values that people write with or without quotes."""
+    """Return the schema of a value that people write with or without quotes."""
     choices = [{"type": "integer"}, {"type": "string"}]
     bounds = {"minimum": 1, "maximum": _LARGEST_VERSION, "pattern": f"^{pattern}$"}
     return {"x-kubernetes-int-or-string": True, "anyOf": choices, **bounds}
@@ -34,11 +34,11 @@ VersionNumber = Annotated[
     BeforeValidator(_text),
     Field(pattern=f"^{_NUMBER}$", json_schema_extra=_int_or_string(_NUMBER)),
 ]
-"""A version of a registered model, written as a number or as text."""
+"""The number of a model version, as a number or as text."""
 
 
 class Rollback(ApiModel):
-    """Where a rollback takes the alias."""
+    """The version that a rollback moves the alias to."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -51,18 +51,18 @@ class Rollback(ApiModel):
     )
 
     type: Literal["Previous", "Version"]
-    """Previous: the version before the present one. Version: a version by its number."""
+    """Previous: the version before the current one. Version: the version in the field version."""
     version: VersionNumber | None = None
-    """The version."""
+    """Number of the version."""
 
     @property
     def text(self) -> str:
-        """The target as status and messages show it: Previous, or a number."""
+        """The target as status and messages show it: Previous, or the number of a version."""
         return self.version or self.type
 
 
 class Source(ApiModel):
-    """Where the version comes from."""
+    """The source of the version to promote."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -75,13 +75,13 @@ class Source(ApiModel):
     )
 
     type: Literal["Version", "Alias", "FineTuneJob"]
-    """What names the version."""
+    """Kind of source."""
     version: VersionNumber | None = None
-    """A version by its number."""
+    """Number of the version to promote."""
     alias: Alias | None = None
-    """The version that another alias of the model points at, also when that alias moves later."""
+    """Another alias of the model. The version that it points at is promoted, also when that alias moves later."""
     fine_tune_job_ref: ObjectReference | None = None
-    """The version that a FineTuneJob of this namespace registers, once the job has succeeded."""
+    """FineTuneJob of this namespace. The version that it registers is promoted once the job has succeeded."""
 
     @property
     def job_name(self) -> str:
@@ -90,7 +90,7 @@ class Source(ApiModel):
 
 
 class Approval(ApiModel):
-    """The approval of a person. A version that passed its gates waits for it, also while no field is set."""
+    """The approval of a person. A version that passed its gates waits for the approval, even if no field is set."""
 
     model_config = ConfigDict(
         json_schema_extra=replaced(
@@ -104,9 +104,9 @@ class Approval(ApiModel):
     )
 
     version: VersionNumber | None = None
-    """The version that is approved. The approval counts for no other version."""
+    """The approved version. The approval does not apply to any other version."""
     by: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Who approves, for the history."""
+    """Name of the approver, for the history."""
     bypass_soak: bool | None = None
     """Skip the rest of soakSeconds once the version is approved."""
     timeout_seconds: Annotated[int, Field(ge=1, le=_YEAR_IN_SECONDS)] | None = None
@@ -117,12 +117,12 @@ class PromotionTracking(ApiModel):
     """The MLflow server and the model registry."""
 
     uri: Uri | None = None
-    """MLflow tracking server, or databricks. Default: the server that the operator is installed with."""
+    """Address of the MLflow tracking server, or databricks. Default: the chart's tracking server."""
     registry_uri: Uri | None = None
-    """Model registry: that of an MLflow server, or databricks-uc. Default: the tracking server."""
+    """Address of an MLflow server with the model registry, or databricks-uc. Default: the tracking server."""
     secret_ref: LocalReference | None = None
-    """Secret with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; for Databricks with
-    DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET."""
+    """Secret with MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. For Databricks:
+    DATABRICKS_HOST, and DATABRICKS_TOKEN or both DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET."""
 
 
 def _fixed(field: str) -> Rule:
@@ -132,7 +132,7 @@ def _fixed(field: str) -> Rule:
 
 
 class ModelPromotionSpec(ApiModel):
-    """Which alias points where, and which conditions a version must meet first."""
+    """The alias, the source of its version, and the conditions that a version must meet first."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -170,28 +170,28 @@ class ModelPromotionSpec(ApiModel):
     alias: Alias
     """The alias that this resource manages."""
     source: Source
-    """Where the version comes from."""
+    """Source of the version to promote."""
     gates: Gates = Field(default_factory=list)
-    """Conditions that the version must meet. All must pass. A gate that cannot be evaluated yet delays the promotion."""
+    """Conditions that the version must meet. All gates must pass. A gate that cannot be evaluated yet delays the promotion."""
     approval: Approval | None = None
-    """Wait for the approval of a person. `{}` is enough. Default: no person has to approve."""
+    """If set, even to `{}`, a version waits for the approval of a person. Default: no approval is needed."""
     soak_seconds: Annotated[int, Field(ge=0, le=_YEAR_IN_SECONDS)] = 0
-    """Time between passing the gates and moving the alias."""
+    """Seconds between passing the gates and moving the alias."""
     on_drift: Literal["Repair", "Warn", "Adopt"] = "Repair"
-    """What happens when someone else moves the alias: Repair moves it back, Warn reports it, Adopt accepts it until the source
+    """Reaction when someone else moves the alias. Repair: move it back. Warn: report it. Adopt: accept it until the source
     names a new version."""
     on_delete: Literal["KeepAlias", "RemoveAlias"] = "KeepAlias"
-    """What happens to the alias when this resource is deleted."""
+    """Whether the alias stays or is removed when this resource is deleted."""
     rollback_to: Rollback | None = None
     """Point the alias at an earlier version, without gates, and keep it there while this field is set."""
     suspend: bool = False
-    """True stops all moves of the alias and all changes of the endpoint; false resumes."""
+    """True: the operator does not move the alias or change the endpoint. False: the operator resumes."""
     tags: Tags = Field(default_factory=dict)
-    """Tags that a version gets when the alias moves to it."""
+    """Tags to set on a version when the alias moves to it."""
     tracking: PromotionTracking = Field(default_factory=PromotionTracking)
     """The MLflow server and the model registry."""
     serving: Serving | None = None
-    """The endpoint that serves the version the alias points at."""
+    """The endpoint that serves the version that the alias points at."""
 
 
 class ModelPromotion(ApiModel):
@@ -224,6 +224,6 @@ class ModelPromotion(ApiModel):
     kind: Literal["ModelPromotion"] = "ModelPromotion"
     metadata: dict[str, Any] = Field(default_factory=dict)
     spec: ModelPromotionSpec
-    """Which alias points where, and which conditions a version must meet first."""
+    """The alias, the source of its version, and the conditions that a version must meet first."""
     status: ModelPromotionStatus = Field(default_factory=ModelPromotionStatus)
-    """What the operator reports."""
+    """The state that the operator reports."""

@@ -1,4 +1,4 @@
-"""`status` of a ModelPromotion: what the operator reports."""
+"""`status` of a ModelPromotion, which the operator writes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PromotionPhase = Literal[
 
 
 def _drop_unknown_phase(value: object) -> object:
-    """Read a phase of another version of the operator as none: the conditions say more, and each pass derives it from them."""
+    """Replace a phase of another version of the operator by None. Each pass derives the phase from the conditions again."""
     return value if value in get_args(PromotionPhase) else None
 
 
@@ -32,9 +32,17 @@ Verdict = Literal["Passed", "Failed", "Inconclusive"]
 MoveReason = Literal[
     "Promoted", "RolledBack", "Reverted", "Repaired", "Adopted", "Withdrawn", "Overtaken", "VersionDeleted"
 ]
-"""Why an alias came to point elsewhere: it passed its gates; spec.rollbackTo; back at a version that had passed the same
-gates before; back after somebody else moved it; somebody else moved it, and onDrift is Adopt; its endpoint failed; a move
-that somebody else's hand was faster than; somebody deleted the version that had it."""
+"""The reason why an alias points at another version.
+
+- Promoted: the version passed its gates.
+- RolledBack: spec.rollbackTo names the version.
+- Reverted: the source names a version that passed the same gates before.
+- Repaired: the operator moved the alias back after someone else moved it.
+- Adopted: someone else moved the alias, and onDrift is Adopt.
+- Withdrawn: the endpoint of the version failed.
+- Overtaken: someone else moved the alias faster than the operator.
+- VersionDeleted: someone deleted the version that the alias pointed at.
+"""
 
 _Version = Annotated[str, Field(max_length=32)]
 _Sentence = Annotated[str, Field(max_length=4096)]
@@ -50,9 +58,9 @@ class GateVerdict(ApiModel):
     value: str | None = None
     """The candidate's value: a number, or the value of a tag."""
     limit: str | None = None
-    """What the value is compared with, such as <= 2.5."""
+    """Bound or required value, such as <= 2.5."""
     holder: str | None = None
-    """The value of the version that the alias points at, in a comparison."""
+    """Value of the version that the alias points at, in a comparison."""
     message: _Sentence
     """The verdict in a sentence."""
 
@@ -63,11 +71,11 @@ class GatesStatus(ApiModel):
     version: _Version
     """The version that was evaluated."""
     holder: _Version | None = None
-    """The version that the alias pointed at."""
+    """The version that the alias pointed at then."""
     digest: str
-    """Digest of spec.gates at that time."""
+    """Digest of spec.gates at the evaluation."""
     summary: str
-    """Number of gates that passed, of all, such as 2/3."""
+    """Gates that passed, out of all gates, such as 2/3."""
     verdicts: Annotated[list[GateVerdict], Field(max_length=64)] = Field(default_factory=list)
     """The verdict of each gate, in the order of the spec."""
 
@@ -80,7 +88,7 @@ class ApprovalStatus(ApiModel):
     request_time: datetime
     """When the approval was requested."""
     expiration_time: datetime | None = None
-    """When the version is refused without approval."""
+    """When the operator refuses the version if it is not approved."""
     approval_time: datetime | None = None
     """When the operator saw the approval."""
 
@@ -91,39 +99,39 @@ class SoakStatus(ApiModel):
     version: _Version
     """The version that passed its gates."""
     start_time: datetime
-    """When it passed."""
+    """When the version passed its gates."""
     end_time: datetime
     """When the alias may move."""
 
 
 class Move(ApiModel):
-    """A move of the alias. The journal records it before it is made."""
+    """A move of the alias. The operator records it in the journal before it moves the alias."""
 
     from_version: _Version | None = None
-    """The version before the move; absent when there was none."""
+    """The version before the move; absent if there was none."""
     to_version: _Version | None = None
-    """The version after the move; absent when the alias was removed."""
+    """The version after the move; absent if the alias was removed."""
     reason: MoveReason
-    """Why, as one word."""
+    """Reason for the move, as one word."""
     message: _Sentence
-    """Why, in a sentence."""
+    """Reason for the move, in a sentence."""
     by: Annotated[str, Field(max_length=512)]
-    """Who caused it: the approver, the field manager that last changed the spec, or an unknown user of the registry."""
+    """Who caused the move: the approver, the field manager that last changed the spec, or an unknown user of the registry."""
     time: datetime
-    """When."""
+    """When the move was made."""
     gates: str | None = None
     """Digest of the gates that the version passed; absent for a move without gates."""
     approved: bool | None = None
-    """Whether a person approved it; absent when no person had to."""
+    """Whether a person approved the move; absent if no approval was needed."""
 
 
 class RollbackStatus(ApiModel):
-    """The target of spec.rollbackTo; resolved once, when the operator first sees it."""
+    """The target of spec.rollbackTo, which the operator resolves once."""
 
     requested: str
-    """spec.rollbackTo."""
+    """The value of spec.rollbackTo."""
     version: _Version
-    """The version that it resolved to."""
+    """The version that spec.rollbackTo resolved to."""
 
 
 class Withheld(ApiModel):
@@ -132,32 +140,32 @@ class Withheld(ApiModel):
     version: _Version
     """The version."""
     reason: Literal["Adopted", "Withdrawn"]
-    """Adopted: someone moved the alias to another version. Withdrawn: its endpoint failed."""
+    """Adopted: someone moved the alias to another version. Withdrawn: the endpoint of the version failed."""
     digest: str
-    """Digest of spec.gates and spec.serving at that time. After Withdrawn, a change of either gives the version a new
-    chance."""
+    """Digest of spec.gates and spec.serving at that time. After Withdrawn, the operator tries the version again if either
+    changes."""
     back: _Version | None = None
-    """After Withdrawn: the version that alias and endpoint go back to; absent when the alias had no version before, and is
-    removed."""
+    """After Withdrawn: the version that the alias and the endpoint return to. Absent if the alias had no version before; the
+    alias is then removed."""
     message: _Sentence
-    """Why, in a sentence."""
+    """Reason in a sentence."""
 
 
 class VersionIdentity(ApiModel):
-    """What tells a version from one of the same number in another registry."""
+    """Facts that distinguish a version from a version with the same number in another registry."""
 
     version: _Version
-    """Its number."""
+    """Number of the version."""
     creation_time: datetime | None = None
-    """When it was created."""
+    """When the version was created."""
     run_id: Annotated[str, Field(max_length=256)] | None = None
-    """The run that made it."""
+    """The run that created the version."""
 
 
 class RegistryIdentity(ApiModel):
-    """What tells the registered model from one of the same name in another registry.
+    """Facts that distinguish the registered model from a model of the same name in another registry.
 
-    A registry has no identity of its own.
+    A registry has no id of its own.
     """
 
     model_creation_time: datetime | None = None
@@ -169,46 +177,46 @@ class RegistryIdentity(ApiModel):
             json_schema_extra=list_type_map("version"),
         ),
     ] = Field(default_factory=list)
-    """The versions that this status names."""
+    """The versions that are named in this status."""
 
 
 class Journal(ApiModel):
-    """What the operator remembers between two passes, so that a crash between them loses nothing."""
+    """Internal state of the operator between two passes, so that a crash loses nothing."""
 
     move: Move | None = None
     """The move in progress."""
     abandoned: Move | None = None
-    """A move that was recorded and then given up, at its `time`. If its write still arrives, the operator moves the alias
-    back, unless there is no version to move it back to."""
+    """A recorded move that the operator gave up at `time`. If the registry still makes it later, the operator moves the
+    alias back, unless there is no version to move it back to."""
     withheld: Withheld | None = None
     """A version that the operator does not promote for now."""
 
 
 class ModelPromotionStatus(ApiModel):
-    """What the operator reports."""
+    """The state that the operator reports."""
 
     model: Annotated[str, Field(max_length=768)] | None = None
     """The registered model: spec.model, or the name of this resource."""
     phase: Annotated[PromotionPhase | None, BeforeValidator(_drop_unknown_phase)] = None
-    """Where the promotion stands, as one word; derived from the conditions. The reason of the condition Ready says more."""
+    """State of the promotion as one word, derived from the conditions. The reason of the condition Ready has details."""
     observed_generation: ObservedGeneration = UNSEEN
     """Generation of the spec that this status describes. Default: -1, until the operator has seen the resource."""
     current: _Version | None = None
     """The version that the alias points at, as last read from the registry."""
     promoted: _Version | None = None
-    """The version that the alias should point at: where the operator last moved, found or accepted it."""
+    """The version that the alias should point at: the operator last moved the alias there, or found or accepted it there."""
     passed: _Version | None = None
-    """`promoted`, if that version passed its gates or a person chose it."""
+    """The version in `promoted`, if it passed its gates or a person chose it."""
     previous: _Version | None = None
-    """The version before `promoted`: the target of rollbackTo: Previous."""
+    """The version before `promoted`, which rollbackTo Previous restores."""
     candidate: _Version | None = None
     """The version that the source names."""
     source: Annotated[str, Field(max_length=512)] | None = None
     """The source of the candidate."""
     watch_start_time: datetime | None = None
-    """Since when the operator watches the alias. A move by someone else after this time is drift."""
+    """When the operator started to watch the alias. A move by someone else after this time is drift."""
     registry: RegistryIdentity | None = None
-    """The model and the versions that this status is about. If the registry holds others, the operator writes nothing."""
+    """Identity of the model and of the versions in this status. If the registry has others, the operator writes nothing."""
     gates: GatesStatus | None = None
     """The verdicts of the gates on the candidate."""
     approval: ApprovalStatus | None = None
@@ -218,9 +226,9 @@ class ModelPromotionStatus(ApiModel):
     rollback: RollbackStatus | None = None
     """The target of spec.rollbackTo."""
     journal: Journal | None = None
-    """Internal: what the operator remembers between two passes. Its fields may change in any release."""
+    """Internal state of the operator between two passes. Its fields may change in any release."""
     serving: ServingStatus | None = None
-    """The endpoint."""
+    """The state of the endpoint."""
     history: Annotated[list[Move], Field(max_length=20)] = Field(default_factory=list)
     """The last 20 moves, newest first."""
     conditions: Conditions = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""`spec.serving`: the endpoint that follows an alias. What every endpoint has, and the part of each backend."""
+"""`spec.serving`: the endpoint that follows an alias, and the settings of each backend."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ class InferenceTable(ApiModel):
     """The table that an endpoint logs requests and responses to."""
 
     catalog: _UcName
-    """Catalog in Unity Catalog."""
+    """Catalog of the table in Unity Catalog."""
     schema_: _UcName = Field(alias="schema")
-    """Schema in that catalog."""
+    """Schema of the table."""
     table_prefix: _UcName | None = None
     """Prefix of the table's name. Default: the endpoint's name."""
 
 
 class ProvisionedThroughput(ApiModel):
-    """Throughput that is reserved for a language model, instead of a workload size."""
+    """Reserved throughput for a language model, instead of a workload size."""
 
     model_units: Positive
-    """Model units to reserve, as Databricks offers them for the model."""
+    """Number of model units to reserve, as Databricks defines them for the model."""
     burst_scaling: bool = False
     """Let Databricks add units for a short time under load."""
 
 
 class Concurrency(ApiModel):
-    """A range of concurrent requests that the machines of a version scale in."""
+    """The range of concurrent requests within which Databricks scales the machines of a version."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(("self.min <= self.max", "min must not be above max: swap them", ".min")),
     )
 
     min: _Concurrent
-    """Smallest number, in steps of 4."""
+    """Minimum number, in steps of 4."""
     max: _Concurrent
-    """Largest number, in steps of 4."""
+    """Maximum number, in steps of 4."""
 
 
 class CanaryStep(ApiModel):
-    """A share of the traffic, and how long it stays."""
+    """A share of the traffic, and its duration."""
 
     percent: _Percent
     """Traffic that goes to the new version, in percent."""
@@ -83,7 +83,7 @@ class Canary(ApiModel):
     steps: Annotated[list[CanaryStep], Field(min_length=1, max_length=10)]
     """The steps. After the last step the new version receives all traffic."""
     gates: Gates = Field(default_factory=list)
-    """Gates that are evaluated during the steps. A gate that fails moves the endpoint and the alias back."""
+    """Gates that are evaluated during the steps. If a gate fails, the operator moves the endpoint and the alias back."""
 
 
 class DatabricksServing(ApiModel):
@@ -120,7 +120,7 @@ class DatabricksServing(ApiModel):
     workload_size: Literal["Small", "Medium", "Large"] | None = None
     """Concurrent requests: Small 4, Medium 8 to 16, Large 16 to 64. Default: Small."""
     concurrency: Concurrency | None = None
-    """Concurrent requests, instead of a workload size."""
+    """Range of concurrent requests, instead of a workload size."""
     workload_type: (
         Literal[
             "CPU",
@@ -135,24 +135,24 @@ class DatabricksServing(ApiModel):
         ]
         | None
     ) = None
-    """Kind of machine. Default: CPU."""
+    """Type of machine. Default: CPU."""
     scale_to_zero: bool | None = None
     """Stop the machines when there are no requests. Default: true."""
     provisioned_throughput: ProvisionedThroughput | None = None
-    """Throughput that is reserved for a language model."""
+    """Reserved throughput for a language model."""
     environment: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=64)] = Field(
         default_factory=dict
     )
     """Environment variables of the served model. A value can name a secret of the workspace: {{secrets/scope/key}}."""
     inference_table: InferenceTable | None = None
-    """Where requests and responses are logged. When you remove it, the operator ends the logging that it began."""
+    """Table for requests and responses. If you remove this field, the operator turns off the logging that it turned on."""
     secret_ref: LocalReference | None = None
-    """Secret with DATABRICKS_HOST and DATABRICKS_TOKEN, or DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default:
-    the workspace that the operator is installed with."""
+    """Secret with DATABRICKS_HOST, and DATABRICKS_TOKEN or both DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET. Default:
+    databricks.host of the chart."""
 
 
 class Serving(ApiModel):
-    """The endpoint that serves the version that the alias points at. It is created when it does not exist."""
+    """The endpoint that serves the version that the alias points at. The operator creates the endpoint if it does not exist."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(
@@ -161,7 +161,8 @@ class Serving(ApiModel):
                 "endpoint is required: set it to the name of the endpoint",
                 ".endpoint",
             ),
-            # What an earlier version stored stays in the object and is not read. A change to the new fields must not lose it silently.
+            # An object can have fields that an earlier version stored. The operator ignores them. A change to the new fields must
+            # not lose the values silently.
             (
                 "!has(self.endpoint) || !has(self.databricks) || !has(self.databricks.canary)",
                 "serving.databricks.canary was replaced by serving.canary: move it",
@@ -178,7 +179,7 @@ class Serving(ApiModel):
     )
 
     type: Literal["Databricks"]
-    """What serves: Databricks Model Serving."""
+    """Platform of the endpoint: Databricks Model Serving."""
     endpoint: Annotated[
         str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?$")
     ]
@@ -188,7 +189,7 @@ class Serving(ApiModel):
     databricks: Annotated[DatabricksServing, Field(json_schema_extra=OPERATOR_DEFAULT)] = Field(
         default_factory=DatabricksServing
     )
-    """Settings of an endpoint of Databricks Model Serving. Default: the default of each of them."""
+    """Settings of an endpoint of Databricks Model Serving. Default: the default of each setting."""
 
 
 class Route(ApiModel):
@@ -208,11 +209,11 @@ class EndpointChange(ApiModel):
     """A change of the endpoint, recorded before the operator requests it."""
 
     routes: _Routes
-    """The versions and their share of the traffic after the change."""
+    """The versions and their shares of the traffic after the change."""
     settings: _ShortText
     """Digest of the other settings of the endpoint in the spec."""
     revision: _ShortText | None = None
-    """Time of the last change before that, as the endpoint reported it."""
+    """Time of the previous change, as the endpoint reported it."""
 
 
 class EndpointFailure(ApiModel):
@@ -223,16 +224,16 @@ class EndpointFailure(ApiModel):
     generation: NonNegative
     """Generation of the spec at that time."""
     reason: Literal["EndpointFailed", "CanaryFailed"]
-    """EndpointFailed: its deployment failed. CanaryFailed: a gate of the canary failed."""
+    """EndpointFailed: the deployment of the version failed. CanaryFailed: a gate of the canary failed."""
     message: Annotated[str, Field(max_length=4096)]
-    """Why, in a sentence."""
+    """Reason in a sentence."""
 
 
 class ServingStatus(ApiModel):
     """The state of the endpoint."""
 
     endpoint: str | None = None
-    """Its name."""
+    """Name of the endpoint."""
     url: Annotated[str, Field(max_length=1024)] | None = None
     """URL for requests."""
     state: str | None = None
@@ -240,24 +241,24 @@ class ServingStatus(ApiModel):
     version: Annotated[str, Field(max_length=32)] | None = None
     """The version that the endpoint serves or moves to."""
     routes: _Routes | None = None
-    """The versions and their present share of the traffic."""
+    """The versions and their current shares of the traffic."""
     step: NonNegative | None = None
-    """Present step of the canary, from 1."""
+    """Current step of the canary, from 1."""
     steps: NonNegative | None = None
-    """Total number of steps."""
+    """Number of steps of the canary."""
     step_start_time: datetime | None = None
-    """When that step took effect; absent before."""
+    """When the current step took effect; absent until then."""
     next_step_time: datetime | None = None
     """When the next step is due."""
     saved: _Routes | None = None
-    """The routes before the present rollout: what a failure restores."""
+    """The routes before the current rollout, which the operator restores after a failure."""
     change: EndpointChange | None = None
     """The change that is in progress."""
     settings: _ShortText | None = None
     """Digest of the other settings in the spec when the endpoint last matched them."""
     revision: _ShortText | None = None
-    """Time of the endpoint's last change at that time, as the endpoint reported it."""
+    """Time of the endpoint's last change when its settings last matched the spec, as the endpoint reported it."""
     failure: EndpointFailure | None = None
     """The last failure."""
     inference_table: InferenceTable | None = None
-    """The table that the operator had requests logged to; absent when they are no longer logged there."""
+    """The table to which the operator turned on logging; absent while no such logging is on."""

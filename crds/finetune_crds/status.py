@@ -1,4 +1,4 @@
-"""`status` of a FineTuneJob: what the operator reports."""
+"""`status` of a FineTuneJob, which the operator writes."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class SplitCounts(ApiModel):
     train: NonNegative = 0
     """Training split."""
     validation: NonNegative = 0
-    """Evaluation split."""
+    """Validation split."""
     test: NonNegative = 0
-    """Held-out split."""
+    """Test split."""
 
 
 class DataStatus(ApiModel):
@@ -64,11 +64,11 @@ class DataStatus(ApiModel):
     path: Uri | None = None
     """The Delta table with the splits."""
     version: NonNegative | None = None
-    """Its version."""
+    """Version of this table."""
     digest: Digest | None = None
-    """Digest of the preparation and of what it read: tables with the same digest have the same rows."""
+    """Digest of the preparation and of its sources. Tables with the same digest have the same rows."""
     written_by: Name | None = None
-    """The FineTuneJob that wrote this version, if it is another one."""
+    """The other FineTuneJob that wrote this version; absent if this job wrote it."""
     source_version: NonNegative | None = None
     """Version of the Delta table that was read."""
     source_revision: Commit | None = None
@@ -76,11 +76,11 @@ class DataStatus(ApiModel):
     sources: SourcesRows | None = None
     """The sources of a mix."""
     columns: Columns | None = None
-    """The source's columns that hold an example: those of spec.data.columns, or those that preparation found."""
+    """Columns of an example: spec.data.columns, or the columns that the preparation detected."""
     dropped: DroppedRows | None = None
     """Examples that each step dropped, in the order of the steps."""
     redacted: RedactedValues | None = None
-    """Values that data.prepare.redact replaced by placeholders, by kind."""
+    """Values of each kind that data.prepare.redact replaced by placeholders."""
     evaluation_sets: EvaluationSets | None = None
     """The sets of data.prepare.decontaminate."""
 
@@ -95,7 +95,7 @@ class Progress(ApiModel):
     percent: Annotated[int, Field(ge=0, le=100)] | None = None
     """Steps done in percent."""
     summary: str | None = None
-    """The same as kubectl shows it, such as 40%. While the data is prepared: the step and its percent, such as writing 40%."""
+    """Progress as kubectl shows it, such as 40%. During the preparation: the step and its percent, such as writing 40%."""
     loss: float | None = None
     """Last training loss."""
     eval_loss: float | None = None
@@ -105,7 +105,7 @@ class Progress(ApiModel):
     seconds_remaining: NonNegative | None = None
     """Estimated remaining time."""
     eta: str | None = None
-    """The same as people write it, such as 1h20m; absent while no training runs."""
+    """Estimated remaining time as text, such as 1h20m; absent while no training runs."""
     update_time: datetime | None = None
     """When the trainer last reported."""
 
@@ -118,32 +118,32 @@ class Nodes(ApiModel):
     ready: NonNegative = 0
     """Pods that are ready or have finished."""
     summary: str | None = None
-    """Both, as ready/desired."""
+    """Both numbers, as ready/desired."""
     pods: PlacedPods | None = None
-    """The pods that have a node, by node rank: the first 64."""
+    """The first 64 pods that have a node, by node rank."""
 
 
 class Resolved(ApiModel):
-    """What the spec left to the defaults of the installation, as it was when the job was accepted."""
+    """Values that the spec left to the defaults of the chart, as they were when the job was accepted."""
 
     output: Uri | None = None
     """The Delta table that preparation writes."""
     catalog: Catalog | None = None
-    """Where tables are found by name."""
+    """Catalog of tables."""
     checkpoint: Checkpoint | None = None
     """The checkpoints."""
     model: str | None = None
     """Name of the registered model."""
     queue_name: str | None = None
-    """Kueue queue of the installation, for a job that names none."""
+    """Kueue queue from defaults.queueName of the chart."""
     learning_rate: float | None = None
     """Peak learning rate of the built-in trainer."""
 
 
 class JobUids(ApiModel):
-    """The uids of the batch Jobs that the operator created last; they may be gone.
+    """The uids of the batch Jobs that the operator created last. These Jobs might no longer exist.
 
-    The operator writes and reads them. They tell whose the pods are that outlive their Job.
+    Internal: the operator uses the uids to identify pods that outlive their Job.
     """
 
     prep: str | None = None
@@ -151,7 +151,7 @@ class JobUids(ApiModel):
     train: str | None = None
     """Job of the training."""
     train_attempt: NonNegative | None = None
-    """Its attempt."""
+    """Attempt of the training Job."""
     evaluate: str | None = None
     """Job of the evaluation."""
 
@@ -160,9 +160,9 @@ class MlflowStatus(ApiModel):
     """The MLflow run."""
 
     experiment_id: str | None = None
-    """Experiment."""
+    """Id of the experiment."""
     run_id: str | None = None
-    """Run. All attempts of the job share it."""
+    """Id of the run, which all attempts of the job share."""
     url: Uri | None = None
     """URL of the run for a browser."""
 
@@ -179,7 +179,7 @@ class ModelStatus(ApiModel):
     folder: Uri | None = None
     """The folder that spec.output names, once the model is in it."""
     summary: str | None = None
-    """The version, as name/version; the folder where no version is to be registered."""
+    """Name and version, as name/version; the folder, if the job registers no version."""
     aliases: list[str] | None = None
     """Aliases of the version."""
     base_eval_loss: float | None = None
@@ -198,7 +198,7 @@ class LastFailure(ApiModel):
     node: str | None = None
     """Node of the pod."""
     rank: NonNegative | None = None
-    """Global rank, where known."""
+    """Global rank, if known."""
     exit_code: int | None = None
     """Exit code."""
     reason: str | None = None
@@ -206,18 +206,18 @@ class LastFailure(ApiModel):
     message: str | None = None
     """The message of the process, or the end of its log."""
     attempt: NonNegative | None = None
-    """Attempt; 0 is the preparation or the evaluation."""
+    """Number of the attempt; 0 for the preparation or the evaluation."""
     checkpoint_step: NonNegative | None = None
     """Step of the newest complete checkpoint at that time."""
     step: NonNegative | None = None
-    """The highest step that the training had reported by then."""
+    """The highest step that the training had reported by that time."""
 
 
 class CheckpointStatus(ApiModel):
     """The newest complete checkpoint."""
 
     step: NonNegative | None = None
-    """Step after which it was written."""
+    """Step after which the checkpoint was written."""
     uri: Uri | None = None
     """Location of the checkpoint."""
 
@@ -232,19 +232,19 @@ class Pinned(ApiModel):
 
 
 class ResumedFrom(ApiModel):
-    """What spec.checkpoint.resumeFrom amounts to."""
+    """The checkpoints that spec.checkpoint.resumeFrom resolved to."""
 
     uri: Uri
     """The folder of the checkpoints, or one of them."""
     job: Name | None = None
-    """The FineTuneJob that wrote them, if it was named."""
+    """The FineTuneJob that resumeFrom names, if any."""
 
 
 class FineTuneJobStatus(ApiModel):
-    """What the operator reports."""
+    """The state that the operator reports."""
 
     phase: Phase | None = None
-    """Where the job stands, as one word; derived from the conditions."""
+    """State of the job as one word, derived from the conditions."""
     observed_generation: ObservedGeneration = UNSEEN
     """Generation of the spec that this status describes. Default: -1, until the operator has seen the resource."""
     attempt: NonNegative | None = None
@@ -252,11 +252,11 @@ class FineTuneJobStatus(ApiModel):
     restarts: NonNegative | None = None
     """Restarts that count against runPolicy.maxRestarts."""
     idle_restarts: NonNegative | None = None
-    """Consecutive restarts that did not count and made no progress. Each one waits longer."""
+    """Consecutive restarts that were not counted and made no progress. Each restart waits longer."""
     no_progress_since: datetime | None = None
-    """When the first attempt ended since which restarts that do not count have made no progress."""
+    """End of the attempt since which restarts that are not counted have made no progress."""
     restart_time: datetime | None = None
-    """When the current attempt may start; absent when it need not wait."""
+    """Earliest start of the current attempt; absent if it need not wait."""
     start_time: datetime | None = None
     """When the operator created the first child."""
     completion_time: datetime | None = None
@@ -264,11 +264,11 @@ class FineTuneJobStatus(ApiModel):
     suspend_time: datetime | None = None
     """When the job was suspended; absent when it is not."""
     waiting_since: datetime | None = None
-    """Since when the job has waited in a queue, for a node, or in suspension; absent while it does not."""
+    """Start of the current wait in a queue, for a node, or in suspension; absent while the job does not wait."""
     waiting_seconds: NonNegative | None = None
-    """Time of earlier waits. It does not count against runPolicy.activeDeadlineSeconds."""
+    """Total time of earlier waits. It is not included in runPolicy.activeDeadlineSeconds."""
     resolved: Resolved | None = None
-    """What the spec left to the defaults of the installation, as it was when the job was accepted."""
+    """Values that the spec left to the defaults of the chart, as they were when the job was accepted."""
     jobs: JobUids | None = None
     """The uids of the current Jobs, by which the operator finds their pods."""
     databricks_run: DatabricksRunStatus | None = None
@@ -282,9 +282,9 @@ class FineTuneJobStatus(ApiModel):
     nodes: Nodes | None = None
     """Pods of the current attempt."""
     device: DeviceStatus | None = None
-    """What the training pods compute on."""
+    """Devices of the training pods."""
     plan: PlanStatus | None = None
-    """What the training needs of a rank's memory."""
+    """Memory that a rank needs for the training."""
     mlflow: MlflowStatus | None = None
     """The MLflow run."""
     model: ModelStatus | None = None
@@ -296,7 +296,7 @@ class FineTuneJobStatus(ApiModel):
     checkpoint: CheckpointStatus | None = None
     """The newest complete checkpoint."""
     pinned: Pinned | None = None
-    """The versions that models:/name@alias names in all pods of the job."""
+    """Versions to which models:/name@alias resolves in all pods of the job."""
     resumed_from: ResumedFrom | None = None
     """The checkpoints of another job that this job starts from, once they are known."""
     code: CodeStatus | None = None
@@ -304,7 +304,7 @@ class FineTuneJobStatus(ApiModel):
     links: Links | None = None
     """Pages for a browser."""
     usage: Usage | None = None
-    """What the job has used so far."""
+    """Usage of the job so far."""
     goodput: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the training time that was spent on steps whose result was kept."""
     conditions: Conditions = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Parts of a FineTuneJob's status that answer what people ask: on which device and nodes, at what cost, and where to look."""
+"""Parts of a FineTuneJob's status: the results of the preparation, devices and nodes, usage, and links."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ StepName = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class SourceRows(ApiModel):
-    """What became of one source of a mix."""
+    """The result of one source of a mix."""
 
     name: SourceName
     """The source, as in data.source.sources."""
     rows: NonNegative
-    """Its examples in the splits."""
+    """The source's examples in the splits."""
     version: NonNegative | None = None
     """Version of the Delta table that was read."""
     revision: Commit | None = None
@@ -46,7 +46,7 @@ class Dropped(ApiModel):
     step: StepName
     """The step, named after its field of data.prepare: notNull, language, dedupe, maxTokens."""
     rows: NonNegative
-    """Examples."""
+    """Number of examples."""
 
 
 DroppedRows = Annotated[list[Dropped], Field(max_length=MAX_DROPPED, json_schema_extra=list_type_map("step"))]
@@ -58,19 +58,20 @@ class Redacted(ApiModel):
     kind: RedactKind
     """The kind, as in data.prepare.redact."""
     values: NonNegative
-    """Values, in the examples that pass the filters and are in the languages to keep."""
+    """Number of values in the examples that pass the filters and are in a language to keep."""
 
 
 RedactedValues = Annotated[list[Redacted], Field(max_length=8, json_schema_extra=list_type_map("kind"))]
 
 
 class EvaluationSet(ApiModel):
-    """An evaluation set with which no example may share a run of words."""
+    """An evaluation set, and the examples that share a run of words with it."""
 
     name: SourceName
     """The set, as in data.prepare.decontaminate.sources."""
     examples: NonNegative
-    """Different examples that were dropped because they share words with it. One that shares words with two sets counts twice."""
+    """Distinct examples that were dropped because they share words with the set. An example that shares words with two sets
+    counts in both."""
     version: NonNegative | None = None
     """Version of the Delta table that was read."""
     revision: Commit | None = None
@@ -86,115 +87,115 @@ class PlacedPod(ApiModel):
     """A training pod that has a node."""
 
     name: Name
-    """Pod."""
+    """Name of the pod."""
     node: Name
-    """Its node."""
+    """Node of the pod."""
     node_rank: NonNegative | None = None
-    """Its node rank. Its global ranks begin at nodeRank * processesPerNode."""
+    """Node rank of the pod. The pod's global ranks begin at nodeRank * processesPerNode."""
     ready: bool = False
-    """Whether it is ready or has succeeded."""
+    """Whether the pod is ready or has succeeded."""
 
 
 PlacedPods = Annotated[list[PlacedPod], Field(max_length=MAX_PODS, json_schema_extra=list_type_map("name"))]
 
 
 class DeviceStatus(ApiModel):
-    """What the training pods compute on, from their resource limits."""
+    """The devices of the training pods, from the pods' resource limits."""
 
     type: Literal["GPU", "CPU"]
     """GPU or CPU."""
     count: NonNegative | None = None
-    """GPUs of all pods together; absent on CPUs."""
+    """Number of GPUs of all pods; absent on CPUs."""
     product: Annotated[str, Field(max_length=253)] | None = None
-    """The GPU, as a label of the node or of the pod's nodeSelector names it."""
+    """GPU model, from a label of the node or the pod's nodeSelector."""
     summary: str | None = None
-    """All of it, such as 16x NVIDIA-H100-80GB-HBM3."""
+    """GPU count and model, such as 16x NVIDIA-H100-80GB-HBM3."""
 
 
 Recomputation = Literal["None", "Selective", "Full"]
 
 
 class PlanStatus(ApiModel):
-    """What the built-in trainer plans before it loads the weights."""
+    """The memory plan that the built-in trainer makes before it loads the weights."""
 
     activation_checkpointing: Recomputation
-    """What training.activationCheckpointing says or Auto chooses; Full if Selective would change gradients."""
+    """Value of training.activationCheckpointing, or the choice of Auto. Full if Selective would change gradients."""
     memory: Quantity
-    """Peak memory of a rank, as estimated."""
+    """Estimated peak memory of a rank."""
     limit: Quantity | None = None
-    """Memory that a rank may use, of its GPU or its share of the pod."""
+    """Memory that a rank can use, of its GPU or its share of the pod."""
     host_memory: Quantity | None = None
-    """Memory of the host that a rank needs besides, for asynchronous checkpoints."""
+    """Additional host memory of a rank, for asynchronous checkpoints."""
     parameters: NonNegative
     """Parameters of the model with its adapter."""
     trained_parameters: NonNegative
-    """Those of them that are trained."""
+    """Parameters that are trained."""
     four_bit_parameters: NonNegative | None = None
-    """Those of them that are in four bits, with method QLoRA. The others stay whole: experts that the model keeps in one tensor, the
-    embedding and the output layer."""
+    """Parameters that method QLoRA stores in four bits. The embedding, the output layer, and experts that the model keeps in
+    one tensor are not quantized."""
 
 
 class JobUsage(ApiModel):
-    """The use by the pods of one batch Job. The operator writes and reads it, so that each pod counts once."""
+    """Usage by the pods of one batch Job. Internal: with it, the operator counts each pod once."""
 
     uid: Annotated[str, Field(min_length=1, max_length=64)]
     """uid of the batch Job, or `earlier` for the Jobs that no longer exist."""
     pod_seconds: NonNegative
-    """Running time of the pods."""
+    """Running seconds of all pods."""
     gpu_seconds: NonNegative
-    """The same, times the GPUs of each pod."""
+    """Running seconds times GPUs, over all pods."""
     counted_until: datetime | None = None
-    """Until when its pods are counted; absent for `earlier`."""
+    """Time up to which the Job's pods are counted; absent for `earlier`."""
 
 
 class Usage(ApiModel):
-    """What the job has used so far: every pod of preparation and training, of all attempts.
+    """Usage of the job so far, by every pod of preparation and training in all attempts.
 
-    A pod counts from when its node takes it until it ends. For running pods the figures grow every ten minutes.
+    A pod counts from its start on a node until its end. For running pods, the numbers change every ten minutes.
     """
 
     pod_hours: Annotated[float, Field(ge=0)] = 0.0
-    """Running time of the pods in hours."""
+    """Running hours of all pods."""
     gpu_hours: Annotated[float, Field(ge=0)] = 0.0
-    """The same, times the GPUs of each pod."""
+    """Running hours times GPUs, over all pods."""
     jobs: Annotated[list[JobUsage], Field(max_length=MAX_USAGE, json_schema_extra=list_type_map("uid"))] = (
         Field(default_factory=list)
     )
-    """The same by batch Job, for the operator itself."""
+    """Usage by batch Job, for the operator itself."""
 
 
 RunState = Literal["Submitting", "Pending", "Running", "Canceling", "Succeeded", "Failed", "Canceled"]
 
 
 class DatabricksRunStatus(ApiModel):
-    """The Databricks run of the preparation. The operator writes it before it submits the run, and reads it."""
+    """The Databricks run of the preparation. The operator records it before it submits the run."""
 
     attempt: Annotated[int, Field(ge=1)]
-    """Which run of the job, from 1: one that failed without fault of recipe and data, or was canceled for a suspension, is
-    followed by another."""
+    """Number of the run, from 1. A new run follows if it failed for a reason other than recipe and data, or was canceled for
+    a suspension."""
     failures: NonNegative = 0
-    """Runs that failed so far without fault of recipe and data. The third one fails the job."""
+    """Number of runs that failed for a reason other than recipe and data. The third failure fails the job."""
     state: RunState
-    """What it does, as one word."""
+    """State of the run, as one word."""
     run_id: Annotated[str, Field(max_length=32)] | None = None
-    """Its id in the workspace; absent until it is submitted."""
+    """Id of the run in the workspace; absent until the run is submitted."""
     url: Uri | None = None
-    """Its page in the workspace."""
+    """Page of the run in the workspace."""
 
 
 class SparkApplicationStatus(ApiModel):
-    """The SparkApplication of the preparation. The operator writes it when it creates one, and reads it."""
+    """The SparkApplication of the preparation. The operator records it when it creates one."""
 
     attempt: Annotated[int, Field(ge=1)]
-    """Which SparkApplication of the job, from 1: one that failed without fault of recipe and data, or was deleted for a
-    suspension, is followed by another with another name."""
+    """Number of the SparkApplication, from 1. A new one, with another name, follows if it failed for a reason other than
+    recipe and data, or was deleted for a suspension."""
     failures: NonNegative = 0
-    """SparkApplications that failed so far without fault of recipe and data. The third one fails the job."""
+    """Number of SparkApplications that failed for a reason other than recipe and data. The third failure fails the job."""
     name: Name
-    """Its name."""
+    """Name of the SparkApplication."""
     state: Annotated[str, Field(min_length=1, max_length=64)]
-    """Its state, as the spark-operator has it and in CamelCase, such as Submitted, Running, Completed or Failed. New: the
-    spark-operator has not seen it. Deleted: the operator has deleted it."""
+    """State that the spark-operator reports, in CamelCase, such as Submitted, Running, Completed or Failed. New: no state is
+    reported yet. Deleted: the operator deleted it."""
 
 
 class Links(ApiModel):
@@ -207,4 +208,4 @@ class Links(ApiModel):
     preparation: Uri | None = None
     """The Databricks run of the preparation."""
     dashboard: Uri | None = None
-    """The installation's dashboard of the job: tracking.dashboardUrl of the chart."""
+    """Dashboard of the job, from tracking.dashboardUrl of the chart."""
