@@ -1,4 +1,4 @@
-"""The contract between the operator and the pods it makes: exit codes, names, and the termination message."""
+"""The contract between the operator and its pods: exit codes, names, and the termination message."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from finetune_crds.evaluation import EvaluationResult
 from finetune_crds.status import SplitCounts
 from finetune_crds.status_parts import Commit, Digest, EvaluationSets, Recomputation, SourceRows, StepName
 
-# Exit codes of a pod. Anything else may be retried.
+# Exit codes of a pod. The operator may retry any other exit code.
 EXIT_OK = 0
 EXIT_RECIPE = 64
 EXIT_DATA = 65
-# Of the init containers of a command of your own alone: a server did not answer, or refused the login. Such an attempt does not
+# Only for init containers of a job with your own command: a server did not answer, or refused the login. Such an attempt does not
 # count against runPolicy.maxRestarts.
 EXIT_UNAVAILABLE = 69
 EXIT_PREEMPTED = 75
@@ -29,21 +29,21 @@ RECIPE_FILE = "recipe.yaml"
 RECIPE_VOLUME = "recipe"
 RECIPE_PATH = f"{RECIPE_DIRECTORY}/{RECIPE_FILE}"
 ENV_RECIPE = "FINETUNE_RECIPE"
-# The number of the attempt, from 1, in each training pod of the operator and nowhere else.
+# The number of the attempt, from 1. Only training pods of the operator have this variable.
 ENV_ATTEMPT = "FINETUNE_ATTEMPT"
-# Of a command of your own: its parameters beside the recipe, and the folder of its code.
+# For your own command: the file of its parameters in the recipe's folder, and the variables with that file and the code's folder.
 PARAMETERS_FILE = "parameters.yaml"
 PARAMETERS_PATH = f"{RECIPE_DIRECTORY}/{PARAMETERS_FILE}"
 ENV_PARAMETERS = "HYPERPARAMETERS_PATH"
 ENV_CODE = CODE_ENV
 TERMINATION_PATH = "/dev/termination-log"
-# A preparation whose executors are pods: the file that the driver writes their template to, their container, the command of the
-# image that is an executor, and the ports of driver and executors.
+# A preparation with executor pods: the file of the executors' pod template, which the driver writes; the name of the executor
+# container; and the command of the image that starts an executor.
 EXECUTOR_TEMPLATE_FILE = "executor.yaml"
 EXECUTOR_CONTAINER = "executor"
 EXECUTOR_COMMAND = "finetune-executor"
-# The driver of a SparkApplication: the command of the image that becomes it, the file that it runs, the version of Spark in the
-# image, and the names that spark-submit gives the containers.
+# The driver of a SparkApplication: the command of the image that starts it, the file that it runs, the version of Spark in the
+# image, the container names that spark-submit uses, and the ports of the driver and the executors.
 DRIVER_COMMAND = "finetune-driver"
 DRIVER_FILE = "/opt/finetune/prep.py"
 SPARK_VERSION = "4.2.0"
@@ -51,45 +51,45 @@ APPLICATION_DRIVER_CONTAINER = "spark-kubernetes-driver"
 APPLICATION_EXECUTOR_CONTAINER = "spark-kubernetes-executor"
 SPARK_DRIVER_PORT = 7078
 SPARK_BLOCKS_PORT = 7079
-# Variables of its driver: the pod, the namespace, the host name at which executors find it, their labels, and their pod template as
-# JSON. NB: the template is a variable since it may hold secrets, which stay in the spec of a pod.
+# Variables of a driver: its pod, its namespace, its host name for the executors, the labels of the executors, and the executors'
+# pod template as JSON. NB: the template can contain secrets, so it is a variable and stays in the spec of the pod.
 ENV_POD_NAME = "FINETUNE_POD_NAME"
 ENV_POD_NAMESPACE = "FINETUNE_POD_NAMESPACE"
 ENV_DRIVER_HOST = "FINETUNE_DRIVER_HOST"
 ENV_EXECUTOR_SELECTOR = "FINETUNE_EXECUTOR_SELECTOR"
 ENV_EXECUTOR_TEMPLATE = "FINETUNE_EXECUTOR_TEMPLATE"
-# A preparation on Databricks: the distribution and the entry point of its wheel, its parameters, and the files that it reads
-# and writes in the folder of the run.
+# A preparation on Databricks: the name and the entry point of the wheel, the parameters of the run, and the files that the run
+# writes to its folder.
 PREP_WHEEL = "finetune-prep"
 PREP_WHEEL_ENTRY = "finetune-prep-databricks"
 PARAMETER_FOLDER = "--folder"
 PARAMETER_MLFLOW_RUN = "--mlflow-run"
 PROGRESS_FILE = "progress.txt"
 REPORT_FILE = "report.json"
-# The evaluation of a registered version: its command, its option with the version, and, for a command of your own, the folder
-# of the model, the file of the numbers, and the volume of the folder.
+# The evaluation of a registered version: its command and its options. For your own command: the variables with the folder of the
+# model and the file of the numbers, the folder, and its volume.
 EVALUATE_COMMAND = "finetune-evaluate"
 EVALUATE_MODEL = "--model"
 EVALUATE_FETCH = "--fetch"
 ENV_MODEL_PATH, ENV_METRICS_PATH = EVALUATION_ENV
 MODEL_PATH = "/var/run/finetune/model"
 MODEL_VOLUME = "evaluated-model"
-# The code and the packages of a command of your own: the command of the trainer's image that fetches a commit, the variables with
-# its login, the script that installs packages with the Python of any image, beside the recipe, and where they are installed.
+# The code and the packages of your own command: the command of the trainer image that fetches a commit, the variables with the
+# Git login, the volumes, and the script in the recipe's folder that installs packages with the Python of any image.
 CHECKOUT_COMMAND = "finetune-checkout"
 ENV_GIT_USERNAME, ENV_GIT_PASSWORD = "FINETUNE_GIT_USERNAME", "FINETUNE_GIT_PASSWORD"
 CODE_VOLUME = "finetune-code"
 DEPENDENCIES_VOLUME = "finetune-dependencies"
 DEPENDENCIES_PATH = "/var/run/finetune/dependencies"
 DEPENDENCIES_FILE = "dependencies.py"
-# Reasons of their errors.
+# Reasons of the errors of the checkout and of the installation.
 CHECKOUT_FAILED = "CheckoutFailed"
 DEPENDENCIES_FAILED = "DependenciesFailed"
-# Where the claim of model.cache is mounted, in the training pods and in the prep pod.
+# Mount path of the claim of model.cache, in the training pods and in the prep pod.
 MODEL_CACHE_PATH = "/var/cache/finetune"
-# The folder in it that is a cache of the Hugging Face Hub's client.
+# Folder in the claim with the cache of the Hugging Face Hub's client.
 MODEL_CACHE_HUB = "hub"
-# Kubernetes keeps this much of a termination message.
+# Kubernetes truncates longer termination messages.
 TERMINATION_MAX_BYTES = 4096
 _CHECKPOINT = re.compile(r"(.+)/step-(\d{8})")
 
@@ -98,7 +98,7 @@ METRIC_STEP = "step"
 METRIC_MAX_STEPS = "max_steps"
 METRIC_LOSS = "loss"
 METRIC_EVAL_LOSS = "eval_loss"
-# Names of losses in the order in which they count: the built-in loop's and those of HF's Trainer, then Lightning's.
+# Names of the loss, by priority: the built-in loop and HF's Trainer first, then Lightning.
 LOSSES = (
     METRIC_LOSS,
     "train/loss",
@@ -109,33 +109,35 @@ LOSSES = (
     "train/loss_epoch",
 )
 EVAL_LOSSES = (METRIC_EVAL_LOSS, "eval/loss", "val_loss", "val/loss", "validation_loss")
-PARAM_MAX_STEPS = "max_steps"  # HF's Trainer logs its arguments, among them this one; -1 where epochs count
+PARAM_MAX_STEPS = (
+    "max_steps"  # HF's Trainer logs its arguments, including this one; -1 if epochs limit the training
+)
 METRIC_EVAL_PERPLEXITY = "eval_perplexity"
 METRIC_BASE_EVAL_LOSS = "base_eval_loss"
 METRIC_FINAL_EVAL_LOSS = "final_eval_loss"
 METRIC_FINAL_EVAL_PERPLEXITY = "final_eval_perplexity"
 METRIC_LEARNING_RATE = "learning_rate"
 METRIC_GRAD_NORM = "grad_norm"
-METRIC_SKIPPED_STEPS = "skipped_steps"  # their gradients were not finite
-METRIC_LOSS_SCALE = "loss_scale"  # precision FP16
+METRIC_SKIPPED_STEPS = "skipped_steps"  # steps with infinite or NaN gradients
+METRIC_LOSS_SCALE = "loss_scale"  # with precision FP16
 METRIC_TOKENS_PER_SECOND = "tokens_per_second"
 METRIC_SECONDS_REMAINING = "seconds_remaining"
 METRIC_CHECKPOINT_STEP = "checkpoint_step"
 METRIC_GOODPUT = "goodput"
-METRIC_MFU = "mfu"  # model FLOPs utilization, where the chip's peak is known
+METRIC_MFU = "mfu"  # model FLOPs utilization, if the peak of the chip is known
 METRIC_MEMORY = "memory_bytes"  # peak memory of a rank
-METRIC_PLAN_MEMORY = "plan_memory_bytes"  # the same, as estimated before the weights are loaded
+METRIC_PLAN_MEMORY = "plan_memory_bytes"  # estimated peak memory of a rank, before the weights are loaded
 METRIC_DATA_WAIT = "data_wait_seconds"
 METRIC_CHECKPOINT_SECONDS = "checkpoint_seconds"  # seconds that steps were blocked by checkpoints
-METRIC_REWARD_MARGIN = "reward_margin"  # DPO, ORPO, SimPO; KTO: of the two means below
+METRIC_REWARD_MARGIN = "reward_margin"  # DPO, ORPO, SimPO; for KTO, the margin between the two means below
 METRIC_REWARD_ACCURACY = "reward_accuracy"  # DPO, ORPO, SimPO
 METRIC_REWARD_DESIRABLE = "reward_desirable"  # KTO: mean over the good answers
 METRIC_REWARD_UNDESIRABLE = "reward_undesirable"  # KTO: mean over the bad answers
 METRIC_KL = "kl"  # KTO: the estimate of the divergence from the reference
 
-# Tags of the MLflow run and of the registered version. Those of versions have no dot, hyphen or slash in their names: Unity
-# Catalog allows none of . , - = / : in the key of a tag.
-TAG_JOB_UID = "finetune.dev/uid"  # operator, when it makes the run: how it finds the run again
+# Tags of the MLflow run and of the registered version. A comment begins with the writer of the tag. The tags of versions have no
+# dot, hyphen or slash in their names: Unity Catalog does not allow . , - = / : in the key of a tag.
+TAG_JOB_UID = "finetune.dev/uid"  # operator, when it creates the run: the operator finds the run by this tag
 TAG_JOB = "finetune.dev/job"  # operator: namespace/name
 TAG_NAMESPACE_UID = "finetune.dev/namespace-uid"  # operator: uid of the namespace of the job
 TAG_ATTEMPT = "finetune.dev/attempt"  # trainer, on the run: the newest attempt
@@ -144,34 +146,36 @@ TAG_PREPARATION = (
 )
 ARTIFACTS_EVALUATION = "evaluation"  # evaluation pod, on the run: folder of the table generations.json
 ARTIFACTS_PREPARATION = "preparation"  # prep pod, on the run: folder of the report, with report.html
-# operator, when it makes the run, for trainer.code.git: MLflow's own names
+# operator, when it creates the run, for trainer.code.git: MLflow's own names
 TAG_GIT_COMMIT = "mlflow.source.git.commit"
 TAG_GIT_BRANCH = "mlflow.source.git.branch"
 TAG_GIT_URL = "mlflow.source.git.repoURL"
 TAG_DEVICE = "finetune.dev/device"  # trainer, on the run: GPU or CPU
-TAG_DEVICE_NAME = "finetune.dev/device-name"  # trainer, on the run: which one, such as NVIDIA H100 80GB HBM3
+TAG_DEVICE_NAME = (
+    "finetune.dev/device-name"  # trainer, on the run: the model of the device, such as NVIDIA H100 80GB HBM3
+)
 TAG_PLAN = "finetune.dev/plan"  # trainer, on the run: MemoryPlan of the newest attempt, as JSON
 TAG_RECIPE = "finetune_recipe"  # trainer: digest of the recipe
 TAG_DATA_PATH = "finetune_data_path"  # trainer: the table with the splits
-TAG_DATA_VERSION = "finetune_data_version"  # trainer: its version
-TAG_DATA_DIGEST = "finetune_data_digest"  # trainer: digest of its rows, see status.data.digest
-TAG_SOURCE = "finetune_source"  # trainer: what was prepared; the sources of a mix one after the other
-TAG_SOURCE_VERSION = "finetune_source_version"  # trainer: its version or commit, if it has one
+TAG_DATA_VERSION = "finetune_data_version"  # trainer: the version of this table
+TAG_DATA_DIGEST = "finetune_data_digest"  # trainer: digest of the rows of this table, see status.data.digest
+TAG_SOURCE = "finetune_source"  # trainer: the source that was prepared; for a mix, the list of its sources
+TAG_SOURCE_VERSION = "finetune_source_version"  # trainer: version or commit of the source, if it has one
 TAG_DATA_ROWS = "finetune_data_rows"  # trainer, on the run: rows of each split, as JSON
 TAG_DATA_TOKENS = "finetune_data_tokens"  # trainer, on the run: tokens of each split, as JSON
 TAG_DATA_DROPPED = "finetune_data_dropped"  # trainer, on the run: rows that each step dropped, as JSON
-# trainer, on the run and on the version: what a loss of evaluation is comparable on. Digest of the tokenized validation
-# split, independent of the order of its examples; for any other objective than SFT also of that and of its reference or
-# teacher
+# trainer, on the run and on the version: evaluation losses with the same digest are comparable. Digest of the tokenized
+# validation split, independent of the order of its examples; for any objective other than SFT, also of the objective and of its
+# reference or teacher
 TAG_EVAL_DATA = "finetune_eval_data"
-# operator, on the version: what the numbers of spec.evaluation are comparable on, see status.evaluation.digest
+# operator, on the version: numbers of spec.evaluation with the same digest are comparable, see status.evaluation.digest
 TAG_EVALUATION_DATA = "finetune_evaluation_data"
-# trainer, on the run: why the newest checkpoint could not be written; empty when it could
+# trainer, on the run: the error of the newest checkpoint; empty if it was written
 TAG_CHECKPOINT_ERROR = "finetune.dev/checkpoint-error"
-TAG_RESUMED_FROM = "finetune_resumed_from"  # trainer: the checkpoint of another job that the run began with
+TAG_RESUMED_FROM = "finetune_resumed_from"  # trainer: the checkpoint of another job that the run started from
 TAG_EVAL_LOSS = "eval_loss"  # trainer, on the version
 TAG_PERPLEXITY = "perplexity"  # trainer, on the version
-# Numbers of the training, which say how a version does on the validation split. No evaluation writes them.
+# Names of the numbers that training writes, and no evaluation.
 TRAINING_METRICS = frozenset(
     {
         METRIC_STEP,
@@ -206,18 +210,18 @@ TRAINING_METRICS = frozenset(
 
 
 class PodError(ApiModel):
-    """Why a pod failed."""
+    """The error of a pod that failed."""
 
     reason: Annotated[str, Field(max_length=64)]
     """One CamelCase word, such as MissingColumn."""
     message: Annotated[str, Field(max_length=2048)]
     """One sentence: what happened and what to do."""
     rank: NonNegative | None = None
-    """Global rank that failed first in this pod, where known."""
+    """Global rank that failed first in this pod, if known."""
 
 
 class PrepResult(ApiModel):
-    """What the prep pod wrote."""
+    """The result of the prep pod."""
 
     rows: SplitCounts
     tokens: SplitCounts
@@ -227,26 +231,26 @@ class PrepResult(ApiModel):
     source_revision: Commit | None = None
     sources: list[SourceRows] | None = None
     dropped: dict[StepName, NonNegative] = Field(default_factory=dict)
-    """Examples that each step dropped, by step."""
+    """Number of examples that each step dropped."""
     redacted: dict[RedactKind, NonNegative] | None = None
-    """Values that were replaced by placeholders, by kind; None where nothing was to be."""
+    """Number of values of each kind that were replaced by placeholders; None without data.prepare.redact."""
     warnings: list[str] | None = None
-    """What the author should look at, a sentence each; None where there is nothing."""
+    """Warnings for the author of the job, one sentence each; None without warnings."""
     evaluation_sets: EvaluationSets | None = None
     columns: Columns | None = None
-    """The source's columns that hold an example: those of the recipe, or those that were found."""
+    """Columns of an example in the source: from the recipe, or detected."""
     digest: Digest | None = None
-    """Digest of the preparation and of what it read."""
+    """Digest of the preparation's settings and of the sources that it read."""
     written_by: Name | None = None
-    """The FineTuneJob that wrote the version, where this one uses it; None for a version of its own."""
+    """The other FineTuneJob that wrote the version; None if this job wrote it."""
 
 
 _INFORMATIONAL_FIELDS = ("evaluation_sets", "sources", "redacted", "dropped", "warnings")
-"""Fields of PrepResult that a message does without, in this order."""
+"""Fields of PrepResult that are left out of a message that is too long, in this order."""
 
 
 class TrainResult(ApiModel):
-    """What rank 0 reports at the end."""
+    """The result of the training, reported by rank 0."""
 
     step: NonNegative
     base_eval_loss: float | None = None
@@ -261,25 +265,25 @@ _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class MemoryPlan(ApiModel):
-    """What the built-in trainer plans before it loads the weights: the tag TAG_PLAN."""
+    """The memory plan that the built-in trainer makes before it loads the weights; the content of the tag TAG_PLAN."""
 
     activation_checkpointing: Recomputation
     memory_bytes: _Count
-    """Peak of a rank, as estimated."""
+    """Estimated peak memory of a rank."""
     limit_bytes: _Count | None = None
-    """What a rank may use; None where that is unknown."""
+    """Memory that a rank can use; None if unknown."""
     staged_bytes: _Count = 0
-    """Of the host, for the copy of a rank from which asynchronous checkpoints are written."""
+    """Host memory of a rank for the copy from which asynchronous checkpoints are written."""
     parameters: _Count
     trained_parameters: _Count
     four_bit_parameters: _Count | None = None
-    """Those of a QLoRA that are packed into four bits; None with another method."""
+    """Parameters that QLoRA stores in four bits; None with another method."""
     parts: dict[str, _Count] = Field(default_factory=dict)
-    """Bytes of the peak by what they are for."""
+    """Bytes of the estimated peak by purpose."""
 
     @classmethod
     def parse(cls, text: str) -> MemoryPlan | None:
-        """The plan in a tag, or None when it is something else."""
+        """Parse the text of the tag; None if it is not a plan."""
         try:
             return cls.model_validate_json(text)
         except ValueError:
@@ -297,9 +301,9 @@ class TerminationMessage(ApiModel):
     """Step of the newest complete checkpoint, also when the pod was preempted."""
 
     def dump(self) -> str:
-        """The message as text that fits into the limit of Kubernetes.
+        """Return the message as JSON within the size limit of Kubernetes.
 
-        What only informs is left out of a result that is too long; the message of an error is cut.
+        A result that is too long loses its informational fields; an error that is too long gets a shorter message.
         """
         text = self.model_dump_json(by_alias=True, exclude_none=True)
         if len(text.encode()) <= TERMINATION_MAX_BYTES:
@@ -320,7 +324,7 @@ class TerminationMessage(ApiModel):
 
     @classmethod
     def parse(cls, text: str | None) -> TerminationMessage | None:
-        """The message in `text`, or None when it is something else (the end of a log)."""
+        """Parse a termination message; None if the text is something else, such as the end of a log."""
         try:
             message = cls.model_validate_json(text or "")
         except ValueError:
@@ -329,14 +333,14 @@ class TerminationMessage(ApiModel):
 
 
 class RunReport(ApiModel):
-    """What a preparation on Databricks leaves in the volume: what a pod leaves by its exit code and its termination message."""
+    """The report that a preparation on Databricks writes to the volume: the exit code and the termination message that a pod would have."""
 
     exit_code: NonNegative
     message: TerminationMessage = Field(default_factory=TerminationMessage)
 
     @classmethod
     def parse(cls, text: bytes) -> RunReport | None:
-        """The report in a file, or None when it is something else, such as half of one."""
+        """Parse a report file; None if its content is something else, such as a partly written report."""
         try:
             return cls.model_validate_json(text)
         except ValueError:
@@ -344,16 +348,16 @@ class RunReport(ApiModel):
 
 
 def checkpoint_folder(uri: str, *, namespace: str, name: str, uid: str) -> str:
-    """The folder of one job's checkpoints: a job of the same name that comes later gets another."""
+    """Return the folder of a job's checkpoints. A later job of the same name gets another folder."""
     return f"{uri.rstrip('/')}/{namespace}-{name}-{uid[:8]}"
 
 
 def split_checkpoint_uri(uri: str) -> tuple[str, int | None]:
-    """The folder of a job's checkpoints that a URI names, and the step where it names one of them."""
+    """Split a URI of checkpoints into the job's folder and the step. The step is None if the URI names the folder."""
     match = _CHECKPOINT.fullmatch(uri.rstrip("/"))
     return (match[1], int(match[2])) if match else (uri.rstrip("/"), None)
 
 
 def checkpoint_uri(folder: str, step: int) -> str:
-    """Where the checkpoint of a step is."""
+    """Return the URI of the checkpoint of a step."""
     return f"{folder}/step-{step:08d}"

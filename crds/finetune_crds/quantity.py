@@ -18,15 +18,15 @@ _UNITS = {
 
 
 def format_bytes(size: float) -> str:
-    """An amount of memory in Gi with one digit, or below 1Gi in Mi."""
+    """Format a number of bytes: in Gi with one decimal, or below 1Gi in Mi."""
     return f"{size / 2**30:.1f}Gi" if size >= 2**30 else f"{math.ceil(size / 2**20)}Mi"
 
 
 def jvm_memory(quantity: str) -> str:
-    """A quantity as the JVM reads it: in KiB, rounded down.
+    """Format a quantity for the JVM: in KiB, rounded down.
 
     Raises:
-        KeyError, ValueError: the text is no quantity; the schema has refused such a recipe.
+        KeyError, ValueError: the text is not a quantity. The schema refuses such a recipe.
     """
     number = quantity.rstrip("kMGTi")
     return f"{int(float(number) * _UNITS[quantity[len(number) :]]) // 1024}k"

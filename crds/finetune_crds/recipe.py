@@ -31,15 +31,15 @@ class RecipeError(ValueError):
 
 
 def today() -> date:
-    """The day in UTC."""
+    """Return the current day in UTC."""
     return datetime.now(UTC).date()
 
 
 class JobReference(ApiModel):
     """The FineTuneJob that a recipe describes.
 
-    created: the day on which it was created, in UTC. A chat template that writes the date writes this one in all pods of the job,
-        whenever they run.
+    created: the day of its creation, in UTC. In all pods of the job, whenever they run, chat templates use this day as the
+    current date.
     """
 
     name: str
@@ -49,9 +49,9 @@ class JobReference(ApiModel):
 
 
 class JobRecipe(ApiModel):
-    """Everything that a pod reads; the parts are those of FineTuneJob.spec. A command of your own may do without model and data.
+    """The recipe of a job: the fields of FineTuneJob.spec that pods read. With your own command, model and data can be absent.
 
-    For training, `data.splits` names the splits and their version, also if this job prepared them.
+    In training, `data.splits` names the splits and their version, even if this job prepared them.
     """
 
     kind: Literal["Recipe"] = "Recipe"
@@ -69,14 +69,14 @@ class JobRecipe(ApiModel):
     output: Output | None = None
     parameters: Parameters = Field(default_factory=dict)
     prepared: DataStatus | None = None
-    """Of training: what this job prepared, or found prepared."""
+    """In training: the result of the preparation by this job or another job."""
 
     @classmethod
     def of(cls, job: JobReference, spec: FineTuneJobSpec) -> Self:
-        """The recipe of a job, without its pods and without the variables of its Databricks cluster.
+        """Return the recipe of a job, without `pods` and without the variables of its Databricks cluster.
 
-        NB: variables and templates may hold secrets, and a recipe has other readers than pods: it is in a ConfigMap, in the card
-        of the model, and in the volume of a Databricks run.
+        NB: variables and templates can contain secrets, and a recipe is not only in pods: it is also in a ConfigMap, in the
+        model card, and in the volume of a Databricks run.
         """
         names = [name for name in cls.model_fields if name in type(spec).model_fields]
         shared = {name: part for name in names if (part := getattr(spec, name)) is not None}
@@ -85,19 +85,19 @@ class JobRecipe(ApiModel):
         return cls(job=job, parameters=spec.trainer.parameters, **shared)
 
     def on_day(self, day: date) -> Self:
-        """The recipe of a job that was created on another day."""
+        """Return the recipe of a job that was created on another day."""
         return self.model_copy(update={"job": self.job.model_copy(update={"created": day})})
 
     @property
     def global_batch(self) -> int:
-        """Sequences of an optimizer step, on all ranks together."""
+        """Sequences of an optimizer step on all ranks."""
         training = self.training
         return training.per_device_batch_size * training.gradient_accumulation * self.distributed.ranks
 
     def digest(self) -> str:
-        """A short SHA-256 of the recipe: two jobs with the same digest do the same. What a checkpoint needs is `continuation`.
+        """Return a short SHA-256 of the recipe. Two jobs with the same digest do the same. For checkpoints, see `continuation`.
 
-        Its job, its tracking, where models are cached, what was prepared and the evaluation of its version are left out.
+        The digest leaves out the job, its tracking, the model cache, the result of the preparation, and the evaluation.
 
         Defaults are left out, so that a field which a later version adds does not change the digest.
         """
@@ -116,7 +116,7 @@ class JobRecipe(ApiModel):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_yaml(self) -> str:
-        """The recipe as it stands in the ConfigMap."""
+        """Return the recipe as YAML for the ConfigMap."""
         return as_yaml(self.to_json())
 
     @classmethod
@@ -124,7 +124,8 @@ class JobRecipe(ApiModel):
         """Read a recipe.
 
         Raises:
-            RecipeError: the file is missing, is not text or not YAML, or does not fit the schema; the message says where.
+            RecipeError: the file is missing, is not text, is not YAML, or does not match the schema. The message names the
+                field.
         """
         try:
             return cls.model_validate(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
@@ -159,5 +160,5 @@ class Recipe(JobRecipe):
 
 
 def as_yaml(content: Any) -> str:
-    """A document as it stands in a ConfigMap, in the order of its fields."""
+    """Return a document as YAML for a ConfigMap, in the order of its fields."""
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""pydantic models -> the reference pages of the documentation: fields, conditions and reasons, samples."""
+"""Generates the reference pages of the documentation: fields, conditions and reasons, samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TROUBLESHOOTING = "../operations/troubleshooting.md"
 
 
 def field_reference(resource: type[FineTuneJob | ModelPromotion]) -> str:
-    """The page of a kind: a section for each object of its spec and its status, with a table of fields."""
+    """Return the page of a kind: a section with a table of fields for each object of its spec and its status."""
     root = crd(resource, documented=True)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     names = ", ".join(f"`{name}`" for name in (resource.PLURAL, *resource.SHORT_NAMES))
     lines = [
@@ -42,7 +42,7 @@ def field_reference(resource: type[FineTuneJob | ModelPromotion]) -> str:
 
 
 def _objects(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Every object with fields of its own, by its path."""
+    """Iterate over a schema and the objects in it, with their paths."""
     yield path, schema
     for name, field in schema["properties"].items():
         nested, suffix = _element(field)
@@ -53,10 +53,10 @@ def _objects(path: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
 def _sections(
     parts: Sequence[tuple[str, Schema]], models: dict[str, tuple[str, str]]
 ) -> dict[str, tuple[str, str, Schema]]:
-    """Heading, description and schema of each section, by the identity of its object.
+    """Return the heading, description and schema of each section, by the identity of its object.
 
-    An object of several places in the spec, or in the status, has a section at the end under the name of its model; one that
-    the status repeats from the spec, a section at its place in the spec.
+    An object that occurs in several places of the spec, or of the status, gets one section at the end, under the name of its
+    model. An object that occurs once in the spec and once in the status gets one section, at its place in the spec.
     """
     places: dict[str, list[str]] = {}
     for path, schema in parts:
@@ -74,7 +74,7 @@ def _sections(
 
 
 def _models(resource: type[FineTuneJob | ModelPromotion]) -> dict[str, tuple[str, str]]:
-    """Name and description of each model of a resource, by the identity of its objects."""
+    """Return the name and description of each model of a resource, by the identity of its objects."""
     definitions = resource.model_json_schema(by_alias=True, mode="validation")["$defs"]
     document_models(definitions)
     objects = {
@@ -84,12 +84,12 @@ def _models(resource: type[FineTuneJob | ModelPromotion]) -> dict[str, tuple[str
 
 
 def _element(field: Schema) -> tuple[Schema, str]:
-    """What a list holds, or the field itself; and how its path shows that."""
+    """Return the schema of a list's items and the suffix of their path; for other fields, the field and an empty suffix."""
     return (field["items"], "[]") if field.get("type") == "array" else (field, "")
 
 
 def _identity(schema: Schema) -> str:
-    """Equal for the objects of one model: in a list they lack the defaults."""
+    """Return a key that is equal for all objects of a model. It ignores defaults, which objects in a list do not have."""
     fields = [schema["properties"], schema.get("x-kubernetes-validations")]
     return json.dumps(_without(fields, "default"), sort_keys=True)
 
@@ -113,7 +113,7 @@ def _table(schema: Schema, targets: dict[str, str]) -> str:
 
 
 def _type(field: Schema, targets: dict[str, str]) -> str:
-    """The type of a field, with what bounds its values."""
+    """Return the type of a field and the bounds of its values, as text."""
     element, suffix = _element(field)
     if "properties" in element:
         link = f"[object](#{anchor(targets[_identity(element)])})"
@@ -146,13 +146,13 @@ def _number(value: float) -> str:
 
 
 def _field_rules(field: Schema) -> list[dict[str, str]]:
-    """Rules of a field, or of the items of a list, that is no object: those stand in its section."""
+    """Return the rules of a field, or of the items of a list. The rules of an object are in its own section."""
     element, _ = _element(field)
     return [] if "properties" in element else list(element.get("x-kubernetes-validations", []))
 
 
 def _rules(schema: Schema) -> list[str]:
-    """What the API server says when a rule is broken; rules that are the same for several fields stand once."""
+    """Return the messages of the rules. Fields that share a message share a line."""
     fields: dict[str, list[str]] = {}
     for rule in schema.get("x-kubernetes-validations", []):
         field, _, suffix = rule["message"].rpartition(" cannot change")
@@ -172,7 +172,7 @@ def _sentence(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    # NB: the site takes braces at the end of a cell for attributes of it.
+    # NB: the site generator reads braces at the end of a cell as attributes of the cell.
     parts = " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;").split("`")
     return "`".join(
         part if number % 2 else _BRACES.sub(r"`\g<0>`", part) for number, part in enumerate(parts)
@@ -180,12 +180,12 @@ def _cell(text: str) -> str:
 
 
 def anchor(heading: str) -> str:
-    """The anchor of a heading, as Zensical and GitHub make it."""
+    """Return the anchor of a heading, as Zensical and GitHub make it."""
     return "".join(char for char in heading.lower() if char.isalnum() or char in "-_ ").replace(" ", "-")
 
 
 def condition_reference() -> str:
-    """The page of the condition types and reasons."""
+    """Return the page of the condition types and reasons."""
     types = attribute_docs(conditions.ConditionType)
     rows = [f"| [{name}]({TROUBLESHOOTING}#{anchor(name)}) | {_cell(text)} |" for name, text in types.items()]
     lines = [
@@ -202,7 +202,7 @@ def condition_reference() -> str:
 
 
 def attribute_docs(enum: type[StrEnum]) -> dict[str, str]:
-    """The docstring below each member of an enumeration, by the member's value."""
+    """Return the docstring below each member of an enumeration, by the value of the member."""
     body = ast.parse(dedent(inspect.getsource(enum))).body[0]
     docs_by_attribute: dict[str, str] = {}
     name: str | None = None
@@ -215,13 +215,13 @@ def attribute_docs(enum: type[StrEnum]) -> dict[str, str]:
 
 
 def sample_files() -> list[Path]:
-    """The samples by name, without the kustomizations beside them."""
+    """Return the files of the samples, sorted by name, without kustomization.yaml."""
     paths = [path for path in SAMPLES.rglob("*.yaml") if path.name != "kustomization.yaml"]
     return sorted(paths, key=lambda path: path.name)
 
 
 def sample_reference() -> str:
-    """The page of the samples: what each is for, then the comment at the top of each as text, and the manifest."""
+    """Return the page of the samples: an overview; then for each sample, the comment at its top as text, and the manifest."""
     lines = [
         "# Samples",
         "A manifest for each scenario, from `crds/samples/`. A test applies each of them. A sample runs on the demo's "
@@ -237,7 +237,7 @@ def sample_reference() -> str:
 
 
 def _overview(readme: str) -> str:
-    """The README of the samples without its heading, where a link to a file leads to its section, and chapters have no anchors."""
+    """Return the README of the samples without its heading. Links to files become links to sections, and headings become bold text."""
     _, _, text = readme.partition("\n\n")
     text = re.sub(r"^## (.+)$", r"**\1**", text.strip(), flags=re.MULTILINE)
     return re.sub(r"\]\((?:\w+/)?([\w-]+)\.yaml\)", r"](#\1)", text)
@@ -249,7 +249,7 @@ def _leading_comment(text: str) -> list[str]:
 
 
 def _prose(comment: list[str]) -> list[str]:
-    """Paragraphs of a comment; its indented lines are commands."""
+    """Return the paragraphs of a comment. Indented lines of the comment are commands."""
     blocks: list[tuple[bool, list[str]]] = []
     for line in comment:
         command = line.startswith("  ")
@@ -263,7 +263,7 @@ def _prose(comment: list[str]) -> list[str]:
 
 
 def pages() -> dict[str, str]:
-    """The reference pages, by file name."""
+    """Return the reference pages, by file name."""
     return {
         "finetunejob.md": field_reference(FineTuneJob),
         "modelpromotion.md": field_reference(ModelPromotion),
