@@ -145,7 +145,7 @@ class ModelPromotionSpec(ApiModel):
             (
                 "!has(self.tracking.registryUri) || !self.tracking.registryUri.startsWith('databricks-uc') || "
                 "(has(self.model) && self.model.matches('^[^.]+[.][^.]+[.][^.]+$'))",
-                "spec.model must be catalog.schema.name for a model in Unity Catalog",
+                "model must be catalog.schema.name for a model in Unity Catalog",
                 ".model",
             ),
             (

@@ -286,7 +286,8 @@ def test_a_recipe_that_the_api_server_would_refuse_is_not_planned(
     monkeypatch.setenv("FINETUNE_RECIPE", str(path))
     assert main(["--plan"]) == 64
     assert (
-        "training.earlyStopping: earlyStopping needs evaluations during training" in capsys.readouterr().err
+        "training.earlyStopping: earlyStopping requires evaluations during training"
+        in capsys.readouterr().err
     )
 
 
