@@ -147,7 +147,7 @@ class Operator:
 
     async def _work(self) -> None:
         """Start the workers once the store is complete."""
-        await self.resync.first.wait()
+        await self.resync.first_done.wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.abandoned_runs.run())
             for _ in range(self.settings.workers):

@@ -28,7 +28,8 @@ class Resync:
     queues: Queues
     settings: Settings
     health: Health
-    first: asyncio.Event = field(default_factory=asyncio.Event)
+    first_done: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all objects have been listed once."""
 
     async def run(self) -> None:
         """List periodically; retry while the API server is unavailable."""
@@ -39,7 +40,7 @@ class Resync:
                 log.warning("failed to list objects: %s; retrying", error)
                 await asyncio.sleep(max(min(5.0, self.settings.resync_seconds), error.retry_after_seconds))
                 continue
-            self.first.set()
+            self.first_done.set()
             await asyncio.sleep(self.settings.resync_seconds)
 
     async def run_once(self) -> None:
@@ -52,14 +53,16 @@ class Resync:
                 for namespace in self.settings.namespaces or (None,)
             ]
             bodies = [body for listing in lists for body in listing.objects]
+            # NB: the namespaces are listed one after the other. With a newer version than that of the oldest list, the store
+            # would drop an object that was created after its namespace was listed.
             self.store.replace(kind, bodies, min(listing.version for listing in lists))
         for kind in RESOURCES:
             for namespace, name in self.store.of(kind):
                 self.queues.of(kind).add(f"{namespace}/{name}")
         self.health.last_resync = time.monotonic()
-        self._count()
+        self._publish_metrics()
 
-    def _count(self) -> None:
+    def _publish_metrics(self) -> None:
         for kind, gauge in (("FineTuneJob", metrics.jobs), ("ModelPromotion", metrics.promotions)):
             resources = self.store.of(kind).values()
             phases = Counter((body.get("status") or {}).get("phase", "Pending") for body in resources)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from finetune_crds.base import Json
 
 Key = tuple[str, str]  # namespace, name
-Owner = tuple[str, str]  # namespace, uid
+Identity = tuple[str, str]  # namespace, uid
 RESOURCES = ("FineTuneJob", "ModelPromotion")
 COMPANIONS = ("Service", "ConfigMap")  # what the pods of a Job need besides it; only their metadata is kept
 CHILDREN = ("Job", "Pod", *COMPANIONS)
@@ -54,11 +54,11 @@ def _keep_first_deletion(stored: Json | None, body: Json) -> Json:
     return {**body, "metadata": {**body["metadata"], **deletion}}
 
 
-def _no_owner(kind: str, body: Json) -> Owner | None:
+def _no_owner(kind: str, body: Json) -> Identity | None:
     """The default of `owner_of`: every child is foreign."""
 
 
-def _no_jobs(_: Json) -> set[Owner]:
+def _no_jobs(_: Json) -> set[Identity]:
     """The default of `recorded_jobs`: no status records a Job."""
     return set()
 
@@ -73,21 +73,21 @@ class Store:
             was deleted, which may happen while the operator is down.
     """
 
-    owner_of: Callable[[str, Json], Owner | None] = _no_owner
-    recorded_jobs: Callable[[Json], set[Owner]] = _no_jobs
+    owner_of: Callable[[str, Json], Identity | None] = _no_owner
+    recorded_jobs: Callable[[Json], set[Identity]] = _no_jobs
     _objects: dict[str, dict[Key, Json]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
-    _by_owner: dict[str, dict[Owner, set[Key]]] = field(
+    _by_owner: dict[str, dict[Identity, set[Key]]] = field(
         default_factory=lambda: {kind: defaultdict(set) for kind in CHILDREN}
     )
-    _jobs: set[Owner] = field(default_factory=set)
+    _jobs: set[Identity] = field(default_factory=set)
     """The Jobs in the store."""
-    _recorded: dict[Owner, set[Owner]] = field(default_factory=dict)
+    _recorded: dict[Identity, set[Identity]] = field(default_factory=dict)
     """By FineTuneJob: the Jobs that it records."""
-    _deleted_jobs: dict[Owner, dict[Owner, int]] = field(default_factory=dict)
+    _deleted_jobs: dict[Identity, dict[Identity, int]] = field(default_factory=dict)
     """By FineTuneJob: its deleted Jobs, and the versions at which they were deleted. The pods may outlive their Job."""
     _deletions: dict[str, dict[Key, int]] = field(default_factory=lambda: {kind: {} for kind in KINDS})
     """Versions at which objects were deleted, since the last list."""
-    _tombstones: dict[Owner, dict[Key, Json]] = field(default_factory=dict)
+    _tombstones: dict[Identity, dict[Key, Json]] = field(default_factory=dict)
     """Failed pods that no longer exist, by their Job, while the Job exists."""
     _list_versions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     """Version of the last list of each kind."""
@@ -106,24 +106,24 @@ class Store:
         """FineTuneJobs."""
         return self._objects["FineTuneJob"]
 
-    def jobs_of(self, ftj: Owner) -> list[Json]:
+    def jobs_of(self, ftj: Identity) -> list[Json]:
         """The Jobs of a FineTuneJob."""
         return [self._objects["Job"][key] for key in sorted(self._by_owner["Job"].get(ftj, ()))]
 
-    def companions_of(self, ftj: Owner) -> frozenset[tuple[str, str]]:
+    def companions_of(self, ftj: Identity) -> frozenset[tuple[str, str]]:
         """Kind and name of each Service and ConfigMap of a FineTuneJob."""
         return frozenset(
             (kind, name) for kind in COMPANIONS for _namespace, name in self._by_owner[kind].get(ftj, ())
         )
 
-    def pods_of(self, ftj: Owner) -> list[Json]:
+    def pods_of(self, ftj: Identity) -> list[Json]:
         """The Pods of a FineTuneJob's Jobs, including its deleted Jobs."""
         present = map(_identity, self.jobs_of(ftj))
         jobs = {*present, *self._deleted_jobs.get(ftj, ()), *self._recorded.get(ftj, ())}
         keys = {key for job in jobs for key in self._by_owner["Pod"].get(job, ())}
         return [self._objects["Pod"][key] for key in sorted(keys)]
 
-    def tombstones(self, ftj: Owner) -> list[Json]:
+    def tombstones(self, ftj: Identity) -> list[Json]:
         """Failed pods of a FineTuneJob that no longer exist, each in its last state.
 
         NB: when one pod of a gang is deleted, its Job deletes the others. By the time the Job is marked as failed, no pod
@@ -154,7 +154,7 @@ class Store:
             self._deletions[kind][key] = version
 
     def replace(self, kind: str, bodies: Iterable[Json], version: int) -> None:
-        """Replace the objects of a kind by a list: an object that is not in the list no longer exists.
+        """Replace the stored objects of a kind with a list from the API server: an object that is not in the list no longer exists.
 
         An interrupted watch misses deletions. Objects that are newer than the list, from watches and the operator's own
         writes, stay.
@@ -227,14 +227,18 @@ class Store:
             self._deleted_jobs.setdefault(owner, {})[_identity(body)] = version
 
     def _forget_deleted_jobs(self, version: int) -> None:
-        """Forget the deleted Jobs that have no Pods in the list of Pods at this version, which is newer than their deletion."""
+        """Forget the Jobs that were deleted before a list of Pods if no Pod of the list belongs to them.
+
+        Args:
+            version: the resource version of the list.
+        """
         for ftj, jobs in list(self._deleted_jobs.items()):
             remaining = {job: at for job, at in jobs.items() if at > version or job in self._by_owner["Pod"]}
             self._deleted_jobs[ftj] = remaining
             if not remaining:
                 del self._deleted_jobs[ftj]
 
-    def _drop_unowned(self, kind: str, owners: set[Owner], version: int) -> None:
+    def _drop_unowned(self, kind: str, owners: set[Identity], version: int) -> None:
         """Drop the children whose owner does not exist, unless they are newer than the list of owners.
 
         Args:
@@ -245,6 +249,6 @@ class Store:
                 self._remove(kind, key, version)
 
 
-def _identity(body: Json) -> Owner:
-    """Namespace and uid of an object; its children refer to it by them."""
+def _identity(body: Json) -> Identity:
+    """Return the namespace and the uid of an object, to which the owner references of its children refer."""
     return body["metadata"]["namespace"], str(body["metadata"].get("uid"))

@@ -18,7 +18,7 @@ def test_resources_are_counted_by_their_phase() -> None:
         body = {"metadata": {"namespace": "team", "name": name, "uid": name, "resourceVersion": "1"}}
         store.put("FineTuneJob", body | ({"status": {"phase": phase}} if phase else {}))
     metrics.jobs.labels("Succeeded").set(3)
-    Resync(MagicMock(), store, MagicMock(), MagicMock(), MagicMock())._count()
+    Resync(MagicMock(), store, MagicMock(), MagicMock(), MagicMock())._publish_metrics()
     samples = {
         sample.labels["phase"]: sample.value for metric in metrics.jobs.collect() for sample in metric.samples
     }
@@ -47,7 +47,7 @@ def test_promotions_are_counted_by_their_condition_ready() -> None:
         meta = {"namespace": "team", "name": name, "uid": name, "resourceVersion": "1"}
         store.put("ModelPromotion", {"metadata": meta, "status": {"conditions": conditions}})
     metrics.promotions_ready.labels("True", "Promoted").set(3)
-    Resync(MagicMock(), store, MagicMock(), MagicMock(), MagicMock())._count()
+    Resync(MagicMock(), store, MagicMock(), MagicMock(), MagicMock())._publish_metrics()
     samples = {
         tuple(sample.labels.values()): sample.value
         for metric in metrics.promotions_ready.collect()
