@@ -116,7 +116,7 @@ def _build_pod(draft: Draft, uri: str) -> Json:
     pod = template.pod_template(
         container=CONTAINER,
         image=image,
-        own_image=image == settings.trainer_image,
+        is_product_image=image == settings.trainer_image,
         pull_policy=settings.trainer_pull_policy,
         user=settings.pod_user,
         command=evaluation.command or [contract.EVALUATE_COMMAND],
@@ -149,7 +149,7 @@ def _add_model(draft: Draft, pod: Json, uri: str) -> Json:
     volume: Json = {"spec": {"volumes": [{"name": contract.MODEL_VOLUME, "emptyDir": {}}]}}
     with_volume = dict(merge(merge(volume, pod), {"spec": {"containers": [main]}}))
     fetch = {
-        **template.shared(with_volume, CONTAINER, own_image=True),
+        **template.init_container_fields(with_volume, CONTAINER, is_product_image=True),
         "name": names.FETCH_CONTAINER,
         "image": _built_in_image(draft),
         "command": [contract.EVALUATE_COMMAND],

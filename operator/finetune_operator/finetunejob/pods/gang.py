@@ -134,7 +134,7 @@ def _build_pod_template(draft: Draft, attempt: int) -> Json:
     pod = template.pod_template(
         container=CONTAINER,
         image=pods.image or settings.trainer_image,
-        own_image=pods.image is None,
+        is_product_image=pods.image is None,
         pull_policy=settings.trainer_pull_policy,
         user=settings.pod_user,
         command=trainer.command or BUILT_IN_COMMAND,

@@ -111,7 +111,7 @@ def _build_checkout(draft: Draft, code: Code, pod: Json) -> Json:
         _from_secret(contract.ENV_GIT_USERNAME, reference.name, "username", optional=True),
         _from_secret(contract.ENV_GIT_PASSWORD, reference.name, "password", optional=reference.optional),
     ] if reference else []  # fmt: skip
-    shared = template.shared(pod, names.TRAINER_CONTAINER, own_image=True)
+    copied_fields = template.init_container_fields(pod, names.TRAINER_CONTAINER, is_product_image=True)
     init_container: Json = {
         "name": names.CHECKOUT_CONTAINER,
         "image": draft.settings.trainer_image,
@@ -120,7 +120,7 @@ def _build_checkout(draft: Draft, code: Code, pod: Json) -> Json:
         "args": [_escape(item) for item in (git.url if git else "", commit, code.mount_path)],
         "env": login,
     }
-    return dict(merge(shared, init_container))
+    return dict(merge(copied_fields, init_container))
 
 
 def _add_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
@@ -137,10 +137,10 @@ def _add_dependencies(pod: Json, requirements: Sequence[str]) -> Json:
         "args": [*requirements],
         "volumeMounts": [mount],
     }
-    shared = template.shared(pod, names.TRAINER_CONTAINER, own_image=False)
+    copied_fields = template.init_container_fields(pod, names.TRAINER_CONTAINER, is_product_image=False)
     command = trainer.get("command")
     additions: Json = {
-        "initContainers": [dict(merge(shared, install))],
+        "initContainers": [dict(merge(copied_fields, install))],
         "containers": [
             {
                 "name": names.TRAINER_CONTAINER,

@@ -24,7 +24,7 @@ _HUB_IN_CACHE = (
     {"name": "HF_HUB_CACHE", "value": f"{contract.MODEL_CACHE_PATH}/{contract.MODEL_CACHE_HUB}"},
 )
 # Fields that an init container copies from the main container.
-_SHARED = (
+_INIT_CONTAINER_FIELDS = (
     "env",
     "envFrom",
     "volumeMounts",
@@ -32,14 +32,14 @@ _SHARED = (
     "imagePullPolicy",
     "terminationMessagePolicy",
 )
-# Variables for the programs of one image, which may keep those of another image from starting.
-_OF_AN_IMAGE = re.compile(r"PATH|PYTHON.*|LD_.*")
-# Resources that a quota may require of each container.
-_OF_EVERY_CONTAINER = ("cpu", "memory", "ephemeral-storage")
+# Variables such as PATH or PYTHONPATH that are valid for one image only; in a container with another image they can break it.
+_IMAGE_SPECIFIC_ENV = re.compile(r"PATH|PYTHON.*|LD_.*")
+# Resources that a quota can require for each container.
+_QUOTA_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 
 
 def grace_seconds(user_template: Json | None) -> int:
-    """How long the pods have between SIGTERM and SIGKILL."""
+    """Return the seconds between SIGTERM and SIGKILL."""
     spec = (user_template or {}).get("spec")
     grace_period = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
     return grace_period if isinstance(grace_period, int) else _GRACE_SECONDS
@@ -76,7 +76,7 @@ def metadata(ftj: FineTuneJob, name: str, component: str, attempt: int | None = 
 
 
 def build_headless_service(ftj: FineTuneJob, name: str, component: str, ports: Mapping[str, int]) -> Json:
-    """The headless Service by whose name the pods of a component find each other. `ports`: port numbers by name."""
+    """Build the headless Service that gives the pods of a component their DNS names. `ports`: port numbers by name."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -95,7 +95,7 @@ def pod_template(
     *,
     container: str,
     image: str,
-    own_image: bool,
+    is_product_image: bool,
     pull_policy: str,
     user: int,
     command: Sequence[str],
@@ -112,16 +112,19 @@ def pod_template(
 
     Args:
         container: name of its main container.
-        own_image: whether the image is one of the product's, so that its root filesystem can be read-only.
+        is_product_image: whether the image is one of the product's images, which run with a read-only root filesystem.
         user: user and group id of the product's images; 0 to set none.
         secret: Secret whose keys also become variables.
-        contract_env: variables that take precedence over those of the user.
+        contract_env: variables that override the user's variables.
         config_map: the ConfigMap with the recipe.
         model_cache: the claim with downloaded models.
         subdomain: name of the headless Service that gives the pods their domain.
         user_template: the merged template of the role in spec.pods, in which the container `main` is the main container.
     """
-    defaults = _defaults(container, image, own_image=own_image, pull_policy=pull_policy, user=user)
+    # NB: from the lowest to the highest precedence: the defaults, `settings`, the user's template, `owned_fields`.
+    defaults = _defaults(
+        container, image, is_product_image=is_product_image, pull_policy=pull_policy, user=user
+    )
     settings: Json = {
         "env": [{"name": "HOME", "value": _TMP}, *(_HUB_IN_CACHE if model_cache else ())],
         "envFrom": [],
@@ -138,7 +141,7 @@ def pod_template(
             *mounts,
         ],
     }
-    owned: Json = {
+    owned_fields: Json = {
         "metadata": {"labels": pod_labels},
         "spec": {
             "restartPolicy": "Never",
@@ -148,11 +151,12 @@ def pod_template(
         },
     }
     with_settings = merge(defaults, {"spec": {"containers": [{"name": container, **settings}]}})
-    return dict(merge(merge(with_settings, _with_container_name(user_template or {}, container)), owned))
+    with_user_template = merge(with_settings, _with_container_name(user_template or {}, container))
+    return dict(merge(with_user_template, owned_fields))
 
 
 def _with_container_name(user_template: Json, name: str) -> Json:
-    """The template with the name of the main container in place of `main`. NB: the API server has not validated it."""
+    """Return the template with `name` instead of `main`. NB: the API server has not validated the template."""
     spec = user_template.get("spec")
     listed = spec.get("containers") if isinstance(spec, dict) else None
     if not isinstance(spec, dict) or not isinstance(listed, list):
@@ -171,10 +175,10 @@ def _cached_models(cache: ModelCache) -> tuple[list[Json], list[Json]]:
     return [volume], [{"name": name, "mountPath": contract.MODEL_CACHE_PATH}]
 
 
-def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, user: int) -> Json:
-    """A pod that the `restricted` Pod Security Standard admits, without an API token.
+def _defaults(container: str, image: str, *, is_product_image: bool, pull_policy: str, user: int) -> Json:
+    """Return a pod without an API token that satisfies the `restricted` Pod Security Standard.
 
-    With `user` 0 OpenShift's restricted-v2 admits it too: OpenShift assigns the user itself.
+    With `user` 0, the pod also satisfies OpenShift's restricted-v2, which assigns the user itself.
     """
     return {
         "spec": {
@@ -183,7 +187,11 @@ def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, 
             "terminationGracePeriodSeconds": _GRACE_SECONDS,
             "securityContext": {
                 "runAsNonRoot": True,
-                **({"runAsUser": user, "runAsGroup": user, "fsGroup": user} if own_image and user else {}),
+                **(
+                    {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
+                    if is_product_image and user
+                    else {}
+                ),
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [
@@ -195,7 +203,7 @@ def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, 
                     "securityContext": {
                         "allowPrivilegeEscalation": False,
                         "capabilities": {"drop": ["ALL"]},
-                        **({"readOnlyRootFilesystem": True} if own_image else {}),
+                        **({"readOnlyRootFilesystem": True} if is_product_image else {}),
                     },
                     "volumeMounts": [
                         {"name": "tmp", "mountPath": _TMP},
@@ -212,27 +220,27 @@ def _defaults(container: str, image: str, *, own_image: bool, pull_policy: str, 
     }
 
 
-def shared(pod: Json, container: str, *, own_image: bool) -> Json:
-    """The fields that an init container of the operator copies from the main container, to reach the same storage and servers.
+def init_container_fields(pod: Json, container: str, *, is_product_image: bool) -> Json:
+    """Return the fields that an init container of the operator copies from the main container to reach the same storage and servers.
 
-    It needs no devices. It keeps the requests and limits of CPU, memory and ephemeral storage, since a quota may require them of
-    each container.
+    The init container gets no devices. It keeps the requests and limits of CPU, memory and ephemeral storage, because a quota can
+    require them for each container.
 
     Args:
-        own_image: whether the init container has one of the product's images, which the main container may not have.
+        is_product_image: whether the init container runs a product image, while the main container possibly runs another image.
     """
     main = next(containers(pod, container), {})
-    shared_fields = {field: main[field] for field in _SHARED if field in main}
-    if own_image and "env" in shared_fields:
-        shared_fields["env"] = [item for item in shared_fields["env"] if not _is_of_an_image(item)]
+    copied_fields = {field: main[field] for field in _INIT_CONTAINER_FIELDS if field in main}
+    if is_product_image and "env" in copied_fields:
+        copied_fields["env"] = [item for item in copied_fields["env"] if not _is_image_specific(item)]
     resources = _without_devices(main.get("resources"))
-    return shared_fields | ({"resources": resources} if resources else {})
+    return copied_fields | ({"resources": resources} if resources else {})
 
 
-def _is_of_an_image(variable: Any) -> bool:
-    # NB: the API server has not validated the variables yet. It rejects those without a name.
+def _is_image_specific(variable: Any) -> bool:
+    # NB: the API server has not validated the variables yet. It rejects a variable without a name.
     name = variable.get("name") if isinstance(variable, dict) else None
-    return isinstance(name, str) and _OF_AN_IMAGE.fullmatch(name) is not None
+    return isinstance(name, str) and _IMAGE_SPECIFIC_ENV.fullmatch(name) is not None
 
 
 def _without_devices(resources: Any) -> Json:
@@ -243,16 +251,16 @@ def _without_devices(resources: Any) -> Json:
         if isinstance(requests_and_limits.get(name), dict)
     }
     without_devices = {
-        name: {key: value for key, value in part.items() if key in _OF_EVERY_CONTAINER}
+        name: {key: value for key, value in part.items() if key in _QUOTA_RESOURCES}
         for name, part in parts.items()
     }
     return {name: part for name, part in without_devices.items() if part}
 
 
 def retried_job(job_metadata: Json, pod: Json, *container_names: str) -> Json:
-    """A Job of one pod that is retried, unless one of the named containers reports that the recipe or the data is wrong.
+    """Build a Job of one pod that retries, unless one of the named containers reports that the recipe or the data is wrong.
 
-    A pod that is evicted or preempted does not count as a retry.
+    An evicted or preempted pod does not use up a retry.
     """
     disrupted: Json = {
         "action": "Ignore",

@@ -109,7 +109,7 @@ def _build_pod(
     return template.pod_template(
         container=_CONTAINER,
         image=pods.image or settings.prep_image,
-        own_image=pods.image is None,
+        is_product_image=pods.image is None,
         pull_policy=settings.prep_pull_policy,
         user=settings.pod_user,
         command=["finetune-prep"],
