@@ -88,7 +88,7 @@ def _start(draft: Draft, state: step_state.Absent) -> None:
         return
     if state.has_stale_children:
         # Two evaluations at once would write the same table of answers.
-        _wait(draft, f"the evaluation starts when {pod_state.describe_stale(state.children)} has stopped")
+        _wait(draft, f"the evaluation waits for {pod_state.describe_stale(state.children)}")
         return
     mlflow, version = draft.observed.mlflow, _observed_version(draft)
     if version is None:
@@ -175,8 +175,8 @@ def _read_result(draft: Draft, job: Json, ended: pod_state.Exit) -> EvaluationSt
     result = ended.message.evaluation if ended.message else None
     if result is None:
         raise InvalidMetricsError(
-            f"pod {ended.pod} succeeded and reported no result: use an image that runs finetune-evaluate, or set "
-            "evaluation.command"
+            f"pod {ended.pod} succeeded and reported no result: create a FineTuneJob with another name and an image that runs "
+            "finetune-evaluate, or with evaluation.command"
         )
     return evaluation_result.from_built_in(result)
 

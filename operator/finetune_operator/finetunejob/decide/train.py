@@ -88,7 +88,8 @@ def _start(draft: Draft, number: int, state: step_state.Absent) -> None:
     for stale_job in state.children.stale_jobs:
         draft.remove(stale_job)
     if state.has_stale_children:
-        message = f"attempt {number} starts when {pod_state.describe_stale(state.children)} of the previous one has stopped"
+        stale = pod_state.describe_stale(state.children, " of the previous attempt")
+        message = f"attempt {number} waits for {stale}"
         draft.set(ConditionType.TRAINED, False, ConditionReason.RESTARTING, message)
         draft.requeue_after(draft.settings.poll_seconds)
         return
@@ -143,7 +144,7 @@ def _follow(draft: Draft, number: int, state: step_state.AtWork) -> None:
 
 def _describe_rest(alive: list[Json]) -> str:
     """The pods that a failed attempt waits for, as the end of a sentence."""
-    return f" and ends when {pod_state.describe_pods(alive)} has stopped" if alive else ""
+    return f" and waits for {pod_state.describe_pods(alive)} to stop" if alive else ""
 
 
 def _finish(draft: Draft, state: step_state.Succeeded | step_state.Lost) -> None:

@@ -22,7 +22,8 @@ CONTAINER = names.EVALUATE_CONTAINER
 def build_step(draft: Draft) -> Step:
     """The step of the evaluation."""
     name = names.evaluate_name(draft.ftj.name)
-    return Step(names.EVALUATE, name, CONTAINER, use_less="lower evaluation.batchSize")
+    use_less = "create a FineTuneJob with another name and a lower evaluation.batchSize"
+    return Step(names.EVALUATE, name, CONTAINER, use_less=use_less)
 
 
 def evaluation_of(draft: Draft) -> Evaluation:

@@ -33,7 +33,7 @@ def build_step(draft: Draft, attempt: int) -> Step:
         ranks_per_node=distributed.ranks_per_node,
         use_less="reduce the memory that your command uses"
         if has_command
-        else "lower training.perDeviceBatchSize",
+        else "create a FineTuneJob with another name and a lower training.perDeviceBatchSize",
     )
 
 

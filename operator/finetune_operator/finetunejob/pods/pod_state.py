@@ -75,13 +75,18 @@ def _node(pod: Json) -> str | None:
     return pod.get("spec", {}).get("nodeName") or None
 
 
-def describe_stale(component: children.ComponentChildren) -> str:
-    """What an attempt waits for: pods of the previous one, or its Job when it has no pods left."""
-    return (
-        describe_pods(component.stale_pods)
-        if component.stale_pods
-        else f"Job {component.stale_jobs[0]['metadata']['name']}"
-    )
+def describe_stale(component: children.ComponentChildren, owner: str = "") -> str:
+    """Describe the pods that an attempt waits for, or the Job if it has no pods; for use after "waits for".
+
+    Args:
+        owner: the attempt that the pods belong to, for example " of the previous attempt".
+    """
+    pods = component.stale_pods
+    if not pods:
+        return f"Job {component.stale_jobs[0]['metadata']['name']}{owner} to stop"
+    if len(pods) == 1:
+        return f"{describe_pods(pods)}{owner} to stop"
+    return f"{len(pods)} pods{owner} to stop: {describe_pods(pods)}"
 
 
 def count_ready(pods: Iterable[Json]) -> int:

@@ -72,7 +72,7 @@ class JobBackend(Backend):
         if state.has_stale_children:
             draft.record_start()
             # Two preparations at once would write the same table.
-            message = f"preparation starts when {pod_state.describe_stale(state.children)} has stopped"
+            message = f"the preparation waits for {pod_state.describe_stale(state.children)}"
             draft.set(ConditionType.PREPARED, False, ConditionReason.PREPARING, message)
             draft.requeue_after(draft.settings.poll_seconds)
             return
@@ -112,7 +112,7 @@ def _build_step(draft: Draft) -> step_state.Step:
         names.prep_name(draft.ftj.name),
         _CONTAINER,
         executors=executors.count_executors(draft.spec),
-        use_less="lower data.prepare.spark.driverMemory",
+        use_less="create a FineTuneJob with another name and a lower data.prepare.spark.driverMemory",
     )
 
 

@@ -190,7 +190,7 @@ def _begin(draft: Draft, applications: CustomChildren, *, failures: int, why: st
     draft.record_start()
     waits_for = _stop(draft, applications, but=name)
     if waits_for:
-        _report_progress(draft, f"{why}preparation starts when {waits_for} has stopped")
+        _report_progress(draft, f"{why}the preparation waits for {waits_for} to stop")
         return
     if name not in applications.by_name:
         health.forget_refusal(draft)

@@ -218,7 +218,7 @@ async def test_after_a_restart_no_second_gang_starts_beside_pods_whose_job_a_per
     name = pod_body["metadata"]["name"]
     assert world.condition(ConditionType.TRAINED) == (
         ConditionReason.RESTARTING,
-        f"attempt 2 starts when pod {name} of the previous one has stopped",
+        f"attempt 2 waits for pod {name} of the previous attempt to stop",
     )
     assert [kind for verb, kind, _ in world.kube.asked if verb in ("create", "apply", "delete")] == []
     del world.kube.objects["Pod", "team", name]

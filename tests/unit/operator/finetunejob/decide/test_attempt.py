@@ -285,7 +285,10 @@ def test_where_the_next_attempt_starts(
 
 
 NO_MEMORY: dict[str, tuple[Json, str]] = {
-    "the built-in loop": ({}, "lower training.perDeviceBatchSize"),
+    "the built-in loop": (
+        {},
+        "create a FineTuneJob with another name and a lower training.perDeviceBatchSize",
+    ),
     "one's own command": ({"trainer": {"command": ["a"]}}, "reduce the memory that your command uses"),
 }
 
@@ -354,7 +357,7 @@ def test_an_attempt_that_fails_but_does_not_end_names_the_pod_that_stays() -> No
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.TRAINING,
-        "attempt 1 has failed and ends when pod tune-train-1-1-abcde on node node-2 has stopped",
+        "attempt 1 has failed and waits for pod tune-train-1-1-abcde on node node-2 to stop",
     )
     assert (decision.status.attempt, decision.status.restarts) == (1, 0)
 

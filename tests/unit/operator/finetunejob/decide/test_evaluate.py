@@ -297,7 +297,7 @@ def test_a_version_that_was_registered_later_is_evaluated_in_its_place() -> None
 def test_it_waits_for_pods_of_an_earlier_one() -> None:
     decision = evaluate(pods=[its_pod(owner="earlier")])
     assert applied(decision) == []
-    assert told(decision) == waits("the evaluation starts when pod tune-evaluate-0-abcde has stopped")
+    assert told(decision) == waits("the evaluation waits for pod tune-evaluate-0-abcde to stop")
 
 
 def test_it_does_not_start_again_without_mlflow_from_which_its_pod_fetches_the_version() -> None:
@@ -347,8 +347,8 @@ FAILURES: dict[str, tuple[str, list[Json], Json, str, str]] = {
         [its_end(1, "first", 1, at=1), its_end(137, reason="OOMKilled", at=2)],
         {},
         ConditionReason.EVALUATION_FAILED,
-        "evaluation failed in pod tune-evaluate-0-abcde: the container used more memory than its limit: raise the limit, or lower "
-        "evaluation.batchSize",
+        "evaluation failed in pod tune-evaluate-0-abcde: the container used more memory than its limit: raise the "
+        "limit, or create a FineTuneJob with another name and a lower evaluation.batchSize",
     ),
     "no pod is left": ("Failed", [], {}, ConditionReason.EVALUATION_FAILED, "evaluation failed: it was over"),
     "another program": (
@@ -356,8 +356,8 @@ FAILURES: dict[str, tuple[str, list[Json], Json, str, str]] = {
         [its_end(0, "bye")],
         {},
         ConditionReason.EVALUATION_FAILED,
-        "evaluation failed: pod tune-evaluate-0-abcde succeeded and reported no result: use an image that runs finetune-evaluate, "
-        "or set evaluation.command",
+        "evaluation failed: pod tune-evaluate-0-abcde succeeded and reported no result: create a FineTuneJob with "
+        "another name and an image that runs finetune-evaluate, or with evaluation.command",
     ),
     "a command that writes no numbers": (
         "Complete",

@@ -92,7 +92,7 @@ def test_an_attempt_waits_for_the_pods_of_the_one_before() -> None:
     assert said(decision, ConditionType.TRAINED) == (
         "False",
         ConditionReason.RESTARTING,
-        "attempt 2 starts when pod tune-train-1-1-abcde on node node-1 of the previous one has stopped",
+        "attempt 2 waits for pod tune-train-1-1-abcde on node node-1 of the previous attempt to stop",
     )
     assert (decision.status.phase, decision.requeue_seconds) == ("Starting", 5.0)
 

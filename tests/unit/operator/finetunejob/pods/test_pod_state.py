@@ -8,7 +8,7 @@ import pytest
 
 from finetune_crds.contract import PodError, TerminationMessage
 from finetune_crds.status import LastFailure
-from finetune_operator.finetunejob.children import pods_of_job
+from finetune_operator.finetunejob.children import ComponentChildren, pods_of_job
 from finetune_operator.finetunejob.pods import pod_state
 from fixtures.operator_in_memory.decisions import (
     EVICTED,
@@ -197,3 +197,19 @@ def test_a_person_reads_which_pods_and_where() -> None:
         pod_state.describe_pods([pod(JOB, 0), pod(JOB, 1), pod(JOB, 2)])
         == "pod tune-train-1-0-abcde and 2 more"
     )
+
+
+STALE: dict[str, tuple[list[Json], str]] = {
+    "several pods": (
+        [pod(JOB, 0, node="node-1"), pod(JOB, 1)],
+        "2 pods of the previous attempt to stop: pod tune-train-1-0-abcde on node node-1 and 1 more",
+    ),
+    "one pod": ([pod(JOB, 0)], "pod tune-train-1-0-abcde of the previous attempt to stop"),
+    "a Job without pods": ([], "Job tune-train-1 of the previous attempt to stop"),
+}
+
+
+@pytest.mark.parametrize(("pods", "expected"), STALE.values(), ids=STALE)
+def test_the_children_that_an_attempt_waits_for(pods: list[Json], expected: str) -> None:
+    component = ComponentChildren(None, [], [child(JOB)], pods, [])
+    assert pod_state.describe_stale(component, " of the previous attempt") == expected

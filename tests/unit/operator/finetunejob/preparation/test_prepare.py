@@ -271,7 +271,7 @@ def test_pods_of_an_earlier_preparation_are_waited_for_and_not_read() -> None:
     assert said(waiting, ConditionType.PREPARED) == (
         "False",
         ConditionReason.PREPARING,
-        "preparation starts when pod tune-prep-1-abcde has stopped",
+        "the preparation waits for pod tune-prep-1-abcde to stop",
     )
     at_work = prepare(child(JOB), pods=[old])
     assert at_work.status.data is None

@@ -334,7 +334,7 @@ SENTENCES: dict[str, tuple[CustomChildren, float, str]] = {
     "an earlier driver stops": (
         seen(drivers=(driver(),)),
         5,
-        "preparation starts when pod tune-prep-1-driver on node node-1 has stopped",
+        "the preparation waits for pod tune-prep-1-driver on node node-1 to stop",
     ),
     "changed": (
         seen(application("PENDING_RERUN")),
