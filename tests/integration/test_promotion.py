@@ -109,9 +109,9 @@ def test_data_that_differ_and_metrics_that_are_missing_are_waited_for(watched: R
     watched.wait("Pending", good)
     assert watched.condition("Ready")["reason"] == "GateInconclusive"
     assert watched.condition("GatesPassed")["message"] == (
-        "version 2 cannot be judged yet: no-worse: version 2 was evaluated on other data, or with another objective "
-        "(d2), than version 1, which has the alias (d1): evaluate both in the same way; "
-        "reviewed: version 2 has no tag reviewed, which must be 'yes'"
+        "version 2 cannot be judged yet: no-worse: version 2 (d2) and version 1, which has the alias (d1), were "
+        "evaluated on different data or with different objectives: evaluate both versions on the same data with "
+        "the same objectives; reviewed: version 2 has no tag reviewed, which must be 'yes'"
     )
     for key, value in (("reviewed", "yes"), (DATA, "d1")):
         watched.mlflow.post(
@@ -204,7 +204,10 @@ def test_deletion_with_the_alias_waits_for_a_registry_that_is_away(
     api.delete("ModelPromotion", namespace, "champion")
     wait_for(
         "it says what it waits for",
-        lambda: "deletion waits until the registry" in registry.condition("RegistryReady").get("message", ""),
+        lambda: (
+            "the deletion waits until the operator can remove alias"
+            in registry.condition("RegistryReady").get("message", "")
+        ),
         60,
     )
     mlflow.start()

@@ -41,7 +41,7 @@ class ModelVersion:
         tags: its tags.
         metrics: newest value of each metric of its run; metrics of its logged model in MLflow take precedence. Values may be NaN or
             infinite.
-        unread: why the metrics of its run are not known; empty if they are.
+        unread: the reason why the metrics of the version's run cannot be read; empty if they were read.
         evaluated_on: digest of the data that the run was evaluated on; None if it is not recorded.
         created: creation time; None if it is unknown.
     """

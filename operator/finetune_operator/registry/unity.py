@@ -139,15 +139,15 @@ class UnityRegistry:
                 self._request("POST", "set-tag", body)
 
     def _explain_foreign_run(self, version: Mapping[str, Any]) -> str:
-        """Why the run of a version cannot be read, if another workspace has it; otherwise empty.
+        """Explain why the run of a version cannot be read if the run is in another workspace; otherwise empty.
 
-        NB: workspaces share a metastore. In this workspace, the id may belong to another run, or to no run.
+        NB: workspaces share a metastore. In this workspace, the same id can belong to another run, or to no run.
         """
         workspace_id = self.workspace.config.workspace_id
         run_workspace_id = version.get("run_workspace_id") or version.get("run_tracking_server_id")
         if not run_workspace_id or not workspace_id or str(run_workspace_id) == str(workspace_id):
             return ""
-        return f"its run is in workspace {run_workspace_id}, but the credentials are for workspace {workspace_id}"
+        return f"the run is in workspace {run_workspace_id}, but the credentials are for workspace {workspace_id}"
 
     def _get_version(self, name: str, version: str) -> dict[str, Any] | None:
         """A version with its tags; None when it does not exist."""

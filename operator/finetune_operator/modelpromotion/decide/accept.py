@@ -14,7 +14,8 @@ from finetune_operator.serving.model import ServingBackend
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _NO_REGISTRY = (
-    "no model registry is configured: set spec.tracking.registryUri, or install the chart with tracking.uri"
+    "no model registry is configured: install the chart with tracking.uri, or create a ModelPromotion with another name and "
+    "spec.tracking.registryUri"
 )
 
 
@@ -61,16 +62,19 @@ def mistakes(spec: ModelPromotionSpec, backend: ServingBackend | None, settings:
     if registry == UNITY_CATALOG:
         if spec.tracking.uri not in (None, DATABRICKS):
             yield (
-                f"runs of models in Unity Catalog are read from their workspace: set spec.tracking.uri to {DATABRICKS}, "
-                "or leave it out"
+                f"runs of models in Unity Catalog are read from their workspace: create a ModelPromotion with another name and "
+                f"spec.tracking.uri {DATABRICKS}, or without spec.tracking.uri"
             )
         if spec.model.count(".") != 2 or not all(spec.model.split(".")):
             yield f"spec.model {spec.model} must be catalog.schema.name in Unity Catalog"
         yield from find_wrong_tags(spec.tags, "spec.tags")
     elif registry and not registry.startswith(("http://", "https://")):
         yield (
-            f"unknown registry {registry}: use the http or https address of an MLflow server, or "
-            f"{UNITY_CATALOG}"
+            f"the registry {registry} in spec.tracking.registryUri is not supported: create a ModelPromotion with another name and "
+            f"the http or https address of an MLflow server, or {UNITY_CATALOG}"
         )
     elif server and not server.startswith(("http://", "https://")):
-        yield f"unknown tracking server {server} for the registry {registry}: use an http or https address"
+        yield (
+            f"the tracking server {server} in spec.tracking.uri is not supported with the registry {registry}: create a ModelPromotion "
+            "with another name and an http or https address"
+        )

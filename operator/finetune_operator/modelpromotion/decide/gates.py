@@ -1,4 +1,4 @@
-"""Gates: whether a version may get the alias, with the numbers behind each verdict."""
+"""Gates: decides whether a version is allowed to get the alias, with the numbers behind each verdict."""
 
 from __future__ import annotations
 
@@ -209,29 +209,33 @@ def _bounds(gate: ComparisonGate, baseline_value: float) -> tuple[float | None, 
 def _explain_incomparable(
     gate: ComparisonGate, candidate: ModelVersion, holder: ModelVersion, baseline_value: float, which: str
 ) -> str | None:
-    """Why two versions cannot be compared; None when they can."""
+    """Explain why two versions cannot be compared; None if they can."""
     if not math.isfinite(baseline_value):
         return f"{gate.metric} of version {holder.version}, {which}, is {format_number(baseline_value)}"
     tag, candidate_data = find_comparison_tag(candidate, gate.metric)
     holder_tag, holder_data = find_comparison_tag(holder, gate.metric)
     if candidate_data is None or holder_data is None:
         untagged = candidate if candidate_data is None else holder
-        needs = f"the version needs the tag {contract.TAG_EVAL_DATA}"
-        why = f"{needs}, as {untagged.unread}" if untagged.unread else f"its run or {needs}"
-        return f"version {untagged.version} does not record the data it was evaluated on: {why}"
+        missing = f"version {untagged.version} does not record its evaluation data"
+        remedy = f"set the tag {contract.TAG_EVAL_DATA} of the version"
+        return (
+            f"{missing}, and its run cannot be read ({untagged.unread}): {remedy}"
+            if untagged.unread
+            else f"{missing}: {remedy} or of its run"
+        )
     if tag != holder_tag:
         is_candidate_evaluated = tag == contract.TAG_EVALUATION_DATA
         evaluated, other = (candidate, holder) if is_candidate_evaluated else (holder, candidate)
         return (
-            f"{gate.metric} of version {evaluated.version} is from spec.evaluation of its job, and that of version "
-            f"{other.version} is not: evaluate both in the same way"
+            f"{gate.metric} of version {evaluated.version} comes from spec.evaluation, but {gate.metric} of version {other.version} comes "
+            "from training: evaluate both versions with spec.evaluation"
         )
     if candidate_data != holder_data:
-        otherwise = "in another way" if tag == contract.TAG_EVALUATION_DATA else "with another objective"
+        difference = "settings" if tag == contract.TAG_EVALUATION_DATA else "objectives"
         return (
-            f"version {candidate.version} was evaluated on other data, or {otherwise} "
-            f"({_shorten(candidate_data)}), than version {holder.version}, {which} ({_shorten(holder_data)}): "
-            "evaluate both in the same way"
+            f"version {candidate.version} ({_shorten(candidate_data)}) and version {holder.version}, {which} "
+            f"({_shorten(holder_data)}), were evaluated on different data or with different {difference}: evaluate both versions on the "
+            f"same data with the same {difference}"
         )
     return None
 
@@ -252,16 +256,20 @@ def _at_most(low: float, high: float) -> bool:
 
 
 def _read_number(version: ModelVersion, name: str) -> float | str:
-    """A number of a version, or a message that says why it has none.
+    """Return a number of a version, or a message that explains why the version does not have the number.
 
-    NB: tags take precedence. They describe exactly these weights, while a run's last metric may be from a later step.
+    Tags take precedence over metrics: a tag describes exactly these weights, while a run's last metric can be from a later step.
     """
     text = version.tags.get(name)
     if text is None and name in version.metrics:
         return version.metrics[name]
     if text is None:
-        why = f" ({version.unread}: set the tag {name} of the version)" if version.unread else ""
-        return f"version {version.version} has no {name}: neither a tag of the version nor a metric of its run{why}"
+        if version.unread:
+            return (
+                f"version {version.version} has no tag {name}, and the metrics of its run cannot be read ({version.unread}): set the tag "
+                f"{name} of the version"
+            )
+        return f"version {version.version} has no {name}: {name} is neither a tag of the version nor a metric of its run"
     try:
         return float(text)
     except ValueError:

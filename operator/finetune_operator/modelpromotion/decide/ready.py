@@ -73,7 +73,9 @@ def _is_blind(explanation: Condition) -> bool:
 def _describe_alias(promotion: Promotion, status: ModelPromotionStatus) -> str:
     alias = promotion.spec.alias if promotion.spec else "the alias"
     return (
-        f"{alias} is at version {status.current}, which passed" if status.current else f"{alias} is removed"
+        f"{alias} is at version {status.current}, which passed its gates or was chosen by a person"
+        if status.current
+        else f"{alias} is removed"
     )
 
 
@@ -129,7 +131,7 @@ def _passed_version(status: ModelPromotionStatus) -> str | None:
     """The version that the alias should point at, if it passed its gates or a person chose it; otherwise None.
 
     NB: the history has no move to a version that had the alias from the start, and old moves are dropped. So the earlier value of
-    `passed` counts as long as the version stays.
+    `passed` applies as long as the alias stays at the version.
     """
     promoted = any(
         item.type == ConditionType.PROMOTED and item.status == "True" for item in status.conditions

@@ -23,7 +23,7 @@ def set_finalizer(draft: Draft) -> None:
 
 
 def remove(draft: Draft) -> None:
-    """Remove the alias if it is still where this promotion put, found or adopted it; then remove the finalizer."""
+    """Remove the alias if it still points at the version that this promotion set, found or adopted; then remove the finalizer."""
     if names.FINALIZER not in draft.promotion.finalizers:
         return
     spec, problem = draft.promotion.spec, draft.observed.problem
@@ -31,17 +31,23 @@ def remove(draft: Draft) -> None:
         draft.finalizer = False
     elif problem and problem.reason == ConditionReason.CREDENTIALS_MISSING:
         # NB: the Secret cannot be created again in a namespace that is being deleted.
-        message = f"alias {spec.alias} of {spec.model} stays: {problem.message}"
+        message = (
+            f"the ModelPromotion is deleted, but alias {spec.alias} of {spec.model} remains because the operator cannot log in to the "
+            f"registry ({problem.message}): remove the alias in the registry"
+        )
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)
+        # NB: the status disappears with the object. RegistryReady may have had this reason before and then causes no Event, but
+        # each new message of Promoted does.
+        draft.stop(problem.reason, message)
         draft.finalizer = False
     elif problem:
         message = (
-            f"deletion waits until the registry can remove alias {spec.alias} of {spec.model}: {problem.message}; to keep the alias, set "
-            "spec.onDelete to KeepAlias"
+            f"the deletion waits until the operator can remove alias {spec.alias} of {spec.model} in the registry ({problem.message}): to "
+            "delete the ModelPromotion and keep the alias, set spec.onDelete to KeepAlias"
         )
         draft.set(ConditionType.REGISTRY_READY, False, problem.reason, message)
         draft.requeue_after(draft.settings.poll_seconds)
-    elif draft.holder is None or draft.holder not in _own_versions(draft) or find_difference(draft):
+    elif draft.holder is None or draft.holder not in _promoted_versions(draft) or find_difference(draft):
         # The alias no longer exists, belongs to the client that moved it, or is in another registry.
         draft.finalizer = False
     else:
@@ -49,7 +55,7 @@ def remove(draft: Draft) -> None:
         draft.actions.append(draft.move_alias(None))
 
 
-def _own_versions(draft: Draft) -> set[str | None]:
-    """The versions that this promotion set the alias to, or was about to set it to."""
+def _promoted_versions(draft: Draft) -> set[str | None]:
+    """Return the version that this promotion set the alias to, and the version that it was about to set."""
     move = draft.status.move
     return {draft.status.promoted, move.to_version if move else None}

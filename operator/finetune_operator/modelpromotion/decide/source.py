@@ -102,7 +102,7 @@ def _describe_candidate(spec: ModelPromotionSpec, version: str) -> str:
 
 
 def _explain_missing_model(spec: ModelPromotionSpec, job: SourceJob | None) -> tuple[ConditionReason, str]:
-    """Why the model does not exist yet: the source job has not registered its first version, or nobody has created the model."""
+    """Explain that the source job has not registered the model's first version, or that nobody has created the model."""
     if spec.source.fine_tune_job_ref and (job is None or job.phase != "Succeeded"):
         return _explain_job(spec.source.job_name, spec.model, job)
     return ConditionReason.WAITING_FOR_MODEL, f"registered model {spec.model} does not exist"
@@ -114,22 +114,22 @@ def _explain_job(name: str, model: str, job: SourceJob | None) -> tuple[Conditio
     if job.phase == "Failed":
         return (
             ConditionReason.JOB_FAILED,
-            f"FineTuneJob {name} has failed and has no version to promote: set spec.source to another job",
+            f"FineTuneJob {name} has failed and has no version to promote: set spec.source to another FineTuneJob",
         )
     if job.phase != "Succeeded":
         return ConditionReason.WAITING_FOR_JOB, f"FineTuneJob {name} is {job.phase}"
     if job.elsewhere:
         return ConditionReason.JOB_FAILED, (
-            f"FineTuneJob {name} registered its version in {job.elsewhere}, which is another registry: set that registry "
-            "in spec.tracking"
+            f"FineTuneJob {name} registered its version in {job.elsewhere}, which is another registry: create a ModelPromotion with "
+            "another name and that registry in spec.tracking"
         )
     if job.version is None:
         return (
             ConditionReason.JOB_FAILED,
-            f"FineTuneJob {name} registered no version: set spec.register in the job",
+            f"FineTuneJob {name} registered no version: set spec.source to a FineTuneJob with spec.register",
         )
     return (
         ConditionReason.JOB_FAILED,
-        f"FineTuneJob {name} registered a version of {job.model}, not of {model}: set spec.source to a job that registers {model}, or "
+        f"FineTuneJob {name} registered a version of {job.model}, not of {model}: set spec.source to a FineTuneJob that registers {model}, or "
         f"create a ModelPromotion of {job.model}",
     )

@@ -62,8 +62,8 @@ class DatabricksBackend:
         """Messages about a registry that Databricks cannot serve, and about secrets that the installation's login would read."""
         if registry and registry != UNITY_CATALOG:
             yield (
-                f"a Databricks endpoint can serve only models in Unity Catalog, but the registry is {strip_user(registry)}: set "
-                f"spec.tracking.registryUri to {UNITY_CATALOG}, or remove spec.serving"
+                f"a Databricks endpoint can serve only models in Unity Catalog, but the registry is {strip_user(registry)}: remove "
+                f"spec.serving, or create a ModelPromotion with another name and spec.tracking.registryUri {UNITY_CATALOG}"
             )
         if not secret_scopes.is_own_login(self.secret_ref):
             yield from secret_scopes.find_unreadable(

@@ -46,8 +46,8 @@ async def test_deletion_removes_the_alias_when_asked_and_waits_for_the_registry(
     await simulation.settle()
     assert simulation.says("RegistryReady") == (
         "MlflowUnreachable",
-        f"deletion waits until the registry can remove alias champion of support-llama: {AWAY.message}; to keep the alias, set "
-        "spec.onDelete to KeepAlias",
+        "the deletion waits until the operator can remove alias champion of support-llama in the registry "
+        f"({AWAY.message}): to delete the ModelPromotion and keep the alias, set spec.onDelete to KeepAlias",
     )
     ready = simulation.says("Ready")
     assert ready
@@ -72,9 +72,17 @@ async def test_deletion_does_not_wait_for_a_secret_that_is_gone() -> None:
     simulation.registry.aliases["staging"] = "2"
     await simulation.settle()
     simulation.registry.problem = Problem(ConditionReason.CREDENTIALS_MISSING, "Secret mlflow does not exist")
+    await simulation.settle()
     simulation.remove()
     await simulation.settle()
     assert (simulation.names(), simulation.registry.aliases["champion"]) == ([], "2")
+    # The Event outlives the status, although RegistryReady had the same reason before the deletion.
+    last_event = [body for (kind, _, _), body in simulation.kube.objects.items() if kind == "Event"][-1]
+    assert (last_event["reason"], last_event["message"]) == (
+        "CredentialsMissing",
+        "the ModelPromotion is deleted, but alias champion of support-llama remains because the operator cannot log in to the "
+        "registry (Secret mlflow does not exist): remove the alias in the registry",
+    )
 
 
 async def test_the_younger_waits_until_the_older_has_taken_its_alias_away() -> None:

@@ -213,7 +213,10 @@ async def test_without_a_registry_a_promotion_waits_until_the_installation_has_o
     simulation.settings, configured = Settings(namespace="system"), simulation.settings
     simulation.restart()
     await simulation.settle()
-    message = "no model registry is configured: set spec.tracking.registryUri, or install the chart with tracking.uri"
+    message = (
+        "no model registry is configured: install the chart with tracking.uri, or create a ModelPromotion with "
+        "another name and spec.tracking.registryUri"
+    )
     assert (simulation.status().phase, simulation.says("Reconciling")) == (
         "Pending",
         ("MlflowNotConfigured", message),
@@ -305,7 +308,7 @@ JOBS: dict[str, tuple[dict[str, Any] | None, str, tuple[str, str]]] = {
         "Blocked",
         (
             "JobFailed",
-            "FineTuneJob tune has failed and has no version to promote: set spec.source to another job",
+            "FineTuneJob tune has failed and has no version to promote: set spec.source to another FineTuneJob",
         ),
     ),
     "another model": (
@@ -314,8 +317,8 @@ JOBS: dict[str, tuple[dict[str, Any] | None, str, tuple[str, str]]] = {
         (
             "JobFailed",
             (
-                "FineTuneJob tune registered a version of other, not of support-llama: set spec.source to a job that registers support-llama, "
-                "or create a ModelPromotion of other"
+                "FineTuneJob tune registered a version of other, not of support-llama: set spec.source to a "
+                "FineTuneJob that registers support-llama, or create a ModelPromotion of other"
             ),
         ),
     ),
@@ -324,8 +327,8 @@ JOBS: dict[str, tuple[dict[str, Any] | None, str, tuple[str, str]]] = {
         "Blocked",
         (
             "JobFailed",
-            "FineTuneJob tune registered its version in http://elsewhere, which is another registry: set that registry "
-            "in spec.tracking",
+            "FineTuneJob tune registered its version in http://elsewhere, which is another registry: create a "
+            "ModelPromotion with another name and that registry in spec.tracking",
         ),
     ),
     "done": (job("Succeeded"), "Promoted", ("SourceResolved", "FineTuneJob tune registered version 2")),

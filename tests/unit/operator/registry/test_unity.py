@@ -132,7 +132,7 @@ def test_the_run_of_another_workspace_is_not_read(databricks: Workspace) -> None
         version="1",
         run_id=f"run-{MODEL}-1",
         metrics={"accuracy": 0.5},
-        unread="its run is in workspace 99, but the credentials are for workspace 1234",
+        unread="the run is in workspace 99, but the credentials are for workspace 1234",
     )
 
 

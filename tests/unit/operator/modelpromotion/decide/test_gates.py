@@ -21,7 +21,7 @@ def version(
     return ModelVersion(number, True, f"r{number}", tags or {}, metrics, data)
 
 
-ELSEWHERE = "its run is in workspace 99, but the credentials are for workspace 1234"
+ELSEWHERE = "the run is in workspace 99, but the credentials are for workspace 1234"
 HOLDER = version("1", loss=2.0, accuracy=0.8)
 
 
@@ -113,7 +113,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             None,
             "<= 2.5",
             None,
-            "version 2 has no loss: neither a tag of the version nor a metric of its run",
+            "version 2 has no loss: loss is neither a tag of the version nor a metric of its run",
         ),
     ),
     "no number, and a run that is not read": (
@@ -125,8 +125,8 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             None,
             "<= 2.5",
             None,
-            "version 2 has no loss: neither a tag of the version nor a metric of its run (its run is in workspace 99, but the "
-            "credentials are for workspace 1234: set the tag loss of the version)",
+            "version 2 has no tag loss, and the metrics of its run cannot be read (the run is in workspace 99, but "
+            "the credentials are for workspace 1234): set the tag loss of the version",
         ),
     ),
     "tags in the place of a run that is not read": (
@@ -150,8 +150,8 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "2.5",
             None,
             "2",
-            "version 2 does not record the data it was evaluated on: the version needs the tag finetune_eval_data, as its run is in "
-            "workspace 99, but the credentials are for workspace 1234",
+            "version 2 does not record its evaluation data, and its run cannot be read (the run is in workspace "
+            "99, but the credentials are for workspace 1234): set the tag finetune_eval_data of the version",
         ),
     ),
     "a tag as it must be": (
@@ -259,8 +259,8 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "1",
             None,
             "2",
-            "version 2 was evaluated on other data, or with another objective (d2), than version 1, which has the "
-            "alias (d1): evaluate both in the same way",
+            "version 2 (d2) and version 1, which has the alias (d1), were evaluated on different data or with "
+            "different objectives: evaluate both versions on the same data with the same objectives",
         ),
     ),
     "data without a digest": (
@@ -272,8 +272,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "1",
             None,
             "2",
-            "version 1 does not record the data it was evaluated on: its run or the version needs the tag "
-            "finetune_eval_data",
+            "version 1 does not record its evaluation data: set the tag finetune_eval_data of the version or of its run",
         ),
     ),
     "a holder without the number": (
@@ -285,7 +284,7 @@ CASES: dict[str, tuple[Json, ModelVersion, ModelVersion | None, Expected]] = {
             "1",
             None,
             None,
-            "version 1 has no loss: neither a tag of the version nor a metric of its run",
+            "version 1 has no loss: loss is neither a tag of the version nor a metric of its run",
         ),
     ),
 }
@@ -319,8 +318,8 @@ EVALUATIONS: dict[str, tuple[Json, ModelVersion, ModelVersion, Expected]] = {
             "0.9",
             None,
             "0.8",
-            "version 2 was evaluated on other data, or in another way (e2), than version 1, which has the alias (e1): evaluate "
-            "both in the same way",
+            "version 2 (e2) and version 1, which has the alias (e1), were evaluated on different data or with "
+            "different settings: evaluate both versions on the same data with the same settings",
         ),
     ),
     "a loss of the training is compared on what that was evaluated on": (
@@ -356,7 +355,10 @@ EVALUATIONS: dict[str, tuple[Json, ModelVersion, ModelVersion, Expected]] = {
             "0.9",
             None,
             "0.8",
-            "eval_accuracy of version 2 is from spec.evaluation of its job, and that of version 1 is not: evaluate both in the same way",
+            (
+                "eval_accuracy of version 2 comes from spec.evaluation, but eval_accuracy of version 1 comes from "
+                "training: evaluate both versions with spec.evaluation"
+            ),
         ),
     ),
     "a candidate whose number is from elsewhere": (
@@ -368,7 +370,10 @@ EVALUATIONS: dict[str, tuple[Json, ModelVersion, ModelVersion, Expected]] = {
             "0.9",
             None,
             "0.8",
-            "eval_accuracy of version 1 is from spec.evaluation of its job, and that of version 2 is not: evaluate both in the same way",
+            (
+                "eval_accuracy of version 1 comes from spec.evaluation, but eval_accuracy of version 2 comes from "
+                "training: evaluate both versions with spec.evaluation"
+            ),
         ),
     ),
 }

@@ -35,28 +35,34 @@ CASES: dict[str, tuple[Json, Settings, list[str]]] = {
         MLFLOW,
         [
             "spec.tracking.uri contains a password: move it to a Secret with MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD, and set spec.tracking.secretRef"
+            "MLFLOW_TRACKING_PASSWORD, and set spec.tracking.secretRef in a ModelPromotion with another name"
         ],
     ),
     "a registry of no known kind": (
         {"tracking": {"registryUri": "sqlite:///m.db"}},
         MLFLOW,
         [
-            "unknown registry sqlite:///m.db: use the http or https address of an MLflow server, or "
-            "databricks-uc"
+            "the registry sqlite:///m.db in spec.tracking.registryUri is not supported: create a ModelPromotion "
+            "with another name and the http or https address of an MLflow server, or databricks-uc"
         ],
     ),
     "a tracking server of no known kind": (
         {"tracking": {"uri": "file:///runs", "registryUri": "http://r"}},
         MLFLOW,
-        ["unknown tracking server file:///runs for the registry http://r: use an http or https address"],
+        [
+            (
+                "the tracking server file:///runs in spec.tracking.uri is not supported with the registry http://r: "
+                "create a ModelPromotion with another name and an http or https address"
+            )
+        ],
     ),
     "an endpoint of a workspace beside the installation's MLflow": (
         {"serving": SERVING},
         MLFLOW,
         [
-            "a Databricks endpoint can serve only models in Unity Catalog, but the registry is http://mlflow:5000: set "
-            "spec.tracking.registryUri to databricks-uc, or remove spec.serving"
+            "a Databricks endpoint can serve only models in Unity Catalog, but the registry is http://mlflow:5000: "
+            "remove spec.serving, or create a ModelPromotion with another name and spec.tracking.registryUri "
+            "databricks-uc"
         ],
     ),
     "Unity Catalog": ({"model": "main.llm.m", **IN_CATALOG}, MLFLOW, []),
@@ -84,8 +90,8 @@ CASES: dict[str, tuple[Json, Settings, list[str]]] = {
         {"model": "main.llm.m", "tracking": {"uri": "http://mlflow", "registryUri": "databricks-uc"}},
         MLFLOW,
         [
-            "runs of models in Unity Catalog are read from their workspace: set spec.tracking.uri to databricks, or "
-            "leave it out"
+            "runs of models in Unity Catalog are read from their workspace: create a ModelPromotion with another "
+            "name and spec.tracking.uri databricks, or without spec.tracking.uri"
         ],
     ),
 }

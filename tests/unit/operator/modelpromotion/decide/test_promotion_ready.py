@@ -146,7 +146,7 @@ def test_ready(case: Case) -> None:
     job_status = summarize_status(promotion(ModelPromotionStatus(), **case.spec), status, NOW)
     message = case.explanation.message
     if case.holds and case.explanation != PROMOTED:
-        message = f"champion is at version 3, which passed; {message}"
+        message = f"champion is at version 3, which passed its gates or was chosen by a person; {message}"
     (ready,) = (item for item in job_status.conditions if item.type == ConditionType.READY)
     assert (ready.status, ready.reason, ready.message) == (str(case.holds), case.explanation.reason, message)
 
