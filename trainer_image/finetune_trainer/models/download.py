@@ -310,19 +310,21 @@ def _fetch_from_hub(name: str, revision: str | None, cache: Cache | None, *, wit
         return _download_snapshot(name, revision, cache, without_weights=without_weights)
     except GatedRepoError as error:
         raise RecipeRefusedError(
-            f"model.base {name} is gated: accept its terms, and {_ALL_PODS}",
+            f"model.base {name} is gated: accept the model's terms on the Hub, and {_ALL_PODS}",
             reason="ModelForbidden",
         ) from error
     except HFValidationError as error:
-        raise _not_found_error(
-            name, "write a Hub id (org/name), an absolute path, s3://, gs://, abfss:// or models:/"
+        raise RecipeRefusedError(
+            f"model.base {name} is not a Hub id: set model.base to a Hub id (org/name), an absolute path, or an address with s3://, gs://, "
+            "abfss:// or models:/",
+            reason=_NOT_FOUND,
         ) from error
     except RevisionNotFoundError as error:
         raise _not_found_error(f"{name} at revision {revision}", "correct model.revision") from error
     except RepositoryNotFoundError as error:
         raise _not_found_error(
             name,
-            f"correct the Hub id or, if it is private, {_ALL_PODS}",
+            f"correct the Hub id or, if the model is private, {_ALL_PODS}",
         ) from error
     except LocalEntryNotFoundError as error:
         raise TrainingError(

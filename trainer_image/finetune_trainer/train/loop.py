@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from finetune_trainer.train.data.pack import Batch
     from finetune_trainer.train.evaluator import Evaluator
     from finetune_trainer.train.model.network.trained_network import Network
-    from finetune_trainer.train.model.optimizer.optimizer import Optimizer
+    from finetune_trainer.train.model.optimizer.optimizer import Optimizer, StepResult
     from finetune_trainer.train.reporter import Reporter
     from finetune_trainer.train.runtime.distributed import World
     from finetune_trainer.train.runtime.preemption import Preemption
@@ -193,7 +193,7 @@ def take_step(
     step: int,
     count: float,
     add_batch: Callable[[torch.Tensor, torch.Tensor], None],
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> StepResult:
     """Run the passes of a step and apply the gradients; never waits for the GPU.
 
     Args:
@@ -203,9 +203,6 @@ def take_step(
         step: its number, from 0.
         count: losses in the step, of all ranks.
         add_batch: called with the summed loss and the metrics of each batch.
-
-    Returns:
-        The result of `Optimizer.step`.
     """
     network.train()
     for batch in batches:

@@ -38,8 +38,8 @@ def test_a_precision_that_a_gpu_lacks_is_refused(
     with pytest.raises(RecipeRefusedError) as refusal:
         precision.check(recipe, card)
     assert str(refusal.value) == (
-        "training.precision BF16, the default, needs a GPU of compute capability 8.0 or higher, but Tesla T4 has 7.5: set "
-        "training.precision to FP16, or request another GPU"
+        "training.precision BF16, the default, requires a GPU of compute capability 8.0 or higher, but Tesla T4 "
+        "has 7.5: set training.precision to FP16, or request another GPU"
     )
 
 

@@ -41,8 +41,8 @@ def test_compilation_needs_a_compiler(
     with pytest.raises(RecipeRefusedError) as refused:
         shard.compile_layers(network)
     assert refused.value.message == (
-        "training.compile needs a C++ compiler, and the image does not have one: set training.compile to false, or "
-        "pods.train.image to an image with g++"
+        "training.compile requires a C++ compiler, and the image does not have one: set training.compile to false, "
+        "or set pods.train.image to an image with g++"
     )
 
 

@@ -318,7 +318,10 @@ MISSING = [
     ),
     (
         "a/b/c",
-        "model.base a/b/c does not exist: write a Hub id (org/name), an absolute path, s3://, gs://, abfss:// or models:/",
+        (
+            "model.base a/b/c is not a Hub id: set model.base to a Hub id (org/name), an absolute path, or an address "
+            "with s3://, gs://, abfss:// or models:/"
+        ),
     ),
 ]
 

@@ -170,7 +170,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             raise ValueError(f"a power has more than {_MAX_BITS:,} bits")
         for several, times in ((left, right), (right, left)):
             if hasattr(several, "__len__") and len(several) * times > MAX_CHARACTERS:
-                raise ValueError(f"a repetition makes more than {MAX_CHARACTERS:,} characters")
+                raise ValueError(f"the template's * produces a string or list longer than {MAX_CHARACTERS:,}")
         return super().call_binop(context, operator, left, right)
 
 

@@ -72,7 +72,10 @@ def _translate_errors(source: SourceLocation, field: str) -> Iterator[None]:
             "MissingSource", f"{name} is not a valid id of a data set: use the form org/name"
         ) from error
     except GatedRepoError as error:
-        raise DataError("AccessDenied", f"{name} is gated: accept its terms, and {_LOGIN_ADVICE}") from error
+        raise DataError(
+            "AccessDenied",
+            f"{name} is gated: accept the terms of the data set on the Hub, and {_LOGIN_ADVICE}",
+        ) from error
     except RepositoryNotFoundError as error:
         raise DataError(
             "MissingSource", f"{name} does not exist: correct it or, if it is private, {_LOGIN_ADVICE}"

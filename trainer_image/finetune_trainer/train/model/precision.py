@@ -23,21 +23,25 @@ def check(recipe: Recipe, card: Card | None) -> None:
     """Check that a GPU supports the precision of a recipe: an older GPU emulates BF16, and its attention keeps all scores in memory.
 
     Raises:
-        RecipeRefusedError: it does not.
+        RecipeRefusedError: the GPU does not support the precision.
     """
     if recipe.training.precision == "BF16" and card is not None and card.capability < _MIN_BF16_CAPABILITY:
         major, minor = _MIN_BF16_CAPABILITY
         raise RecipeRefusedError(
-            f"training.precision BF16, the default, needs a GPU of compute capability {major}.{minor} or higher, but {card.name} "
+            f"training.precision BF16, the default, requires a GPU of compute capability {major}.{minor} or higher, but {card.name} "
             f"has {card.capability[0]}.{card.capability[1]}: set training.precision to FP16, or request another GPU"
         )
 
 
 def inference_dtype(card: Card | None, trained_in: str) -> torch.dtype:
-    """Return the dtype for inference: BF16 if the GPU supports it; else FP32 on a CPU or after training in FP32, and FP16 otherwise.
+    """Return the dtype for inference.
+
+    - BF16 on a GPU that supports it
+    - FP32 on a CPU, and on an older GPU after training in FP32
+    - FP16 on an older GPU after training in another precision
 
     Args:
-        card: the GPU; None: a CPU.
+        card: the GPU; None for a CPU.
         trained_in: the precision of the training.
     """
     if card is not None and card.capability >= _MIN_BF16_CAPABILITY:

@@ -123,8 +123,8 @@ def compile_layers(network: Network, backend: str | Callable[..., Any] = "induct
     """
     if not any(shutil.which(name) for name in ("cc", "gcc", "c++", "g++", "clang")):
         raise RecipeRefusedError(
-            "training.compile needs a C++ compiler, and the image does not have one: set training.compile to false, or pods.train.image to "
-            "an image with g++"
+            "training.compile requires a C++ compiler, and the image does not have one: set training.compile to false, or set "
+            "pods.train.image to an image with g++"
         )
     embedding = network.base.get_input_embeddings()
     if not any(weight.requires_grad for weight in embedding.parameters()):

@@ -149,7 +149,7 @@ REFUSED: list[tuple[str, dict[str, str], int, str, str]] = [
         {"dataset": "org/gated"},
         65,
         "AccessDenied",
-        f"org/gated is gated: accept its terms, and {TOKEN}",
+        f"org/gated is gated: accept the terms of the data set on the Hub, and {TOKEN}",
     ),
     (
         "no configuration of that name",

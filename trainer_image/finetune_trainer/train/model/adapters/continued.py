@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from finetune_crds.recipe import Recipe
 
 _WEIGHTS_FILE = "adapter_model.safetensors"
-# Fields that a method sets too, and fields that do not affect the layers.
+# Fields that method.lora can represent, and fields that do not affect the layers.
 _SUPPORTED_FIELDS = frozenset(
     {
         "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora", "init_lora_weights", "task_type",
@@ -37,7 +37,7 @@ def apply_adapter_config(recipe: Recipe, adapter: Path) -> Recipe:
     """Return the recipe with the configuration of the adapter in folder `adapter` as method.lora.
 
     Raises:
-        RecipeRefusedError: it is not an adapter of the method, or sets fields that the trainer does not support.
+        RecipeRefusedError: the adapter does not match method.type, or sets fields that the trainer does not support.
     """
     import peft
 
@@ -73,13 +73,13 @@ def apply_adapter_config(recipe: Recipe, adapter: Path) -> Recipe:
         raise _refusal(
             recipe, f"has a value that method.lora.{where} does not accept, {what}: set model.adapter Merge"
         ) from error
-    # NB: not validated: a name in a recipe may match a module of each layer, while an adapter lists all modules.
+    # NB: `model_copy` skips validation: Lora limits the number of names, but an adapter lists the modules of all layers.
     lora = lora.model_copy(update={"target_modules": target_modules, "modules_to_save": modules_to_save})
     return recipe.model_copy(update={"method": recipe.method.model_copy(update={"lora": lora})})
 
 
 def _find_unsupported_fields(config: Any) -> list[str]:
-    """Return the fields of an adapter's configuration that a method does not support."""
+    """Return the fields of an adapter's configuration that method.lora cannot represent."""
     import peft
 
     defaults = peft.LoraConfig()
@@ -89,20 +89,23 @@ def _find_unsupported_fields(config: Any) -> list[str]:
         if field.name not in _SUPPORTED_FIELDS
         and getattr(config, field.name) != getattr(defaults, field.name, None)
     ]
-    has_module_names = isinstance(config.target_modules, list | set) and config.target_modules
-    unsupported_fields += [] if has_module_names else ["target_modules that are a pattern"]
-    unsupported_fields += (
-        [] if config.init_lora_weights in INITIALIZATIONS_KEEPING_BASE else ["init_lora_weights"]
-    )
-    return unsupported_fields + ([] if config.lora_alpha == int(config.lora_alpha) else ["lora_alpha"])
+    if not config.target_modules:
+        unsupported_fields.append("no target_modules")
+    elif not isinstance(config.target_modules, list | set):
+        unsupported_fields.append("target_modules that are a pattern")
+    if config.init_lora_weights not in INITIALIZATIONS_KEEPING_BASE:
+        unsupported_fields.append("init_lora_weights")
+    if config.lora_alpha != int(config.lora_alpha):
+        unsupported_fields.append("lora_alpha")
+    return unsupported_fields
 
 
 def match_weights(model: nn.Module, adapter: Path, recipe: Recipe) -> dict[str, tuple[nn.Parameter, Any]]:
-    """Return each of the adapter's parameters in the model with the slice of the file that has its values, by name in the file.
+    """Return the trained parameters of the model by their names in the adapter's file, each with the slice that has its values.
 
     Raises:
         RecipeRefusedError: the file is missing, or its weights do not fit the model.
-        SafetensorError, OSError: it cannot be read.
+        SafetensorError, OSError: the file cannot be read.
     """
     from safetensors import safe_open
 

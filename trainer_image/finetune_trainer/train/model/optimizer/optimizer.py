@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from torch import nn
 
     from finetune_crds.training import Training
+
+
+class StepResult(NamedTuple):
+    """The result of a step: boolean scalars on the device, the same on all ranks."""
+
+    is_finite: torch.Tensor
+    """Whether the gradients were finite."""
+    has_diverged: torch.Tensor
+    """Whether the gradients were not finite although the loss scale, which halves with each of these steps, is not the cause."""
 
 
 class Optimizer:
@@ -47,16 +56,13 @@ class Optimizer:
             self.loss_scale = LossScale(self._parameters[0].device)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss to differentiate: `step` expects the gradients of this one."""
+        """Return the loss multiplied by the loss scale: `step` expects the gradients of this product."""
         return loss if self.loss_scale is None else self.loss_scale.scale_loss(loss)
 
-    def step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, step: int) -> StepResult:
         """Clip the gradients, apply them with the learning rate of `step`, and drop them; never waits for the GPU.
 
-        Returns:
-            Two scalars on the device, the same on all ranks: whether the gradients were finite (otherwise the weights, the moments and
-            the optimizer's count of steps are unchanged), and whether they were not finite although the loss scale, which halves
-            with each of these steps, cannot be the cause.
+        If the gradients are not finite, the weights, the moments and the optimizer's count of steps do not change.
         """
         self.learning_rate = self._schedule.at(step)
         if self.loss_scale is not None:
@@ -74,10 +80,11 @@ class Optimizer:
             part.step()
             part.zero_grad(set_to_none=True)
         self._grad_norm = torch.where(finite, norm, self._grad_norm.to(norm))
-        return finite, ~finite if self.loss_scale is None else self.loss_scale.update(finite)
+        has_diverged = ~finite if self.loss_scale is None else self.loss_scale.update(finite)
+        return StepResult(finite, has_diverged)
 
     def read_loss_scale(self) -> float | None:
-        """Return the scale of the loss, None without one; waits for the GPU."""
+        """Return the scale of the loss, or None if the loss is not scaled; waits for the GPU."""
         return None if self.loss_scale is None else self.loss_scale.state()[0]
 
     def read_grad_norm(self) -> float:
