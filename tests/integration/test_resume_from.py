@@ -44,7 +44,7 @@ def test_a_job_waits_for_the_one_that_it_carries_on(world: World) -> None:
     assert world.condition("third", "Stalled")["status"] == "True"
     assert world.condition("third", "Finished")["status"] == "True"
     assert world.condition("third", "Ready")["message"].endswith(
-        "; this job has finished: apply the corrected job under another name, or delete this job first"
+        "; this job has finished: create a FineTuneJob with another name and the correction, or delete this job first"
     )
 
     after_third = {**place, "resumeFrom": {"type": "Job", "name": "third"}}

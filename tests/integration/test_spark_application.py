@@ -187,8 +187,8 @@ def test_a_failure_of_the_data_ends_the_job(world: World, spark_operator: None) 
     status = world.wait_phase("tune", "Failed")
     assert (status["lastFailure"]["exitCode"], status["lastFailure"]["reason"]) == (65, "MissingColumn")
     assert world.condition("tune", "Failed")["message"] == (
-        "preparation failed in pod tune-prep-1-driver of SparkApplication tune-prep-1: it has no column answer; this job has finished: "
-        "apply the corrected job under another name, or delete this job first"
+        "preparation failed in pod tune-prep-1-driver of SparkApplication tune-prep-1: it has no column answer; "
+        "this job has finished: create a FineTuneJob with another name and the correction, or delete this job first"
     )
 
 

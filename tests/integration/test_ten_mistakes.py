@@ -108,8 +108,8 @@ def test_a_token_of_the_hub_on_the_trainer_alone(
         download.fetch_tokenizer("meta-llama/Llama-3.1-8B", tmp_path)
     sentence = str(raised.value)
     assert sentence == (
-        "model.base meta-llama/Llama-3.1-8B is gated: accept its terms, and name a Secret with HF_TOKEN in spec.pods.all.envFrom, "
-        "which applies to all pods"
+        "model.base meta-llama/Llama-3.1-8B is gated: accept the model's terms on the Hub, and name a Secret with "
+        "HF_TOKEN in spec.pods.all.envFrom, which applies to all pods"
     )
     world.submit(job(pods={"train": {"envFrom": [{"secretRef": {"name": "hub"}}]}}))
     world.run_pods("tune-prep", 1)
@@ -146,8 +146,8 @@ def test_registering_without_a_server(api: Api, kubeconfig: Path, namespace: str
         world.submit(splits_given())
         condition = world.wait_condition("tune", "Accepted", "MlflowNotConfigured")
     assert condition["message"] == (
-        "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with "
-        "spec.tracking.uri and another name"
+        "spec.register requires an MLflow server: install the chart with tracking.uri, or create a FineTuneJob "
+        "with another name and spec.tracking.uri"
     )
     assert world.condition("tune", "Ready")["message"] == condition["message"]
 

@@ -26,7 +26,7 @@ class Access:
 
     @property
     def remedy(self) -> str:
-        """What to do when the workspace does not accept the credentials."""
+        """The remedy if the workspace does not accept the credentials."""
         if self.token_file:
             return (
                 "check databricks.clientId of the chart, and the federation policy of its service principal"
@@ -62,8 +62,8 @@ def find_workspace(settings: Settings, secret: Mapping[str, str] | None) -> str:
 def _read_settings(settings: Settings) -> Access:
     if not settings.databricks_host:
         raise _not_configured(
-            "no Databricks workspace is configured: set secretRef to a Secret with "
-            f"{_REQUIRED_KEYS}, or install the chart with databricks.host"
+            "no Databricks workspace is configured: install the chart with databricks.host, or set secretRef to a Secret with "
+            f"{_REQUIRED_KEYS} (for a FineTuneJob, create one with another name)"
         )
     if not settings.databricks_token_file:
         raise _not_configured(

@@ -52,7 +52,7 @@ class Repository:
             if ref:
                 return Resolved(ref.peeled or ref.commit, _parse_branch(ref.target or name))
         hint = ": a commit needs all its digits" if _SHORT_COMMIT.fullmatch(revision) else ""
-        remedy = "push it, or apply a job with another name and another spec.trainer.code.git.revision"
+        remedy = "push the revision, or create a FineTuneJob with another name and another spec.trainer.code.git.revision"
         raise self._error(
             ConditionReason.REVISION_NOT_FOUND, f"has no branch or tag {revision}{hint}: {remedy}"
         )
@@ -109,7 +109,8 @@ class Repository:
         if 300 <= status < 400:
             raise self._error(
                 ConditionReason.GIT_ERROR,
-                f"redirects requests: apply a job with another name and the final address, which usually ends in .git (HTTP {status})",
+                "redirects requests: create a FineTuneJob with another name and the final address, which usually ends in .git "
+                f"(HTTP {status})",
             )
         if status == 429 or status >= 500:
             raise self._error(ConditionReason.GIT_UNREACHABLE, f"cannot be reached: HTTP {status}")

@@ -198,8 +198,8 @@ class Client:
             return ExternalError(Problem(ConditionReason.MLFLOW_FORBIDDEN, message))
         if 300 <= status < 400:
             message = (
-                f"MLflow at {self.uri} redirects requests, and the operator does not follow redirects: set the final address, and check whether "
-                f"a login page intercepts requests ({why})"
+                f"MLflow at {self.uri} redirects requests, and the operator does not follow redirects: check whether a login page intercepts "
+                f"requests, and use the final address in tracking.uri of the chart, or in a resource with another name ({why})"
             )
             return ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message))
         if status in (429, 502, 503, 504):

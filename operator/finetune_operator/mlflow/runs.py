@@ -209,8 +209,8 @@ def _ensure_experiment(client: Client, name: str) -> str:
         except RefusedError as error:
             if error.code == MISSING:
                 message = (
-                    f"experiment {name} cannot be created at {client.uri} because its folder does not exist: create the folder, or set "
-                    "spec.tracking.experiment"
+                    f"experiment {name} cannot be created at {client.uri} because its folder does not exist: create the folder, or create "
+                    "a FineTuneJob with another name and another spec.tracking.experiment"
                 )
                 raise ExternalError(Problem(ConditionReason.MLFLOW_ERROR, message)) from None
             if error.code != EXISTS:
@@ -220,7 +220,8 @@ def _ensure_experiment(client: Client, name: str) -> str:
         raise ExternalError(
             Problem(
                 ConditionReason.MLFLOW_ERROR,
-                f"experiment {name} was deleted in MLflow: restore it, or set spec.tracking.experiment",
+                f"experiment {name} was deleted in MLflow: restore the experiment, or create a FineTuneJob with another name and another "
+                "spec.tracking.experiment",
             )
         )
     return _experiment_id(client, experiment)

@@ -1,4 +1,4 @@
-"""Whether this version of the operator can run a spec. Fields that it does not support yet are refused, never ignored."""
+"""Decides whether this version of the operator can run a spec. A field that the version does not support is refused, never ignored."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ from finetune_operator.policy.result import Continue, Outcome, Stop
 from finetune_operator.settings import DATABRICKS, UNITY_CATALOG, Settings
 
 _NO_STORAGE = (
-    "{field} is missing: install the chart with defaults.storage, where each job gets a folder, or apply a job with the field and "
-    "another name"
+    "{field} is missing: install the chart with defaults.storage, in which each job gets a folder, or create a FineTuneJob with another "
+    "name and this field"
 )
 _MISMATCH = (
-    "{mistakes}; the job does not fit the values of the chart: change the values, or apply a job with other fields "
-    "under another name"
+    "{mistakes}; the job does not fit the values of the chart: change the values, or create a FineTuneJob with another name and other "
+    "fields"
 )
 # The two kinds of installation. A job without spec.tracking.uri may run with either.
 _INSTALLATIONS = (Settings(tracking_uri=DATABRICKS), Settings(tracking_uri="http://mlflow"))
-_NO_SERVER = "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with spec.tracking.uri and another name"
+_NO_SERVER = (
+    "spec.register requires an MLflow server: install the chart with tracking.uri, or create a FineTuneJob with another name and "
+    "spec.tracking.uri"
+)
 
 
 def accept(draft: Draft) -> Outcome:
@@ -77,7 +80,7 @@ def _record_acceptance(draft: Draft) -> None:
         reason = ConditionReason.ACCEPTED_WITH_WARNING
         message = (
             f"pods cannot read folders of a Databricks workspace, but {', '.join(paths)}: mount a volume at the path in spec.pods, or "
-            "create a FineTuneJob with another name that uses object storage; ignore this if the command accesses the workspace itself"
+            "create a FineTuneJob with another name and object storage; ignore this if the command accesses the workspace itself"
         )
     before = draft.condition(ConditionType.ACCEPTED)
     if before is None or (before.status, before.reason, before.message) != ("True", reason, message):
@@ -128,7 +131,7 @@ def mistakes_of_fixed_fields(spec: FineTuneJobSpec, settings: Settings) -> Itera
 
 
 def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:
-    """Yield the mistakes in spec.pods, which can be corrected. One that several roles share appears once."""
+    """Yield the mistakes in spec.pods, which can be corrected. A mistake that several roles share appears once."""
     backend = backends.find_backend(spec)
     of_preparation = backend.find_pod_mistakes(spec) if backend else ()
     of_roles = (mistakes.of_training(spec), of_preparation, mistakes.of_evaluation(spec))
@@ -138,7 +141,7 @@ def mistakes_of_pods(spec: FineTuneJobSpec) -> Iterator[str]:
 def obstacles(
     spec: FineTuneJobSpec, settings: Settings, namespace: str
 ) -> Iterator[tuple[ConditionReason, str]]:
-    """Yield what a job must wait for: a change of its spec, of the operator, or of the installation."""
+    """Yield the reasons why a job must wait: its spec, the operator, or the values of the chart must change."""
     pod_mistakes = [*mistakes_of_pods(spec)]
     if pod_mistakes:
         yield ConditionReason.POD_TEMPLATE_INVALID, "; ".join(pod_mistakes)

@@ -47,7 +47,7 @@ def enforce_deadline(draft: Draft) -> Outcome:
         return Continue
     draft.fail(
         ConditionReason.DEADLINE_EXCEEDED,
-        f"the job ran longer than runPolicy.activeDeadlineSeconds = {limit}: raise it in a new FineTuneJob",
+        f"the job ran longer than runPolicy.activeDeadlineSeconds = {limit}: create a FineTuneJob with another name and a higher limit",
     )
     return Stop
 

@@ -64,8 +64,8 @@ def _wait(draft: Draft, registration: Register) -> Outcome:
         return Stop
     run = draft.status.run_id
     message = (
-        f"training ended without a version of {registration.model} from run {run}: have the script register one from "
-        "MLFLOW_RUN_ID, or remove spec.register"
+        f"training ended without a version of {registration.model} from run {run}: create a FineTuneJob with another name whose script "
+        "registers a version of the run in MLFLOW_RUN_ID, or that has no spec.register"
     )
     _fail(draft, message)
     return Stop

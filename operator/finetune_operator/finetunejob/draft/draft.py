@@ -18,7 +18,7 @@ from finetune_operator.settings import Settings
 _CORRECTABLE_REASONS: frozenset[str] = frozenset(
     {ConditionReason.INVALID_SPEC, ConditionReason.RECIPE_WRONG, ConditionReason.DATA_WRONG}
 )
-_REAPPLY_HINT = "this job has finished: apply the corrected job under another name, or delete this job first"
+_REAPPLY_HINT = "this job has finished: create a FineTuneJob with another name and the correction, or delete this job first"
 
 
 @dataclass

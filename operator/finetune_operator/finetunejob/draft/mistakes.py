@@ -82,8 +82,8 @@ def _devices(template: Json | None) -> Iterator[str]:
     """Devices for all pods: the preparation has no use for GPUs, and would take them from other jobs."""
     for name in requested_devices(template):
         yield (
-            f"requests {name} for all pods: set spec.distributed.gpusPerNode for training, and the limits of the container "
-            f"{MAIN_CONTAINER} in spec.pods.evaluate.template for the evaluation"
+            f"requests {name} for all pods: move the limit to the container {MAIN_CONTAINER} in spec.pods.train.template, and in "
+            "spec.pods.evaluate.template if the evaluation uses GPUs"
         )
 
 
@@ -136,5 +136,5 @@ def _lost_output(spec: FineTuneJobSpec) -> Iterator[str]:
     if not any(is_below(uri, mount) for mount in lasting_mounts):
         yield (
             f"spec.output.uri {uri} is lost with the pod: mount a PersistentVolumeClaim there in the container "
-            f"{MAIN_CONTAINER} of spec.pods.train.template, or apply a job with another name and a folder of an object store"
+            f"{MAIN_CONTAINER} of spec.pods.train.template, or create a FineTuneJob with another name and a folder of an object store"
         )

@@ -92,8 +92,9 @@ def release(draft: Draft) -> None:
     """Cancel the run of a job that is being deleted, and remove the finalizer when it has ended."""
     if draft.ftj.spec is None:
         message = (
-            f"this version of the operator cannot read the spec ({draft.ftj.invalid}), so it cannot cancel the Databricks run: "
-            f"cancel it in the workspace and remove the finalizer {names.RUN_FINALIZER}, or install a version that can read it"
+            f"this version of the operator cannot read the spec ({draft.ftj.invalid}), so the operator cannot cancel the Databricks run: "
+            f"cancel the run in the workspace and remove the finalizer {names.RUN_FINALIZER}, or install a version of the operator that "
+            "can read the spec"
         )
         draft.set(ConditionType.PREPARED, False, ConditionReason.SPEC_UNREADABLE, message)
         return

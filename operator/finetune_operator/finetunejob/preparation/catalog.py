@@ -19,7 +19,7 @@ def mistakes(spec: FineTuneJobSpec) -> Iterator[str]:
 
 
 def find_missing_catalog(spec: FineTuneJobSpec) -> str | None:
-    """Why a job that names a table needs a catalog; None if it has one, or names no table."""
+    """Report that a job names a table but has no catalog; None if it has a catalog, or names no table."""
     data, prepare = spec.data, spec.prepare
     if data is None or prepare is None or prepare.catalog or prepare.spark.has_catalog:
         return None
@@ -27,27 +27,27 @@ def find_missing_catalog(spec: FineTuneJobSpec) -> str | None:
     if not table:
         return None
     return (
-        f"spec.{field} {table} needs a catalog: install the chart with defaults.catalog, or apply a job with another "
-        "name and spec.data.prepare.catalog, or with path"
+        f"spec.{field} {table} requires a catalog: install the chart with defaults.catalog, or create a FineTuneJob with another name and "
+        "spec.data.prepare.catalog, or with a path instead of a table"
     )
 
 
 def find_missing_workspace(spec: FineTuneJobSpec, settings: Settings) -> str | None:
-    """Why a job with a Databricks catalog lacks a workspace; None if one is configured, or not needed."""
+    """Report that a Databricks catalog has no workspace; None if a workspace is configured, or not needed."""
     catalog = _catalog_of(spec)
     if catalog is None or not _is_federated(catalog, spec, settings) or settings.databricks_host:
         return None
     return (
-        "spec.data.prepare.catalog of type Databricks has no workspace: name a Secret with DATABRICKS_HOST in "
-        "spec.data.prepare.catalog.databricks.secretRef, or install the chart with databricks.host"
+        "spec.data.prepare.catalog of type Databricks has no workspace: install the chart with databricks.host, or create a FineTuneJob "
+        "with another name and a Secret with DATABRICKS_HOST in spec.data.prepare.catalog.databricks.secretRef"
     )
 
 
 def login(spec: FineTuneJobSpec, settings: Settings, container: str) -> Json:
-    """What the template of the prep pod needs to log in to the catalog; empty if it needs nothing more.
+    """Return the part of the prep pod's template with the login to the catalog; empty if the pod needs no login.
 
-    NB: only the login keys of a Secret. Executors get none of them: the driver asks the catalog, and passes on the credentials
-    for the files.
+    NB: the pod gets only the login keys of a Secret. Executors get no login: the driver requests credentials for the files from the
+    catalog, and passes them on.
     """
     catalog = _catalog_of(spec)
     if catalog is None:

@@ -82,8 +82,8 @@ class DatabricksBackend(Backend):
             and namespace not in settings.databricks_namespaces
         ):
             message = (
-                f"jobs of namespace {namespace} may not run on Databricks as the installation's service principal: apply the job again with "
-                f"{_LOGIN} under another name, or have the chart list the namespace in databricks.namespaces"
+                f"jobs of namespace {namespace} are not allowed to run on Databricks as the service principal that the chart configures: "
+                f"create a FineTuneJob with another name and {_LOGIN}, or add the namespace to databricks.namespaces of the chart"
             )
             yield ConditionReason.DATABRICKS_FORBIDDEN, message
         if not settings.prep_wheels:

@@ -193,8 +193,8 @@ def find_unshared_folders(spec: FineTuneJobSpec) -> Iterator[str]:
     for field, path in folders.items():
         if path and path.startswith("/") and not any(is_below(path, mount) for mount in shared):
             yield (
-                f"{field} {path} is not on a volume that the driver and its executors share: use s3://bucket/folder, or mount a "
-                "PersistentVolumeClaim there in the container main of spec.pods.prepare.template"
+                f"{field} {path} is not on a volume that the driver and its executors share: mount a PersistentVolumeClaim there in the "
+                "container main of spec.pods.prepare.template, or create a FineTuneJob with another name and s3://bucket/folder"
             )
 
 

@@ -181,9 +181,9 @@ def test_the_environment_does_not_leak_in(
     ask(by_client(databricks))
     assert problem(None) == (
         ConditionReason.DATABRICKS_NOT_CONFIGURED,
-        "no Databricks workspace is configured: set secretRef to a Secret with DATABRICKS_HOST with DATABRICKS_TOKEN, or "
-        "DATABRICKS_HOST with DATABRICKS_CLIENT_ID and DATABRICKS_CLIENT_SECRET, or install the chart with "
-        "databricks.host",
+        "no Databricks workspace is configured: install the chart with databricks.host, or set secretRef to a "
+        "Secret with DATABRICKS_HOST with DATABRICKS_TOKEN, or DATABRICKS_HOST with DATABRICKS_CLIENT_ID and "
+        "DATABRICKS_CLIENT_SECRET (for a FineTuneJob, create one with another name)",
     )
     wrong = problem(by_token(databricks, "dapi-wrong"))
     assert "dapi" not in wrong[1]

@@ -87,7 +87,9 @@ def problem(world: World, name: str, revision: str = "main", login: Login = ANON
 
 
 ME = Login("me", "pass:word")
-REMEDY = "push it, or apply a job with another name and another spec.trainer.code.git.revision"
+REMEDY = (
+    "push the revision, or create a FineTuneJob with another name and another spec.trainer.code.git.revision"
+)
 WHERE = "spec.trainer.code.git.secretRef"
 
 
@@ -130,7 +132,10 @@ ANSWERS: dict[str, tuple[Answer, tuple[str, str]]] = {
         Answer(301, SECRET, {"Location": "https://127.0.0.1:1/elsewhere"}),
         (
             ConditionReason.GIT_ERROR,
-            "redirects requests: apply a job with another name and the final address, which usually ends in .git (HTTP 301)",
+            (
+                "redirects requests: create a FineTuneJob with another name and the final address, which usually ends "
+                "in .git (HTTP 301)"
+            ),
         ),
     ),
     "a page": (Answer(200, SECRET), NO_SERVER),

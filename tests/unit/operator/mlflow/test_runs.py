@@ -279,8 +279,9 @@ def test_a_redirect_is_not_followed() -> None:
         with serving(redirect) as uri:
             assert problem(uri) == (
                 ConditionReason.MLFLOW_ERROR,
-                f"MLflow at {uri} redirects requests, and the operator does not follow redirects: set the final address, and check whether a "
-                "login page intercepts requests (HTTP 307)",
+                f"MLflow at {uri} redirects requests, and the operator does not follow redirects: check whether a "
+                "login page intercepts requests, and use the final address in tracking.uri of the chart, or in a "
+                "resource with another name (HTTP 307)",
             )
 
 
@@ -441,7 +442,8 @@ def test_an_experiment_that_was_deleted_is_named(mlflow: Answers) -> None:
     with pytest.raises(ExternalError) as raised:
         Server(mlflow.uri, mlflow.uri).ensure_run("u1", "team", "tune", {})
     assert str(raised.value) == (
-        "experiment team was deleted in MLflow: restore it, or set spec.tracking.experiment"
+        "experiment team was deleted in MLflow: restore the experiment, or create a FineTuneJob with another name "
+        "and another spec.tracking.experiment"
     )
 
 

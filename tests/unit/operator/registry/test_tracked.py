@@ -45,8 +45,8 @@ def test_an_experiment_in_a_folder_that_does_not_exist(databricks: Workspace) ->
     with pytest.raises(ExternalError) as raised:
         opened(databricks).server.ensure_run("u1", "/Nowhere/team", "tune", TAGS)
     assert str(raised.value) == (
-        f"experiment /Nowhere/team cannot be created at {databricks.uri} because its folder does not exist: create the folder, or set "
-        "spec.tracking.experiment"
+        f"experiment /Nowhere/team cannot be created at {databricks.uri} because its folder does not exist: create "
+        "the folder, or create a FineTuneJob with another name and another spec.tracking.experiment"
     )
 
 

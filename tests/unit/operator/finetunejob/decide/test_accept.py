@@ -115,7 +115,10 @@ def test_not_implemented(parts: Json, expected: list[str]) -> None:
 
 
 REGISTER: Json = {"register": {"model": "m"}}
-NEEDS_MLFLOW = "spec.register needs an MLflow server: install the chart with tracking.uri, or apply a job with spec.tracking.uri and another name"
+NEEDS_MLFLOW = (
+    "spec.register requires an MLflow server: install the chart with tracking.uri, or create a FineTuneJob with "
+    "another name and spec.tracking.uri"
+)
 PASSWORD = (
     "spec.tracking.uri contains a password: move it to a Secret with MLFLOW_TRACKING_USERNAME and "
     "MLFLOW_TRACKING_PASSWORD, and set spec.tracking.secretRef"
@@ -124,7 +127,10 @@ CANNOT = (
     "this version of the operator does not support tracking.uri file:/runs (use the http or https address of an MLflow server, "
     "or databricks); the job waits for a version that does"
 )
-NO_STORAGE = "{} is missing: install the chart with defaults.storage, where each job gets a folder, or apply a job with the field and another name"
+NO_STORAGE = (
+    "{} is missing: install the chart with defaults.storage, in which each job gets a folder, or create a "
+    "FineTuneJob with another name and this field"
+)
 SETS_RANK = "spec.pods.all.template sets NODE_RANK, which the operator sets: remove it"
 OWN_RANK: Json = {
     "pods": {

@@ -32,7 +32,10 @@ AT_WORK = observed(child("tune-train-1"), pods=[pod("tune-train-1", 0), pod("tun
 DONE = observed(child("tune-train-1", "Complete"))
 QUEUED = observed({**child("tune-train-1"), "spec": {"suspend": True}})
 PENDING = observed(child("tune-train-1"), pods=[pod("tune-train-1", 0, "Pending")])
-PASSED = "the job ran longer than runPolicy.activeDeadlineSeconds = 100: raise it in a new FineTuneJob"
+PASSED = (
+    "the job ran longer than runPolicy.activeDeadlineSeconds = 100: create a FineTuneJob with another name and a "
+    "higher limit"
+)
 
 CASES: dict[str, tuple[FineTuneJobStatus, Observed, float, str | None]] = {
     "before it": (running(), AT_WORK, 99, None),

@@ -79,9 +79,9 @@ def test_a_job_with_such_a_path_runs_and_warns_until_it_is_mounted() -> None:
     assert said(decision, ConditionType.ACCEPTED) == (
         "True",
         ConditionReason.ACCEPTED_WITH_WARNING,
-        f"pods cannot read folders of a Databricks workspace, but spec.trainer.parameters.output_dir has {MODEL}: mount a volume at the "
-        "path in spec.pods, or create a FineTuneJob with another name that uses object storage; ignore this if the command accesses the "
-        "workspace itself",
+        f"pods cannot read folders of a Databricks workspace, but spec.trainer.parameters.output_dir has {MODEL}: "
+        "mount a volume at the path in spec.pods, or create a FineTuneJob with another name and object storage; "
+        "ignore this if the command accesses the workspace itself",
     )
     assert applied(decision)[-1] == "Job/tune-train-1"
     after = conclude(ftj(decision.status, trainer=trainer, pods=mounted(MODEL)), settings=NO_MLFLOW)

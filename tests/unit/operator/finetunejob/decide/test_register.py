@@ -109,8 +109,8 @@ def test_no_alias_need_be_asked_for() -> None:
 
 
 MISSING = (
-    "training ended without a version of tuned from run r1: have the script register one from MLFLOW_RUN_ID, "
-    "or remove spec.register"
+    "training ended without a version of tuned from run r1: create a FineTuneJob with another name whose script "
+    "registers a version of the run in MLFLOW_RUN_ID, or that has no spec.register"
 )
 EXPECTED = "waiting for a version of tuned"
 # What the condition said when the job had trained; what MLflow says now, and how many seconds later; what the condition says then.

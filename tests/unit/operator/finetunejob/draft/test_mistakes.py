@@ -59,8 +59,8 @@ def written(uri: str, *mounts: str, **volume: Json) -> Json:
 
 CLAIM: Json = {"claimName": "models"}
 LOST = (
-    "spec.output.uri /models/tiny is lost with the pod: mount a PersistentVolumeClaim there in the container "
-    "main of spec.pods.train.template, or apply a job with another name and a folder of an object store"
+    "spec.output.uri /models/tiny is lost with the pod: mount a PersistentVolumeClaim there in the container main "
+    "of spec.pods.train.template, or create a FineTuneJob with another name and a folder of an object store"
 )
 
 UNNAMED = "spec.pods.train.template has the container 'trainer': name it 'main', which stands for the pod's own container"
@@ -70,8 +70,8 @@ BESIDE = (
 )
 SIDECAR: Json = {"name": "side", "image": "side:1", "restartPolicy": "Always"}
 SHARED_DEVICE = (
-    "spec.pods.all.template requests {} for all pods: set spec.distributed.gpusPerNode for training, and the limits of the "
-    "container main in spec.pods.evaluate.template for the evaluation"
+    "spec.pods.all.template requests {} for all pods: move the limit to the container main in "
+    "spec.pods.train.template, and in spec.pods.evaluate.template if the evaluation uses GPUs"
 )
 FEW = "each pod has 8 processes, and spec.pods.train.template limits it to 1 nvidia.com/gpu: "
 

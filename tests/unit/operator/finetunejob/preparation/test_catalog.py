@@ -33,10 +33,14 @@ def spec(source: Json = DELTA, catalog_json: Json | None = None, **parts: Any) -
     )
 
 
-NO_CATALOG = f"{FIELD} needs a catalog: install the chart with defaults.catalog, or apply a job with another name and spec.data.prepare.catalog, or with path"
+NO_CATALOG = (
+    f"{FIELD} requires a catalog: install the chart with defaults.catalog, or create a FineTuneJob with another "
+    "name and spec.data.prepare.catalog, or with a path instead of a table"
+)
 NO_WORKSPACE = (
-    "spec.data.prepare.catalog of type Databricks has no workspace: name a Secret with DATABRICKS_HOST in "
-    "spec.data.prepare.catalog.databricks.secretRef, or install the chart with databricks.host"
+    "spec.data.prepare.catalog of type Databricks has no workspace: install the chart with databricks.host, or "
+    "create a FineTuneJob with another name and a Secret with DATABRICKS_HOST in "
+    "spec.data.prepare.catalog.databricks.secretRef"
 )
 OBSTACLES: dict[str, tuple[FineTuneJobSpec, Settings, list[tuple[ConditionReason, str]]]] = {
     "a path": (spec({"type": "Delta", "path": "/chats"}), Settings(), []),

@@ -391,8 +391,9 @@ def test_a_job_whose_spec_cannot_be_read_says_what_holds_it() -> None:
     assert (reported and reported[1:], decision.finalizer) == (
         (
             "SpecUnreadable",
-            "this version of the operator cannot read the spec (spec.method: unknown), so it cannot cancel the Databricks run: "
-            f"cancel it in the workspace and remove the finalizer {names.RUN_FINALIZER}, or install a version that can read it",
+            "this version of the operator cannot read the spec (spec.method: unknown), so the operator cannot "
+            "cancel the Databricks run: cancel the run in the workspace and remove the finalizer "
+            f"{names.RUN_FINALIZER}, or install a version of the operator that can read the spec",
         ),
         None,
     )
@@ -571,8 +572,9 @@ NO_OWN_LOGIN: Json = {"volume": "/Volumes/main/llm/work"}
 LISTED = dataclasses.replace(SETTINGS, databricks_namespaces=("other", "team"))
 NOT_LISTED = dataclasses.replace(SETTINGS, databricks_namespaces=("other",))
 FORBIDDEN = (
-    "jobs of namespace team may not run on Databricks as the installation's service principal: apply the job again with "
-    "spec.data.prepare.spark.databricks.secretRef under another name, or have the chart list the namespace in databricks.namespaces"
+    "jobs of namespace team are not allowed to run on Databricks as the service principal that the chart "
+    "configures: create a FineTuneJob with another name and spec.data.prepare.spark.databricks.secretRef, or add "
+    "the namespace to databricks.namespaces of the chart"
 )
 # The login that the job names, the installation, and the reason of Accepted with its message.
 PERMISSIONS: dict[str, tuple[Json, Settings, tuple[str, str]]] = {

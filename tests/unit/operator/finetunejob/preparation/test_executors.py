@@ -340,8 +340,9 @@ FOLDERS: dict[str, tuple[Json, Json, list[str]]] = {
 def test_folders_that_pods_do_not_share(parts: Json, template: Json, expected: list[str]) -> None:
     parsed = [*executors.find_unshared_folders(resolved(data=parts, **pods(template=template)))]
     ending = (
-        " is not on a volume that the driver and its executors share: use s3://bucket/folder, or mount a PersistentVolumeClaim there in "
-        "the container main of spec.pods.prepare.template"
+        " is not on a volume that the driver and its executors share: mount a PersistentVolumeClaim there in the "
+        "container main of spec.pods.prepare.template, or create a FineTuneJob with another name and "
+        "s3://bucket/folder"
     )
     assert parsed == [f"{start}{ending}" for start in expected]
 
