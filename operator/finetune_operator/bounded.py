@@ -57,7 +57,7 @@ class Response:
 
 
 class NoResponseError(Exception):
-    """The request got no complete response. The message says why, in the operator's words."""
+    """The request got no complete response. The message explains the reason in the operator's own text."""
 
 
 class ResponseTimeoutError(NoResponseError):

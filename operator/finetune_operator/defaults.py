@@ -1,4 +1,4 @@
-"""An installation's defaults for fields that a FineTuneJob leaves out: storage, pods, queue, catalog, checkpoints."""
+"""The chart's defaults for fields that a FineTuneJob omits: storage, pods, queue, catalog, checkpoints."""
 
 from __future__ import annotations
 
@@ -131,11 +131,11 @@ class CheckpointDefaults(ApiModel):
     keep: Annotated[int, Field(ge=1, le=100)] | None = None
     """Number of complete checkpoints to keep."""
     mode: Literal["Async", "Sync"] | None = None
-    """Whether training goes on while a checkpoint is written (Async) or waits (Sync)."""
+    """Whether training continues while a checkpoint is written (Async) or waits (Sync)."""
 
 
 class Defaults(ApiModel):
-    """The defaults of an installation; every part is optional."""
+    """The defaults of the chart; every part is optional."""
 
     storage: Uri | None = None
     """Folder for splits and checkpoints: a folder of s3://, gs:// or abfss://, or an absolute path."""
@@ -193,7 +193,7 @@ class Defaults(ApiModel):
         """Read a file of defaults.
 
         Raises:
-            DefaultsError: the file is missing, is not YAML, or is invalid; the message says where.
+            DefaultsError: the file is missing, is not YAML, or is invalid; the message names the invalid field.
         """
         try:
             return cls.parse(yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {})

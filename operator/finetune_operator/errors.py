@@ -43,7 +43,7 @@ NB: users name the servers, so conditions show only known error codes, and no ot
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a system outside the cluster cannot be used: a reason, and a sentence that says what to do."""
+    """The reason why a system outside the cluster cannot be used, and a message with the remedy."""
 
     reason: ConditionReason
     message: str

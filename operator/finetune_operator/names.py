@@ -1,4 +1,4 @@
-"""Names and labels of the objects that the operator creates. The comments say who reads each of them."""
+"""Names and labels of the objects that the operator creates. A comment names the reader of each."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from finetune_crds.env import LocalReference
 from finetune_operator.errors import ExternalError, Problem
 from finetune_operator.kube import Kube, KubeError
 
-# Beginnings of the keys to read. A Secret may have other keys, whose values may not be text.
+# Beginnings of the keys to read. A Secret can have other keys, with values that are not text.
 _PREFIXES = ("MLFLOW_TRACKING_", "DATABRICKS_")
 GIT_KEYS = ("username", "password")
 """Keys of a Secret with the login of a Git server, as Flux and Argo CD name them."""

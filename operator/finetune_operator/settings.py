@@ -27,7 +27,7 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """The configuration of an installation of the operator.
+    """The configuration of the operator, which the chart sets.
 
     Attributes:
         prep_image: default image of preparation pods.
@@ -126,7 +126,7 @@ class Settings:
         parser = argparse.ArgumentParser(
             prog="finetune-operator",
             description="Reconcile FineTuneJobs and ModelPromotions.",
-            epilog="Without an option, its variable counts; docs/operations/settings.md describes both.",
+            epilog="If an option is not set, its variable applies; docs/operations/settings.md describes both.",
             allow_abbrev=False,
             exit_on_error=False,
         )

@@ -27,7 +27,7 @@ LOST_WITH_POD = ("emptyDir", "ephemeral")
 def merge(below: Any, above: Any, key: str = "") -> Any:
     """Merge `above` into `below`: maps are merged, keyed lists are merged by their key, and everything else is replaced.
 
-    Users write `above`, and the API server has not validated it: null counts as absent, and invalid values stay, so that the API
+    Users write `above`, and the API server has not validated it: null is treated as absent, and invalid values stay, so that the API
     server rejects them.
     """
     if above is None:
@@ -97,7 +97,7 @@ def mounts(template: Json | None, container: str, *, but: Sequence[str]) -> list
 
 
 def is_below(path: str, mount: str) -> bool:
-    """Whether a path is that of a mount, or below it."""
+    """Whether a path is a mount path, or below a mount path."""
     folder = mount.rstrip("/")
     return path == folder or path.startswith(f"{folder}/")
 

@@ -1,1 +1,1 @@
-"""What runs the reconcilers: watches, cache, work queue, resync, Leases, statuses and Events."""
+"""The machinery that runs the reconcilers: watches, cache, work queue, resync, Leases, statuses and Events."""

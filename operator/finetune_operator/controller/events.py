@@ -116,7 +116,7 @@ def find_changes(before: Sequence[Condition], after: Sequence[Condition]) -> lis
 
 
 def _includes(summary: Condition, item: Condition) -> bool:
-    """Whether a summary repeats a condition. NB: the message of Failed may go on with how to apply a corrected job."""
+    """Whether a summary repeats a condition. NB: the message of Failed can end in how to apply a corrected job."""
     return summary.reason == item.reason and summary.message.startswith(item.message)
 
 

@@ -23,7 +23,7 @@ Check = Callable[[], str | None]
 
 @dataclass
 class Health:
-    """When the operator last made progress.
+    """The times at which the operator last made progress.
 
     Attributes:
         last_resync: monotonic seconds of the last complete list of all resources.
@@ -34,9 +34,9 @@ class Health:
     last_resync: float = field(default_factory=time.monotonic)
 
     def why_stuck(self) -> str | None:
-        """Why the process has to be restarted; None while it works.
+        """Return the reason why the process must be restarted; None while it works.
 
-        NB: the age of the queue does not count. Workers that wait for a slow MLflow would wait for it after a restart too.
+        NB: the age of the queue is ignored: workers that wait for a slow MLflow would wait for it after a restart too.
         """
         seconds = time.monotonic() - self.last_resync
         if seconds > self.resync_seconds + _STUCK_SECONDS:
@@ -44,7 +44,7 @@ class Health:
         return None
 
     def why_late(self) -> str | None:
-        """Why resources wait; None while the operator keeps up."""
+        """Return the reason why resources wait; None while the operator keeps up."""
         age = self.queues.oldest_age_seconds()
         if age > _LATE_SECONDS:
             return f"a resource has waited {age:.0f} s for a worker"

@@ -51,7 +51,7 @@ class Leases:
     """By name: uid and version of a Lease that another replica holds, and when this replica first saw them."""
 
     async def acquire(self, name: str, about: str) -> HeldLease:
-        """Create the Lease, or take over one that has expired.
+        """Create the Lease, or take over an expired Lease.
 
         Raises:
             LeaseBusy: another replica holds it.
@@ -73,7 +73,7 @@ class Leases:
         """Renew the Lease for its full duration.
 
         Raises:
-            LeaseBusy: it expired, and another replica acquired it.
+            LeaseBusy: the Lease expired, and another replica acquired it.
             KubeError: the API server refused, or could not be reached.
         """
         meta = lease.body["metadata"]

@@ -39,6 +39,6 @@ def read_status(kind: type[Part], body: Json, what: str) -> Part:
     except ValidationError as error:
         where = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise UnreadableStatusError(
-            f"status.{where} was written by another version of the operator, so this version does not act on the {what}: "
-            "reinstall the version that wrote it"
+            f"status.{where} was written by another version of the operator, so this version does not act on the "
+            f"{what}: reinstall the version that wrote the status"
         ) from error

@@ -17,7 +17,7 @@ from finetune_operator.controller.workqueue import WorkQueue
 from finetune_operator.errors import ExternalError
 from finetune_operator.kube import KubeError
 
-# Delay of the next pass while another replica holds the Lease that this one needs.
+# Delay of the next pass while another replica holds a Lease that this replica requires.
 BUSY_SECONDS = 1.0
 
 log = logging.getLogger(__name__)

@@ -61,7 +61,7 @@ async def write_status(
 
 
 async def _write_event(kube: Kube, about: EventTarget, change: Change, now: datetime) -> None:
-    """Write an Event, unless an interrupted pass wrote it. A refused Event is only logged: the status says the same."""
+    """Write an Event, unless an interrupted pass wrote it. A refused Event is only logged: the status has the same message."""
     try:
         await kube.create(events.build_event(about, change, now))
     except KubeError as error:

@@ -43,7 +43,7 @@ def _shrink(kind: str, body: Json) -> Json:
 def _keep_first_deletion(stored: Json | None, body: Json) -> Json:
     """The object with the deletion fields of the first request to delete it.
 
-    NB: the kubelet deletes a stopped pod once more, without a grace period. The new fields say that the deletion was requested only
+    NB: the kubelet deletes a stopped pod once more, without a grace period. According to the new fields, the deletion was requested only
     after the containers had ended.
     """
     deletion = {
@@ -133,7 +133,7 @@ class Store:
         return [pods[key] for pods in jobs for key in sorted(pods)]
 
     def put(self, kind: str, body: Json) -> None:
-        """Store an object from a watch, a list or the operator's own write; an outdated one is ignored."""
+        """Store an object from a watch, a list or a write of the operator; an outdated object is ignored."""
         # An object that is older than the last list and not in it was deleted: a late watch event does not restore it.
         if _key(body) in self._objects[kind] or _version(body) > self._list_versions[kind]:
             self._put(kind, body)

@@ -43,7 +43,7 @@ class WorkQueue:
             self._wake.set()
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Handle a key after a delay; of several delays, the one that ends first counts."""
+        """Handle a key after a delay; if a key has several delays, the delay that ends first applies."""
         due = self.clock() + seconds
         if due < self._due.get(key, float("inf")):
             self._due[key] = due

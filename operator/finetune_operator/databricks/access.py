@@ -1,4 +1,4 @@
-"""The credentials for a Databricks workspace: from a Secret, or from the installation."""
+"""The credentials for a Databricks workspace: from a Secret, or from the values of the chart."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class Access:
 
 
 def resolve_access(secret: Mapping[str, str] | None, settings: Settings) -> Access:
-    """The credentials from a Secret's decoded data or, without a Secret, from the installation.
+    """Return the credentials from a Secret's decoded data or, without a Secret, from the values of the chart.
 
-    NB: the installation's token is sent only to the installation's host, so a Secret must have both host and credentials.
+    NB: the operator's token is sent only to the chart's host, so a Secret must have both host and credentials.
 
     Raises:
-        ExternalError: something is missing; the message says what.
+        ExternalError: a key is missing; the message names the key.
     """
     return _read_settings(settings) if secret is None else _read_secret(secret)
 
 
 def find_workspace(settings: Settings, secret: Mapping[str, str] | None) -> str:
-    """The address of the workspace in a Secret or, without a Secret, in the installation; the same workspace gives the same text.
+    """Return the workspace address from a Secret or, without a Secret, from the chart; the same workspace gives the same text.
 
     Raises:
         ExternalError: no workspace is known, or the Secret is incomplete.

@@ -123,7 +123,7 @@ class _OAuth(CredentialsStrategy):
 
 
 class _Tokens(Refreshable):
-    """Tokens of the workspace; when a token expires, a new one is requested.
+    """Tokens of the workspace; when a token expires, a new token is requested.
 
     NB: the SDK's own token sources do not use the bounded client, and send the secret to the target of a redirect.
     """

@@ -146,7 +146,7 @@ def _classify_run(run: jobs.Run) -> RunState:
 
 
 def _explain_failure(client: WorkspaceClient, run: jobs.Run) -> str:
-    """Why a run without a report failed: the error of its task, or the termination reason in the workspace."""
+    """Explain why a run without a report failed: the error of its task, or the termination reason in the workspace."""
     status = run.status
     termination = status.termination_details if status else None
     reason = (termination.message if termination else None) or (
@@ -246,8 +246,8 @@ def _translate_missing_volume(client: WorkspaceClient, volume: str) -> Iterator[
         yield
     except errors.NotFound as error:
         message = (
-            f"volume {volume} does not exist in Databricks, or is not visible to the operator: create it, or grant READ VOLUME and WRITE "
-            f"VOLUME ({log_error(client, error, f'write to volume {volume}')})"
+            f"volume {volume} does not exist in Databricks, or is not visible to the operator: create the volume, "
+            f"or grant READ VOLUME and WRITE VOLUME ({log_error(client, error, f'write to volume {volume}')})"
         )
         raise ExternalError(Problem(ConditionReason.DATABRICKS_ERROR, message)) from None
 

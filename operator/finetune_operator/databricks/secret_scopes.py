@@ -14,7 +14,7 @@ _REFERENCE = re.compile(r"\{\{\s*secrets/")
 
 
 def is_own_login(reference: LocalReference | None) -> bool:
-    """Whether the login is the namespace's own. NB: if an optional Secret is missing, the installation's login is used."""
+    """Whether the login comes from the namespace. NB: if an optional Secret is missing, the chart's login is used."""
     return reference is not None and not reference.optional
 
 
@@ -24,7 +24,7 @@ def is_reference(value: str) -> bool:
 
 
 def find_unreadable(variables: Mapping[str, str], field: str, login: str) -> Iterator[str]:
-    """A message about variables that refer to secrets which the installation's service principal would read.
+    """Yield a message about variables that refer to secrets which the chart's service principal would read.
 
     Args:
         variables: the values by name.
@@ -34,6 +34,6 @@ def find_unreadable(variables: Mapping[str, str], field: str, login: str) -> Ite
     names = [name for name, value in variables.items() if is_reference(value)]
     if names:
         yield (
-            f"{field} sets {', '.join(names)} to a secret of the workspace, which would be read as the installation's service principal: "
-            f"set {login} to a Secret with your own credentials"
+            f"{field} sets {', '.join(names)} to a secret of the workspace, which would be read as the service principal that the chart "
+            f"configures: set {login} to a Secret with your own credentials"
         )

@@ -1,6 +1,6 @@
 """Databricks workspaces: clients, and the meaning of their errors.
 
-A Secret holds both the host and its credentials; without a Secret, the installation provides them. Nothing is read from
+A Secret holds both the host and its credentials; without a Secret, the values of the chart provide them. Nothing is read from
 the environment or from files of the Databricks CLI.
 """
 
@@ -22,7 +22,7 @@ from finetune_operator.text import mask, shorten
 if TYPE_CHECKING:
     from databricks.sdk import WorkspaceClient
 
-# A client keeps a token for an hour and open connections. There is one for each Secret in use.
+# A client keeps a token for an hour and open connections. Each Secret in use has one client.
 _MAX_CLIENTS = 64
 
 
@@ -36,7 +36,7 @@ def open_workspace(secret: Mapping[str, str] | None, settings: Settings) -> Work
 
 
 def get_bearer_token(client: WorkspaceClient) -> str:
-    """The token that this client sends now; this call may request a new one.
+    """Return the token that this client sends now; the call may request a new token.
 
     Raises:
         ExternalError: the workspace does not accept the credentials, or cannot be reached.
@@ -51,7 +51,7 @@ def forget(client: WorkspaceClient) -> None:
 
 
 class translate_errors:  # noqa: N801
-    """Turns errors of the SDK into an ExternalError whose message says what to do.
+    """Turns errors of the SDK into an ExternalError whose message has the remedy.
 
     `what` completes "Databricks denied the operator permission to ...".
     """

@@ -72,7 +72,7 @@ class Packets:
         """Check that the last packet is complete.
 
         Raises:
-            PacketError: it is incomplete.
+            PacketError: the packet is incomplete.
         """
         if self._buffer:
             raise PacketError("a packet ends early")

@@ -93,7 +93,7 @@ class Advertisement:
             self._keep(line)
 
     def _keep(self, line: bytes) -> None:
-        """Keep a ref if it was requested. A name that ends in `^{}` is that of an annotated tag's commit."""
+        """Keep a ref if it was requested. A name that ends in `^{}` refers to the commit of an annotated tag."""
         commit, _, ref_name = line.partition(b" ")
         if not _COMMIT.fullmatch(commit):
             raise PacketError("no ref")

@@ -41,7 +41,7 @@ class Repository:
     login: Login = ANONYMOUS
 
     async def resolve(self, revision: str) -> Resolved:
-        """The commit of a branch or a tag. If both have this name, the branch counts, as in `git clone --branch`.
+        """The commit of a branch or a tag. If both have this name, the branch takes precedence, as in `git clone --branch`.
 
         Raises:
             ExternalError: the server cannot be reached, denies access, or has no such revision.
@@ -51,7 +51,7 @@ class Repository:
             ref = refs.get(name)
             if ref:
                 return Resolved(ref.peeled or ref.commit, _parse_branch(ref.target or name))
-        hint = ": a commit needs all its digits" if _SHORT_COMMIT.fullmatch(revision) else ""
+        hint = ": write all digits of the commit" if _SHORT_COMMIT.fullmatch(revision) else ""
         remedy = "push the revision, or create a FineTuneJob with another name and another spec.trainer.code.git.revision"
         raise self._error(
             ConditionReason.REVISION_NOT_FOUND, f"has no branch or tag {revision}{hint}: {remedy}"

@@ -156,7 +156,7 @@ class Client:
 
     def _authorization(self) -> dict[str, str]:
         credentials = self.credentials
-        # NB: the connection would fail, and this would count as an outage of the server for the jobs of all namespaces.
+        # NB: the connection would fail, and the operator would treat the failure as an outage of the server for the jobs of all namespaces.
         if not _SENDABLE.fullmatch(credentials.token):
             message = (
                 f"the token for MLflow at {self.uri} contains a line break or another character that HTTP does not allow, or is too long: correct "

@@ -61,7 +61,7 @@ class Rival(NamedTuple):
 
     @property
     def spec(self) -> Json:
-        """The spec of the other promotion, which may not fit this version's schema."""
+        """The spec of the other promotion, which possibly does not fit this version's schema."""
         return self.body.get("spec") or {}
 
 
@@ -198,7 +198,7 @@ class ConflictFinder:
         return Login(find_address(self.settings, secret), secret)
 
     async def _same_metastore(self, logins: tuple[Login, Login], rival: Rival) -> bool:
-        """Whether two workspaces share a metastore. An unknown metastore counts as shared, so that the younger promotion waits."""
+        """Whether two workspaces share a metastore. An unknown metastore is treated as shared, so that the younger promotion waits."""
         metastore_id = await asyncio.to_thread(self.metastore, self.settings, logins[0].secret)
         if metastore_id is None:
             return True
@@ -227,7 +227,7 @@ def _is_blocked(rival: Rival) -> bool:
 
 
 def _names_endpoint(spec: Json, serving: Serving) -> bool:
-    """Whether a spec, which may not fit this version's schema, names an endpoint of the same type and name."""
+    """Whether a spec, which possibly does not fit this version's schema, names an endpoint of the same type and name."""
     rival_serving = spec.get("serving") or {}
     return (rival_serving.get("type"), _endpoint_of(rival_serving)) == (serving.type, serving.endpoint)
 

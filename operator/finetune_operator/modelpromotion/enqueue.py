@@ -1,4 +1,4 @@
-"""Which events put which ModelPromotions on the queue."""
+"""Puts ModelPromotions on the queue when an event concerns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pass over a ModelPromotion works on: the resource, what was observed, and what was decided."""
+"""The data of a pass over a ModelPromotion: the resource, the observation and the decision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from finetune_operator.serving.model import Endpoint, EndpointAction, ServingBac
 class Promotion:
     """A ModelPromotion as the API server has it.
 
-    `spec` is None when it does not fit this version's schema; `invalid` then says why. `version` is the resource version.
+    `spec` is None when it does not fit this version's schema; `invalid` then has the reason. `version` is the resource version.
     `editor` is the field manager that last changed the spec, and `edited` the time of that change. `backend` is the serving
     backend; None without spec.serving.
     """

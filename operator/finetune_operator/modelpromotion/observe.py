@@ -37,7 +37,7 @@ Open = Callable[[Settings, PromotionTracking, Mapping[str, str] | None], Registr
 
 
 def read_promotion(body: Json) -> Promotion:
-    """A ModelPromotion from its JSON. If the spec does not fit the schema, `invalid` says why.
+    """Return a ModelPromotion from its JSON. If the spec does not fit the schema, `invalid` has the reason.
 
     Raises:
         UnreadableStatusError: a newer version of the operator wrote the status.
@@ -234,19 +234,19 @@ class ModelPromotionObserver:
 
 
 def _credentials(promotion: Promotion, spec: ModelPromotionSpec) -> str:
-    """The credentials of a promotion: namespace/name of the Secret; empty for those of the installation."""
+    """Return the credentials of a promotion: namespace/name of the Secret; empty for the chart's credentials."""
     reference = spec.tracking.secret_ref
     return f"{promotion.namespace}/{reference.name}" if reference else ""
 
 
 def _serving_place(promotion: Promotion, backend: ServingBackend) -> Hashable:
-    """A key for the server of the endpoint: the type and the Secret (empty for the installation) determine it."""
+    """A key for the server of the endpoint: the type and the Secret (empty for the chart's login) determine it."""
     reference = backend.secret_ref
     return "serving", backend.spec.type, f"{promotion.namespace}/{reference.name}" if reference else ""
 
 
 def _is_settled(promotion: Promotion, spec: ModelPromotionSpec, model: RegisteredModel | None) -> bool:
-    """Whether the alias points where the status says, and no move is in progress.
+    """Whether the alias points at the version in the status, and no move is in progress.
 
     NB: another replica may have moved the alias and written the status after the model was cached here. With the cached model, this
     would look like drift.

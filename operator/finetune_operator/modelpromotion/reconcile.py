@@ -74,7 +74,7 @@ class ModelPromotionReconciler(Reconciler):
             KubeError: the API server refused something, or could not be reached.
             LeaseBusy: another replica writes to the model.
             StaleError: the promotion changed meanwhile.
-            ExternalError: the registry or the endpoint could not be written to; the status says so.
+            ExternalError: the registry or the endpoint could not be written to; the status has the error.
         """
         applied = await self.applier.apply(promotion, decision, now)
         if applied.failed_actions:

@@ -11,7 +11,7 @@ from finetune_operator.modelpromotion.model import Observed
 
 
 def named_version(spec: ModelPromotionSpec, observed: Observed) -> str | None:
-    """The version that the source names, which may not exist; None while the source names no version."""
+    """Return the version that the source names, which need not exist; None while the source names no version."""
     if spec.source.version:
         return spec.source.version
     if spec.source.alias:

@@ -15,7 +15,7 @@ from finetune_operator.policy.status import Status, with_condition
 
 
 class Readiness(NamedTuple):
-    """The content of the summary conditions. Reason and message are those of the condition that explains them."""
+    """The content of the summary conditions. Reason and message are copied from the condition that explains the state."""
 
     holds: bool
     """Whether Ready is True."""

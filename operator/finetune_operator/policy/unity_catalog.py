@@ -1,4 +1,4 @@
-"""Unity Catalog's rules for tags. The API server cannot check them if the installation chooses the registry."""
+"""Unity Catalog's rules for tags. The API server cannot check them if the chart configures the registry."""
 
 from __future__ import annotations
 

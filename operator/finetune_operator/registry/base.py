@@ -110,7 +110,7 @@ def find_comparison_tag(version: ModelVersion, number: str) -> tuple[str, str | 
 class Registry(Protocol):
     """A model registry, with credentials. Every method blocks; call it off the event loop.
 
-    All methods raise ExternalError, whose problem says what is wrong and what to do.
+    All methods raise ExternalError, whose problem has the error and the remedy.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Opens the registry that a spec or the installation names."""
+"""Opens the registry that a spec or the chart names."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def _parse_version(item: Json) -> str:
     """The version number in an item of an answer.
 
     Raises:
-        ValueError: it is not a valid version number.
+        ValueError: the version is not a valid number.
     """
     version = str(item["version"])
     if not _VERSION.fullmatch(version):

@@ -50,7 +50,7 @@ class Outages:
         return await self._attempt(("login", login), call, lambda _problem: True)
 
     def of(self, server: Hashable) -> Problem | None:
-        """Why a server is not contacted now; None if it may be contacted."""
+        """Return the reason why a server is not contacted now; None if it is contacted."""
         until, problem = self._until.get(server, (0.0, None))
         return problem if self.clock() < until else None
 

@@ -1,4 +1,4 @@
-"""Where a FineTuneJob's run and version are: an MLflow server, or a Databricks workspace and its Unity Catalog."""
+"""The server of a FineTuneJob's run and version: an MLflow server, or a Databricks workspace and its Unity Catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the backend of an endpoint by `spec.serving.type`. A new backend needs a package here and an entry in `_BACKENDS`."""
+"""Chooses the backend of an endpoint by `spec.serving.type`. To add a backend, add a package here and an entry in `_BACKENDS`."""
 
 from __future__ import annotations
 

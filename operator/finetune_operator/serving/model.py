@@ -33,7 +33,7 @@ class Endpoint:
         exists: whether the endpoint exists.
         ready: whether it answers requests.
         updating: whether a change of its configuration is in progress, by this operator or by others.
-        failed: whether the last change failed or was cancelled; `message` then says why.
+        failed: whether the last change failed or was cancelled; `message` then has the reason.
         message: why the last change failed, or why a configured endpoint does not answer.
         served: the configuration in force.
         pending: the configuration of the current or failed change; empty if none is reported.
@@ -84,7 +84,7 @@ class EndpointClient(Protocol):
     """The endpoint of one spec, with a login. Every method blocks."""
 
     def read(self) -> Endpoint:
-        """The current state of the endpoint. Never raises: `problem` says why it could not be read."""
+        """Return the current state of the endpoint. Never raises: `problem` has the reason why it could not be read."""
 
     def act(self, action: EndpointAction) -> None:
         """Request a change, without waiting until it is complete.
@@ -103,7 +103,7 @@ class ServingBackend(Protocol):
 
     @property
     def secret_ref(self) -> LocalReference | None:
-        """The Secret with the login; None for the login of the installation."""
+        """The Secret with the login; None for the chart's login."""
 
     @property
     def secret_field(self) -> str:
@@ -132,7 +132,7 @@ class ServingBackend(Protocol):
         """
 
     def open_client(self, settings: Settings, secret: Mapping[str, str] | None) -> EndpointClient:
-        """Log in with a Secret or, without one, as the installation. Blocks.
+        """Log in with a Secret or, without a Secret, with the chart's login. Blocks.
 
         Raises:
             ExternalError: no server is known, or the login failed.

@@ -66,10 +66,10 @@ def decide(promotion: Promotion, observed: Observed, now: datetime, settings: Se
 
 
 def _serve(draft: Draft) -> None:
-    """Make the endpoint follow the alias, whatever the candidate is. A rollback goes on even while the alias cannot be written."""
+    """Make the endpoint follow the alias, regardless of the candidate. A rollback continues even while the alias cannot be written."""
     promotion = draft.promotion
     if promotion.spec is None:
-        # Keep the status of the endpoint: it counts again once the spec can be read.
+        # Keep the status of the endpoint: it applies again once the spec can be read.
         return
     if promotion.backend is None:
         draft.unset(ConditionType.SERVED)

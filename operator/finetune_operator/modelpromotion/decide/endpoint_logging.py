@@ -64,7 +64,7 @@ def _spec_table(draft: Draft) -> InferenceTable | None:
 
 
 def _is_stale(draft: Draft, table: InferenceTable) -> bool:
-    """Whether the table is not that of the spec or, if the spec names none, is the one that the operator set up before."""
+    """Whether the table differs from the spec's table or, if the spec names no table, is the table that the operator set up before."""
     spec_table, recorded_table = _spec_table(draft), canary.serving_status(draft).inference_table
     if spec_table is None:
         return recorded_table is not None and _is_table(table, recorded_table)

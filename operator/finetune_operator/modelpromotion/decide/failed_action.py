@@ -24,7 +24,7 @@ def record_failed_action(
     *,
     now: datetime,
 ) -> PromotionDecision:
-    """The decision with a status that says which write failed and why."""
+    """Return the decision with a status that names the failed write and the reason."""
     spec, status = promotion.spec, decision.status
     if isinstance(action, MoveAlias):
         what = f"alias {spec.alias} of {spec.model}" if spec else "the alias"

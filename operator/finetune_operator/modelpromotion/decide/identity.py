@@ -27,7 +27,7 @@ def check_identity(draft: Draft) -> Outcome:
     """End the pass if the registry has another model, or another version under a recorded number.
 
     The user then decides: if `onDrift: Adopt` is set after the status reports the difference, the promotion starts over like a new
-    one. An Adopt that was set before is about drift, and does not count.
+    one. An Adopt that was set before concerns drift, and is ignored.
     """
     difference = find_difference(draft)
     if difference is None:
@@ -61,9 +61,9 @@ def _is_answered(draft: Draft) -> bool:
 
 
 def find_difference(draft: Draft) -> str | None:
-    """How the model and the versions in the registry differ from those in the status, as text; None if they do not.
+    """Describe how the model and the versions in the registry differ from the status; None if they do not.
 
-    Unknown values do not count as a difference, for example those of a model that does not exist.
+    An unknown value is not a difference, for example the creation time of a model that does not exist.
     """
     recorded, model = draft.status.registry, draft.observed.model
     if recorded is None or model is None:
@@ -124,7 +124,7 @@ def _iterate_versions(status: ModelPromotionStatus) -> Iterator[str]:
 
 
 def _start_over(draft: Draft, difference: str) -> None:
-    """Reset the status to that of a new promotion."""
+    """Reset the status to the status of a new promotion."""
     lasting_types = (ConditionType.ACCEPTED, ConditionType.REGISTRY_READY, ConditionType.SUSPENDED)
     message = f"{difference}: spec.onDrift is Adopt, so the promotion starts over from the current version of the alias"
     draft.status = ModelPromotionStatus(

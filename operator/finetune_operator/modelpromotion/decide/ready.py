@@ -108,7 +108,7 @@ def _is_elsewhere(status: ModelPromotionStatus) -> bool:
     registry, promoted = by_type.get(ConditionType.REGISTRY_READY), by_type.get(ConditionType.PROMOTED)
     if registry is None or registry.status == "True":
         return False
-    # NB: while the registry does not answer, only Promoted still says that it was another one.
+    # NB: while the registry does not answer, only Promoted still reports that the registry had changed.
     reasons = {item.reason for item in (registry, promoted) if item}
     return ConditionReason.REGISTRY_CHANGED in reasons
 

@@ -64,12 +64,12 @@ def _record_arrival(draft: Draft, target: str) -> None:
 
 
 def hold(draft: Draft) -> Outcome:
-    """End the pass while spec.rollbackTo is set, whatever the source says."""
+    """End the pass while spec.rollbackTo is set, regardless of the source."""
     return Continue if draft.spec.rollback_to is None else Stop
 
 
 def _explain_unusable(draft: Draft, target: str) -> str | None:
-    """Why the alias cannot point at the version; None if no reason is known."""
+    """Explain why the alias cannot point at the version; None if no reason is known."""
     if draft.observed.lacks(target):
         return f"{draft.spec.model} has no version {target}"
     registered = draft.observed.versions.get(target)

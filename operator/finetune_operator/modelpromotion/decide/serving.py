@@ -85,7 +85,7 @@ def _begin(draft: Draft, endpoint: Endpoint, version: str) -> None:
     ):
         return
     if status.version != version or failure:
-        # NB: an interrupted rollout was never in place: the routes that were saved before it are still the ones to restore.
+        # NB: an interrupted rollout was never in place: restore the routes that were saved before it.
         saved = endpoints.routes_of(endpoint.served) if status.saved is None else status.saved
         has_canary = not alias_history.skips_canary(draft, version) and canary.is_possible(
             draft, version, saved

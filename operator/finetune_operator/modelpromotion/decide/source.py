@@ -41,7 +41,7 @@ def resolve_candidate(draft: Draft) -> Outcome:
 def require_model(draft: Draft) -> Outcome:
     """End the pass while the model does not exist.
 
-    NB: a missing model does not count as deleted, since the spec may point to another registry for a time. When a model appears,
+    NB: a missing model is not treated as deleted, since the spec may point to another registry for a time. When a model appears,
     `identity` decides whether it is the same.
     """
     if draft.observed.model is not None:

@@ -41,7 +41,7 @@ class DatabricksBackend:
 
     @property
     def secret_ref(self) -> LocalReference | None:
-        """The Secret with the login; None for the login of the installation."""
+        """The Secret with the login; None for the chart's login."""
         return self.spec.databricks.secret_ref
 
     @property
@@ -59,7 +59,7 @@ class DatabricksBackend:
         return self.spec.databricks.inference_table
 
     def find_mistakes(self, registry: str) -> Iterator[str]:
-        """Messages about a registry that Databricks cannot serve, and about secrets that the installation's login would read."""
+        """Messages about a registry that Databricks cannot serve, and about secrets that the chart's login would read."""
         if registry and registry != UNITY_CATALOG:
             yield (
                 f"a Databricks endpoint can serve only models in Unity Catalog, but the registry is {strip_user(registry)}: remove "
@@ -79,7 +79,7 @@ class DatabricksBackend:
         return find_workspace(settings, secret)
 
     def open_client(self, settings: Settings, secret: Mapping[str, str] | None) -> EndpointClient:
-        """Open the endpoint in the workspace that a Secret names or, without a Secret, in the installation's workspace.
+        """Open the endpoint in the workspace that a Secret names or, without a Secret, in the chart's workspace.
 
         Raises:
             ExternalError: no workspace is known, or the Secret is incomplete.

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def read_endpoint(workspace: WorkspaceClient, spec: Serving) -> Endpoint:
-    """The current state of the endpoint. Never raises: `problem` says why it could not be read."""
+    """Return the current state of the endpoint. Never raises: `problem` has the reason why it could not be read."""
     from databricks.sdk.errors import NotFound
 
     try:
@@ -55,7 +55,7 @@ def _read_traffic(
         text = contents.read().decode() if contents else ""
         return {item.version: parse_traffic(text, build_entity_name(item.version)) for item in state.served}
     except (NotFound, PermissionDenied, ValueError) as error:
-        # Gates that need these metrics become inconclusive, and say so.
+        # Gates on these metrics become inconclusive, with a message about it.
         log.warning("the metrics of endpoint %s cannot be read: %s", spec.endpoint, error)
         return {}
 

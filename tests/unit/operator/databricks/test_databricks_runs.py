@@ -211,8 +211,8 @@ REFUSALS: dict[str, tuple[Callable[[Workspace], None], Json | None, str, str]] =
         without_volume,
         None,
         "DatabricksError",
-        f"volume {VOLUME}/finetune does not exist in Databricks, or is not visible to the operator: create it, or grant READ VOLUME and WRITE "
-        "VOLUME (NOT_FOUND, HTTP 404)",
+        f"volume {VOLUME}/finetune does not exist in Databricks, or is not visible to the operator: create the "
+        "volume, or grant READ VOLUME and WRITE VOLUME (NOT_FOUND, HTTP 404)",
     ),
     "no login": (
         without_login,

@@ -18,7 +18,8 @@ IN_CATALOG = {"tracking": {"uri": "databricks", "registryUri": "databricks-uc"}}
 SERVING = {"type": "Databricks", "endpoint": "support"}
 UNREADABLE = (
     "spec.serving.databricks.environment sets HF_TOKEN to a secret of the workspace, which would be read as the "
-    "installation's service principal: set spec.serving.databricks.secretRef to a Secret with your own credentials"
+    "service principal that the chart configures: set spec.serving.databricks.secretRef to a Secret with your own "
+    "credentials"
 )
 
 
